@@ -1,0 +1,38 @@
+"""Federated learning without a server: peers on a graph train alone and talk to their neighbours.
+
+The alphabet of shapes, used in every docstring:
+
+    P peers in all · p peers on this rank · e outgoing directed edges of this rank's peers · d parameters of a model ·
+    m numbers said · B bytes said · K local steps · t round · n examples
+
+From Python:
+
+    for row in dfl.simulate(dfl.Run(topology="ring", rounds=20)):
+        print(row["round"], row["accuracy_mean"])
+
+    dfl.load("runs/ring").mean_model()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from dfl.config import Run
+from dfl.errors import DivergedError, InputError
+
+if TYPE_CHECKING:
+    from dfl.datasets.data import Data
+    from dfl.results import load
+    from dfl.simulation import simulate
+
+__version__ = "0.1.0"
+__all__ = ["Data", "DivergedError", "InputError", "Run", "load", "simulate"]
+
+_WHERE = {"simulate": "dfl.simulation", "load": "dfl.results", "Data": "dfl.datasets.data"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the entry points when they are first asked for: `import dfl` alone costs nothing."""
+    from importlib import import_module
+
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'dfl' has no attribute {name!r}")

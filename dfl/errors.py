@@ -1,0 +1,13 @@
+"""How the user learns that something asked for cannot be done: one line, never a traceback."""
+
+
+class InputError(ValueError):
+    """A bad flag, option, file or combination.
+
+    The message is one line that names the thing, the value and what would be accepted. `dfl.run` prints it
+    once and ends every rank with exit code 2.
+    """
+
+
+class DivergedError(ArithmeticError):
+    """A peer's state is no longer finite. The message names the peer and the round; exit code 3."""

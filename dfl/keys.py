@@ -1,0 +1,112 @@
+"""Which random numbers belong to this seed, purpose, peer, round, slot and step?
+
+Randomness has an address, not a state (DESIGN.md, idea 5). A number is a keyed hash of its address and of its
+place in the row, so any rank can make any peer's numbers, in any order, and makes the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+else:
+    from dfl.lazy import torch
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Part = int | str
+
+
+def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) -> torch.Tensor:
+    """Thirty-two random bits for every place of every peer's row.
+
+    A row is the counter 0..n-1 sent through a keyed 32-bit permutation: the three multiplications of "triple32"
+    (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the other half mixed in between.
+    The number at place k does not depend on n, nor on which other peers are asked for.
+
+    Args:
+        seed: the run's seed.
+        purpose: what the numbers are for; two purposes never share numbers.
+        peers: the p global peer ids, one row each.
+        address: what else tells this draw from others: the round, the slot, the step, the other peer.
+        n: numbers per row.
+
+    Returns:
+        (p, n) int32, uniform over all of its values.
+    """
+    key = _key(seed, purpose, np.asarray(peers, dtype=np.uint64), *address)
+    first, second = (torch.from_numpy(half.view(np.int32).copy())[:, None] for half in _halves(key))
+    x = torch.arange(n, dtype=torch.int32) + first
+    _shift_xor(x, 17).mul_(_int32(0xED5AD4BB))
+    _shift_xor(x, 11).mul_(_int32(0xAC4C1B51)).bitwise_xor_(second)
+    _shift_xor(x, 15).mul_(_int32(0x31848BAB))
+    return _shift_xor(x, 14)
+
+
+def uniform(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) -> torch.Tensor:
+    """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
+    return bits(seed, purpose, peers, *address, n=n).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF) * 2.0**-24
+
+
+def permutations(seed: int, purpose: str, peers: Sequence[int], *address: Part, sizes: torch.Tensor) -> torch.Tensor:
+    """For every peer a random order of its own `sizes[i]` examples.
+
+    Args:
+        seed, purpose, peers, address: as in `bits`.
+        sizes: (p,) int64, how many examples each peer has.
+
+    Returns:
+        (p, max(sizes)) int64; the first sizes[i] entries of row i are a permutation of range(sizes[i]).
+    """
+    longest = int(sizes.max())
+    order = bits(seed, purpose, peers, *address, n=longest).to(torch.int64)
+    order[torch.arange(longest) >= sizes[:, None]] = 2**40  # a place beyond a peer's own examples sorts last
+    return torch.argsort(order, dim=1, stable=True)
+
+
+def generator(seed: int, purpose: str, *address: Part) -> np.random.Generator:
+    """A numpy generator for what is drawn once for all peers: graphs, partitions, subsets of a data set."""
+    key = _key(seed, purpose, np.zeros(1, dtype=np.uint64), *address)
+    return np.random.Generator(np.random.Philox(key=int(key[0])))
+
+
+def _key(seed: int, purpose: str, peers: NDArray[np.uint64], *address: Part) -> NDArray[np.uint64]:
+    """Fold the address into one 64-bit key per peer, (p,)."""
+    key = np.full(peers.shape, _word(seed), dtype=np.uint64)
+    for part in (_word(purpose), *map(_word, address)):
+        key = _mix(key ^ part)
+    return _mix(key ^ _mix(peers + _GOLDEN))
+
+
+def _word(part: Part) -> np.uint64:
+    """Turn one part of an address into 64 bits, a name by a hash that is the same in every process."""
+    if isinstance(part, str):
+        return np.uint64(int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little"))
+    return np.uint64(part & 0xFFFFFFFFFFFFFFFF)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One step of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _halves(key: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    return (key & np.uint64(0xFFFFFFFF)).astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+
+
+def _int32(value: int) -> int:
+    """Read an unsigned 32-bit constant as the signed one with the same bits."""
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _shift_xor(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """x ^= x >> shift, in place; int32 shifts keep the sign, hence the mask."""
+    return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))

@@ -1,0 +1,132 @@
+"""How does a peer train alone? Heavy-ball SGD on its own examples, for all peers of a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dfl.errors import InputError
+from dfl.task import Batch, Task, batches
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from dfl.lazy import torch
+
+LANES = 2**22
+"""Parameters per batched call, which bounds its memory to a few times 16 MiB."""
+
+SCHEDULES: dict[str, Callable[..., float]] = {}
+"""Name -> f(t, rounds, *, options) -> factor on the learning rate in round t of `rounds`."""
+
+
+def schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Register a learning-rate schedule under `name`."""
+    return lambda factor: SCHEDULES.setdefault(name, factor)
+
+
+@schedule("constant")
+def constant(t: int, rounds: int) -> float:
+    """The same learning rate in every round."""
+    return 1.0
+
+
+@schedule("exponential")
+def exponential(t: int, rounds: int, *, decay: float = 0.99) -> float:
+    """Multiply by `decay` every round (McMahan et al. 2017 used 0.99 on CIFAR-10)."""
+    _check("exponential: decay", decay, 0 < decay <= 1, "in (0, 1]")
+    return decay**t
+
+
+@schedule("step")
+def step(t: int, rounds: int, *, every: int = 50, factor: float = 0.1) -> float:
+    """Multiply by `factor` every `every` rounds."""
+    _check("step: every", every, every >= 1, "at least 1")
+    _check("step: factor", factor, 0 < factor <= 1, "in (0, 1]")
+    return factor ** (t // every)
+
+
+@schedule("cosine")
+def cosine(t: int, rounds: int, *, floor: float = 0.0) -> float:
+    """Half a cosine from 1 to `floor` over the run (Loshchilov and Hutter 2017, eq. 5, without restarts)."""
+    _check("cosine: floor", floor, 0 <= floor <= 1, "in [0, 1]")
+    return floor + (1 - floor) * (1 + math.cos(math.pi * t / max(rounds, 1))) / 2
+
+
+def sgd(x: Tensor, task: Task, t: int) -> Tensor:
+    """K_i local steps of heavy-ball SGD from x, with a fresh momentum in every round.
+
+        y^{k+1} = y^k - η (∇f(y^k) + λ y^k) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
+
+    (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening.)
+
+    Args:
+        x: (p, d), where each peer starts.
+        task: the problem; its solver says η, θ, λ, batch size and K.
+        t: the round, which addresses the order of the examples.
+
+    Returns:
+        (p, d), z = y^K; x is left as it was.
+    """
+    z = torch.empty_like(x)
+    for lanes in _groups(task, x.shape[1]):
+        z[lanes] = _heavy_ball(x[lanes], lanes, task, t)
+    return z
+
+
+def _groups(task: Task, d: int) -> Sequence[Tensor]:
+    """Peers that train together: all by falling K_i in chunks that bound memory, or each alone."""
+    if not task.solver.batched:
+        return torch.arange(len(task.peers)).split(1)
+    return torch.argsort(task.steps, descending=True, stable=True).split(max(2, LANES // d))
+
+
+def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:
+    """The recursion of `sgd` on y (a, d), in place."""
+    solver, velocity, rate = task.solver, torch.zeros_like(y), task.solver.lr(t)
+    gradients = _batched if solver.batched else _alone
+    for batch in batches(task, t, lanes):
+        a = len(batch.counts)
+        g = gradients(y[:a], task, batch)
+        if solver.weight_decay:
+            g.add_(y[:a] * solver.weight_decay)
+        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row.
+        y[:a].add_(velocity[:a].mul_(solver.momentum).add_(g.mul_(-rate)))
+    return y
+
+
+def _batched(y: Tensor, task: Task, batch: Batch) -> Tensor:
+    """∇f_i(y_i) of every lane at once, (a, d).
+
+    A lone lane is computed twice: batched products of one and of several matrices round differently, and a
+    peer's numbers must not depend on who shares its rank.
+    """
+    a, index, counts = len(y), batch.index, batch.counts
+    if a == 1:
+        y, index, counts = y.expand(2, -1), index.expand(2, -1), counts.expand(2)
+    weight = (torch.arange(index.shape[1]) < counts[:, None]).to(y.dtype).div_(counts[:, None])
+
+    def mean_loss(parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        outputs = torch.func.functional_call(task.module, parameters, (inputs,))
+        return (task.loss(outputs, labels) * weight).sum()
+
+    each = torch.func.vmap(torch.func.grad(mean_loss))
+    parts = each(task.spec.views(y), task.inputs(task.train.inputs[index]), task.train.labels[index], weight)
+    return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:a]
+
+
+def _alone(y: Tensor, task: Task, batch: Batch) -> Tensor:
+    """∇f_i(y_i) of one peer, (1, d)."""
+    index = batch.index[0, : int(batch.counts[0])]
+    parameters = {name: view.requires_grad_() for name, view in task.spec.views(y[0].detach()).items()}
+    outputs = torch.func.functional_call(task.module, parameters, (task.inputs(task.train.inputs[index]),))
+    loss = task.loss(outputs, task.train.labels[index]).mean()
+    parts = torch.autograd.grad(loss, list(parameters.values()))
+    return torch.cat([part.flatten() for part in parts])[None]
+
+
+def _check(name: str, value: float, good: bool, accepted: str) -> None:
+    if not good:
+        raise InputError(f"--lr-schedule {name} must be {accepted}, not {value}")

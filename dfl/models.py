@@ -1,0 +1,163 @@
+"""What do peers train? Models by name, and how their parameters lie in one row.
+
+A model enters the simulation as a row of d numbers and a `Spec` that says which slice is which parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dfl import keys
+from dfl.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+else:
+    from dfl.lazy import torch
+
+MODELS: dict[str, Callable[..., Module]] = {}
+"""Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs."""
+
+Shape = tuple[int, ...]
+
+
+def model(name: str) -> Callable[[Callable[..., Module]], Callable[..., Module]]:
+    """Register a model under `name`."""
+    return lambda build: MODELS.setdefault(name, build)
+
+
+@model("softmax")
+def softmax(shape: Shape, classes: int) -> Module:
+    """Multinomial logistic regression."""
+    return mlp(shape, classes, hidden=())
+
+
+@model("mlp")
+def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,)) -> Module:
+    """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units."""
+    if any(width < 1 for width in hidden):
+        raise InputError(f"mlp: hidden widths must be at least 1, not {'+'.join(map(str, hidden))}")
+    nn = torch.nn
+    widths = [math.prod(shape), *hidden]
+    body = [layer for a, b in zip(widths, hidden, strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(widths[-1], classes))
+
+
+@model("2nn")
+def two_nn(shape: Shape, classes: int) -> Module:
+    """The 2NN of McMahan et al. (2017), section 3: 784-200-200-10, 199,210 parameters on MNIST."""
+    return mlp(shape, classes, hidden=(200, 200))
+
+
+@model("cnn")
+def cnn(shape: Shape, classes: int) -> Module:
+    """The CNN of McMahan et al. (2017), section 3: 1,663,370 parameters on MNIST, which takes 'same' padding."""
+    nn = torch.nn
+    channels, height, width = _image("cnn", shape, smallest=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+@model("lenet")
+def lenet(shape: Shape, classes: int, *, fc2: int = 100) -> Module:
+    """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has fc2=84)."""
+    if fc2 < 1:
+        raise InputError(f"lenet: fc2 must be at least 1, not {fc2}")
+    nn = torch.nn
+    channels, height, width = _image("lenet", shape, smallest=16)
+    rows, cols = ((side - 4) // 2 - 4 for side in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(16 * (rows // 2) * (cols // 2), 120), nn.ReLU(),
+        nn.Linear(120, fc2), nn.ReLU(), nn.Linear(fc2, classes),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Where each parameter lies in a row of d numbers: names, shapes and offsets, in the module's order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    offsets: tuple[int, ...]
+    d: int
+
+    @classmethod
+    def of(cls, module: Module) -> Spec:
+        """Read the layout off a module.
+
+        Raises:
+            InputError: the module has no parameters, or has buffers that averaging would corrupt (BatchNorm).
+        """
+        buffers = [name for name, _ in module.named_buffers()]
+        if buffers:
+            raise InputError(f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
+                             "use GroupNorm in place of BatchNorm")
+        named = list(module.named_parameters())
+        if not named:
+            raise InputError(f"the model {type(module).__name__} has no parameters to train")
+        ends = [0]
+        for _, value in named:
+            ends.append(ends[-1] + value.numel())
+        shapes = tuple(tuple(value.shape) for _, value in named)
+        return cls(tuple(name for name, _ in named), shapes, tuple(ends[:-1]), ends[-1])
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
+        return {
+            name: rows[..., start : start + math.prod(shape)].unflatten(-1, shape or (1,)).reshape(*rows.shape[:-1], *shape)
+            for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+    def row(self, module: Module) -> Tensor:
+        """The module's own parameters as one row (d,)."""
+        return torch.cat([value.detach().reshape(-1) for value in module.parameters()])
+
+
+def draw(module: Module, seed: int, peers: Sequence[int]) -> Tensor:
+    """Starting points by address, with torch's default distributions.
+
+    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in); normalisation layers
+    start at one and zero.
+
+    Returns:
+        (len(peers), d) float32; rows of different peers are independent.
+
+    Raises:
+        InputError: the module has a layer whose distribution is not known here.
+    """
+    columns = []
+    for name, layer in module.named_modules():
+        for kind, value in layer.named_parameters(recurse=False):
+            columns.append(_draw_one(layer, f"{name}.{kind}", value, (seed, peers)))
+    return torch.cat(columns, dim=1)
+
+
+def _draw_one(layer: Module, name: str, value: Tensor, address: tuple[int, Sequence[int]]) -> Tensor:
+    nn = torch.nn
+    seed, peers = address
+    n = value.numel()
+    if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+        bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
+        return keys.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)
+    raise InputError(f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
+                     "it knows linear, convolutional and normalisation layers")
+
+
+def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        size = "x".join(map(str, shape))
+        raise InputError(f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of {size}")
+    channels, height, width = shape
+    return channels, height, width

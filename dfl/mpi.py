@@ -1,0 +1,216 @@
+"""How do ranks talk? The only file that knows of MPI; on one rank it needs none.
+
+Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they sleep
+instead of spinning, because ranks may outnumber cores.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.errors import InputError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mpi4py import MPI
+
+Bytes = NDArray[np.uint8]
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+_SLURM = ("PMI_RANK", "PMIX_RANK")
+
+
+@dataclass
+class World:
+    """The ranks of this job. `comm` is None where there is one rank and no MPI."""
+
+    rank: int = 0
+    size: int = 1
+    comm: Any = None
+    doing: str = "starting"
+    _links: dict[Any, Any] = field(default_factory=dict)
+
+    def from_root(self, make: Callable[[], bytes]) -> bytes:
+        """Rank 0 makes something, every rank gets it.
+
+        Raises:
+            InputError: on every rank, when `make` raised it on rank 0.
+        """
+        said, error = b"", None
+        if self.rank == 0:
+            try:
+                said = b"+" + make()
+            except InputError as caught:
+                said, error = b"-" + str(caught).encode(), caught
+        said = self._broadcast(said)
+        if said[:1] == b"-":
+            raise error or InputError(said[1:].decode())
+        return said[1:]
+
+    def scatter(self, make: Callable[[int], bytes]) -> bytes:
+        """Rank 0 makes one message per rank; each rank gets its own."""
+        if self.size == 1:
+            return make(0)
+        if self.rank:
+            length = np.zeros(1, np.int64)
+            self._wait(self.comm.Irecv(length, source=0, tag=1))
+            buffer = np.empty(int(length[0]), np.uint8)
+            self._wait(self.comm.Irecv(buffer, source=0, tag=2))
+            return buffer.tobytes()
+        for rank in range(1, self.size):
+            message = np.frombuffer(make(rank), np.uint8)
+            self._wait(self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1))
+            self._wait(self.comm.Isend(message, dest=rank, tag=2))
+        return make(0)
+
+    def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
+        """Stack every rank's rows on rank 0 along axis 0, in rank order; None on the other ranks."""
+        if self.size == 1:
+            return rows
+        mine = np.array([rows.shape[0]], np.int64)
+        counts = np.zeros(self.size, np.int64)
+        self._wait(self.comm.Iallgather(mine, counts))
+        wide = int(np.prod(rows.shape[1:])) * rows.itemsize
+        whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype) if self.rank == 0 else None
+        target = None if whole is None else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), self._byte]
+        self._wait(self.comm.Igatherv([_flat(rows), self._byte], target, root=0))
+        return whole
+
+    def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+        """Turn rows of peers into columns of coordinates.
+
+        Args:
+            rows: (p, d), this rank's peers.
+            cut: the coordinates that each rank is to have (`layout.columns`).
+            counts: the peers on each rank.
+
+        Returns:
+            (P, len(cut[rank])), every peer in ascending order.
+        """
+        if self.size == 1:
+            return rows
+        mine, item = cut[self.rank], rows.itemsize
+        out = np.concatenate([np.ascontiguousarray(rows[:, c.start : c.stop]).reshape(-1) for c in cut])
+        whole = np.empty((sum(counts), len(mine)), rows.dtype)
+        sends = np.array([rows.shape[0] * len(c) * item for c in cut], np.int64)
+        receives = np.array([n * len(mine) * item for n in counts], np.int64)
+        self._wait(
+            self.comm.Ialltoallv(
+                [_flat(out), *_places(sends), self._byte], [_flat(whole), *_places(receives), self._byte]
+            )
+        )
+        return whole
+
+    def exchange(self, key: Any, rows: Bytes, sends: dict[int, int], receives: dict[int, int]) -> Bytes:
+        """Neighbourhood exchange of rows of bytes, on a distributed-graph communicator made once per `key`.
+
+        Args:
+            key: names the plan; the same on every rank.
+            rows: (sum of sends, B) uint8, ordered by receiving rank.
+            sends: rows for each other rank, ascending.
+            receives: rows from each other rank, ascending.
+
+        Returns:
+            (sum of receives, B) uint8, ordered by sending rank.
+        """
+        wide = rows.shape[1]
+        heard = np.empty((sum(receives.values()), wide), np.uint8)
+        if self.size == 1:
+            return heard
+        if key not in self._links:
+            self._links[key] = self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
+        out, into = (np.array(list(n.values()), np.int64) * wide for n in (sends, receives))
+        message = [_flat(rows), *_places(out), self._byte]
+        self._wait(self._links[key].Ineighbor_alltoallv(message, [_flat(heard), *_places(into), self._byte]))
+        return heard
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers, on every rank."""
+        if self.size == 1:
+            return number
+        everyone = np.zeros(self.size, np.int64)
+        self._wait(self.comm.Iallgather(np.array([number], np.int64), everyone))
+        return int(everyone.min())
+
+    @property
+    def _byte(self) -> MPI.Datatype:
+        from mpi4py import MPI
+
+        return MPI.BYTE
+
+    def _broadcast(self, said: bytes) -> bytes:
+        if self.size == 1:
+            return said
+        length = np.array([len(said)], np.int64)
+        self._wait(self.comm.Ibcast(length, root=0))
+        buffer = np.frombuffer(said, np.uint8).copy() if self.rank == 0 else np.empty(int(length[0]), np.uint8)
+        self._wait(self.comm.Ibcast(buffer, root=0))
+        return buffer.tobytes()
+
+    def _wait(self, request: MPI.Request) -> None:
+        pause = 1e-5
+        while not request.Test():
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+
+
+def connect() -> World:
+    """Join the job that a launcher started, or be alone.
+
+    From here on an exception on any rank prints one traceback with the rank and ends the whole job, so that no
+    rank waits for one that is gone.
+
+    Raises:
+        InputError: several ranks were started but mpi4py is missing.
+    """
+    if not _launched():
+        return World()
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise InputError(f"started under an MPI launcher, but mpi4py cannot be imported ({error}): "
+                         "pip install 'dfl[mpi]'") from None
+    world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
+    if world.size > 1:
+        sys.excepthook = _ender(world)
+    return world
+
+
+def _launched() -> bool:
+    """Whether an MPI launcher started this process with others."""
+    several = any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
+    slurm = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and any(name in os.environ for name in _SLURM)
+    return several or slurm
+
+
+def _ender(world: World) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    """What ends every rank when one of them fails."""
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        if not interrupted:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            sys.stderr.write(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        world.comm.Abort(130 if interrupted else 1)
+
+    return end
+
+
+def _flat(rows: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+
+
+def _places(counts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Counts and displacements, as MPI's v-collectives want them."""
+    return counts.tolist(), (np.cumsum(counts) - counts).tolist()
