@@ -1,0 +1,42 @@
+"""DFedAvgM: local heavy-ball steps, then an average over the neighbours (Sun, Li, Wang 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dfl.algorithms import Algorithm, algorithm
+from dfl.local import sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dfl.net import Net
+    from dfl.task import Task
+
+
+@dataclass(frozen=True)
+class State:
+    """x: (p, d), the models."""
+
+    x: Tensor
+
+
+@algorithm("dfedavgm")
+@dataclass(frozen=True, kw_only=True)
+class DFedAvgM(Algorithm):
+    """Decentralized federated averaging with momentum (arXiv 2104.11375, Algorithm 1).
+
+        z_i = K heavy-ball steps from x_i,   x_i <- sum_j w_ij z_j
+
+    One local step without momentum is D-PSGD (Lian et al. 2017) in its adapt-then-combine order.
+    """
+
+    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
+        """Start at x."""
+        return State(x)
+
+    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+        """Train, then average."""
+        z = sgd(state.x, task, t)
+        return State(net.share(z).average())

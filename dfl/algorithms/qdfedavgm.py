@@ -1,0 +1,125 @@
+"""Quantized DFedAvgM: the same, in messages of b bits (Sun, Li, Wang 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from dfl.algorithms import Algorithm, algorithm
+from dfl.errors import InputError
+from dfl.local import sgd
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.net import Net
+    from dfl.task import Task
+else:
+    from dfl.lazy import torch
+
+
+@dataclass(frozen=True)
+class State:
+    """The models and what is publicly known of them.
+
+    Attributes:
+        x: (p, d), the models.
+        error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message, the worst of a peer's edges.
+        said: public copies of this rank's peers: y_i (p, d), or y_(i->k) per outgoing edge (e, d).
+        heard: what is known of the neighbours: sum_j w_ij y_j (p, d), or y_(j->i) per incoming edge (e', d).
+    """
+
+    x: Tensor
+    error: Tensor
+    said: Tensor | None = None
+    heard: Tensor | None = None
+
+
+@algorithm("qdfedavgm")
+@dataclass(frozen=True, kw_only=True)
+class QDFedAvgM(Algorithm):
+    """Quantized DFedAvgM (arXiv 2104.11375, Algorithm 2), in a form that brings the peers together.
+
+    exchange=replica (default): neighbours hold a public copy y of each peer, which both ends move by what was
+    said, so that models are averaged and not only their updates:
+
+        q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
+
+    Where the graph changes, copies are kept per directed edge and move when that edge speaks:
+
+        x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k))
+
+    Either keeps the mean of the z_i exactly. With Q the identity and γ = 1 it is DFedAvgM.
+
+    exchange=paper: the published form, x_i <- x_i + α sum_j w_ij Q(z_j - x_j), which never averages the x_j:
+    an eigenvalue λ < 0 of W makes the peers drift apart.
+
+    Attributes:
+        exchange: replica or paper.
+        alpha: α of the published form.
+        gamma: γ of the replica form, in (0, 1].
+    """
+
+    exchange: str = "replica"
+    alpha: float = 1.0
+    gamma: float = 1.0
+
+    columns: ClassVar[tuple[str, ...]] = ("quantization_error",)
+
+    def __post_init__(self) -> None:
+        if self.exchange not in ("replica", "paper"):
+            raise InputError(f"--algorithm qdfedavgm: exchange must be replica or paper, not {self.exchange!r}")
+        if not self.alpha > 0:
+            raise InputError(f"--algorithm qdfedavgm: alpha must be positive, not {self.alpha}")
+        if not 0 < self.gamma <= 1:
+            raise InputError(f"--algorithm qdfedavgm: gamma must be above 0 and at most 1, not {self.gamma}")
+
+    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
+        """Start at x, with public copies at what is known before anyone has spoken (the same for all)."""
+        error = torch.zeros(len(x), dtype=torch.float64)
+        if self.exchange == "paper":
+            return State(x, error)
+        if net.fixed:
+            return State(x, error, known, known)
+        return State(x, error, known[net.union.out_owner], known[net.union.into_owner])
+
+    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+        """Train, say what changed, and move towards the neighbours' public copies."""
+        z = sgd(state.x, task, t)
+        if self.exchange == "paper":
+            return self._updates(state, z, net)
+        return self._replicas(state, z, net) if net.fixed else self._edges(state, z, net)
+
+    def _updates(self, state: State, z: Tensor, net: Net) -> State:
+        heard = net.share(z - state.x)
+        return State(state.x + self.alpha * heard.average(), heard.error)
+
+    def _replicas(self, state: State, z: Tensor, net: Net) -> State:
+        heard = net.share(z - state.said)
+        y = state.said + heard.own  # y_i <- y_i + q_i
+        around = state.heard + heard.average()  # sum_j w_ij y_j
+        return State(z + self.gamma * (around - y), heard.error, y, around)
+
+    def _edges(self, state: State, z: Tensor, net: Net) -> State:
+        edges = net.edges
+        heard = net.share(z[edges.owner] - state.said[edges.out], edges)
+        said = state.said.index_add(0, torch.from_numpy(edges.out), heard.own)
+        around = state.heard.index_add(0, torch.from_numpy(edges.into), heard.words)
+        x = z + self.gamma * (net.pull(around) - net.push(said))
+        worst = torch.zeros_like(state.error)
+        np.maximum.at(worst.numpy(), edges.owner, heard.error.numpy())
+        return State(x, worst, said, around)
+
+    def observe(self, state: State) -> dict[str, Tensor]:
+        """The error of the last messages."""
+        return {"quantization_error": state.error}
+
+    def notes(self, smallest: float) -> tuple[str, ...]:
+        """Warn of the published form on a matrix with a negative eigenvalue."""
+        if self.exchange == "replica" or not smallest < 0:
+            return ()
+        return (f"exchange=paper mixes updates, not models: with lambda_min(W) = {smallest:.3f} < 0 the peers drift "
+                "apart (use exchange=replica, or --mixing lazy to slow the drift)",)

@@ -1,0 +1,137 @@
+"""How well does every peer do, and how far are the peers apart?
+
+Each peer is measured where it lives; rank 0 gets one row of numbers per peer and takes means over them in peer
+order, so that no figure depends on the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.layout import Layout, blocks, columns
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.mpi import World
+    from dfl.setup import Exam
+    from dfl.task import Examples, Task
+else:
+    from dfl.lazy import torch
+
+CHUNK = 512
+"""Examples that are evaluated at a time; part of the result's last bits, hence fixed."""
+LANES = 256
+"""Peers that are evaluated at a time."""
+
+Floats = NDArray[np.float64]
+
+
+def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
+    """Accuracy of every row of x (p, d) on the common test set, (p,); NaN where labels are no classes.
+
+    Rows that are all the same, as at the start, are evaluated once.
+    """
+    if len(x) > 1 and bool((x == x[:1]).all()):
+        return np.repeat(on_common(x[:1], task, exam), len(x))
+    if not exam.classes or not len(exam.labels):
+        return np.full(len(x), np.nan)
+    right = torch.zeros(len(x), dtype=torch.int64)
+    for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
+        seen = task.inputs(inputs)
+        for rows, count in zip(x.split(LANES), right.split(LANES), strict=True):
+            count += (outputs(rows, task, seen, each=False).argmax(2) == labels).sum(1)
+    return right.numpy() / len(exam.labels)
+
+
+def on_own(x: Tensor, task: Task, examples: Examples, classes: int) -> tuple[Floats, Floats]:
+    """Mean loss and accuracy of every row of x (p, d) on that peer's own examples, (p,) each; NaN where it has none."""
+    loss, right, starts = np.zeros(len(x)), np.zeros(len(x)), examples.starts
+    for first in range(0, int(examples.sizes.max()) if len(x) else 0, CHUNK):
+        counts = (examples.sizes - first).clamp_(0, CHUNK)
+        for lanes in torch.nonzero(counts).flatten().split(LANES):
+            places = torch.arange(CHUNK).expand(len(lanes), -1)
+            real = places < counts[lanes, None]
+            index = starts[lanes, None] + (first + places) * real
+            out = outputs(x[lanes], task, task.inputs(examples.inputs[index]), each=True)
+            labels = examples.labels[index]
+            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), CHUNK)
+            loss[lanes] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
+            right[lanes] += ((out.argmax(2) == labels) & real).sum(1).numpy() if classes else np.nan
+    with np.errstate(invalid="ignore"):
+        return loss / examples.sizes.numpy(), right / examples.sizes.numpy()
+
+
+def outputs(x: Tensor, task: Task, inputs: Tensor, each: bool) -> Tensor:
+    """What models x (a, d) say, (a, n, ...): all of them of the same inputs (n, ...), or each of its own (a, n, ...)."""
+    call = torch.func.functional_call
+    with torch.no_grad():
+        if not task.solver.batched:
+            lanes = inputs if each else inputs.expand(len(x), *inputs.shape)
+            return torch.stack([call(task.module, task.spec.views(row), (one,)) for row, one in zip(x, lanes, strict=True)])
+        a = len(x)
+        if a == 1:  # as in training: one matrix rounds differently from several
+            x, inputs = x.expand(2, -1), inputs.expand(2, *inputs.shape[1:]) if each else inputs
+        run = torch.func.vmap(lambda views, one: call(task.module, views, (one,)), in_dims=(0, 0 if each else None))
+        out: Tensor = run(task.spec.views(x), inputs)
+        return out[:a]
+
+
+def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | None]:
+    """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
+
+    Every rank adds up its own coordinates over all peers, in float64, in peer order and in fixed blocks.
+    """
+    cut = columns(x.shape[1], world.size)
+    everyone = world.columns(x.numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
+    mean, squares = np.zeros(everyone.shape[1]), []
+    for block in blocks(everyone.shape[1]):
+        part = everyone[:, block].astype(np.float64)
+        mean[block] = part.sum(0) / layout.peers
+        squares.append(((part - mean[block]) ** 2).sum(1))
+    means = world.gather(mean)
+    apart = world.gather(np.array(squares).reshape(-1, layout.peers))
+    if means is None or apart is None:
+        return 0.0, None
+    return float(np.sqrt(apart.sum(0).sum() / layout.peers)), torch.from_numpy(means).to(x.dtype)
+
+
+def measure(state: Any, setting: Any) -> dict[str, Floats] | None:
+    """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
+    task, exam, x = setting.task, setting.exam, state.x
+    own = {"accuracy": on_common(x, task, exam)}
+    own["train_loss"], _ = on_own(x, task, task.train, 0)
+    _, own["local_accuracy"] = on_own(x, task, exam.local, exam.classes)
+    if setting.run.validation:
+        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.classes)
+    own |= {name: value.double().numpy() for name, value in setting.algorithm.observe(state).items()}
+    own["payload_bytes"] = setting.network.payload.astype(np.float64)
+    everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
+    return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+
+
+def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
+    """The means over peers that stand in a row of metrics.csv."""
+    accuracy = peers["accuracy"]
+    row = {
+        "train_loss": _mean(peers["train_loss"]),
+        "accuracy_mean": _mean(accuracy),
+        "accuracy_min": float(accuracy.min()),
+        "accuracy_max": float(accuracy.max()),
+        "accuracy_std": float(accuracy.std()),
+        "local_accuracy_mean": _mean(peers["local_accuracy"]),
+        "payload_bytes": float(peers["payload_bytes"].sum()),
+    }
+    if "validation_accuracy" in peers:
+        row["validation_accuracy_mean"] = _mean(peers["validation_accuracy"])
+    return row | {name: float(peers[name].max()) for name in declared}
+
+
+def _mean(values: Floats) -> float:
+    """The mean over the peers that have a value; NaN where none has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,164 @@
+"""How do words travel? `share` speaks to neighbours; all that happens to a message happens in it.
+
+A message is encoded, counted, sent and decoded here, in that order. What a method remembers about its messages
+lives in the method's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl import keys
+from dfl.layout import Layout
+from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+
+if TYPE_CHECKING:
+    import torch
+    from scipy.sparse import csr_array
+    from torch import Tensor
+
+    from dfl.compressors import Compressor
+    from dfl.mpi import World
+else:
+    from dfl.lazy import torch
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one `share` brought.
+
+    Attributes:
+        said: the words before they were encoded: (p, m), or (a, m) over the a edges that speak.
+        own: the same words as those who hear them decode them.
+        words: (q, m) what was heard: this rank's words, then those from elsewhere; or a row per edge heard.
+        weights: (p, q) rows of W on `words`; empty for words over edges, which the method weighs itself.
+    """
+
+    said: Tensor
+    own: Tensor
+    words: Tensor
+    weights: csr_array | None = None
+
+    def average(self) -> Tensor:
+        """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
+        return weigh(self.weights, self.words)
+
+    @cached_property
+    def error(self) -> Tensor:
+        """||Q(x) - x||^2 / ||x||^2 of every word said here, float64; 0 for a word of zeros."""
+        lost = (self.own - self.said).double().square().sum(1)
+        return lost / self.said.double().square().sum(1).clamp_(min=1e-300)
+
+
+class Network:
+    """A sequence of mixing matrices, a compressor, and two counts of bytes.
+
+    Attributes:
+        payload: (p,) int64, bytes that each of this rank's peers has sent over its edges, whatever the ranks.
+        wire: bytes that this rank has handed to MPI.
+    """
+
+    def __init__(self, weights: Sequence[csr_array], world: World, compressor: Compressor, seed: int) -> None:
+        self.weights, self.world, self.compressor, self.seed = weights, world, compressor, seed
+        self.layout = Layout(weights[0].shape[0], world.size)
+        self.payload = np.zeros(len(self.layout.block(world.rank)), np.int64)
+        self.wire = 0
+        self._plans: dict[Any, Any] = {}
+
+    @cached_property
+    def union(self) -> Union:
+        """Every edge that any round uses."""
+        return Union.of(self.weights, self.layout, self.world.rank)
+
+    def at(self, t: int) -> Net:
+        """The network as a method sees it in round t."""
+        return Net(self, t)
+
+    def peer_plan(self, t: int) -> PeerPlan:
+        """The plan of round t for one word per peer."""
+        plan: PeerPlan = self._plan("peers", t, lambda matrix: peer_plan(matrix, self.layout, self.world.rank))
+        return plan
+
+    def edge_plan(self, t: int) -> EdgePlan:
+        """The plan of round t for one word per edge."""
+        make = lambda matrix: edge_plan(matrix, self.layout, self.world.rank, self.union)  # noqa: E731
+        plan: EdgePlan = self._plan("edges", t, make)
+        return plan
+
+    def _plan(self, kind: str, t: int, make: Callable[[csr_array], Any]) -> Any:
+        key = (kind, t % len(self.weights))
+        if key not in self._plans:
+            self._plans[key] = make(self.weights[key[1]])
+        return self._plans[key]
+
+
+@dataclass(frozen=True)
+class Net:
+    """The network in round t."""
+
+    network: Network
+    t: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every round has the same graph."""
+        return len(self.network.weights) == 1
+
+    @property
+    def union(self) -> Union:
+        """Every edge that any round uses, which is what memory per edge is sorted by."""
+        return self.network.union
+
+    @property
+    def edges(self) -> EdgePlan:
+        """The edges that speak in this round."""
+        return self.network.edge_plan(self.t)
+
+    def pull(self, heard: Tensor) -> Tensor:
+        """sum_j w_ij y_(j->i) over the edges that speak to peer i in this round; heard is (e', m), the sum (p, m)."""
+        return weigh(self.edges.pull, heard)
+
+    def push(self, said: Tensor) -> Tensor:
+        """sum_k w_ki y_(i->k) over the edges that peer i speaks on in this round; said is (e, m), the sum (p, m)."""
+        return weigh(self.edges.push, said)
+
+    def share(self, words: Tensor, edges: EdgePlan | None = None, slot: str = "x") -> Heard:
+        """Say something to the neighbours of this round and hear what they say.
+
+        Args:
+            words: (p, m), one row per peer of this rank; or (a, m), one row per edge that speaks.
+            edges: `net.edges` where there is a row per edge.
+            slot: names this share where a round has several; it is part of every random address.
+        """
+        network = self.network
+        plan = edges or network.peer_plan(self.t)
+        kind = "edges" if edges else "peers"
+
+        def draw(rows: slice, places: slice) -> Tensor:
+            n = places.stop - places.start
+            return keys.bits(network.seed, f"quantize {kind}", plan.ids[rows], self.t, slot, n=n, start=places.start)
+
+        messages = network.compressor.encode(words, draw)
+        network.payload += plan.copies * messages.shape[1]
+        leaving = messages[plan.send].numpy()
+        network.wire += leaving.nbytes
+        key = (kind, self.t % len(network.weights))
+        arriving = torch.from_numpy(network.world.exchange(key, leaving, plan.sends, plan.receives))
+        own = network.compressor.decode(messages, words.shape[1], words.dtype)
+        heard = own
+        if len(arriving):
+            heard = torch.cat([own, network.compressor.decode(arriving, words.shape[1], words.dtype)])
+        if isinstance(plan, EdgePlan):
+            return Heard(words, own, heard[plan.arrange])
+        return Heard(words, own, heard, plan.weights)
+
+
+def weigh(weights: csr_array, rows: Tensor) -> Tensor:
+    """Weights (p, q) times rows (q, m), each row of the result added up in the order of its stored weights."""
+    values = rows.numpy()
+    return torch.from_numpy(weights.astype(values.dtype) @ values)

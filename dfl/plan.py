@@ -1,0 +1,188 @@
+"""Who sends which rows to whom in a round? Worked out once per mixing matrix, on every rank for itself.
+
+w_ij != 0 with i != j means that j speaks to i. A word is said either once by a peer, and crosses to a rank once
+however many peers there want it, or once per directed edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.layout import Layout
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round of words, each said by a peer or over an edge.
+
+    Attributes:
+        ids: (q,) what addresses the random numbers of each word said here: the peer, or owner * P + other.
+        send: positions of the words that leave this rank, by receiving rank.
+        sends, receives: rows to and from every other rank, ascending.
+        copies: (p,) edges over which one row of a peer goes; the edges on which it speaks.
+    """
+
+    ids: Ints
+    send: Ints
+    sends: dict[int, int]
+    receives: dict[int, int]
+    copies: Ints
+
+
+@dataclass(frozen=True)
+class PeerPlan(Plan):
+    """Words said once by every peer.
+
+    Attributes:
+        weights: (p, p + r) rows of W; columns are this rank's peers, then the r peers heard from elsewhere. The
+            entries of a row come in ascending peer id, whatever the ranks.
+    """
+
+    weights: csr_array
+
+
+@dataclass(frozen=True)
+class EdgePlan(Plan):
+    """Words said once per directed edge that speaks in this round.
+
+    Attributes:
+        owner: (a,) position on this rank of the peer that speaks, for the a edges that speak.
+        out: (a,) positions of these edges among the e outgoing edges of the union graph.
+        into: (b,) positions of the edges heard among the incoming edges of the union graph.
+        arrange: (b,) where each word heard lies: among the a said here, then those received.
+        push: (p, e) weights w_ki on outgoing edges i -> k.
+        pull: (p, e') weights w_ij on incoming edges j -> i.
+    """
+
+    owner: Ints
+    out: Ints
+    into: Ints
+    arrange: Ints
+    push: csr_array
+    pull: csr_array
+
+
+class Arcs(NamedTuple):
+    """Directed edges of a matrix without its diagonal: `sender` speaks to `receiver` with `weight`."""
+
+    sender: Ints
+    receiver: Ints
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, matrix: csr_array) -> Arcs:
+        """Read them off w_ij, ordered by receiver, then sender."""
+        pairs = matrix.tocoo()
+        off = (pairs.row != pairs.col) & (pairs.data != 0)
+        return cls(pairs.col[off].astype(np.int64), pairs.row[off].astype(np.int64), pairs.data[off])
+
+
+def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
+    """Plan one word per peer on the mixing matrix (P, P), for the peers of `rank`."""
+    mine, P, arcs = layout.block(rank), layout.peers, Arcs.of(matrix)
+    here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
+    leaving = np.unique((there * P + arcs.sender)[(here == rank) & (there != rank)])
+    heard = np.unique(arcs.sender[(there == rank) & (here != rank)])
+    column = np.zeros(P, np.int64)
+    column[mine.start : mine.stop] = np.arange(len(mine))
+    column[heard] = len(mine) + np.arange(len(heard))
+    rows = matrix[mine.start : mine.stop]
+    return PeerPlan(
+        ids=np.arange(mine.start, mine.stop),
+        send=leaving % P - mine.start,
+        sends=_count(leaving // P),
+        receives=_count(layout.ranks_of(heard)),
+        copies=np.bincount(arcs.sender[here == rank] - mine.start, minlength=len(mine)),
+        weights=csr_array((rows.data, column[rows.indices], rows.indptr), shape=(len(mine), len(mine) + len(heard))),
+    )
+
+
+@dataclass(frozen=True)
+class Union:
+    """Every directed edge that any round uses, as this rank's peers see it; numbers are owner * P + other.
+
+    Attributes:
+        out: (e,) edges owner -> other, sorted.
+        into: (e',) edges other -> owner, sorted.
+        peers: this rank's peers.
+        P: peers in all.
+    """
+
+    out: Ints
+    into: Ints
+    peers: range
+    P: int
+
+    @classmethod
+    def of(cls, matrices: Sequence[csr_array], layout: Layout, rank: int) -> Union:
+        """Collect the edges of a sequence of mixing matrices."""
+        mine = layout.block(rank)
+        arcs = [Arcs.of(matrix) for matrix in matrices]
+        out = [_within(a.sender, a.receiver, mine, layout.peers) for a in arcs]
+        into = [_within(a.receiver, a.sender, mine, layout.peers) for a in arcs]
+        return cls(np.unique(np.concatenate(out)), np.unique(np.concatenate(into)), mine, layout.peers)
+
+    @property
+    def out_owner(self) -> Ints:
+        """(e,) position on this rank of each outgoing edge's owner."""
+        return self.out // self.P - self.peers.start
+
+    @property
+    def into_owner(self) -> Ints:
+        """(e',) position on this rank of each incoming edge's owner."""
+        return self.into // self.P - self.peers.start
+
+
+def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> EdgePlan:
+    """Plan one word per directed edge of the mixing matrix (P, P), for the peers of `rank`."""
+    mine, P, arcs = union.peers, union.P, Arcs.of(matrix)
+    here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
+    said, heard = _sorted(arcs, here == rank), _sorted(arcs, there == rank, by_receiver=True)
+    ids = said.sender * P + said.receiver
+    out, into = np.searchsorted(union.out, ids), np.searchsorted(union.into, heard.receiver * P + heard.sender)
+    target = layout.ranks_of(said.receiver)
+    send = np.flatnonzero(target != rank)
+    send = send[np.argsort(target[send], kind="stable")]
+    arrange = np.searchsorted(ids, heard.sender * P + heard.receiver)
+    far = np.flatnonzero(layout.ranks_of(heard.sender) != rank)
+    far = far[np.lexsort((heard.receiver[far], heard.sender[far]))]  # as the senders order them
+    arrange[far] = len(ids) + np.arange(len(far))
+    owner = said.sender - mine.start
+    return EdgePlan(
+        ids=ids,
+        send=send,
+        sends=_count(target[send]),
+        receives=_count(layout.ranks_of(heard.sender[far])),
+        copies=np.bincount(owner, minlength=len(mine)),
+        owner=owner,
+        out=out,
+        into=into,
+        arrange=arrange,
+        push=csr_array((said.weight, (owner, out)), shape=(len(mine), len(union.out))),
+        pull=csr_array((heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))),
+    )
+
+
+def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> Arcs:
+    """Some arcs, sorted by (sender, receiver) or by (receiver, sender)."""
+    sender, receiver, weight = (part[which] for part in arcs)
+    order = np.lexsort((sender, receiver) if by_receiver else (receiver, sender))
+    return Arcs(sender[order], receiver[order], weight[order])
+
+
+def _within(owner: Ints, other: Ints, mine: range, P: int) -> Ints:
+    inside = (owner >= mine.start) & (owner < mine.stop)
+    return (owner * P + other)[inside]
+
+
+def _count(ranks: Ints) -> dict[int, int]:
+    """Rows per rank, ascending."""
+    return {int(rank): int(n) for rank, n in zip(*np.unique(ranks, return_counts=True), strict=True)}

@@ -1,0 +1,248 @@
+"""The loop: peers train, speak, and are looked at. The only file that knows where mixing matrices come from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import topologies
+from dfl import keys, metrics, setup
+from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.compressors import COMPRESSORS
+from dfl.config import Component, Run, choose, flag
+from dfl.datasets import DATASETS, PARTITIONS
+from dfl.errors import DivergedError, InputError
+from dfl.layout import Layout
+from dfl.local import SCHEDULES
+from dfl.models import MODELS
+from dfl.mpi import World, connect
+from dfl.net import Network
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+
+    from dfl.datasets.data import Data
+    from dfl.report import Report
+    from dfl.task import Loss, Task
+else:
+    from dfl.lazy import torch
+
+KINDS: dict[str, Mapping[str, Component]] = {
+    "topology": topologies.TOPOLOGIES,
+    "mixing": topologies.MIXINGS,
+    "algorithm": ALGORITHMS,
+    "compressor": COMPRESSORS,
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "lr_schedule": SCHEDULES,
+}
+"""Every kind of component, by the field of `Run` that chooses one."""
+
+COLUMNS = (
+    "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
+    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
+)  # fmt: skip
+"""The columns of metrics.csv; those that the run or its algorithm adds come behind."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run that is ready to start, as one rank sees it; `facts` are on rank 0."""
+
+    run: Run
+    world: World
+    task: Task
+    network: Network
+    algorithm: Algorithm
+    exam: setup.Exam
+    own_module: bool
+    facts: setup.Facts | None
+
+    @property
+    def layout(self) -> Layout:
+        """Which peers live where."""
+        return self.network.layout
+
+    @cached_property
+    def payload_per_round(self) -> float:
+        """Bytes that all peers together say in a round."""
+        return setup.payload_per_round(self.network, self.task.spec.d, self.task.scale.dtype)
+
+
+def simulate(
+    run: Run,
+    model: Module | None = None,
+    data: Data | None = None,
+    loss: Loss | None = None,
+    report: Report | None = None,
+) -> Iterator[dict[str, float]]:
+    """Run a simulation and yield a row of figures at round 0, at every `eval_every`-th round and at the last.
+
+    Args:
+        run: what to simulate; `run.out` is the folder to write to, if any.
+        model: the caller's own module in place of `run.model`; its parameters are the common starting point.
+        data: the caller's own data in place of `run.dataset`.
+        loss: (outputs, labels) -> (n,); cross entropy where not given.
+        report: who is told of the progress; by default the files of `run.out`.
+
+    Yields:
+        The columns of metrics.csv, on every rank.
+
+    Raises:
+        InputError: something asked for cannot be done.
+        DivergedError: a peer's model is no longer finite.
+    """
+    world = connect()
+    setting = prepare(run, world, model, data, loss)
+    if report is None and run.out is not None and world.rank == 0:
+        from dfl.report import Report
+
+        report = Report(run.out)
+    yield from _rounds(setting, report)
+
+
+def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
+    run, algorithm, network, task = setting.run, setting.algorithm, setting.network, setting.task
+    with _told(report, setting) as look:
+        state = algorithm.init(*setup.start(run, task, setting.own_module), network.at(0))
+        yield from look(0, state)
+        for t in range(run.rounds):
+            state = algorithm.round(state, task, network.at(t), t)
+            _stop_unless_finite(state.x, setting, t)
+            yield from look(t + 1, state)
+
+
+@contextmanager
+def _told(report: Report | None, setting: Setting) -> Iterator[Callable[[int, Any], Iterator[dict[str, float]]]]:
+    """Look at states, and tell the report how it goes and how it ends."""
+    world, begun = setting.world, time.perf_counter()
+    last: dict[str, Any] = {}
+
+    def begin() -> bytes:
+        if report:
+            report.start(setting)
+        return b"told" if report else b""
+
+    def look(t: int, state: Any) -> Iterator[dict[str, float]]:
+        last["state"] = state
+        if t % setting.run.eval_every and t != setting.run.rounds:
+            if report:
+                report.tick(t)
+            return
+        row, last["peers"] = _row(state, setting)
+        row = {"round": t, "seconds": time.perf_counter() - begun} | row
+        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
+        if report:
+            report.row(row)
+        yield row
+
+    telling = bool(world.from_root(begin))
+    try:
+        yield look
+        models = world.gather(last["state"].x.numpy()) if telling else None
+        if report and models is not None:
+            report.finish(last["peers"], models)
+    except BaseException as error:
+        if report:
+            report.close(error)
+        raise
+    if report:
+        report.close(None)
+
+
+def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
+    peers = metrics.measure(state, setting)
+    apart, mean = metrics.consensus(state.x, setting.world, setting.layout)
+    wire = setting.world.gather(np.array([setting.network.wire]))
+    if peers is None or mean is None or wire is None:
+        return {}, None
+    row = metrics.summary(peers, setting.algorithm.columns)
+    row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
+    row["accuracy_mean_model"] = float(metrics.on_common(mean[None], setting.task, setting.exam)[0])
+    return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers
+
+
+def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
+    """End every rank where some peer's model is no longer finite."""
+    broken = torch.nonzero(~torch.isfinite(x.sum(1)) & ~torch.isfinite(x).all(1)).flatten()
+    nobody = setting.layout.peers
+    peer = setting.world.smallest(setting.task.peers[int(broken[0])] if len(broken) else nobody)
+    if peer < nobody:
+        raise DivergedError(f"peer {peer} is no longer finite after round {t + 1}: "
+                            f"try a smaller --lr (it is {setting.run.lr}) or other messages")
+
+
+def prepare(run: Run, world: World, model: Module | None = None, data: Data | None = None, loss: Loss | None = None) -> Setting:
+    """Check a run, read and deal its data, and set every rank up.
+
+    Raises:
+        InputError: on every rank, if anything asked for cannot be done.
+    """
+    run = run.settled(world.size)
+    parts = check(run)
+    found: dict[str, Any] = {}
+
+    def decide() -> bytes:
+        graph = _graph(run, parts)
+        found.update(zip(("data", "deal"), setup.read(run, parts, data), strict=True), graph=graph)
+        return setup.packed(setup.known_to_all(found["data"], found["deal"], graph.weights))
+
+    if world.rank:  # while rank 0 reads and decides
+        torch.set_num_threads(run.threads)
+    common = setup.unpacked(world.from_root(decide))
+    layout = Layout(len(common["sizes"]), world.size)
+    mine = layout.block(world.rank)
+    own = setup.unpacked(world.scatter(lambda r: setup.packed(setup.owned(found["data"], found["deal"], layout.block(r)))))
+    torch.set_num_threads(run.threads)
+    module = model or setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
+    task = setup.make_task(run, parts, mine, (module, loss or _cross_entropy), (common, own))
+    network = Network(setup.matrices(common), world, parts["compressor"], run.seed)
+    exam = setup.make_exam(run, mine, common, own)
+    world.doing = f"peers {mine.start} to {mine.stop - 1}"
+    facts = _facts(found, parts["algorithm"]) if found else None
+    return Setting(run, world, task, network, parts["algorithm"], exam, model is not None, facts)
+
+
+def check(run: Run) -> setup.Parts:
+    """The components that a settled run names, with their options; needs no torch.
+
+    Raises:
+        InputError: an unknown component or option, or a bad value.
+    """
+    parts: setup.Parts = {name: choose(flag(name), getattr(run, name), registry) for name, registry in KINDS.items()}
+    parts |= {name: parts[name]() for name in ("algorithm", "compressor")}
+    parts["lr_schedule"](0, run.rounds)
+    return parts
+
+
+def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
+    """Build the peers' graph and its mixing matrices."""
+    assert run.peers is not None
+    try:
+        return topologies.build(parts["topology"], parts["mixing"], run.peers, keys.generator(run.seed, "topology"))
+    except topologies.GraphError as error:
+        raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
+
+
+def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
+    graph, data, deal = found["graph"], found["data"], found["deal"]
+    spectrum = topologies.spectrum(graph.weights)
+    sizes = setup.known_to_all(data, deal, [])["sizes"]
+    notes = (*graph.notes, *algorithm.notes(spectrum.smallest))
+    counts = setup.count_labels(data, deal)
+    return setup.Facts(graph, spectrum, counts, sizes, data.train_inputs.shape[1:], len(data.test_labels), notes)
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
