@@ -1,0 +1,221 @@
+"""Who speaks to whom? One function per graph, under its own name in `TOPOLOGIES`.
+
+A topology is called as `f(peers, rng, **options)`; its options are its keyword-only parameters. It returns a `Graph`,
+in one of three forms:
+
+- a (P, P) bool matrix: entry (i, j) is set where peer i hears peer j. The weights are then a mixing's choice;
+- a list of such matrices: entry t mod length is the graph of round t;
+- a (P, P) float matrix: the weights themselves, and no mixing is applied.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import isqrt, log
+from typing import Any, TypeAlias, TypeVar
+
+import networkx as nx
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from topologies.errors import GraphError
+
+Graph: TypeAlias = csr_array | Sequence[csr_array]
+Topology = TypeVar("Topology", bound=Callable[..., Any])
+
+TOPOLOGIES: dict[str, Callable[..., Graph]] = {}
+
+MAX_EDGES = 20_000_000
+"""Directed edges in the largest graph that is built: 240 MB of weights; the complete graph of 4,472 peers."""
+
+TRIES = 100
+"""How often a random graph is drawn before giving up on a connected one."""
+
+
+def topology(function: Topology) -> Topology:
+    """Add a graph to `TOPOLOGIES` under the function's name. Its first docstring line is its entry in `--help`."""
+    TOPOLOGIES[function.__name__] = function
+    return function
+
+
+def pattern(graph: nx.Graph) -> csr_array:
+    """Who hears whom in an undirected networkx graph, (P, P) bool: peer i is node i in its order; self-loops go."""
+    adjacency = nx.to_scipy_sparse_array(graph, dtype=bool, format="coo")
+    apart = adjacency.row != adjacency.col
+    rows, cols = adjacency.row[apart], adjacency.col[apart]
+    return csr_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=adjacency.shape)
+
+
+@topology
+def ring(peers: int, rng: Generator) -> csr_array:
+    """A circle: each peer and the one on either side."""
+    return pattern(nx.cycle_graph(peers))
+
+
+@topology
+def path(peers: int, rng: Generator) -> csr_array:
+    """A line: the ring with one edge cut."""
+    return pattern(nx.path_graph(peers))
+
+
+@topology
+def star(peers: int, rng: Generator) -> csr_array:
+    """Peer 0 in the middle, everyone else linked to it alone."""
+    return pattern(nx.star_graph(peers - 1))
+
+
+@topology
+def complete(peers: int, rng: Generator) -> csr_array:
+    """Everyone speaks to everyone."""
+    _affordable("complete", peers, peers * (peers - 1))
+    return csr_array(~np.eye(peers, dtype=bool))
+
+
+@topology
+def grid(peers: int, rng: Generator) -> csr_array:
+    """Rows and columns, as square as the number of peers allows."""
+    return pattern(nx.grid_2d_graph(*_sides("grid", peers, least=2)))
+
+
+@topology
+def torus(peers: int, rng: Generator) -> csr_array:
+    """A grid whose opposite borders touch: 4 neighbours each."""
+    return pattern(nx.grid_2d_graph(*_sides("torus", peers, least=3), periodic=True))
+
+
+@topology
+def hypercube(peers: int, rng: Generator) -> csr_array:
+    """Peers whose binary numbers differ in one bit: log2 P neighbours each."""
+    bits = peers.bit_length() - 1
+    if peers != 1 << bits:
+        raise GraphError(f"hypercube needs a power of two peers, such as {1 << bits} or {2 << bits}, not {peers}")
+    return _hearing(np.arange(peers)[:, None] ^ (1 << np.arange(bits)))
+
+
+@topology
+def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
+    """A random graph in which everyone has k neighbours."""
+    if not 1 <= k < peers or k * peers % 2:
+        raise GraphError(f"regular needs 1 <= k < peers and k*peers even: k={k}, peers={peers}")
+    _affordable("regular", peers, k * peers)
+
+    def draw(seed: int) -> nx.Graph:
+        if 2 * k < peers:
+            return nx.random_regular_graph(k, peers, seed)
+        return nx.complement(nx.random_regular_graph(peers - 1 - k, peers, seed))  # rejection is slow for large k
+
+    return _connected(draw, rng, f"regular:k={k} of {peers} peers", "k of 3 or more likely connects")
+
+
+@topology
+def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
+    """A random graph: each pair is linked with probability p, independently."""
+    _probability(p)
+    _affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
+    enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
+    return _connected(
+        lambda seed: nx.fast_gnp_random_graph(peers, p, seed),
+        rng,
+        f"erdos_renyi:p={p:g} of {peers} peers",
+        f"p of {enough:.2g} or more likely connects",
+    )
+
+
+@topology
+def small_world(peers: int, rng: Generator, *, k: int = 4, p: float = 0.1) -> csr_array:
+    """A ring of k neighbours each, every edge then moved to a random peer with probability p (Watts, Strogatz 1998)."""
+    if not 2 <= k < peers or k % 2:
+        raise GraphError(f"small_world needs an even k with 2 <= k < peers: k={k}, peers={peers}")
+    _probability(p)
+    _affordable("small_world", peers, k * peers)
+    return _connected(
+        lambda seed: nx.watts_strogatz_graph(peers, k, p, seed),
+        rng,
+        f"small_world:k={k},p={p:g} of {peers} peers",
+        "k of 4 or more, or a smaller p, likely connects",
+    )
+
+
+@topology
+def barabasi_albert(peers: int, rng: Generator, *, m: int = 2) -> csr_array:
+    """A random graph with hubs: each newcomer links to m peers, by their degree (Barabási, Albert 1999)."""
+    if not 1 <= m < peers:
+        raise GraphError(f"barabasi_albert needs 1 <= m < peers: m={m}, peers={peers}")
+    _affordable("barabasi_albert", peers, 2 * m * peers)
+    return pattern(nx.barabasi_albert_graph(peers, m, seed=_seed(rng)))
+
+
+@topology
+def exponential(peers: int, rng: Generator) -> csr_array:
+    """Directed: peer i speaks to i + 1, i + 2, i + 4, … (mod P), all of them every round (Ying et al. 2021)."""
+    hops = _powers(peers)
+    _affordable("exponential", peers, peers * len(hops))
+    return _hearing((np.arange(peers)[:, None] - hops) % peers)
+
+
+@topology
+def one_peer_exponential(peers: int, rng: Generator) -> list[csr_array]:
+    """Directed, time-varying: in round t peer i speaks only to i + 2^(t mod ceil(log2 P)) (mod P) (Ying et al. 2021).
+
+    With weights 1/2, 1/2 and P a power of two, log2 P rounds average exactly.
+    """
+    hops = _powers(peers)
+    _affordable("one_peer_exponential", peers, peers * len(hops))
+    rounds = [_hearing((np.arange(peers)[:, None] - [hop]) % peers) for hop in hops]
+    return rounds or [csr_array((1, 1), dtype=bool)]
+
+
+def _powers(peers: int) -> NDArray[np.int64]:
+    """The hops 1, 2, 4, … below the number of peers: ceil(log2 P) of them."""
+    return 1 << np.arange((peers - 1).bit_length(), dtype=np.int64)
+
+
+def _hearing(table: NDArray[np.int64]) -> csr_array:
+    """From a table (P, k) whose row i lists the peers that peer i hears."""
+    peers, k = table.shape
+    rows = np.repeat(np.arange(peers), k)
+    return csr_array((np.ones(peers * k, dtype=bool), (rows, table.ravel())), shape=(peers, peers))
+
+
+def _rows(peers: int) -> int:
+    """The shorter side of the most square rectangle of that many peers."""
+    return next(rows for rows in range(isqrt(peers), 0, -1) if peers % rows == 0)
+
+
+def _sides(name: str, peers: int, least: int) -> tuple[int, int]:
+    rows = _rows(peers)
+    if rows >= least:
+        return rows, peers // rows
+    above = next(other for other in count(peers + 1) if _rows(other) >= least)
+    raise GraphError(
+        f"{name} needs both sides to be at least {least}; {peers} peers can only be {rows} x {peers // rows}; "
+        f"the next number that works is {above} ({_rows(above)} x {above // _rows(above)})"
+    )
+
+
+def _probability(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise GraphError(f"p must be between 0 and 1, not {p:g}")
+
+
+def _affordable(name: str, peers: int, edges: int) -> None:
+    if edges > MAX_EDGES:
+        raise GraphError(
+            f"{name} of {peers:,} peers has {edges:,} directed edges; at most {MAX_EDGES:,} are accepted: "
+            "choose fewer peers or a sparser graph"
+        )
+
+
+def _seed(rng: Generator) -> int:
+    return int(rng.integers(2**31))
+
+
+def _connected(draw: Callable[[int], nx.Graph], rng: Generator, name: str, advice: str) -> csr_array:
+    """The first connected graph among `TRIES` draws."""
+    for _ in range(TRIES):
+        adjacency = pattern(draw(_seed(rng)))
+        if connected_components(adjacency, directed=False, return_labels=False) == 1:
+            return adjacency
+    raise GraphError(f"{name}: none of {TRIES} random graphs was connected; {advice}")
