@@ -1,0 +1,283 @@
+"""Every graph with every mixing: what holds for all of them, then what is known of each."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from topologies import (
+    MIXINGS,
+    TOPOLOGIES,
+    GraphError,
+    Network,
+    build,
+    graphs,
+    mixing,
+    mixings,
+    pattern,
+    topology,
+)
+
+Floats = NDArray[np.float64]
+
+OPTIONS: dict[str, dict[str, float]] = {
+    "erdos_renyi": {"p": 0.5},
+    "regular": {"k": 3},
+    "small_world": {"k": 2, "p": 0.2},
+}
+SIZES: dict[str, tuple[int, ...]] = {
+    "torus": (9, 12, 16),
+    "hypercube": (1, 2, 8, 16),
+    "grid": (4, 6, 16),
+    "regular": (4, 6, 16),
+}
+SINGLE = ("ring", "path", "star", "complete", "hypercube", "exponential", "one_peer_exponential", "erdos_renyi")
+RANDOM = ("regular", "erdos_renyi", "small_world", "barabasi_albert")
+DIRECTED = ("exponential", "one_peer_exponential")
+CASES = [
+    (name, peers)
+    for name in TOPOLOGIES
+    if name != "edges"
+    for peers in SIZES.get(name, (1, 2, 3, 5, 16) if name in SINGLE else (4, 7, 16))
+]
+
+
+def graph(name: str, **options: Any) -> Callable[[int, Generator], Any]:
+    return partial(TOPOLOGIES[name], **(options or OPTIONS.get(name, {})))
+
+
+def network(name: str, peers: int, mixing: str = "metropolis", seed: int = 0, **options: Any) -> Network:
+    return build(graph(name, **options), MIXINGS[mixing], peers, np.random.default_rng(seed))
+
+
+def dense(net: Network) -> list[Floats]:
+    return [w.toarray() for w in net.weights]
+
+
+def doubly(weights: Floats) -> bool:
+    return np.allclose(weights.sum(axis=0), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_weights_average_over_the_graph_and_nothing_else(name: str, peers: int, mixing: str) -> None:
+    net = network(name, peers, mixing)
+    drawn = graph(name)(peers, np.random.default_rng(0))
+    rounds = [drawn] if isinstance(drawn, csr_array) else drawn
+    for weights, w, adjacency in zip(net.weights, dense(net), rounds, strict=True):
+        assert weights.dtype == np.float64
+        assert weights.shape == (peers, peers)
+        assert weights.has_canonical_format
+        assert (weights.data > 0).all()
+        np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
+        np.testing.assert_array_equal((w - np.diag(np.diag(w))) != 0, adjacency.toarray())
+
+
+@pytest.mark.parametrize("mixing", ["metropolis", "max_degree", "lazy"])
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_these_rules_keep_the_mean(name: str, peers: int, mixing: str) -> None:
+    net = network(name, peers, mixing)
+    assert all(doubly(w) for w in dense(net))
+    assert name in DIRECTED or all((w == w.T).all() for w in dense(net))
+    assert not any("doubly" in note for note in net.notes)
+
+
+@pytest.mark.parametrize("mixing", ["uniform", "neighbors"])
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_those_rules_say_when_they_do_not_keep_the_mean(name: str, peers: int, mixing: str) -> None:
+    net = network(name, peers, mixing)
+    assert all(doubly(w) for w in dense(net)) != any("not doubly stochastic" in note for note in net.notes)
+    if mixing == "neighbors" and peers > 1:
+        assert all((np.diag(w) == 0).all() for w in dense(net))
+
+
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_network_describes_its_graph(name: str, peers: int) -> None:
+    net = network(name, peers)
+    union = np.sum(dense(net), axis=0) != 0
+    np.fill_diagonal(union, False)
+    assert connected_components(csr_array(union), connection="strong")[0] == 1
+    assert net.degrees.dtype == np.int64
+    np.testing.assert_array_equal(net.degrees, union.sum(axis=0))
+    assert net.edges == union.sum() / (1 if net.directed else 2)
+    assert net.directed == any((w != w.T).any() for w in dense(net))
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_seed_is_a_graph(name: str) -> None:
+    first, again, other = (network(name, 30, seed=seed).weights[0] for seed in (1, 1, 2))
+    assert (first != again).nnz == 0
+    assert (first != other).nnz > 0
+
+
+def test_options_can_be_read_from_the_signatures() -> None:
+    for function in TOPOLOGIES.values():
+        parameters = list(inspect.signature(function).parameters.values())
+        assert [p.name for p in parameters[:2]] == ["peers", "rng"]
+        assert all(p.kind is p.KEYWORD_ONLY for p in parameters[2:])
+        assert function.__doc__
+    assert all(rule.__doc__ for rule in MIXINGS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "peers", "options", "edges", "degrees"),
+    [
+        ("ring", 2, {}, 1, {1}),
+        ("ring", 16, {}, 16, {2}),
+        ("path", 5, {}, 4, {1, 2}),
+        ("star", 5, {}, 4, {1, 4}),
+        ("complete", 7, {}, 21, {6}),
+        ("complete", 1000, {}, 499_500, {999}),
+        ("grid", 12, {}, 17, {2, 3, 4}),
+        ("torus", 12, {}, 24, {4}),
+        ("hypercube", 16, {}, 32, {4}),
+        ("regular", 10, {"k": 3}, 15, {3}),
+        ("regular", 10, {"k": 7}, 35, {7}),
+        ("regular", 6, {"k": 5}, 15, {5}),
+        ("small_world", 12, {"k": 4, "p": 0.0}, 24, {4}),
+        ("erdos_renyi", 9, {"p": 1.0}, 36, {8}),
+        ("exponential", 16, {}, 64, {4}),
+        ("exponential", 10, {}, 40, {4}),
+        ("one_peer_exponential", 10, {}, 40, {4}),
+        ("regular", 10_000, {"k": 4}, 20_000, {4}),
+    ],
+)
+def test_known_sizes(name: str, peers: int, options: dict[str, Any], edges: int, degrees: set[int]) -> None:
+    net = network(name, peers, **options)
+    assert net.edges == edges
+    assert set(net.degrees) == degrees
+
+
+def test_random_graphs_of_ten_thousand_peers() -> None:
+    assert network("barabasi_albert", 10_000, m=2).edges == 2 * 9_998
+    assert network("small_world", 10_000, k=4).edges == 20_000
+    assert abs(network("erdos_renyi", 10_000, p=0.002).edges - 100_000) < 2_000
+
+
+def test_hypercube_links_numbers_that_differ_in_one_bit() -> None:
+    i, j = np.nonzero(graph("hypercube")(16, np.random.default_rng(0)).toarray())
+    assert {bin(a ^ b).count("1") for a, b in zip(i.tolist(), j.tolist(), strict=True)} == {1}
+
+
+def test_exponential_peers_hear_powers_of_two_behind() -> None:
+    (w,) = dense(network("exponential", 10))
+    assert set(np.flatnonzero(w[0])) == {0, 9, 8, 6, 2}
+    np.testing.assert_allclose(w[w > 0], 1 / 5)
+
+
+@pytest.mark.parametrize("peers", range(2, 18))
+def test_one_peer_exponential_averages_exactly_for_powers_of_two(peers: int) -> None:
+    net = network("one_peer_exponential", peers)
+    assert len(net.weights) == int(np.ceil(np.log2(peers)))
+    assert all(set(w.data) == {0.5} for w in net.weights)
+    product = np.linalg.multi_dot([*reversed(dense(net)), np.eye(peers)])
+    assert np.allclose(product, 1 / peers, atol=1e-12) == (peers & (peers - 1) == 0)
+
+
+def test_formulas_on_a_path_of_three() -> None:
+    expected: dict[str, list[list[float]]] = {
+        "metropolis": [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]],
+        "max_degree": [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]],
+        "lazy": [[5 / 6, 1 / 6, 0], [1 / 6, 2 / 3, 1 / 6], [0, 1 / 6, 5 / 6]],
+        "uniform": [[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 2, 1 / 2]],
+        "neighbors": [[0, 1, 0], [1 / 2, 0, 1 / 2], [0, 1, 0]],
+    }
+    for rule, weights in expected.items():
+        np.testing.assert_allclose(dense(network("path", 3, rule))[0], weights)
+
+
+def test_metropolis_and_max_degree_differ_where_degrees_do() -> None:
+    kite = pattern(nx.Graph([(0, 1), (0, 2), (0, 3), (1, 2)]))
+    metropolis, maximum = MIXINGS["metropolis"](kite), MIXINGS["max_degree"](kite)
+    assert metropolis[1, 2] == pytest.approx(1 / 3)
+    assert maximum[1, 2] == pytest.approx(1 / 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(peers=st.integers(2, 40), p=st.floats(0.3, 1), seed=st.integers(0, 2**32), rule=st.sampled_from(sorted(MIXINGS)))
+def test_averaging_never_leaves_the_range_of_the_peers(peers: int, p: float, seed: int, rule: str) -> None:
+    rng = np.random.default_rng(seed)
+    (w,) = build(graph("erdos_renyi", p=p), MIXINGS[rule], peers, rng).weights
+    x = rng.standard_normal(peers)
+    assert x.min() - 1e-9 <= (w @ x).min()
+    assert (w @ x).max() <= x.max() + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "peers", "options", "says"),
+    [
+        ("ring", 0, {}, "peers must be between 1 and .*, not 0"),
+        ("ring", 10**9, {}, "peers must be between 1 and .*, not 1,000,000,000"),
+        ("complete", 10_000, {}, "99,990,000 directed edges; at most 20,000,000"),
+        ("erdos_renyi", 10_000, {"p": 0.5}, "49,995,000 directed edges"),
+        ("regular", 100_000, {"k": 400}, "40,000,000 directed edges"),
+        ("small_world", 100_000, {"k": 400}, "40,000,000 directed edges"),
+        ("barabasi_albert", 100_000, {"m": 200}, "40,000,000 directed edges"),
+        ("exponential", 2_000_000, {}, "42,000,000 directed edges"),
+        ("grid", 13, {}, r"at least 2; 13 peers can only be 1 x 13; .* is 14 \(2 x 7\)"),
+        ("grid", 1, {}, r"1 x 1; .* is 4 \(2 x 2\)"),
+        ("torus", 8, {}, r"at least 3; 8 peers can only be 2 x 4; .* is 9 \(3 x 3\)"),
+        ("hypercube", 12, {}, "such as 8 or 16, not 12"),
+        ("regular", 4, {"k": 4}, "1 <= k < peers.*k=4, peers=4"),
+        ("regular", 5, {"k": 3}, r"k\*peers even: k=3, peers=5"),
+        ("regular", 16, {"k": 1}, "none of 100 random graphs was connected; k of 3"),
+        ("small_world", 16, {"k": 3}, "even k .*k=3, peers=16"),
+        ("small_world", 4, {"k": 4}, "k=4, peers=4"),
+        ("small_world", 16, {"k": 4, "p": 1.5}, "p must be between 0 and 1, not 1.5"),
+        ("erdos_renyi", 16, {"p": -0.1}, "p must be between 0 and 1, not -0.1"),
+        ("erdos_renyi", 16, {"p": float("nan")}, "p must be between 0 and 1, not nan"),
+        ("erdos_renyi", 100, {"p": 0.001}, "p=0.001 of 100 peers: none of 100 .* p of 0.092 or more"),
+        ("barabasi_albert", 16, {"m": 16}, "1 <= m < peers: m=16, peers=16"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(name: str, peers: int, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(GraphError, match=says) as refused:
+        network(name, peers, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_graph_of_the_users_own_is_checked() -> None:
+    two_rings = pattern(nx.disjoint_union_all([nx.cycle_graph(n) for n in (3, 5)]))
+    with pytest.raises(GraphError, match="not connected: 2 pieces, the largest of 5 of 8 peers"):
+        build(lambda peers, rng: two_rings, MIXINGS["lazy"], 8, np.random.default_rng(0))
+
+
+def test_rounds_may_be_in_pieces_if_their_union_is_not() -> None:
+    odd, even = np.zeros((4, 4), dtype=bool), np.zeros((4, 4), dtype=bool)
+    odd[[0, 1, 2, 3], [1, 0, 3, 2]] = even[[1, 2], [2, 1]] = True
+    net = build(
+        lambda peers, rng: [csr_array(odd), csr_array(even)], MIXINGS["metropolis"], 4, np.random.default_rng(0)
+    )
+    assert (net.edges, net.directed, net.degrees.tolist()) == (3, False, [1, 2, 2, 1])
+
+
+def test_weights_that_do_not_average_are_refused() -> None:
+    with pytest.raises(GraphError, match="weights of peer 0 sum to 2; each row must sum to 1"):
+        build(graph("ring"), lambda adjacency: adjacency.astype(np.float64), 5, np.random.default_rng(0))
+
+
+def test_a_new_graph_and_a_new_rule_register_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "TOPOLOGIES", {})
+    monkeypatch.setattr(mixings, "MIXINGS", {})
+
+    @topology
+    def pair(peers: int, rng: Generator) -> csr_array:
+        return pattern(nx.path_graph(2))
+
+    @mixing
+    def half(adjacency: csr_array) -> csr_array:
+        return csr_array(np.full((2, 2), 0.5))
+
+    assert graphs.TOPOLOGIES["pair"] is pair
+    assert mixings.MIXINGS["half"] is half
+    assert build(pair, half, 2, np.random.default_rng(0)).spectrum.second == 0
