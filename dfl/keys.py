@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,16 +19,19 @@ if TYPE_CHECKING:
 else:
     from dfl.lazy import torch
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
+_ALL = (1 << 64) - 1
 Part = int | str
+_Words = TypeVar("_Words", int, "NDArray[np.uint64]")
 
 
-def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) -> torch.Tensor:
+def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int, start: int = 0) -> torch.Tensor:
     """Thirty-two random bits for every place of every peer's row.
 
-    A row is the counter 0..n-1 sent through a keyed 32-bit permutation: the three multiplications of "triple32"
-    (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the other half mixed in between.
-    The number at place k does not depend on n, nor on which other peers are asked for.
+    A row is the counter start..start+n-1 sent through a keyed 32-bit permutation: the three multiplications of
+    "triple32" (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the other half mixed in
+    between.
+    The number at place k does not depend on start and n, nor on which other peers are asked for.
 
     Args:
         seed: the run's seed.
@@ -35,17 +39,19 @@ def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) 
         peers: the p global peer ids, one row each.
         address: what else tells this draw from others: the round, the slot, the step, the other peer.
         n: numbers per row.
+        start: the place of the first of them; a long row may so be asked for piece by piece.
 
     Returns:
         (p, n) int32, uniform over all of its values.
     """
     key = _key(seed, purpose, np.asarray(peers, dtype=np.uint64), *address)
     first, second = (torch.from_numpy(half.view(np.int32).copy())[:, None] for half in _halves(key))
-    x = torch.arange(n, dtype=torch.int32) + first
-    _shift_xor(x, 17).mul_(_int32(0xED5AD4BB))
-    _shift_xor(x, 11).mul_(_int32(0xAC4C1B51)).bitwise_xor_(second)
-    _shift_xor(x, 15).mul_(_int32(0x31848BAB))
-    return _shift_xor(x, 14)
+    x = _counter(n) + (first + _int32(start))
+    scratch = torch.empty_like(x)
+    _shift_xor(x, 17, scratch).mul_(_int32(0xED5AD4BB))
+    _shift_xor(x, 11, scratch).mul_(_int32(0xAC4C1B51)).bitwise_xor_(second)
+    _shift_xor(x, 15, scratch).mul_(_int32(0x31848BAB))
+    return _shift_xor(x, 14, scratch)
 
 
 def uniform(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) -> torch.Tensor:
@@ -77,36 +83,44 @@ def generator(seed: int, purpose: str, *address: Part) -> np.random.Generator:
 
 def _key(seed: int, purpose: str, peers: NDArray[np.uint64], *address: Part) -> NDArray[np.uint64]:
     """Fold the address into one 64-bit key per peer, (p,)."""
-    key = np.full(peers.shape, _word(seed), dtype=np.uint64)
-    for part in (_word(purpose), *map(_word, address)):
-        key = _mix(key ^ part)
-    return _mix(key ^ _mix(peers + _GOLDEN))
+    key = _word(seed)
+    for part in (purpose, *address):
+        key = _mix(key ^ _word(part))
+    return _mix(np.uint64(key) ^ _mix(peers + np.uint64(_GOLDEN)))
 
 
-def _word(part: Part) -> np.uint64:
+def _word(part: Part) -> int:
     """Turn one part of an address into 64 bits, a name by a hash that is the same in every process."""
     if isinstance(part, str):
-        return np.uint64(int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little"))
-    return np.uint64(part & 0xFFFFFFFFFFFFFFFF)
+        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
+    return part & _ALL
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One step of SplitMix64 (Steele, Lea, Flood 2014)."""
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _mix(x: _Words) -> _Words:
+    """One step of SplitMix64 (Steele, Lea, Flood 2014), on an integer or on an array of them."""
+    z: Any = x  # numpy's types know no uint64 array plus int
+    z = (z + _GOLDEN) & _ALL
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _ALL
+    return z ^ (z >> 31)  # type: ignore[no-any-return]
 
 
 def _halves(key: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    return (key & np.uint64(0xFFFFFFFF)).astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+    return (key & 0xFFFFFFFF).astype(np.uint32), (key >> 32).astype(np.uint32)
+
+
+@lru_cache(maxsize=4)
+def _counter(n: int) -> torch.Tensor:
+    """The numbers 0..n-1, kept because making them costs as much as a quarter of the hash. Not to be written to."""
+    return torch.arange(n, dtype=torch.int32)
 
 
 def _int32(value: int) -> int:
-    """Read an unsigned 32-bit constant as the signed one with the same bits."""
-    return value - (1 << 32) if value >> 31 else value
+    """Read the low 32 bits of an integer as a signed one."""
+    return ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
 
 
-def _shift_xor(x: torch.Tensor, shift: int) -> torch.Tensor:
+def _shift_xor(x: torch.Tensor, shift: int, scratch: torch.Tensor) -> torch.Tensor:
     """x ^= x >> shift, in place; int32 shifts keep the sign, hence the mask."""
-    return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))
+    torch.bitwise_right_shift(x, shift, out=scratch)
+    return x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))

@@ -1,0 +1,171 @@
+"""Are the random numbers random, and always the same ones at the same address?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dfl import keys
+
+PEERS, N = range(40), 5000
+
+
+def sample(seed: int = 0, purpose: str = "test", *address: keys.Part) -> np.ndarray:
+    """A (40, 5000) table of uniform numbers in [0, 1) with all 32 bits."""
+    return (keys.bits(seed, purpose, PEERS, *address, n=N).numpy().view(np.uint32) + 0.5) / 2**32
+
+
+def agree(x: np.ndarray, y: np.ndarray) -> float:
+    """The correlation of two tables, in standard deviations."""
+    return float(abs(np.corrcoef(x.ravel(), y.ravel())[0, 1]) * np.sqrt(x.size))
+
+
+# The address
+
+
+def test_a_peer_draws_the_same_whoever_is_asked_with_it() -> None:
+    table = keys.bits(7, "order", range(9), 3, n=50)
+    assert torch.equal(keys.bits(7, "order", [4], 3, n=50)[0], table[4])
+    assert torch.equal(keys.bits(7, "order", [8, 0], 3, n=50), table[[8, 0]])
+
+
+@pytest.mark.parametrize(("start", "n"), [(0, 0), (0, 1), (0, 49), (13, 20), (99, 1)])
+def test_a_place_holds_the_same_number_however_many_are_asked(start: int, n: int) -> None:
+    table = keys.bits(7, "order", range(3), n=100)
+    assert torch.equal(keys.bits(7, "order", range(3), n=n, start=start), table[:, start : start + n])
+
+
+def test_asking_again_gives_the_same_even_after_the_answer_was_changed() -> None:
+    first = keys.bits(7, "order", [1], n=100)
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(keys.bits(7, "order", [1], n=100), kept)
+
+
+def test_the_numbers_are_those_of_every_machine() -> None:
+    """A run is replayed from its address alone, so these may change only with a note in the change log."""
+    assert keys.bits(0, "test", [0, 1], 2, "x", n=2).tolist() == [[-978720118, 1511467760], [-1023412846, 413992215]]
+    assert keys.generator(0, "test").integers(1000, size=3).tolist() == [541, 582, 342]
+
+
+def triple32(counter: int, first: int, second: int) -> int:
+    """The hash of one number, in unbounded integers."""
+    x = (counter + first) % 2**32
+    x = (x ^ x >> 17) * 0xED5AD4BB % 2**32
+    x = (x ^ x >> 11) * 0xAC4C1B51 % 2**32 ^ second
+    x = (x ^ x >> 15) * 0x31848BAB % 2**32
+    return x ^ x >> 14
+
+
+def test_agrees_with_one_number_at_a_time() -> None:
+    key = keys._key(3, "test", np.arange(4, dtype=np.uint64), "slot", 5)
+    table = keys.bits(3, "test", range(4), "slot", 5, n=60).numpy().view(np.uint32)
+    for row, peer in zip(table, key.tolist(), strict=True):
+        assert row.tolist() == [triple32(k, peer % 2**32, peer >> 32) for k in range(60)]
+
+
+def test_every_part_of_the_address_matters() -> None:
+    tables = [
+        sample(),
+        sample(seed=1),
+        sample(0, "other"),
+        sample(0, "test", 0),
+        sample(0, "test", 1),
+        sample(0, "test", -1),
+        sample(0, "test", 0, 0),
+        sample(0, "test", 1, 0),
+        sample(0, "test", 0, 1),
+        sample(0, "test", "x"),
+        sample(0, "test", "y"),
+        sample(0, "test", 0, "x"),
+    ]
+    for i, one in enumerate(tables):
+        assert all(agree(one, other) < 5 for other in tables[:i])
+
+
+def test_keys_do_not_collide() -> None:
+    peers = np.arange(10_000, dtype=np.uint64)
+    made = np.concatenate([keys._key(seed, "test", peers, t) for seed in range(3) for t in range(3)])
+    assert len(np.unique(made)) == made.size
+
+
+# Uniformity: the statistics of 200,000 numbers within five standard deviations
+
+
+def test_mean_and_variance() -> None:
+    x = sample()
+    assert abs(x.mean() - 1 / 2) < 5 * (1 / 12 / x.size) ** 0.5
+    assert abs(x.var() - 1 / 12) < 5 * (1 / 180 / x.size) ** 0.5
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 8, 64, 1024])
+def test_neighbouring_places_are_not_correlated(lag: int) -> None:
+    x = sample()
+    assert agree(x[:, :-lag], x[:, lag:]) < 5
+
+
+@pytest.mark.parametrize("lag", [1, 2, 16])
+def test_peers_are_not_correlated(lag: int) -> None:
+    x = sample()
+    assert agree(x[:-lag], x[lag:]) < 5
+    assert agree(x[:-lag, 1:], x[lag:, :-1]) < 5
+
+
+def test_every_bit_is_fair_and_independent_of_the_next_place() -> None:
+    words = keys.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
+    for bit in range(32):
+        ones = (words >> np.uint32(bit)) & 1
+        assert abs(ones.mean() - 1 / 2) < 5 / 2 / ones.size**0.5
+        assert abs((ones[:, 1:] ^ ones[:, :-1]).mean() - 1 / 2) < 5 / 2 / ones.size**0.5
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_chi_square(low: bool) -> None:
+    """Of the highest and of the lowest eight bits, and of pairs of neighbours: 255 degrees of freedom."""
+    words = keys.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
+    byte = words & 0xFF if low else words >> np.uint32(24)
+    pairs = byte[:, ::2] // 16 * 16 + byte[:, 1::2] // 16
+    for cells in (byte, pairs):
+        expected = cells.size / 256
+        chi_square = float(((np.bincount(cells.ravel(), minlength=256) - expected) ** 2 / expected).sum())
+        assert abs(chi_square - 255) < 5 * (2 * 255) ** 0.5
+
+
+def test_uniform_is_below_one_and_fair() -> None:
+    x = keys.uniform(0, "test", PEERS, n=N)
+    assert x.dtype == torch.float32
+    assert 0 <= float(x.min()) < 1e-4
+    assert 1 - 1e-4 < float(x.max()) < 1
+    assert abs(float(x.double().mean()) - 1 / 2) < 5 * (1 / 12 / x.numel()) ** 0.5
+
+
+# Permutations and generators
+
+
+def test_permutations_order_a_peers_own_examples() -> None:
+    sizes = torch.tensor([5, 0, 12, 1])
+    order = keys.permutations(0, "order", [3, 4, 5, 6], 1, sizes=sizes)
+    assert order.shape == (4, 12)
+    for row, size in zip(order.tolist(), sizes.tolist(), strict=True):
+        assert sorted(row[:size]) == list(range(size))
+    alone = keys.permutations(0, "order", [3], 1, sizes=sizes[:1])
+    assert torch.equal(alone[0], order[0, :5])
+    again = keys.permutations(0, "order", [5], 2, sizes=sizes[2:3])
+    assert not torch.equal(again[0], order[2])
+
+
+def test_every_permutation_is_as_likely() -> None:
+    order = keys.permutations(0, "order", range(24_000), sizes=torch.full((24_000,), 4))
+    counts = np.bincount((order * torch.tensor([64, 16, 4, 1])).sum(1).numpy())
+    counts = counts[counts > 0]
+    assert len(counts) == 24
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 23 + 5 * 46**0.5
+
+
+def test_a_generator_repeats_itself() -> None:
+    draws = [keys.generator(*address).random(3).tolist() for address in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+    assert draws[0] != draws[3]
+    assert keys.generator(0, "a", 1).random() != keys.generator(0, "a", 2).random()
