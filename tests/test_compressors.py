@@ -1,0 +1,300 @@
+"""Are the messages as long as the paper says, and do they say what they should?"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dfl import keys
+from dfl.compressors import COMPRESSORS, Draw, Exact, Quantize
+from dfl.errors import InputError
+
+ODD_BLOCK = 7
+SIZES = (*range(1, 41), 1000, 4097)
+COMBINATIONS = [
+    (bits, rounding)
+    for bits in range(1, 17)
+    for rounding in ("stochastic", "nearest", "midrise", "sign")
+    if (rounding == "sign") == (bits == 1) or (rounding == "midrise" and bits == 1)
+]
+
+
+def chance(peers: range = range(10**6), t: int = 0, slot: str = "x") -> Draw:
+    """The random bits of these peers in this round and slot."""
+    return lambda rows, places: keys.bits(
+        5, "quantize", peers[rows], t, slot, n=places.stop - places.start, start=places.start
+    )
+
+
+def refuse(rows: slice, places: slice) -> torch.Tensor:
+    raise AssertionError("a rounding without chance asked for random bits")
+
+
+def normal(q: int, m: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(q, m, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def through(compressor: Quantize | Exact, words: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
+    return compressor.decode(compressor.encode(words, draw or chance()), words.shape[1], words.dtype)
+
+
+def expected_length(bits: int, block: int, m: int) -> int:
+    return 4 * (1 if block == 0 else math.ceil(m / block)) + math.ceil(bits * m / 8)
+
+
+def on_the_grid(compressor: Quantize, q: int, m: int, block: int) -> torch.Tensor:
+    """Words that are integers, or half-integers, times a power of two that differs from block to block."""
+    half = 2 ** (compressor.bits - 1)
+    between = compressor.rounding in ("midrise", "sign")
+    generator = torch.Generator().manual_seed(m)
+    level = torch.randint(-half if between else 1 - half, half, (q, m), generator=generator).double() + 0.5 * between
+    level[:, :: block or m] = half - 1 + 0.5 * between  # the largest, at the start of every block
+    exponent = torch.arange(m) // (block or m) % 9 - 4
+    return level * 2.0**exponent
+
+
+# The registry
+
+
+def test_registry() -> None:
+    assert sorted(COMPRESSORS) == ["none", "quantize"]
+
+
+def test_a_command_line_is_checked_without_torch() -> None:
+    code = "import sys, dfl.compressors as c; c.Quantize(bits=4); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Payload
+
+
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+def test_the_grid_survives_and_the_payload_is_as_promised(bits: int, rounding: str) -> None:
+    for m in SIZES:
+        for block in (0, ODD_BLOCK, 256) if m > 256 else (0, ODD_BLOCK):
+            compressor = Quantize(bits=bits, rounding=rounding, block=block)
+            words = on_the_grid(compressor, 2, m, block)
+            message = compressor.encode(words, chance())
+            assert message.shape == (2, expected_length(bits, block, m))
+            heard = compressor.decode(message, m, torch.float64)
+            # the largest of a block lies half a step above mid-rise's highest level, so its grid shrinks by that much
+            assert torch.equal(heard, words * (1 - 2.0**-bits) if rounding == "midrise" else words)
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_default_payload(bits: int) -> None:
+    block = 256 if bits <= 3 else 0
+    for m in (1, 255, 256, 257, 199210):
+        assert Quantize(bits=bits).encode(normal(1, m), chance()).shape == (1, expected_length(bits, block, m))
+
+
+def test_no_rows_and_no_words() -> None:
+    for bits in (1, 2, 3, 4, 8, 13):
+        for q, m in ((0, 5), (3, 0), (0, 0)):
+            assert through(Quantize(bits=bits), torch.zeros(q, m)).shape == (q, m)
+
+
+# The paper, coordinate by coordinate
+
+
+def paper(x: np.ndarray, bits: int, rounding: str, random: list[int]) -> list[float]:
+    """One block, one coordinate at a time, in exact fractions of the quotient a/s."""
+    half = 2 ** (bits - 1)
+    largest = np.abs(x).max()
+    s = np.float32({"sign": 2 * np.abs(x).astype(np.float64).mean(), "midrise": largest / half}.get(rounding, 0))
+    if rounding in ("stochastic", "nearest"):
+        s = np.float32(float(largest) / (half - 1))
+        s = s if float(s) * (half - 1) >= float(largest) else np.nextafter(s, np.float32(np.inf))
+    said = []
+    for a, r in zip(x, random, strict=True):
+        quotient = Fraction(float(a / s))
+        v = math.floor(quotient)
+        if rounding == "stochastic":
+            v += quotient - v >= 1 - Fraction(r % 2 ** (32 - bits), 2 ** (32 - bits))
+        if rounding == "nearest":
+            v += quotient - v >= Fraction(1, 2)
+        v = min(max(v, -half), half - 1)
+        said.append(float((v + x.dtype.type(0.5 * (rounding in ("midrise", "sign")))) * s))
+    return said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+def test_agrees_with_the_paper(bits: int, rounding: str, dtype: torch.dtype) -> None:
+    m, block = 333, 100
+    words = normal(1, m, seed=bits, dtype=dtype)
+    words[0, 3], words[0, 100:110], words[0, 7] = -1e-20, 0.0, words[0].abs().max()
+    heard = through(Quantize(bits=bits, rounding=rounding, block=block), words)[0]
+    random = keys.bits(5, "quantize", [0], 0, "x", n=m)[0].tolist()
+    for start in range(0, m, block):
+        part = slice(start, start + block)
+        assert heard[part].tolist() == paper(words[0, part].numpy(), bits, rounding, random[part])
+
+
+# Chance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_stochastic_is_unbiased_with_at_most_a_quarter_of_variance(bits: int, dtype: torch.dtype) -> None:
+    draws, most = 20_000, 2 ** (bits - 1) - 1
+    step = 0.3
+    levels = [0.0, 0.01, 0.5, 0.99, 1 / 3, most, -most, most - 0.01, 0.01 - most, most - 0.5, 0.7 - most, -0.01]
+    x = torch.tensor(levels, dtype=dtype) * step
+    heard = through(Quantize(bits=bits, rounding="stochastic", block=0), x.expand(draws, len(x)))
+    level = x.double() / step
+    fraction = level - level.floor()
+    sigma = step * (fraction * (1 - fraction)).sqrt()
+    rounding_error = 4 * torch.finfo(torch.float32).eps * x.abs().max()
+    assert ((heard.double().mean(0) - x).abs() <= 5 * sigma / draws**0.5 + rounding_error).all()
+    assert (heard.double().var(0) <= step**2 / 4 * (1 + 5 / draws**0.5)).all()
+
+
+def test_the_largest_word_is_said_without_bias_in_float64() -> None:
+    words = normal(200, 1, dtype=torch.float64).abs() + 1.0  # float32 rounds half of the steps down
+    for bits in (2, 3, 4, 7, 8):
+        compressor = Quantize(bits=bits, rounding="stochastic", block=0)
+        steps = compressor.encode(words, chance())[:, :4].clone().view(torch.float32).double()
+        assert (steps * (2 ** (bits - 1) - 1) >= words).all()
+
+
+def test_the_address_makes_the_message() -> None:
+    words = normal(1, 500).expand(2, 500)
+    compressor = Quantize(bits=4)
+    message = compressor.encode(words, chance())
+    assert torch.equal(message, compressor.encode(words, chance()))
+    assert not torch.equal(message[0], message[1])
+    assert not torch.equal(message, compressor.encode(words, chance(t=1)))
+    assert not torch.equal(message, compressor.encode(words, chance(slot="y")))
+    assert torch.equal(message[1:], compressor.encode(words[1:], chance(range(1, 2))))
+
+
+@pytest.mark.parametrize(("bits", "block"), [(1, 0), (1, 256), (2, 256), (3, 7), (4, 0), (5, 1000), (8, 0), (13, 33)])
+@pytest.mark.parametrize("m", [1, 2, 5, 31, 650, 4097, 300_000])
+def test_a_row_does_not_depend_on_the_others(bits: int, block: int, m: int) -> None:
+    q = 5 if m > 4097 else 130
+    compressor = Quantize(bits=bits, block=block)
+    wide = normal(q, m + 3)
+    words = wide[:, :m]  # a view, as when only a part of a model is said
+    message = compressor.encode(words, chance(range(q)))
+    heard = compressor.decode(message, m, torch.float32)
+    for first, last in ((0, 1), (1, 4), (4, q)):
+        alone = compressor.encode(words[first:last].contiguous(), chance(range(first, last)))
+        assert torch.equal(alone, message[first:last])
+        assert torch.equal(compressor.decode(alone, m, torch.float32), heard[first:last])
+
+
+def test_only_stochastic_rounding_draws() -> None:
+    for bits, rounding in COMBINATIONS:
+        if rounding != "stochastic":
+            Quantize(bits=bits, rounding=rounding).encode(normal(2, 50), refuse)
+
+
+# Contraction
+
+
+floats = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False).map(lambda a: a if abs(a) > 1e-30 else 0.0)
+rows = st.lists(floats, min_size=1, max_size=80).map(lambda row: torch.tensor([row], dtype=torch.float32))
+
+
+def squares(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """‖y - x‖² and ‖x‖²."""
+    return float((y.double() - x.double()).square().sum()), float(x.double().square().sum())
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows, st.integers(2, 16), st.sampled_from([0, 7, 256]))
+def test_nearest_contracts_everywhere(x: torch.Tensor, bits: int, block: int) -> None:
+    error, norm = squares(x, through(Quantize(bits=bits, rounding="nearest", block=block), x, refuse))
+    assert error < norm or norm == 0.0 == error
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows)
+def test_sign_contracts_by_the_mean(x: torch.Tensor) -> None:
+    error, norm = squares(x, through(Quantize(bits=1, rounding="sign", block=0), x, refuse))
+    mean = float(x.double().abs().mean())
+    assert error == pytest.approx(norm - x.shape[1] * mean**2, rel=1e-6, abs=1e-6 * norm)
+    assert error < norm or norm == 0.0 == error
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows, st.integers(1, 16))
+def test_midrise_errs_by_half_a_step(x: torch.Tensor, bits: int) -> None:
+    heard = through(Quantize(bits=bits, rounding="midrise", block=0), x, refuse)
+    half_step = float(x.abs().max()) / 2**bits
+    assert float((heard.double() - x.double()).abs().max()) <= half_step * (1 + 1e-6 * 2**bits)
+    error, norm = squares(x, heard)
+    assert error < norm or norm <= x.shape[1] * half_step**2 * 1.001
+
+
+def test_midrise_does_not_contract_a_lonely_entry() -> None:
+    x = torch.zeros(1, 256)
+    x[0, 9] = 1.0
+    error, norm = squares(x, through(Quantize(bits=2), x))
+    assert error > norm
+
+
+@pytest.mark.parametrize("m", [650, 199210])
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_default_options_contract(bits: int, m: int) -> None:
+    x = normal(1, m) * 1e-3
+    error, norm = squares(x, through(Quantize(bits=bits), x))
+    assert error < (0.4 if bits <= 2 else 0.15) * norm
+
+
+# Extremes
+
+
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+def test_zeros_stay_zeros(bits: int, rounding: str) -> None:
+    words = torch.zeros(2, 40)
+    words[1, 25:] = 1.0
+    heard = through(Quantize(bits=bits, rounding=rounding, block=ODD_BLOCK), words)
+    assert (heard[0] == 0).all()
+    assert (heard[1, :21] == 0).all()
+
+
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+def test_tiny_and_huge_words(bits: int, rounding: str) -> None:
+    scale = torch.tensor([[1e-45], [3e-45], [1e-40], [1e-38], [1e-30], [1e30], [1e38]])
+    words = scale * torch.tensor([1.0, -1.0, 0.5, -0.25, 0.0])
+    heard = through(Quantize(bits=bits, rounding=rounding), words)
+    assert heard.isfinite().all()
+    assert ((heard.double() - words.double()).abs() <= words.double().amax(1, keepdim=True) * (1 + 1e-6)).all()
+
+
+def test_words_that_are_no_numbers_end_as_such() -> None:
+    for bits in range(1, 17):
+        heard = through(
+            Quantize(bits=bits), torch.tensor([[1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, 2.0, 3.0]])
+        )
+        assert not heard[0].isfinite().any()
+        assert not heard[1].isfinite().all()
+        assert heard[2].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"bits": 0}, "bits=0 is not one of 1 to 16"),
+        ({"bits": 17}, "bits=17 is not one of 1 to 16"),
+        ({"rounding": "down"}, "rounding=down is not one of auto, stochastic"),
+        ({"bits": 1, "rounding": "stochastic"}, "rounding=stochastic with bits=1; choose auto, midrise, sign"),
+        ({"bits": 1, "rounding": "nearest"}, "rounding=nearest with bits=1"),
+        ({"bits": 2, "rounding": "sign"}, "rounding=sign with bits=2; choose auto, stochastic, nearest, midrise"),
+        ({"block": -1}, "block=-1 is negative"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        Quantize(**options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
