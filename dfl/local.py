@@ -86,10 +86,9 @@ def _groups(task: Task, d: int) -> Sequence[Tensor]:
 def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:
     """The recursion of `sgd` on y (a, d), in place."""
     solver, velocity, rate = task.solver, torch.zeros_like(y), task.solver.lr(t)
-    gradients = _batched if solver.batched else _alone
     for batch in batches(task, t, lanes):
         a = len(batch.counts)
-        g = gradients(y[:a], task, batch)
+        g = _gradients(y[:a], task, batch)
         if solver.weight_decay:
             g.add_(y[:a] * solver.weight_decay)
         # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row.
@@ -97,34 +96,17 @@ def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:
     return y
 
 
-def _batched(y: Tensor, task: Task, batch: Batch) -> Tensor:
-    """∇f_i(y_i) of every lane at once, (a, d).
-
-    A lone lane is computed twice: batched products of one and of several matrices round differently, and a
-    peer's numbers must not depend on who shares its rank.
-    """
-    a, index, counts = len(y), batch.index, batch.counts
-    if a == 1:
-        y, index, counts = y.expand(2, -1), index.expand(2, -1), counts.expand(2)
-    weight = (torch.arange(index.shape[1]) < counts[:, None]).to(y.dtype).div_(counts[:, None])
-
-    def mean_loss(parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        outputs = torch.func.functional_call(task.module, parameters, (inputs,))
-        return (task.loss(outputs, labels) * weight).sum()
-
-    each = torch.func.vmap(torch.func.grad(mean_loss))
-    parts = each(task.spec.views(y), task.inputs(task.train.inputs[index]), task.train.labels[index], weight)
-    return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:a]
-
-
-def _alone(y: Tensor, task: Task, batch: Batch) -> Tensor:
-    """∇f_i(y_i) of one peer, (1, d)."""
-    index = batch.index[0, : int(batch.counts[0])]
-    parameters = {name: view.requires_grad_() for name, view in task.spec.views(y[0].detach()).items()}
-    outputs = torch.func.functional_call(task.module, parameters, (task.inputs(task.train.inputs[index]),))
-    loss = task.loss(outputs, task.train.labels[index]).mean()
-    parts = torch.autograd.grad(loss, list(parameters.values()))
-    return torch.cat([part.flatten() for part in parts])[None]
+def _gradients(y: Tensor, task: Task, batch: Batch) -> Tensor:
+    """∇f_i(y_i) of the mean loss over each peer's own batch, (a, d)."""
+    counts = batch.counts[:, None]
+    index = batch.index if task.solver.batched else batch.index[:, : int(counts[0])]
+    weight = (torch.arange(index.shape[1]) < counts).to(y.dtype).div_(counts)
+    parameters = {name: view.requires_grad_() for name, view in task.spec.views(y.detach()).items()}
+    out = task.outputs(parameters, task.inputs(task.train.inputs[index]))
+    losses = task.loss(out.flatten(0, 1), task.train.labels[index].flatten(0, 1))
+    # A peer's loss depends on its own parameters only, so the gradient of the sum holds the gradient of each.
+    parts = torch.autograd.grad((losses.view(weight.shape) * weight).sum(), list(parameters.values()))
+    return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
 def _check(name: str, value: float, good: bool, accepted: str) -> None:

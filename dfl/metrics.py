@@ -44,7 +44,7 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
     for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
         seen = task.inputs(inputs)
         for rows, count in zip(x.split(LANES), right.split(LANES), strict=True):
-            count += (outputs(rows, task, seen, each=False).argmax(2) == labels).sum(1)
+            count += (task.outputs(task.spec.views(rows), seen, each=False).argmax(2) == labels).sum(1)
     return right.numpy() / len(exam.labels)
 
 
@@ -57,28 +57,13 @@ def on_own(x: Tensor, task: Task, examples: Examples, classes: int) -> tuple[Flo
             places = torch.arange(CHUNK).expand(len(lanes), -1)
             real = places < counts[lanes, None]
             index = starts[lanes, None] + (first + places) * real
-            out = outputs(x[lanes], task, task.inputs(examples.inputs[index]), each=True)
+            out = task.outputs(task.spec.views(x[lanes]), task.inputs(examples.inputs[index]))
             labels = examples.labels[index]
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), CHUNK)
             loss[lanes] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
             right[lanes] += ((out.argmax(2) == labels) & real).sum(1).numpy() if classes else np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes.numpy(), right / examples.sizes.numpy()
-
-
-def outputs(x: Tensor, task: Task, inputs: Tensor, each: bool) -> Tensor:
-    """What models x (a, d) say, (a, n, ...): all of them of the same inputs (n, ...), or each of its own (a, n, ...)."""
-    call = torch.func.functional_call
-    with torch.no_grad():
-        if not task.solver.batched:
-            lanes = inputs if each else inputs.expand(len(x), *inputs.shape)
-            return torch.stack([call(task.module, task.spec.views(row), (one,)) for row, one in zip(x, lanes, strict=True)])
-        a = len(x)
-        if a == 1:  # as in training: one matrix rounds differently from several
-            x, inputs = x.expand(2, -1), inputs.expand(2, *inputs.shape[1:]) if each else inputs
-        run = torch.func.vmap(lambda views, one: call(task.module, views, (one,)), in_dims=(0, 0 if each else None))
-        out: Tensor = run(task.spec.views(x), inputs)
-        return out[:a]
 
 
 def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | None]:

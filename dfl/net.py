@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from dfl import keys
 from dfl.layout import Layout
@@ -19,7 +20,6 @@ from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
 
 if TYPE_CHECKING:
     import torch
-    from scipy.sparse import csr_array
     from torch import Tensor
 
     from dfl.compressors import Compressor
@@ -161,4 +161,6 @@ class Net:
 def weigh(weights: csr_array, rows: Tensor) -> Tensor:
     """Weights (p, q) times rows (q, m), each row of the result added up in the order of its stored weights."""
     values = rows.numpy()
-    return torch.from_numpy(weights.astype(values.dtype) @ values)
+    # Not weights.astype(…): scipy sorts the columns there, and the order of a sum would depend on the ranks.
+    parts = (weights.data.astype(values.dtype), weights.indices, weights.indptr)
+    return torch.from_numpy(csr_array(parts, shape=weights.shape) @ values)

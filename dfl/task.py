@@ -107,6 +107,34 @@ class Task:
         """What the model sees of raw examples: float(x) * scale + shift."""
         return raw.to(self.scale.dtype).mul(self.scale).add_(self.shift)
 
+    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
+        """What models say.
+
+        A lone model is computed twice in a batch of its own: batched products of one matrix and of several round
+        differently, and a peer's numbers must not depend on who shares its rank.
+
+        Args:
+            parameters: name -> (a, *shape), one model per row.
+            inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all.
+            each: whether inputs are each model's own.
+
+        Returns:
+            (a, n, ...).
+        """
+        a = len(next(iter(parameters.values())))
+        if not self.solver.batched:
+            rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
+            return torch.stack([self._call(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
+        if a == 1:
+            parameters = {name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()}
+            inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
+        out: Tensor = torch.func.vmap(self._call, in_dims=(0, 0 if each else None))(parameters, inputs)
+        return out[:a]
+
+    def _call(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs,))
+        return out
+
     @property
     def steps(self) -> Tensor:
         """(p,) int64, the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number."""
