@@ -1,0 +1,300 @@
+"""Does every example find one owner, and does each way of dealing do what its source says?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dfl import keys
+from dfl.config import Run
+from dfl.datasets import PARTITIONS, Data, Deal, deal
+from dfl.datasets.partition import Labels, Partition, Parts, _proportions, dirichlet, iid, labels, shards
+from dfl.errors import InputError
+
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def mixed(counts: list[int]) -> NDArray[np.int64]:
+    """Labels with the given counts, in a random order."""
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+def balanced(n: int, classes: int = 10) -> NDArray[np.int64]:
+    return np.random.default_rng(n).permutation(np.arange(n) % classes)
+
+
+def made(n: int, n_test: int = 200) -> Data:
+    """A data set whose only input is an example's own number."""
+    return Data(np.arange(n)[:, None], balanced(n), np.arange(n_test)[:, None], balanced(n_test), classes=10)
+
+
+def kinds(part: NDArray[np.int64], values: NDArray[np.int64]) -> set[int]:
+    """The labels among some examples."""
+    return set(values[part].tolist())
+
+
+def each_once(parts: list[NDArray[np.int64]], n: int) -> bool:
+    return sorted(np.concatenate(parts).tolist()) == list(range(n))
+
+
+# --- what holds for every partition -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(PARTITIONS)),
+    peers=st.integers(1, 40),
+    spare=st.integers(0, 300),
+    n_test=st.integers(0, 200),
+    seed=st.integers(0, 2**32),
+)
+def test_every_example_has_one_owner(name: str, peers: int, spare: int, n_test: int, seed: int) -> None:
+    data = Labels(balanced(2 * peers + spare), balanced(n_test))
+    parts = PARTITIONS[name](data, peers, keys.generator(seed, "partition"))
+    for half, values in ((parts.train, data.train), (parts.test, data.test)):
+        assert len(half) == peers
+        assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in half)
+        dealt = np.concatenate(half)
+        assert len(np.unique(dealt)) == len(dealt)
+        assert len(dealt) == len(values) or (name == "labels" and 2 * peers < 10)  # then nobody draws some labels
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_the_seed_decides(name: str) -> None:
+    data = made(600)
+
+    def first(seed: int) -> list[list[int]]:
+        dealt = deal(PARTITIONS[name], data, Run(peers=12, seed=seed, validation=0.2, examples_per_peer=40))
+        return [part.tolist() for part in (*dealt.train, *dealt.validation, *dealt.test)]
+
+    assert first(1) == first(1) != first(2)
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_options_can_be_read_by_the_command_line(name: str) -> None:
+    parameters = list(inspect.signature(PARTITIONS[name]).parameters.values())
+    assert [one.name for one in parameters[:3]] == ["labels", "peers", "rng"]
+    assert all(one.kind is one.KEYWORD_ONLY and one.annotation in ("int", "float") for one in parameters[3:])
+
+
+@pytest.mark.parametrize(
+    ("divide", "words"),
+    [
+        (partial(shards, per_peer=0), "--partition shards: per_peer must be at least 1, not 0"),
+        (partial(shards, per_peer=51), "2 peers with per_peer=51 need 102 training examples, there are 100"),
+        (partial(labels, per_peer=-1), "--partition labels: per_peer must be at least 1, not -1"),
+        (partial(labels, per_peer=10**12), "need 2000000000000 training examples, there are 100"),
+        (partial(dirichlet, alpha=0.0), "--partition dirichlet: alpha must be a number above 0, not 0.0"),
+        (partial(dirichlet, alpha=float("nan")), "alpha must be"),
+        (partial(dirichlet, alpha=float("inf")), "alpha must be"),
+        (partial(dirichlet, min_examples=-1), "min_examples must be at least 0, not -1"),
+        (partial(dirichlet, min_examples=51), "2 peers with min_examples=51 need 102 training examples, there are 100"),
+    ],
+)
+def test_bad_option_is_refused(divide: Partition, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        divide(Labels(balanced(100), balanced(10)), 2, keys.generator(0, "partition"))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- each partition ---------------------------------------------------------------------------------------------------
+
+
+def split(divide: Callable[..., Parts], data: Labels, peers: int, seed: int = 0) -> Parts:
+    return divide(data, peers, keys.generator(seed, "partition"))
+
+
+def test_iid_parts_are_equal_and_alike() -> None:
+    data = Labels(balanced(10003), balanced(1000))
+    parts = split(iid, data, 10)
+    assert sorted(map(len, parts.train)) == [1000] * 7 + [1001] * 3
+    shares = np.array([np.bincount(data.train[part], minlength=10) for part in parts.train])
+    assert 60 < shares.min() <= shares.max() < 145  # 100 each, standard deviation 9
+
+
+def test_shards_as_in_fedavg() -> None:
+    data = Labels(mixed(MNIST_TRAIN), mixed(MNIST_TEST))
+    parts = split(shards, data, 100)
+    assert each_once(parts.train, 60000)
+    assert each_once(parts.test, 10000)
+    assert {len(part) for part in parts.train} == {600}
+    assert {len(part) for part in parts.test} == {100}
+    counts = [len(kinds(part, data.train)) for part in parts.train]
+    assert max(counts) <= 4
+    assert sum(counts) <= 200 + 9  # a shard more for every boundary between two labels
+
+
+def test_shards_are_the_same_for_testing() -> None:
+    data = Labels(balanced(2000), balanced(400))  # no shard crosses a boundary
+    parts = split(partial(shards, per_peer=2), data, 20)
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert kinds(train, data.train) == kinds(test, data.test)
+        assert len(kinds(train, data.train)) <= 2
+
+
+def test_labels_as_in_lg_fedavg() -> None:
+    data = Labels(mixed(MNIST_TRAIN), mixed(MNIST_TEST))
+    parts = split(labels, data, 100)
+    assert each_once(parts.train, 60000)
+    assert each_once(parts.test, 10000)
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert kinds(train, data.train) == kinds(test, data.test)
+        assert 1 <= len(kinds(train, data.train)) <= 2
+        assert 2 * 271 <= len(train) <= 2 * 338  # 20 shards of every label
+        assert 2 * 44 <= len(test) <= 2 * 57
+
+
+def test_labels_drawn_twice_are_as_frequent_as_they_should_be() -> None:
+    data = Labels(balanced(400), balanced(10))
+    single = [sum(len(kinds(part, data.train)) == 1 for part in split(labels, data, 100, s).train) for s in range(300)]
+    assert abs(np.mean(single) - 100 * 19 / 199) < 0.6  # standard error 0.16
+
+
+@settings(max_examples=30, deadline=None)
+@given(peers=st.integers(1, 30), per_peer=st.integers(1, 12), classes=st.integers(1, 12), seed=st.integers(0, 99))
+def test_labels_for_any_number_of_draws(peers: int, per_peer: int, classes: int, seed: int) -> None:
+    data = Labels(balanced(1200, classes), balanced(120, classes))
+    parts = split(partial(labels, per_peer=per_peer), data, peers, seed)
+    drawn = kinds(np.concatenate(parts.train), data.train)
+    assert len(drawn) == min(classes, peers * per_peer)
+    for half, values in ((parts.train, data.train), (parts.test, data.test)):
+        assert np.concatenate(half).size == np.isin(values, list(drawn)).sum()
+    assert all(1 <= len(kinds(part, data.train)) <= per_peer for part in parts.train)
+    owners = [sum(label in kinds(part, data.train) for part in parts.train) for label in drawn]
+    assert max(owners) <= -(-peers * per_peer // classes)
+
+
+def test_labels_that_training_lacks_are_not_drawn() -> None:
+    data = Labels(np.array([3, 7] * 20), np.array([1, 3, 5, 7] * 5))
+    parts = split(labels, data, 5)
+    assert each_once(parts.train, 40)
+    assert kinds(np.concatenate(parts.test), data.test) == {3, 7}
+
+
+def test_dirichlet_at_a_thousand_peers_is_quick() -> None:
+    data = Labels(mixed(MNIST_TRAIN), mixed(MNIST_TEST))
+    start = perf_counter()
+    parts = split(partial(dirichlet, alpha=0.01, min_examples=10), data, 1000)
+    assert perf_counter() - start < 10
+    assert min(map(len, parts.train)) == 10
+    assert each_once(parts.train, 60000)
+    assert each_once(parts.test, 10000)
+
+
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-3, 1.0, 1e3, 1e300])
+def test_dirichlet_proportions_of_any_alpha(alpha: float) -> None:
+    shares = _proportions(np.random.default_rng(0), (50, 1000), alpha)
+    assert np.all(shares >= 0)
+    assert np.abs(shares.sum(axis=1) - 1).max() < 1e-9
+    if alpha < 1e-100:
+        assert np.all(shares.max(axis=1) == 1)
+    if alpha > 1e100:
+        assert np.allclose(shares, 1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
+def test_dirichlet_proportions_have_their_moments(alpha: float) -> None:
+    shares = _proportions(np.random.default_rng(1), (20000, 4), alpha)
+    assert np.abs(shares.mean(axis=0) - 1 / 4).max() < 0.02
+    assert np.abs(shares.var(axis=0) - 3 / 16 / (4 * alpha + 1)).max() < 0.005
+
+
+def test_dirichlet_tests_a_peer_on_what_it_trains_on() -> None:
+    data = Labels(mixed(MNIST_TRAIN), mixed(MNIST_TEST))
+    parts = split(partial(dirichlet, alpha=0.1, min_examples=0), data, 20)
+    for train, test in zip(parts.train, parts.test, strict=True):
+        a = np.bincount(data.train[train], minlength=10) / np.array(MNIST_TRAIN)
+        b = np.bincount(data.test[test], minlength=10) / np.array(MNIST_TEST)
+        assert np.abs(a - b).max() < 0.003  # rounding at both ends of a piece of a thousand
+
+
+def test_dirichlet_helps_the_poor_from_the_rich() -> None:
+    data = Labels(balanced(500), balanced(50))
+    pure = split(partial(dirichlet, alpha=0.01, min_examples=0), data, 25)
+    helped = split(partial(dirichlet, alpha=0.01, min_examples=20), data, 25)
+    assert min(map(len, pure.train)) == 0
+    assert {len(part) for part in helped.train} == {20}  # all that there is
+    assert all(np.array_equal(a, b) for a, b in zip(pure.test, helped.test, strict=True))
+
+
+# --- the deal of a run ------------------------------------------------------------------------------------------------
+
+
+def owned(dealt: Deal) -> list[NDArray[np.int64]]:
+    """Training and validation examples of every peer."""
+    return [np.concatenate(pair) for pair in zip(dealt.train, dealt.validation, strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(PARTITIONS)),
+    peers=st.integers(1, 20),
+    each=st.one_of(st.none(), st.integers(12, 20)),
+    validation=st.floats(0, 1, exclude_max=True),
+)
+def test_validation_takes_its_share_but_not_the_last(
+    name: str, peers: int, each: int | None, validation: float
+) -> None:
+    run = Run(peers=peers, examples_per_peer=each, validation=validation)
+    dealt = deal(PARTITIONS[name], made(400), run)
+    everything = np.concatenate(owned(dealt))
+    assert len(np.unique(everything)) == len(everything)
+    if name != "labels":
+        assert len(everything) == (400 if each is None else peers * each)
+    for train, held in zip(dealt.train, dealt.validation, strict=True):
+        n = len(train) + len(held)
+        assert len(held) == min(round(validation * n), n - 1)
+        assert np.all(np.diff(train) > 0)
+        assert np.all(np.diff(held) > 0)
+
+
+def test_a_subset_is_shared_out_exactly() -> None:
+    data = made(5000)
+    dealt = deal(shards, data, Run(peers=16, examples_per_peer=100))
+    assert {len(part) for part in dealt.train} == {100}
+    whole = np.sort(np.concatenate(dealt.train))
+    assert len(np.unique(whole)) == 1600
+    assert abs(whole.mean() - 2500) < 200  # from everywhere
+    assert each_once(dealt.test, 200)
+    assert sum(len(kinds(part, data.train_labels)) for part in dealt.train) <= 32 + 9
+
+
+def test_a_peer_sets_the_same_aside_whoever_else_is_there() -> None:
+    data = made(400)
+
+    def places(peers: int) -> NDArray[np.int64]:
+        dealt = deal(iid, data, Run(peers=peers, examples_per_peer=20, validation=0.25))
+        return np.searchsorted(np.sort(owned(dealt)[3]), dealt.validation[3])
+
+    assert np.array_equal(places(4), places(20))
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (Run(peers=101), "--peers 101 with 1 or more training examples each need 101, there are 100"),
+        (
+            Run(peers=10, examples_per_peer=11),
+            "--peers 10 with 11 or more training examples each need 110, there are 100",
+        ),
+    ],
+)
+def test_too_few_examples_are_refused(run: Run, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        deal(iid, made(100), run)
+    assert str(caught.value) == words
+
+
+def test_a_peer_without_examples_is_refused() -> None:
+    with pytest.raises(InputError, match=r"leaves \d+ of 50 peers without training examples, peer \d+ first: 100 ex"):
+        deal(partial(dirichlet, alpha=0.01, min_examples=0), made(100), Run(peers=50))
