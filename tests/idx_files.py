@@ -1,0 +1,60 @@
+"""Small files in the format of MNIST, for the tests of data sets."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dfl.datasets import Data
+from dfl.errors import InputError
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+
+
+def idx(values: NDArray[np.uint8]) -> bytes:
+    """An array as the content of an IDX file."""
+    return struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+
+
+def contents(train: int = 30, test: int = 20) -> dict[str, bytes]:
+    """The four files, unpacked."""
+    rng = np.random.default_rng(0)
+
+    def half(n: int) -> tuple[bytes, bytes]:
+        return idx(rng.integers(0, 256, (n, 28, 28), np.uint8)), idx(rng.integers(0, 10, n, np.uint8))
+
+    return dict(zip((IMAGES, LABELS, TEST_IMAGES, TEST_LABELS), (*half(train), *half(test)), strict=True))
+
+
+def write(folder: Path, packed: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents().items():
+        path = folder / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
+    return folder
+
+
+def same(a: Data, b: Data) -> bool:
+    fields = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+    return all(np.array_equal(getattr(a, field), getattr(b, field)) for field in fields)
+
+
+def refused(load: Callable[[], object]) -> str:
+    """The one line with which a loader refuses."""
+    with pytest.raises(InputError) as caught:
+        load()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 700
+    return message
+
+
+PLAIN = contents()
+PACKED = {name: gzip.compress(content, mtime=0) for name, content in PLAIN.items()}
