@@ -60,8 +60,8 @@ def on_own(x: Tensor, task: Task, examples: Examples, classes: int) -> tuple[Flo
             out = task.outputs(task.spec.views(x[lanes]), task.inputs(examples.inputs[index]))
             labels = examples.labels[index]
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), CHUNK)
-            loss[lanes] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
-            right[lanes] += ((out.argmax(2) == labels) & real).sum(1).numpy() if classes else np.nan
+            loss[lanes.numpy()] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
+            right[lanes.numpy()] += ((out.argmax(2) == labels) & real).sum(1).numpy() if classes else np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes.numpy(), right / examples.sizes.numpy()
 
