@@ -94,7 +94,8 @@ class Run:
         for name in values:
             if name not in known:
                 raise InputError(f"unknown setting {name!r}{_nearest(name, known)}")
-        return cls(**{k: Path(v) if k in ("data_dir", "out") else v for k, v in values.items()})
+        made: dict[str, Any] = {k: Path(v) if k in ("data_dir", "out") else v for k, v in values.items()}
+        return cls(**made)
 
     def to_json(self) -> bytes:
         """The fields as JSON, as ranks tell each other."""
@@ -110,12 +111,16 @@ class Run:
         compressor, algorithm = self.compressor, self.algorithm
         if self.bits is not None:
             if compressor != "none":
-                raise InputError(f"--bits {self.bits} and --compressor {compressor} say the same thing: give one of them")
+                raise InputError(
+                    f"--bits {self.bits} and --compressor {compressor} say the same thing: give one of them"
+                )
             compressor, algorithm = f"quantize:bits={self.bits}", algorithm or "qdfedavgm"
         algorithm = algorithm or "dfedavgm"
         if compressor != "none" and algorithm.partition(":")[0] == "dfedavgm":
-            raise InputError(f"--compressor {compressor} with --algorithm dfedavgm, which sends its models as they are: "
-                             "choose --algorithm qdfedavgm")
+            raise InputError(
+                f"--compressor {compressor} with --algorithm dfedavgm, which sends its models as they are: "
+                "choose --algorithm qdfedavgm"
+            )
         peers = ranks if self.peers is None else self.peers
         return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers)
 
@@ -196,7 +201,7 @@ def _usage(name: str, component: Component) -> str:
 
 def _default(parameter: inspect.Parameter) -> str:
     value = parameter.default
-    if value is parameter.empty:
+    if value is parameter.empty or value is None:
         return _kind(parameter).upper()
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

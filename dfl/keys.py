@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,11 @@ else:
 _GOLDEN = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 Part = int | str
+Ids: TypeAlias = "Sequence[int] | NDArray[np.int64]"
 _Words = TypeVar("_Words", int, "NDArray[np.uint64]")
 
 
-def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int, start: int = 0) -> torch.Tensor:
+def bits(seed: int, purpose: str, peers: Ids, *address: Part, n: int, start: int = 0) -> torch.Tensor:
     """Thirty-two random bits for every place of every peer's row.
 
     A row is the counter start..start+n-1 sent through a keyed 32-bit permutation: the three multiplications of
@@ -54,12 +55,12 @@ def bits(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int, 
     return _shift_xor(x, 14, scratch)
 
 
-def uniform(seed: int, purpose: str, peers: Sequence[int], *address: Part, n: int) -> torch.Tensor:
+def uniform(seed: int, purpose: str, peers: Ids, *address: Part, n: int) -> torch.Tensor:
     """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
     return bits(seed, purpose, peers, *address, n=n).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF) * 2.0**-24
 
 
-def permutations(seed: int, purpose: str, peers: Sequence[int], *address: Part, sizes: torch.Tensor) -> torch.Tensor:
+def permutations(seed: int, purpose: str, peers: Ids, *address: Part, sizes: torch.Tensor) -> torch.Tensor:
     """For every peer a random order of its own `sizes[i]` examples.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def columns(d: int, ranks: int) -> list[range]:
     """The coordinates that each rank adds up: whole blocks of `BLOCK`, in ascending order."""
     blocks = -(-d // BLOCK)
     edges = [min(d, BLOCK * (blocks * r // ranks)) for r in range(ranks + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def blocks(d: int) -> list[slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dfl.errors import InputError
@@ -76,11 +76,10 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     return z
 
 
-def _groups(task: Task, d: int) -> Sequence[Tensor]:
+def _groups(task: Task, d: int) -> Iterator[Tensor]:
     """Peers that train together: all by falling K_i in chunks that bound memory, or each alone."""
-    if not task.solver.batched:
-        return torch.arange(len(task.peers)).split(1)
-    return torch.argsort(task.steps, descending=True, stable=True).split(max(2, LANES // d))
+    order = torch.argsort(task.steps, descending=True, stable=True)
+    yield from order.split(max(2, LANES // d) if task.solver.batched else 1)
 
 
 def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:

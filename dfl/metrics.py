@@ -109,7 +109,7 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
         "accuracy_max": float(accuracy.max()),
         "accuracy_std": float(accuracy.std()),
         "local_accuracy_mean": _mean(peers["local_accuracy"]),
-        "payload_bytes": float(peers["payload_bytes"].sum()),
+        "payload_bytes": int(peers["payload_bytes"].sum()),
     }
     if "validation_accuracy" in peers:
         row["validation_accuracy_mean"] = _mean(peers["validation_accuracy"])

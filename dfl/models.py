@@ -100,8 +100,10 @@ class Spec:
         """
         buffers = [name for name, _ in module.named_buffers()]
         if buffers:
-            raise InputError(f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
-                             "use GroupNorm in place of BatchNorm")
+            raise InputError(
+                f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
+                "use GroupNorm in place of BatchNorm"
+            )
         named = list(module.named_parameters())
         if not named:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
@@ -114,7 +116,9 @@ class Spec:
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
         return {
-            name: rows[..., start : start + math.prod(shape)].unflatten(-1, shape or (1,)).reshape(*rows.shape[:-1], *shape)
+            name: rows[..., start : start + math.prod(shape)]
+            .unflatten(-1, shape or (1,))
+            .reshape(*rows.shape[:-1], *shape)
             for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
         }
 
@@ -151,8 +155,10 @@ def _draw_one(layer: Module, name: str, value: Tensor, address: tuple[int, Seque
         return keys.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)
-    raise InputError(f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
-                     "it knows linear, convolutional and normalisation layers")
+    raise InputError(
+        f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
+        "it knows linear, convolutional and normalisation layers"
+    )
 
 
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:

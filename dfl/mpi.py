@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +37,6 @@ class World:
     size: int = 1
     comm: Any = None
     doing: str = "starting"
-    _links: dict[Any, Any] = field(default_factory=dict)
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Rank 0 makes something, every rank gets it.
@@ -110,11 +109,17 @@ class World:
         )
         return whole
 
-    def exchange(self, key: Any, rows: Bytes, sends: dict[int, int], receives: dict[int, int]) -> Bytes:
-        """Neighbourhood exchange of rows of bytes, on a distributed-graph communicator made once per `key`.
+    def link(self, sends: dict[int, int], receives: dict[int, int]) -> Any:
+        """A distributed-graph communicator that joins the ranks of one plan; made once, on every rank at a time."""
+        if self.size == 1:
+            return None
+        return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
+
+    def exchange(self, link: Any, rows: Bytes, sends: dict[int, int], receives: dict[int, int]) -> Bytes:
+        """Neighbourhood exchange of rows of bytes.
 
         Args:
-            key: names the plan; the same on every rank.
+            link: what `link` gave for the same plan.
             rows: (sum of sends, B) uint8, ordered by receiving rank.
             sends: rows for each other rank, ascending.
             receives: rows from each other rank, ascending.
@@ -124,13 +129,11 @@ class World:
         """
         wide = rows.shape[1]
         heard = np.empty((sum(receives.values()), wide), np.uint8)
-        if self.size == 1:
+        if link is None:
             return heard
-        if key not in self._links:
-            self._links[key] = self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
         out, into = (np.array(list(n.values()), np.int64) * wide for n in (sends, receives))
         message = [_flat(rows), *_places(out), self._byte]
-        self._wait(self._links[key].Ineighbor_alltoallv(message, [_flat(heard), *_places(into), self._byte]))
+        self._wait(link.Ineighbor_alltoallv(message, [_flat(heard), *_places(into), self._byte]))
         return heard
 
     def smallest(self, number: int) -> int:
@@ -177,8 +180,9 @@ def connect() -> World:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise InputError(f"started under an MPI launcher, but mpi4py cannot be imported ({error}): "
-                         "pip install 'dfl[mpi]'") from None
+        raise InputError(
+            f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
+        ) from None
     world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
     if world.size > 1:
         sys.excepthook = _ender(world)

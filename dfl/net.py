@@ -6,7 +6,7 @@ lives in the method's state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,7 @@ class Network:
         self.layout = Layout(weights[0].shape[0], world.size)
         self.payload = np.zeros(len(self.layout.block(world.rank)), np.int64)
         self.wire = 0
-        self._plans: dict[Any, Any] = {}
+        self._links: dict[int, Any] = {}
 
     @cached_property
     def union(self) -> Union:
@@ -81,20 +81,25 @@ class Network:
 
     def peer_plan(self, t: int) -> PeerPlan:
         """The plan of round t for one word per peer."""
-        plan: PeerPlan = self._plan("peers", t, lambda matrix: peer_plan(matrix, self.layout, self.world.rank))
-        return plan
+        return self._peer_plans[t % len(self.weights)]
 
     def edge_plan(self, t: int) -> EdgePlan:
         """The plan of round t for one word per edge."""
-        make = lambda matrix: edge_plan(matrix, self.layout, self.world.rank, self.union)  # noqa: E731
-        plan: EdgePlan = self._plan("edges", t, make)
-        return plan
+        return self._edge_plans[t % len(self.weights)]
 
-    def _plan(self, kind: str, t: int, make: Callable[[csr_array], Any]) -> Any:
-        key = (kind, t % len(self.weights))
-        if key not in self._plans:
-            self._plans[key] = make(self.weights[key[1]])
-        return self._plans[key]
+    def link(self, plan: PeerPlan | EdgePlan) -> Any:
+        """What joins the ranks of a plan, made at its first use."""
+        if id(plan) not in self._links:
+            self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
+        return self._links[id(plan)]
+
+    @cached_property
+    def _peer_plans(self) -> list[PeerPlan]:
+        return [peer_plan(matrix, self.layout, self.world.rank) for matrix in self.weights]
+
+    @cached_property
+    def _edge_plans(self) -> list[EdgePlan]:
+        return [edge_plan(matrix, self.layout, self.world.rank, self.union) for matrix in self.weights]
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,7 @@ class Net:
         network.payload += plan.copies * messages.shape[1]
         leaving = messages[plan.send].numpy()
         network.wire += leaving.nbytes
-        key = (kind, self.t % len(network.weights))
-        arriving = torch.from_numpy(network.world.exchange(key, leaving, plan.sends, plan.receives))
+        arriving = torch.from_numpy(network.world.exchange(network.link(plan), leaving, plan.sends, plan.receives))
         own = network.compressor.decode(messages, words.shape[1], words.dtype)
         heard = own
         if len(arriving):

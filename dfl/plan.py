@@ -173,14 +173,15 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> Edg
 
 def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> Arcs:
     """Some arcs, sorted by (sender, receiver) or by (receiver, sender)."""
-    sender, receiver, weight = (part[which] for part in arcs)
-    order = np.lexsort((sender, receiver) if by_receiver else (receiver, sender))
-    return Arcs(sender[order], receiver[order], weight[order])
+    chosen = np.flatnonzero(which)
+    sender, receiver = arcs.sender[chosen], arcs.receiver[chosen]
+    order = chosen[np.lexsort((sender, receiver) if by_receiver else (receiver, sender))]
+    return Arcs(arcs.sender[order], arcs.receiver[order], arcs.weight[order])
 
 
-def _within(owner: Ints, other: Ints, mine: range, P: int) -> Ints:
+def _within(owner: Ints, other: Ints, mine: range, peers: int) -> Ints:
     inside = (owner >= mine.start) & (owner < mine.stop)
-    return (owner * P + other)[inside]
+    return (owner * peers + other)[inside]
 
 
 def _count(ranks: Ints) -> dict[int, int]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.algorithms import Algorithm
-    from dfl.mpi import World
     from dfl.net import Network
 else:
     from dfl.lazy import torch
@@ -93,14 +92,21 @@ def read(run: Run, parts: Parts, given: Data | None) -> tuple[Data, Deal]:
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
     data = given if given is not None else parts["dataset"](named)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
-        raise InputError(f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}")
+        raise InputError(
+            f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
+        )
+    if not data.classes and run.partition != "iid":
+        raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
     return data, deal(parts["partition"], data, run)
 
 
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
     """Training examples of every label at every peer, (P, classes)."""
-    return np.array([np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train], dtype=np.int64) \
-        if data.classes else np.zeros((len(dealt.train), 0), np.int64)
+    return (
+        np.array([np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train], dtype=np.int64)
+        if data.classes
+        else np.zeros((len(dealt.train), 0), np.int64)
+    )
 
 
 def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Arrays:
@@ -125,8 +131,10 @@ def matrices(common: Arrays) -> list[csr_array]:
 
 def owned(data: Data, dealt: Deal, peers: range) -> Arrays:
     """The examples of some peers, one peer after the other, and which test examples are theirs."""
-    train, held, test = (np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
-                         for part in (dealt.train, dealt.validation, dealt.test))
+    train, held, test = (
+        np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
+        for part in (dealt.train, dealt.validation, dealt.test)
+    )
     return {
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
         "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
@@ -146,7 +154,9 @@ def make_task(run: Run, parts: Parts, peers: range, model: tuple[Module, Loss], 
     spec, sizes = Spec.of(module), common["sizes"][:, 0]
     dtype = next(module.parameters()).dtype
     widest = int(min(run.batch_size or sizes.max(), sizes.max()))
-    batched = spec.d * widest <= AFFORDABLE and not any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in module.modules())
+    batched = spec.d * widest <= AFFORDABLE and not any(
+        isinstance(m, torch.nn.modules.conv._ConvNd) for m in module.modules()
+    )
     solver = Solver(
         lr=partial(_rate, run, parts["lr_schedule"]),
         momentum=run.momentum,
@@ -156,14 +166,20 @@ def make_task(run: Run, parts: Parts, peers: range, model: tuple[Module, Loss], 
         steps=run.local_steps or 0,
         batched={"auto": batched, "batched": True, "loop": False}[run.engine],
     )
-    train = Examples(_tensor(own["train inputs"]), _tensor(own["train labels"]), _tensor(sizes[peers.start : peers.stop]))
+    train = Examples(
+        _tensor(own["train inputs"]), _tensor(own["train labels"]), _tensor(sizes[peers.start : peers.stop])
+    )
     scale, shift = (_tensor(common[name]).to(dtype) for name in ("scale", "shift"))
     return Task(module, spec, loss, peers, train, widest, scale, shift, solver, run.seed)
 
 
 def make_exam(run: Run, peers: range, common: Arrays, own: Arrays) -> Exam:
     """Put together what a rank's peers are measured on."""
-    inputs, labels, sizes = _tensor(common["inputs"]), _tensor(common["labels"]), _tensor(common["sizes"][peers.start : peers.stop])
+    inputs, labels, sizes = (
+        _tensor(common["inputs"]),
+        _tensor(common["labels"]),
+        _tensor(common["sizes"][peers.start : peers.stop]),
+    )
     local = Examples(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
     held_out = Examples(_tensor(own["held inputs"]), _tensor(own["held labels"]), sizes[:, 1])
     if run.eval_examples:

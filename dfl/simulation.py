@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,51 +113,66 @@ def simulate(
 
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
     run, algorithm, network, task = setting.run, setting.algorithm, setting.network, setting.task
-    with _told(report, setting) as look:
+    with _told(report, setting) as watch:
         state = algorithm.init(*setup.start(run, task, setting.own_module), network.at(0))
-        yield from look(0, state)
+        yield from watch.look(0, state)
         for t in range(run.rounds):
             state = algorithm.round(state, task, network.at(t), t)
             _stop_unless_finite(state.x, setting, t)
-            yield from look(t + 1, state)
+            yield from watch.look(t + 1, state)
 
 
 @contextmanager
-def _told(report: Report | None, setting: Setting) -> Iterator[Callable[[int, Any], Iterator[dict[str, float]]]]:
-    """Look at states, and tell the report how it goes and how it ends."""
-    world, begun = setting.world, time.perf_counter()
-    last: dict[str, Any] = {}
-
-    def begin() -> bytes:
-        if report:
-            report.start(setting)
-        return b"told" if report else b""
-
-    def look(t: int, state: Any) -> Iterator[dict[str, float]]:
-        last["state"] = state
-        if t % setting.run.eval_every and t != setting.run.rounds:
-            if report:
-                report.tick(t)
-            return
-        row, last["peers"] = _row(state, setting)
-        row = {"round": t, "seconds": time.perf_counter() - begun} | row
-        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        if report:
-            report.row(row)
-        yield row
-
-    telling = bool(world.from_root(begin))
+def _told(report: Report | None, setting: Setting) -> Iterator[_Watch]:
+    """Begin a report, and say in it how the run ended, whatever ended it."""
+    watch = _Watch(setting, report)
     try:
-        yield look
-        models = world.gather(last["state"].x.numpy()) if telling else None
-        if report and models is not None:
-            report.finish(last["peers"], models)
+        yield watch
+        watch.finish()
     except BaseException as error:
         if report:
             report.close(error)
         raise
     if report:
         report.close(None)
+
+
+class _Watch:
+    """Looks at states when it is time to, and tells the report, which only rank 0 may have."""
+
+    def __init__(self, setting: Setting, report: Report | None) -> None:
+        self.setting, self.report = setting, report
+        self.begun = time.perf_counter()
+        self.last: tuple[Any, Any] = (None, None)
+        self.telling = bool(setting.world.from_root(self._begin))
+
+    def _begin(self) -> bytes:
+        if self.report is None:
+            return b""
+        self.report.start(self.setting)
+        return b"told"
+
+    def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
+        """Yield a row of figures on the state after t rounds, if one is due."""
+        run, world = self.setting.run, self.setting.world
+        if t % run.eval_every and t != run.rounds:
+            if self.report:
+                self.report.tick(t)
+            return
+        figures, peers = _row(state, self.setting)
+        row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
+        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
+        self.last = state, peers
+        if self.report:
+            self.report.row(row)
+        yield row
+
+    def finish(self) -> None:
+        """Hand the last state to the report."""
+        state, peers = self.last
+        models = self.setting.world.gather(state.x.numpy()) if self.telling else None
+        if self.report and models is not None:
+            self.report.finish(peers, models)
 
 
 def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
@@ -179,11 +194,15 @@ def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
     nobody = setting.layout.peers
     peer = setting.world.smallest(setting.task.peers[int(broken[0])] if len(broken) else nobody)
     if peer < nobody:
-        raise DivergedError(f"peer {peer} is no longer finite after round {t + 1}: "
-                            f"try a smaller --lr (it is {setting.run.lr}) or other messages")
+        raise DivergedError(
+            f"peer {peer} is no longer finite after round {t + 1}: "
+            f"try a smaller --lr (it is {setting.run.lr}) or other messages"
+        )
 
 
-def prepare(run: Run, world: World, model: Module | None = None, data: Data | None = None, loss: Loss | None = None) -> Setting:
+def prepare(
+    run: Run, world: World, model: Module | None = None, data: Data | None = None, loss: Loss | None = None
+) -> Setting:
     """Check a run, read and deal its data, and set every rank up.
 
     Raises:
@@ -203,7 +222,9 @@ def prepare(run: Run, world: World, model: Module | None = None, data: Data | No
     common = setup.unpacked(world.from_root(decide))
     layout = Layout(len(common["sizes"]), world.size)
     mine = layout.block(world.rank)
-    own = setup.unpacked(world.scatter(lambda r: setup.packed(setup.owned(found["data"], found["deal"], layout.block(r)))))
+    own = setup.unpacked(
+        world.scatter(lambda r: setup.packed(setup.owned(found["data"], found["deal"], layout.block(r))))
+    )
     torch.set_num_threads(run.threads)
     module = model or setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
     task = setup.make_task(run, parts, mine, (module, loss or _cross_entropy), (common, own))
@@ -237,7 +258,7 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
 
 def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     graph, data, deal = found["graph"], found["data"], found["deal"]
-    spectrum = topologies.spectrum(graph.weights)
+    spectrum = graph.spectrum
     sizes = setup.known_to_all(data, deal, [])["sizes"]
     notes = (*graph.notes, *algorithm.notes(spectrum.smallest))
     counts = setup.count_labels(data, deal)

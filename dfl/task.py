@@ -164,7 +164,9 @@ def batches(task: Task, t: int, lanes: Tensor) -> Iterator[Batch]:
         t: the round.
         lanes: (a,) positions of the peers on this rank, by falling number of steps.
     """
-    sizes, width, per_epoch, steps = (each[lanes] for each in (task.train.sizes, task.width, task.per_epoch, task.steps))
+    sizes, width, per_epoch, steps = (
+        each[lanes] for each in (task.train.sizes, task.width, task.per_epoch, task.steps)
+    )
     starts, places = task.train.starts[lanes], torch.arange(task.widest)
     peers = [task.peers[lane] for lane in lanes.tolist()]
     orders: list[Tensor] = []

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, refused, write
 
 from dfl.datasets import DATASETS, Data, digits, mnist
+from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, refused, write
 
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 

@@ -12,10 +12,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from idx_files import IMAGES, PACKED, TEST_IMAGES, TEST_LABELS, refused, same, write
 
 from dfl.datasets import DATASETS, mnist
 from dfl.datasets.files import Source
+from tests.idx_files import IMAGES, PACKED, TEST_IMAGES, TEST_LABELS, refused, same, write
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -23,19 +23,28 @@ else:
 
 @dataclass(frozen=True)
 class State:
-    """The models and what is publicly known of them.
+    """The models, which is all that the published form remembers.
 
     Attributes:
         x: (p, d), the models.
         error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message, the worst of a peer's edges.
-        said: public copies of this rank's peers: y_i (p, d), or y_(i->k) per outgoing edge (e, d).
-        heard: what is known of the neighbours: sum_j w_ij y_j (p, d), or y_(j->i) per incoming edge (e', d).
     """
 
     x: Tensor
     error: Tensor
-    said: Tensor | None = None
-    heard: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Replicas(State):
+    """The models and what is publicly known of them.
+
+    Attributes:
+        said: public copies of this rank's peers: y_i (p, d), or y_(i->k) per outgoing edge (e, d).
+        heard: what is known of the neighbours: sum_j w_ij y_j (p, d), or y_(j->i) per incoming edge (e', d).
+    """
+
+    said: Tensor
+    heard: Tensor
 
 
 @algorithm("qdfedavgm")
@@ -83,13 +92,13 @@ class QDFedAvgM(Algorithm):
         if self.exchange == "paper":
             return State(x, error)
         if net.fixed:
-            return State(x, error, known, known)
-        return State(x, error, known[net.union.out_owner], known[net.union.into_owner])
+            return Replicas(x, error, known, known)
+        return Replicas(x, error, known[net.union.out_owner], known[net.union.into_owner])
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train, say what changed, and move towards the neighbours' public copies."""
         z = sgd(state.x, task, t)
-        if self.exchange == "paper":
+        if not isinstance(state, Replicas):
             return self._updates(state, z, net)
         return self._replicas(state, z, net) if net.fixed else self._edges(state, z, net)
 
@@ -97,13 +106,13 @@ class QDFedAvgM(Algorithm):
         heard = net.share(z - state.x)
         return State(state.x + self.alpha * heard.average(), heard.error)
 
-    def _replicas(self, state: State, z: Tensor, net: Net) -> State:
+    def _replicas(self, state: Replicas, z: Tensor, net: Net) -> State:
         heard = net.share(z - state.said)
         y = state.said + heard.own  # y_i <- y_i + q_i
         around = state.heard + heard.average()  # sum_j w_ij y_j
-        return State(z + self.gamma * (around - y), heard.error, y, around)
+        return Replicas(z + self.gamma * (around - y), heard.error, y, around)
 
-    def _edges(self, state: State, z: Tensor, net: Net) -> State:
+    def _edges(self, state: Replicas, z: Tensor, net: Net) -> State:
         edges = net.edges
         heard = net.share(z[edges.owner] - state.said[edges.out], edges)
         said = state.said.index_add(0, torch.from_numpy(edges.out), heard.own)
@@ -111,7 +120,7 @@ class QDFedAvgM(Algorithm):
         x = z + self.gamma * (net.pull(around) - net.push(said))
         worst = torch.zeros_like(state.error)
         np.maximum.at(worst.numpy(), edges.owner, heard.error.numpy())
-        return State(x, worst, said, around)
+        return Replicas(x, worst, said, around)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """The error of the last messages."""
@@ -121,5 +130,7 @@ class QDFedAvgM(Algorithm):
         """Warn of the published form on a matrix with a negative eigenvalue."""
         if self.exchange == "replica" or not smallest < 0:
             return ()
-        return (f"exchange=paper mixes updates, not models: with lambda_min(W) = {smallest:.3f} < 0 the peers drift "
-                "apart (use exchange=replica, or --mixing lazy to slow the drift)",)
+        return (
+            f"exchange=paper mixes updates, not models: with lambda_min(W) = {smallest:.3f} < 0 the peers drift "
+            "apart (use exchange=replica, or --mixing lazy to slow the drift)",
+        )

@@ -1,0 +1,60 @@
+"""Run every combination once, on as many ranks as there are: python -m tests.mpi.layouts FOLDER."""
+
+import sys
+from collections.abc import Iterator
+from itertools import chain, product
+from pathlib import Path
+
+import dfl
+from dfl.algorithms import ALGORITHMS
+from dfl.compressors import COMPRESSORS
+from dfl.datasets import PARTITIONS
+
+METHODS = {
+    "dfedavgm": ["dfedavgm"],
+    "qdfedavgm": ["qdfedavgm", "qdfedavgm:gamma=0.7", "qdfedavgm:exchange=paper,alpha=0.5"],
+}
+MESSAGES = {
+    "none": ["none"],
+    "quantize": [f"quantize:bits={b}" for b in (1, 2, 3, 4, 8, 11)] + ["quantize:bits=5,block=64"],
+}
+PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
+GRAPHS = ("ring", "small_world:k=4,p=0.3", "one_peer_exponential")
+
+
+def runs() -> Iterator[tuple[str, dfl.Run]]:
+    """Every algorithm, compressor and partition that is registered, with 16 peers and with 17."""
+    assert set(METHODS) == set(ALGORITHMS), "a new algorithm needs a line here"
+    assert set(MESSAGES) == set(COMPRESSORS), "a new compressor needs a line here"
+    methods, messages = [*chain(*METHODS.values())], [*chain(*MESSAGES.values())]
+    sending = [pair for pair in product(methods, messages) if pair[0] != "dfedavgm" or pair[1] == "none"]
+    for k, (method, message) in enumerate([*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]):
+        graph = GRAPHS[k % len(GRAPHS)]
+        yield name(method, message, graph), setting(k, algorithm=method, compressor=message, topology=graph)
+    for k, partition in enumerate(PARTITIONS):
+        spec = PARTITION_SPECS.get(partition, partition)
+        yield partition, setting(k, partition=spec, validation=0.2, bits=4)
+        yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
+    yield "loop", setting(0, engine="loop", weight_decay=1e-3)
+    yield "lenet", setting(0, model="cnn", peers=5, examples_per_peer=20)
+    yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
+
+
+def setting(k: int, **values: object) -> dfl.Run:
+    few = {"rounds": 3, "eval_every": 2, "model": "mlp:hidden=12", "eval_examples": 100, "peers": 16 + k % 2}
+    return dfl.Run(**{**few, **values})  # type: ignore[arg-type]
+
+
+def name(*parts: str) -> str:
+    return "-".join(part.replace(":", "_").replace(",", "_") for part in parts)
+
+
+if __name__ == "__main__":
+    from dataclasses import replace
+
+    from dfl import plots
+
+    plots.figures = lambda *args: {}  # drawn from the tables that are compared anyway
+    for folder, run in runs():
+        for _ in dfl.simulate(replace(run, out=Path(sys.argv[1]) / folder)):
+            pass

@@ -1,0 +1,110 @@
+"""Do the verbs of `dfl.mpi` move the right bytes? Run under mpirun with any number of ranks."""
+
+import json
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from dfl.errors import InputError
+from dfl.layout import Layout, columns
+from dfl.mpi import World
+from dfl.plan import peer_plan
+from topologies import MIXINGS, TOPOLOGIES, build
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def world() -> World:
+    return World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
+
+
+def test_what_rank_0_makes_reaches_everyone(world: World) -> None:
+    said = world.from_root(lambda: json.dumps({"rank": world.rank, "long": "x" * 100_000}).encode())
+    assert json.loads(said) == {"rank": 0, "long": "x" * 100_000}
+    assert world.from_root(lambda: b"") == b""
+
+
+def test_what_rank_0_refuses_is_refused_everywhere(world: World) -> None:
+    def refuse() -> bytes:
+        raise InputError(f"said by rank {world.rank}")
+
+    with pytest.raises(InputError, match="said by rank 0"):
+        world.from_root(refuse)
+
+
+def test_scatter_gives_each_rank_its_own(world: World) -> None:
+    assert world.scatter(lambda rank: b"r" * (rank + 1)) == b"r" * (world.rank + 1)
+
+
+def test_gather_keeps_the_order_of_ranks(world: World) -> None:
+    for p in (0, 1, world.rank, 3):
+        mine = np.full((p, 2), world.rank, np.float32)
+        whole = world.gather(mine)
+        counts = [{0: 0, 1: 1, 3: 3}[p] if p != world.rank else r for r in range(world.size)]
+        if p in (0, 1, 3) and p != world.rank and world.rank == 0:
+            assert whole is not None
+            np.testing.assert_array_equal(whole[:, 0], np.repeat(np.arange(world.size), counts))
+        MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.parametrize(("peers", "d"), [(16, 9000), (7, 100), (33, 4096 * 3), (1, 5)])
+def test_columns_are_the_transpose(world: World, peers: int, d: int) -> None:
+    layout, cut = Layout(peers, world.size), columns(d, world.size)
+    whole = np.arange(peers * d, dtype=np.float32).reshape(peers, d)
+    mine = layout.block(world.rank)
+    counts = [len(layout.block(r)) for r in range(world.size)]
+    got = world.columns(whole[mine.start : mine.stop], cut, counts)
+    wanted = cut[world.rank]
+    np.testing.assert_array_equal(got, whole[:, wanted.start : wanted.stop])
+
+
+def test_the_smallest_number_wins(world: World) -> None:
+    assert world.smallest(100 - world.rank) == 100 - (world.size - 1)
+
+
+@pytest.mark.parametrize("topology", ["ring", "complete", "star", "exponential"])
+@pytest.mark.parametrize("peers", [5, 16, 23])
+def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: int) -> None:
+    network = build(TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0))
+    layout = Layout(peers, world.size)
+    plan, mine = peer_plan(network.weights[0], layout, world.rank), layout.block(world.rank)
+    rows = (np.asarray(mine)[:, None] + np.zeros((1, 3))).astype(np.uint8)
+    link = world.link(plan.sends, plan.receives)
+    heard = world.exchange(link, rows[plan.send], plan.sends, plan.receives)
+    ids = np.concatenate([rows, heard])[:, 0].astype(float)
+    expected = network.weights[0][mine.start : mine.stop] @ np.arange(peers)
+    np.testing.assert_allclose(plan.weights @ ids, expected, atol=1e-9)
+
+
+def test_wire_is_what_mpi_was_handed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count at the call into mpi4py itself."""
+    import dfl
+    from dfl.simulation import prepare
+    from tests.quadratic import states
+
+    handed = [0]
+
+    class Counting:
+        def __init__(self, comm: object) -> None:
+            self.comm = comm
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.comm, name)
+
+        def Ineighbor_alltoallv(self, send: list[object], receive: list[object]) -> object:  # noqa: N802
+            handed[0] += len(send[0])  # type: ignore[arg-type]
+            assert sum(send[1]) == len(send[0])  # type: ignore[call-overload, arg-type]
+            return self.comm.Ineighbor_alltoallv(send, receive)  # type: ignore[attr-defined]
+
+        def Create_dist_graph_adjacent(self, *args: object, **more: object) -> object:  # noqa: N802
+            return Counting(self.comm.Create_dist_graph_adjacent(*args, **more))  # type: ignore[attr-defined]
+
+    counted = World(world.rank, world.size, Counting(world.comm))
+    for graph in ("torus", "one_peer_exponential"):
+        handed[0] = 0
+        setting = prepare(dfl.Run(peers=16, topology=graph, bits=3), counted)
+        list(states(setting, 3))
+        assert setting.network.wire == handed[0]
+        assert world.size == 1 or handed[0] > 0

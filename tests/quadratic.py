@@ -1,0 +1,70 @@
+"""A problem that can be solved by hand: peer i holds one point c_i and minimises h/2 ||x - c_i||^2."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dfl.config import Run
+from dfl.datasets.data import Data
+from dfl.mpi import World
+from dfl.setup import start
+from dfl.simulation import Setting, prepare
+
+H = 0.7
+
+
+class Point(nn.Module):
+    """c - x for an example c."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(d, dtype=torch.float64))
+
+    def forward(self, c: Tensor) -> Tensor:
+        return c - self.x
+
+
+def half_square(out: Tensor, labels: Tensor) -> Tensor:
+    return H / 2 * out.square().sum(-1)
+
+
+def points(peers: int, d: int) -> Data:
+    c = np.random.default_rng(0).normal(size=(peers, d))
+    labels = np.zeros(peers, np.int64)
+    return Data(c, labels, c[:1], labels[:1], classes=0)
+
+
+def quadratic(d: int = 5, **settings: Any) -> Setting:
+    """A run on points of d coordinates, ready to start."""
+    run = Run(**{"peers": 8, "momentum": 0.0, "lr": 0.1, "local_epochs": 3, **settings})
+    assert run.peers is not None
+    return prepare(run, World(), Point(d), points(run.peers, d), half_square)
+
+
+def states(setting: Setting, rounds: int) -> Iterator[Any]:
+    """The states after round 0, 1, …; the first is the start."""
+    net = setting.network
+    state = setting.algorithm.init(*start(setting.run, setting.task, setting.own_module), net.at(0))
+    yield state
+    for t in range(rounds):
+        state = setting.algorithm.round(state, setting.task, net.at(t), t)
+        yield state
+
+
+def final(setting: Setting, rounds: int) -> Tensor:
+    """The models (P, d) after some rounds."""
+    x: Tensor = list(states(setting, rounds))[-1].x
+    return x
+
+
+def centres(setting: Setting) -> Tensor:
+    """(P, d), the point that each peer holds."""
+    return setting.task.train.inputs
+
+
+def spread(x: Tensor) -> float:
+    """The consensus distance sqrt(mean_i ||x_i - mean x||^2)."""
+    return float((x - x.mean(0)).square().sum(1).mean().sqrt())
