@@ -1,0 +1,276 @@
+"""What does a run leave behind?
+
+    DIR/run.json            what was asked for, of which program, where; at the end, how it ended
+    DIR/metrics.csv         a row per evaluation
+    DIR/peers.csv           a row per peer, at the end
+    DIR/state.safetensors   the models by parameter name, axis 0 = peers
+    DIR/figures/*.png       `dfl.plots`
+
+All but metrics.csv appear whole or not at all. Nothing is pickled. `dfl.results` reads it back.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl import __version__
+from dfl.errors import DivergedError, InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dfl.simulation import Setting
+else:
+    from dfl.lazy import torch
+
+PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
+"""Whose versions a run depends on, besides Python's and our own."""
+
+Peers = Mapping[str, NDArray[np.float64]]
+
+
+class Listener(Protocol):
+    """Who is told, on rank 0, how a run goes."""
+
+    def start(self, setting: Setting) -> None:
+        """The run is about to start."""
+
+    def tick(self, t: int) -> None:
+        """Round t - 1 is done and nobody was evaluated."""
+
+    def row(self, row: Mapping[str, float]) -> None:
+        """An evaluation, by column of metrics.csv."""
+
+    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
+        """The last round is done: every peer's figures (P,) by name, and the models (P, d)."""
+
+    def close(self, error: BaseException | None) -> None:
+        """The run is over, by an error or without."""
+
+
+class Report:
+    """Passes what happens on to a folder and a terminal; either may be missing. On rank 0 only."""
+
+    def __init__(self, folder: Path | None, terminal: Listener | None = None) -> None:
+        self.listeners: list[Listener] = [Folder(folder)] if folder is not None else []
+        self.listeners += [terminal] if terminal is not None else []
+
+    def start(self, setting: Setting) -> None:
+        """Create the folder and say what is about to run.
+
+        Raises:
+            InputError: the folder holds a run already, or cannot be written to.
+        """
+        for each in self.listeners:
+            each.start(setting)
+
+    def tick(self, t: int) -> None:
+        """Tell that t rounds are done."""
+        for each in self.listeners:
+            each.tick(t)
+
+    def row(self, row: Mapping[str, float]) -> None:
+        """Tell the figures of an evaluation, by column of metrics.csv."""
+        for each in self.listeners:
+            each.row(row)
+
+    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
+        """Keep and show the outcome.
+
+        Args:
+            peers: every peer's figures (P,), by name, as `metrics.measure` gives them.
+            models: (P, d).
+        """
+        for each in self.listeners:
+            each.finish(peers, models)
+
+    def close(self, error: BaseException | None) -> None:
+        """Tell how the run ended; the terminal first, which must be left tidy whatever the disk does."""
+        for each in reversed(self.listeners):
+            each.close(error)
+
+
+class Folder:
+    """Writes the run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begun = time.perf_counter()
+        self.record: dict[str, Any] = {}
+        self.setting: Setting
+
+    def start(self, setting: Setting) -> None:
+        """Create the folder with run.json in it.
+
+        Raises:
+            InputError: the folder holds a run already, or cannot be written to.
+        """
+        self.setting, self.record = setting, circumstances(setting)
+        try:
+            if any((self.path / name).exists() for name in ("run.json", "metrics.csv")):
+                raise InputError(
+                    f"--out {self.path} holds a run already, and runs are never overwritten: give another folder"
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_record()
+        except OSError as error:
+            raise InputError(f"--out {self.path} cannot be written to: {error.strerror}") from None
+
+    def tick(self, t: int) -> None:
+        """Rounds without an evaluation leave nothing behind."""
+
+    def row(self, row: Mapping[str, float]) -> None:
+        """Append to metrics.csv; the first row brings the header."""
+        with (self.path / "metrics.csv").open("a", newline="") as file:
+            table = csv.DictWriter(file, list(row), lineterminator="\n")
+            if not file.tell():
+                table.writeheader()
+            table.writerow(row)
+
+    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
+        """Write the models, the peers and the figures."""
+        from safetensors.numpy import save
+
+        views = self.setting.task.spec.views(torch.from_numpy(models))
+        state = {name: np.ascontiguousarray(view.numpy()) for name, view in views.items()}
+        with atomically(self.path / "state.safetensors") as part:
+            part.write_bytes(save(state))
+        with atomically(self.path / "peers.csv") as part, part.open("w", newline="") as file:
+            columns = peer_columns(self.setting, peers)
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(columns)
+            table.writerows(zip(*columns.values(), strict=True))
+        self._draw(peers)
+
+    def close(self, error: BaseException | None) -> None:
+        """Add to run.json how long it took and how it ended."""
+        code, ending = _ending(error)
+        self.record |= {"seconds": time.perf_counter() - self.begun, "exit": code, "ending": ending}
+        self._write_record()
+
+    def _draw(self, peers: Peers) -> None:
+        import pandas as pd
+
+        from dfl import plots
+
+        run, facts = self.setting.run, self.setting.facts
+        assert facts is not None
+        rows = pd.read_csv(self.path / "metrics.csv")
+        name = f"{run.topology}, {run.peers} peers, {run.algorithm}, {run.dataset} ({run.partition}), {run.model}"
+        drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
+        (self.path / "figures").mkdir(exist_ok=True)
+        for title, figure in drawn.items():
+            with atomically(self.path / "figures" / f"{title}.png") as part:
+                figure.savefig(part, format="png", dpi=150)
+
+    def _write_record(self) -> None:
+        with atomically(self.path / "run.json") as part:
+            part.write_text(json.dumps(self.record, indent=2) + "\n")
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A name to write to: what stands under it at the end appears as `path`, whole; after an error, nothing does."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def circumstances(setting: Setting) -> dict[str, Any]:
+    """What run.json holds at the start: enough to replay the run, and to rebuild its model."""
+    facts, task = setting.facts, setting.task
+    assert facts is not None
+    return {
+        "run": setting.run.to_dict(),
+        "model": {
+            "own_module": setting.own_module,
+            "shape": list(facts.shape),
+            "classes": setting.exam.classes,
+            "parameters": task.spec.d,
+            "dtype": str(task.scale.dtype).removeprefix("torch."),
+        },
+        "versions": {"python": platform.python_version(), "dfl": __version__}
+        | {name: _version(name) for name in PACKAGES},
+        "git": _checkout(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "ranks": setting.world.size,
+        "threads": setting.run.threads,
+        "command": shlex.join(sys.orig_argv),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "seconds": None,
+        "exit": None,
+        "ending": "running",
+    }
+
+
+def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
+    """The columns of peers.csv, each with P entries."""
+    facts, counts = setting.facts, peers["payload_bytes"].astype(np.int64)
+    assert facts is not None
+    everyone = range(setting.layout.peers)
+    measured = ("accuracy", "local_accuracy", "validation_accuracy", "train_loss")
+    labels = [" ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row)) for row in facts.label_counts]
+    return {
+        "peer": list(everyone),
+        "rank": [setting.layout.rank_of(i) for i in everyone],
+        "degree": facts.graph.degrees.tolist(),
+        "n_train": facts.sizes[:, 0].tolist(),
+        "labels": labels,
+        **{name: peers[name].tolist() for name in measured if name in peers},
+        "payload_bytes_sent": counts.tolist(),
+    }
+
+
+def _ending(error: BaseException | None) -> tuple[int, str]:
+    """The exit code of a run, and how it ended in words."""
+    if error is None:
+        return 0, "finished"
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return 130, "interrupted"
+    code = 2 if isinstance(error, InputError) else 3 if isinstance(error, DivergedError) else 1
+    return code, f"{type(error).__name__}: {error}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _checkout() -> dict[str, Any] | None:
+    """The commit of the checkout that this file belongs to, and whether its packages differ from it."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        command = [shutil.which("git") or "git", "--no-optional-locks", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # an installed copy may lie inside somebody else's checkout
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", ".", "../topologies"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,138 @@
+"""How is a finished run looked at again? `dfl.load(DIR)`: its rows, its peers and its models.
+
+Everything comes from the files that `dfl.report` wrote; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl.config import Run, choose, flag
+from dfl.errors import InputError
+from dfl.models import MODELS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+else:
+    from dfl.lazy import torch
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run read back from its folder; what is asked for is read when it is asked for.
+
+    Attributes:
+        folder: where it lies.
+        record: run.json.
+        module: the caller's own module, where the run trained one.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    module: Module | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """What was asked for, with peers, algorithm and compressor written out."""
+        return Run.from_dict(self.record["run"])
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The evaluations so far, a row each."""
+        return self._table("metrics.csv")
+
+    @cached_property
+    def peers(self) -> pd.DataFrame:
+        """The peers at the end, a row each."""
+        return self._table("peers.csv")
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """The models at the end, (P, *shape) by parameter name."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(self._existing("state.safetensors"))
+        except SafetensorError as error:
+            raise InputError(f"{self.folder}/state.safetensors is damaged: {error}") from None
+
+    def model(self, peer: int) -> Module:
+        """A fresh module with the weights of one peer.
+
+        Raises:
+            InputError: no such peer, an unfinished run, or the caller's own module is missing or another.
+        """
+        peers = self.run.peers or 0
+        if not 0 <= peer < peers:
+            raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {peer}")
+        return self._filled({name: value[peer].clone() for name, value in self.state.items()})
+
+    def mean_model(self) -> Module:
+        """A fresh module with the mean of all peers' weights, taken in float64 as `accuracy_mean_model` does.
+
+        Raises:
+            InputError: an unfinished run, or the caller's own module is missing or another.
+        """
+        means = {name: value.numpy().astype(np.float64).sum(0) / len(value) for name, value in self.state.items()}
+        return self._filled({name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()})
+
+    def _filled(self, weights: dict[str, Tensor]) -> Module:
+        module = self._module()
+        wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        found = {name: tuple(value.shape) for name, value in weights.items()}
+        if wanted != found:
+            raise InputError(
+                f"{self.folder} holds another model than this {type(module).__name__}: parameters {found}, not {wanted}"
+            )
+        module.load_state_dict(weights, assign=True)
+        return module
+
+    def _module(self) -> Module:
+        """The run's model, its weights still to come."""
+        if self.module is not None:
+            return copy.deepcopy(self.module)
+        made = self.record["model"]
+        if made["own_module"]:
+            raise InputError(f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)")
+        build: Callable[..., Module] = choose(flag("model"), self.run.model, MODELS)
+        with torch.device("meta"):
+            return build(tuple(made["shape"]), made["classes"])
+
+    def _table(self, name: str) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.read_csv(self._existing(name))
+
+    def _existing(self, name: str) -> Path:
+        if not (self.folder / name).is_file():
+            raise InputError(f"{self.folder} has no {name}: the run is {self.record['ending']}")
+        return self.folder / name
+
+
+def load(folder: Path | str, module: Module | None = None) -> Result:
+    """Read a run back.
+
+    Args:
+        folder: its run directory.
+        module: the caller's own module, if the run trained one; it is copied, never changed.
+
+    Raises:
+        InputError: the folder holds no run.
+    """
+    folder = Path(folder)
+    try:
+        return Result(folder, json.loads((folder / "run.json").read_text()), module)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} is no run directory: its run.json cannot be read ({error})") from None

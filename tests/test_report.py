@@ -1,0 +1,266 @@
+"""A run directory holds what it should, whole or not at all, and reads back as what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dfl
+from dfl.mpi import World
+from dfl.report import Report, atomically
+from dfl.results import Result
+from dfl.simulation import COLUMNS, Setting, prepare
+
+PEERS = [
+    "peer",
+    "rank",
+    "degree",
+    "n_train",
+    "labels",
+    "accuracy",
+    "local_accuracy",
+    "train_loss",
+    "payload_bytes_sent",
+]
+
+
+def small(**settings: Any) -> dfl.Run:
+    run = dfl.Run(peers=4, rounds=3, eval_every=2, model="mlp:hidden=5", examples_per_peer=20)
+    return replace(run, **settings)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, float]], Result]:
+    """A finished run: the rows that it yielded, and the folder read back."""
+    folder = tmp_path_factory.mktemp("runs") / "of the" / "ring"
+    rows = list(dfl.simulate(small(out=folder, bits=4, validation=0.2, partition="shards:per_peer=2")))
+    return rows, dfl.load(folder)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return prepare(small(out=tmp_path / "run"), World())
+
+
+def test_rows_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
+    rows, result = done
+    assert list(result.rows.columns)[: len(COLUMNS)] == list(COLUMNS)
+    assert result.rows.to_dict("records") == rows
+    assert result.rows["round"].tolist() == [0, 2, 3]
+
+
+def test_run_comes_back(done: tuple[list[dict[str, float]], Result]) -> None:
+    _, result = done
+    asked = small(out=result.folder, bits=4, validation=0.2, partition="shards:per_peer=2")
+    assert result.run == asked.settled(ranks=1)
+    again = [
+        row["accuracy_mean"]
+        for row in dfl.simulate(dfl.Run.from_dict(result.record["run"] | {"out": f"{result.folder}2"}))
+    ]
+    assert again == result.rows["accuracy_mean"].tolist()
+
+
+def test_run_json_says_how_and_where(done: tuple[list[dict[str, float]], Result]) -> None:
+    record = done[1].record
+    assert (record["exit"], record["ending"], record["ranks"], record["threads"]) == (0, "finished", 1, 1)
+    assert record["seconds"] > 0
+    assert record["versions"]["torch"] == torch.__version__
+    assert {"python", "dfl", "numpy", "scipy", "networkx", "mpi4py"} < set(record["versions"])
+    assert record["model"] == {
+        "own_module": False, "shape": [1, 8, 8], "classes": 10, "parameters": 385, "dtype": "float32",
+    }  # fmt: skip
+    assert {"git", "host", "platform", "command", "started"} < set(record)
+
+
+def test_peers_have_a_row_each(done: tuple[list[dict[str, float]], Result]) -> None:
+    rows, result = done
+    assert list(result.peers.columns) == [*PEERS[:7], "validation_accuracy", *PEERS[7:]]
+    assert result.peers["accuracy"].mean() == pytest.approx(rows[-1]["accuracy_mean"], rel=1e-12)
+    assert result.peers["payload_bytes_sent"].sum() == rows[-1]["payload_bytes"]
+    assert (result.peers["degree"] == 2).all()
+    for labels, examples in zip(result.peers["labels"], result.peers["n_train"], strict=True):
+        assert sum(int(item.split(":")[1]) for item in labels.split()) == examples
+
+
+def test_columns_without_validation(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path / "run")))
+    assert (tmp_path / "run" / "peers.csv").read_text().splitlines()[0].split(",") == PEERS
+    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",") == list(COLUMNS)
+
+
+def test_models_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
+    _, result = done
+    assert {name: tuple(value.shape) for name, value in result.state.items()} == {
+        "1.weight": (4, 5, 64), "1.bias": (4, 5), "3.weight": (4, 10, 5), "3.bias": (4, 10),
+    }  # fmt: skip
+    setting = prepare(result.run, World())
+    inputs, labels = setting.task.inputs(setting.exam.inputs), setting.exam.labels
+    for peer, wanted in enumerate(result.peers["accuracy"]):
+        assert float((result.model(peer)(inputs).argmax(1) == labels).double().mean()) == wanted
+    mean = float((result.mean_model()(inputs).argmax(1) == labels).double().mean())
+    assert mean == result.rows["accuracy_mean_model"].iloc[-1]
+
+
+def test_a_loaded_model_is_the_callers_to_train(done: tuple[list[dict[str, float]], Result]) -> None:
+    first = next(done[1].model(1).parameters())
+    assert first.requires_grad
+    with torch.no_grad():
+        first.zero_()
+    assert next(done[1].model(1).parameters()).abs().sum() > 0
+
+
+def test_state_says_nothing_of_the_launch(done: tuple[list[dict[str, float]], Result]) -> None:
+    raw = (done[1].folder / "state.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert set(header) == set(done[1].state)
+
+
+def test_own_module_comes_back(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    list(dfl.simulate(small(out=tmp_path / "own"), model=module))
+    with pytest.raises(dfl.InputError, match="module="):
+        dfl.load(tmp_path / "own").model(0)
+    result = dfl.load(tmp_path / "own", module)
+    assert torch.equal(result.model(2).get_parameter("1.weight"), result.state["1.weight"][2])
+    assert not torch.equal(module.get_parameter("1.weight"), result.state["1.weight"][2])
+    with pytest.raises(dfl.InputError, match="another model"):
+        dfl.load(tmp_path / "own", torch.nn.Linear(2, 2)).mean_model()
+
+
+@pytest.mark.parametrize("peer", [-1, 4])
+def test_no_such_peer(done: tuple[list[dict[str, float]], Result], peer: int) -> None:
+    with pytest.raises(dfl.InputError, match="peers 0 to 3, not"):
+        done[1].model(peer)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(dfl.InputError, match="no run directory"):
+            dfl.load(folder)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(dfl.InputError, match="no run directory"):
+        dfl.load(tmp_path)
+
+
+def test_unfinished_run_has_rows_but_no_models(tmp_path: Path) -> None:
+    rows = dfl.simulate(small(out=tmp_path / "run"))
+    next(rows)
+    result = dfl.load(tmp_path / "run")
+    assert (result.record["exit"], result.record["ending"], len(result.rows)) == (None, "running", 1)
+    with pytest.raises(dfl.InputError, match=r"no state\.safetensors: the run is running"):
+        result.mean_model()
+    rows.close()  # type: ignore[attr-defined]
+    record = dfl.load(tmp_path / "run").record
+    assert (record["exit"], record["ending"]) == (130, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ValueError("oh"), 1),
+        (dfl.InputError("no"), 2),
+        (dfl.DivergedError("peer 3"), 3),
+        (KeyboardInterrupt(), 130),
+        (GeneratorExit(), 130),
+    ],
+)
+def test_exit_codes(setting: Setting, error: BaseException | None, code: int) -> None:
+    report = Report(setting.run.out)
+    report.start(setting)
+    report.close(error)
+    assert setting.run.out is not None
+    record = dfl.load(setting.run.out).record
+    assert record["exit"] == code
+    assert str(error or "") in record["ending"]
+    assert "\n" not in record["ending"]
+
+
+def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:
+    with pytest.raises(dfl.DivergedError):
+        list(dfl.simulate(small(out=tmp_path / "run", lr=1e30, rounds=9)))
+    result = dfl.load(tmp_path / "run")
+    assert result.record["exit"] == 3
+    assert len(result.rows) >= 1
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.csv"])
+def test_runs_are_not_overwritten(setting: Setting, name: str) -> None:
+    folder = setting.run.out
+    assert folder is not None
+    folder.mkdir()
+    (folder / name).write_text("precious")
+    with pytest.raises(dfl.InputError, match="holds a run already") as caught:
+        Report(folder).start(setting)
+    assert str(folder) in str(caught.value)
+    assert [each.name for each in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == "precious"
+
+
+def test_folder_that_cannot_be(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(dfl.InputError, match=f"--out {folder} cannot be written to"):
+            Report(folder).start(setting)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def half() -> None:
+        with atomically(path) as part:
+            part.write_text("ha")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        half()
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "before"
+    with atomically(path) as part:
+        part.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+
+
+def test_a_crash_while_finishing_leaves_no_half_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(part: Path, content: bytes) -> None:
+        with part.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="disk full"):
+        list(dfl.simulate(small(out=tmp_path / "run")))
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["metrics.csv", "run.json"]
+    assert dfl.load(tmp_path / "run").record["ending"] == "OSError: disk full"
+
+
+def test_figures_are_drawn(done: tuple[list[dict[str, float]], Result]) -> None:
+    figures = sorted(done[1].folder.glob("figures/*"))
+    assert [each.stem for each in figures] == [
+        "accuracy_by_bytes", "accuracy_by_round", "consensus_distance", "graph", "label_distribution",
+    ]  # fmt: skip
+    assert all(each.read_bytes().startswith(b"\x89PNG") for each in figures)
+
+
+def test_report_of_nothing_is_silent(setting: Setting) -> None:
+    report = Report(None)
+    calls: list[Callable[[], None]] = [
+        lambda: report.start(setting),
+        lambda: report.tick(1),
+        lambda: report.row({"round": 2}),
+        lambda: report.finish({}, np.zeros((4, 385))),
+        lambda: report.close(None),
+    ]
+    for call in calls:
+        call()
+    assert setting.run.out is not None
+    assert not setting.run.out.exists()
