@@ -1,0 +1,269 @@
+"""What does the user see while a run goes on? A header, a bar, a table; lines where there is no terminal.
+
+All text is ASCII and unwrapped, so that it may be piped, kept in a cluster's log and searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dfl.report import Peers
+    from dfl.setup import Facts
+    from dfl.simulation import Setting
+
+MATRIX = (32, 20)
+"""Up to how many peers and labels --dry-run shows who has how much of what."""
+BARS = 8
+"""Bars of a histogram."""
+WORK_ROWS = 3
+"""Rows per peer that a round needs besides the state: a step's result, its gradient, its momentum."""
+
+NO_CONTRACTION = (
+    "messages do not contract: ||Q(x) - x||^2 is {:.3g} times ||x||^2 at some peer in round {}, so the peers may drift "
+    "apart (more bits or smaller blocks help)"
+)
+"""What is said, once, when the measured error of the messages is 1 or more."""
+
+Line = tuple[str, str]
+
+
+class Terminal:
+    """Shows a run on a terminal, or in lines where output is piped. On rank 0 only."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self.rounds = 0
+        self.bar: Progress | None = None
+        self.last: Mapping[str, float] = {}
+        self.setting: Setting
+        self.warned = False
+
+    def start(self, setting: Setting) -> None:
+        """Print the header, and start the bar if this is a terminal."""
+        self.setting, self.rounds = setting, setting.run.rounds
+        self._print(header(setting))
+        self._warn(_facts(setting).notes)
+        if self.console.is_terminal:
+            figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None), figures, left)
+            self.bar = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
+            self.bar.add_task("", total=self.rounds)
+            self.bar.start()
+
+    def tick(self, t: int) -> None:
+        """Move the bar to t rounds done."""
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=t)
+
+    def row(self, row: Mapping[str, float]) -> None:
+        """Show an evaluation: beside the bar, or as a line of its own."""
+        self.last, t = row, int(row["round"])
+        if row.get("quantization_error", 0) >= 1 and not self.warned:
+            self.warned = True
+            self._warn([NO_CONTRACTION.format(row["quantization_error"], t)])
+        figures = _figures(row)
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=t, description=", ".join(figures))
+            return
+        left = row["seconds"] / t * (self.rounds - t) if t else 0.0
+        ahead = [f"{_clock(left)} left"] if left else []
+        self.console.print(", ".join([f"round {t}/{self.rounds}", *figures, *ahead]), soft_wrap=True, markup=False)
+
+    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
+        """Print how the peers did, what it cost, and where the files are."""
+        self._stop()
+        self._print([*outcome(peers, self.last), ("files", str(self.setting.run.out or "none"))])
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the terminal tidy; whoever catches the error prints it."""
+        self._stop()
+
+    def dry_run(self, setting: Setting) -> None:
+        """Print what a run would be: header, memory, and who has how much of what."""
+        facts = _facts(setting)
+        self._print([*header(setting), *memory(setting)])
+        self._warn(facts.notes)
+        for line in shares(facts):
+            self.console.print(line, soft_wrap=True, markup=False)
+
+    def _print(self, lines: Iterable[Line]) -> None:
+        for name, value in lines:
+            self.console.print(Text.assemble((f"{name:<11}", "bold"), value), soft_wrap=True)
+
+    def _warn(self, notes: Iterable[str]) -> None:
+        for note in dict.fromkeys(notes):
+            self.console.print(Text(f"warning: {note}", "yellow"), soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
+
+
+def header(setting: Setting) -> list[Line]:
+    """What is about to run: names, peers, graph, model, messages, training."""
+    run, facts, starts = setting.run, _facts(setting), setting.layout.starts
+    spectrum, degrees, steps = facts.spectrum, facts.graph.degrees, local_steps(setting)
+    hosted = _span(np.diff(starts))
+    kind = "directed edges" if facts.graph.directed else "edges"
+    pace = _pace(spectrum.half_rounds, len(setting.network.weights))
+    once, batch = setting.payload_per_round, run.batch_size or "all"
+    return [
+        ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
+        ("peers", f"{setting.layout.peers:,} on {_many(setting.layout.ranks, 'rank')}, {hosted} per rank, "
+                  f"{_many(run.threads, 'thread')} each"),
+        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {_span(degrees)}"),
+        ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
+        ("model", f"{setting.task.spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}"),
+        ("training", f"{run.rounds:,} rounds, local steps per round {_span(steps)}, batch size {batch}, "
+                     f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
+        ("messages", f"{run.compressor}: {size(once)} per round, {size(once * run.rounds)} in all"),
+    ]  # fmt: skip
+
+
+def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
+    """How a run ended: the spread of the peers, the mean model, the distance between them, and the cost.
+
+    Args:
+        peers: every peer's figures (P,), by name.
+        row: the last row of metrics.csv.
+    """
+    accuracy = peers["accuracy"]
+    lines = [("loss", f"{row['train_loss']:.4g} mean on the peers' training examples")]
+    if not np.isnan(accuracy).all():
+        best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
+        lines += [
+            (
+                "accuracy",
+                f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers",
+            ),
+            ("  best", f"{accuracy[best]:.4f} peer {best}"),
+            ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
+            ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
+            ("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set"),
+        ]
+    return [
+        *lines,
+        ("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean"),
+        ("payload", f"{size(row['payload_bytes'])} said by the peers"),
+        ("wire", f"{size(row['wire_bytes'])} moved between ranks"),
+        ("time", _clock(row["seconds"])),
+    ]
+
+
+def memory(setting: Setting) -> list[Line]:
+    """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
+    from dfl.setup import memory_of_state
+
+    task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
+    hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
+    state = memory_of_state(setting.algorithm, setting.network, (len(task.peers), task.spec.d), task.scale.dtype)
+    work = WORK_ROWS * hosted * task.spec.d * task.scale.element_size()
+    models = (state + work) / hosted * widest
+    ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])
+    inputs = setting.exam.inputs
+    example = inputs.element_size() * int(np.prod(facts.shape)) + setting.exam.labels.element_size()
+    data, test = int(np.diff(ends[starts]).max()) * example, facts.n_test * example
+    parts = f"{size(models)} models and work, {size(data)} examples, {size(test)} test set"
+    return [("memory", f"about {size(models + data + test)} on the fullest rank, besides the programs: {parts}")]
+
+
+def shares(facts: Facts) -> list[str]:
+    """Who has how much of what: a matrix where it fits, else the spread over the peers and a histogram."""
+    counts, train = facts.label_counts, facts.sizes[:, 0]
+    columns = dict(zip(("training examples", "validation examples", "own test examples"), facts.sizes.T, strict=True))
+    if counts.size:
+        columns["different labels"] = (counts > 0).sum(1)
+    spread = [f"{name:<20} {_spread(column)}" for name, column in columns.items() if column.any()]
+    if counts.size and counts.shape[0] <= MATRIX[0] and counts.shape[1] <= MATRIX[1]:
+        return ["", *spread, "", *_matrix(counts)]
+    return ["", *spread, "", *_histogram(train)] if train.min() < train.max() else ["", *spread]
+
+
+def local_steps(setting: Setting) -> NDArray[np.int64]:
+    """Local steps of every peer in a round, (P,)."""
+    run, examples = setting.run, _facts(setting).sizes[:, 0]
+    if run.local_steps:
+        return np.full_like(examples, run.local_steps)
+    batch = run.batch_size or np.maximum(examples, 1)
+    steps: NDArray[np.int64] = run.local_epochs * -(-examples // batch)
+    return steps
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 1234567 -> 1.23 MB."""
+    return decimal(round(count), precision=2)
+
+
+def _facts(setting: Setting) -> Facts:
+    assert setting.facts is not None, "facts are on rank 0"
+    return setting.facts
+
+
+def _figures(row: Mapping[str, float]) -> list[str]:
+    accuracy, least = row["accuracy_mean"], row["accuracy_min"]
+    how_well = f"loss {row['train_loss']:.4g}" if np.isnan(accuracy) else f"accuracy {accuracy:.3f} (min {least:.3f})"
+    return [how_well, f"apart {row['consensus_distance']:.3g}", size(row["payload_bytes"])]
+
+
+def _matrix(counts: NDArray[np.int64]) -> list[str]:
+    """Peers by labels; nothing where a peer has none."""
+    wide = max(len(str(counts.max())), len(str(counts.shape[1]))) + 1
+    head = "peer / label" + "".join(f"{label:>{wide}}" for label in range(counts.shape[1]))
+    body = (f"{i:>12}" + "".join(f"{n or '.':>{wide}}" for n in row) for i, row in enumerate(counts.tolist()))
+    return ["training examples", head, *body]
+
+
+def _histogram(values: NDArray[np.int64]) -> list[str]:
+    """How many peers have how many training examples."""
+    low, high = int(values.min()), int(values.max())
+    edges = np.unique(np.linspace(low, high + 1, BARS + 1).round().astype(np.int64))
+    peers, _ = np.histogram(values, edges)
+    longest = int(peers.max())
+    spans = (_ends(a, b - 1) for a, b in pairwise(edges.tolist()))
+    bars = (f"{span:>20}: {n:>7,} {'#' * -(-40 * n // longest)}" for span, n in zip(spans, peers.tolist(), strict=True))
+    return ["training examples: peers", *bars]
+
+
+def _spread(values: NDArray[np.int64]) -> str:
+    mean = "" if values.min() == values.max() else f", mean {values.mean():,.1f}"
+    return f"{_span(values)} per peer{mean}"
+
+
+def _span(values: NDArray[np.int64]) -> str:
+    return _ends(int(values.min()), int(values.max()))
+
+
+def _ends(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def _pace(half_rounds: float, graphs: int) -> str:
+    if np.isnan(half_rounds):
+        return "its pace not computed"
+    if half_rounds == 0:
+        return f"agreement after {_many(graphs, 'round')}"
+    return f"disagreement halves in {half_rounds:,.1f} rounds" if np.isfinite(half_rounds) else "no agreement ever"
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
