@@ -1,0 +1,150 @@
+"""Are the figures of a run what their names say? Checked against scikit-learn and plain numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+from torch import Tensor, nn
+
+import dfl
+from dfl import metrics
+from dfl.datasets.data import Data
+from dfl.layout import Layout
+from dfl.models import MODELS, Spec, draw
+from dfl.mpi import World
+from dfl.simulation import COLUMNS, Setting, prepare
+from tests.quadratic import states
+
+ENGINES = ("batched", "loop")
+
+
+def trained(**settings: Any) -> tuple[Setting, Any]:
+    run = dfl.Run(**{"peers": 5, "partition": "dirichlet:alpha=0.3", "validation": 0.2, "model": "softmax", **settings})
+    setting = prepare(run, World())
+    *_, last = states(setting, 3)
+    return setting, last
+
+
+def probabilities(row: Tensor, setting: Setting, inputs: Tensor) -> np.ndarray[Any, Any]:
+    """Softmax regression by hand: the row is 10x64 weights, then 10 biases."""
+    x = (inputs.flatten(1).double() * setting.task.scale + setting.task.shift).double()
+    logits = x @ row[:640].view(10, 64).double().T + row[640:].double()
+    return torch.softmax(logits, 1).numpy()
+
+
+def own(setting: Setting, examples: Any, i: int) -> tuple[Tensor, Tensor]:
+    first = int(examples.starts[i])
+    part = slice(first, first + int(examples.sizes[i]))
+    return examples.inputs[part], examples.labels[part]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_peer_is_measured_on_its_own(engine: str) -> None:
+    setting, last = trained(engine=engine)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    exam, everything = setting.exam, np.arange(10)
+    for i, row in enumerate(last.x):
+        said = probabilities(row, setting, exam.inputs).argmax(1)
+        assert peers["accuracy"][i] == accuracy_score(exam.labels, said)
+        inputs, labels = own(setting, setting.task.train, i)
+        loss = log_loss(labels, probabilities(row, setting, inputs), labels=everything)
+        assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
+        for name, examples in (("local_accuracy", exam.local), ("validation_accuracy", exam.held_out)):
+            inputs, labels = own(setting, examples, i)
+            said = probabilities(row, setting, inputs).argmax(1)
+            assert peers[name][i] == (
+                accuracy_score(labels, said) if len(labels) else pytest.approx(np.nan, nan_ok=True)
+            )
+
+
+def test_the_row_sums_the_peers_up() -> None:
+    setting, last = trained(bits=4)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    row = metrics.summary(peers, setting.algorithm.columns)
+    accuracy = peers["accuracy"]
+    assert (row["accuracy_mean"], row["accuracy_min"], row["accuracy_max"], row["accuracy_std"]) == (
+        accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
+    )  # fmt: skip
+    assert row["quantization_error"] == float(last.error.max())
+    assert row["payload_bytes"] == setting.network.payload.sum()
+
+
+def test_consensus_distance_and_mean_model() -> None:
+    x = torch.randn(7, 10_000, generator=torch.Generator().manual_seed(0))
+    distance, mean = metrics.consensus(x, World(), Layout(7, 1))
+    wide = x.double().numpy()
+    assert mean is not None
+    np.testing.assert_allclose(mean.numpy(), wide.mean(0), atol=1e-6)
+    assert distance == pytest.approx(np.sqrt(((wide - wide.mean(0)) ** 2).sum(1).mean()), rel=1e-12)
+
+
+def test_equal_rows_are_measured_like_different_ones() -> None:
+    setting, last = trained()
+    same = last.x[:1].expand(5, -1)
+    assert len(set(metrics.on_common(same, setting.task, setting.exam))) == 1
+    apart = metrics.on_common(last.x, setting.task, setting.exam)
+    assert metrics.on_common(same, setting.task, setting.exam)[0] == apart[0]
+
+
+def test_more_examples_and_peers_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, last = trained()
+    whole = metrics.measure(last, setting)
+    monkeypatch.setattr(metrics, "CHUNK", 37)
+    monkeypatch.setattr(metrics, "LANES", 2)
+    parts = metrics.measure(last, setting)
+    assert whole is not None
+    assert parts is not None
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6)
+
+
+def test_a_subset_for_evaluation_is_fixed() -> None:
+    setting, _ = trained(eval_examples=50)
+    again, _ = trained(eval_examples=50)
+    other, _ = trained(eval_examples=50, seed=1)
+    assert len(setting.exam.labels) == 50
+    assert torch.equal(setting.exam.inputs, again.exam.inputs)
+    assert not torch.equal(setting.exam.inputs, other.exam.inputs)
+    assert len(setting.exam.local.labels) == 359  # the local test is not cut
+
+
+def test_rows_come_at_the_start_the_interval_and_the_end() -> None:
+    rows = list(dfl.simulate(dfl.Run(peers=3, rounds=5, eval_every=2, model="softmax")))
+    assert [row["round"] for row in rows] == [0, 2, 4, 5]
+    assert all(tuple(row) == COLUMNS for row in rows)
+    assert rows[0]["consensus_distance"] == 0
+    assert rows[-1]["accuracy_mean"] > rows[0]["accuracy_mean"] + 0.3
+
+
+def test_labels_that_are_no_classes_have_no_accuracy() -> None:
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    targets = inputs @ np.array([[1.0], [2.0], [3.0]], np.float32)
+    data = Data(inputs, targets, inputs, targets, classes=0)
+    run = dfl.Run(peers=4, rounds=150, eval_every=150, momentum=0.0)
+    first, last = dfl.simulate(run, nn.Linear(3, 1), data, lambda out, y: (out - y).square().mean(-1))
+    assert last["train_loss"] < 0.01 * first["train_loss"]
+    assert np.isnan(last["accuracy_mean"])
+
+
+@pytest.mark.parametrize(("name", "shape", "d"), [("2nn", (1, 28, 28), 199_210), ("cnn", (1, 28, 28), 1_663_370),
+                                                  ("lenet", (3, 32, 32), 64_102), ("softmax", (1, 8, 8), 650),
+                                                  ("mlp", (1, 8, 8), 4_810)])  # fmt: skip
+def test_published_numbers_of_parameters(name: str, shape: tuple[int, ...], d: int) -> None:
+    assert Spec.of(MODELS[name](shape, 10)).d == d
+
+
+def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
+    module = MODELS["2nn"]((1, 28, 28), 10)
+    spec, rows = Spec.of(module), draw(module, seed=0, peers=range(3))
+    theirs = spec.views(spec.row(module))
+    for name, ours in spec.views(rows).items():
+        bound = 1 / np.sqrt({"1": 784, "3": 200, "5": 200}[name[0]])
+        assert float(ours.abs().max()) <= bound
+        assert float(ours[0].std()) == pytest.approx(bound / np.sqrt(3), rel=0.3)
+        assert float(theirs[name].abs().max()) <= bound
+    assert not torch.equal(rows[0], rows[1])
+    assert torch.equal(draw(module, seed=0, peers=[2])[0], rows[2])

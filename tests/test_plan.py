@@ -1,0 +1,125 @@
+"""Does everybody hear whom they should, however peers lie on ranks? Ranks are played one after the other here."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.layout import BLOCK, Layout, blocks, columns
+from dfl.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+
+Floats = NDArray[np.float64]
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> csr_array:
+    """A random matrix of weights; neither symmetric nor connected, and some rows have no diagonal."""
+    peers = draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return csr_array(np.where(rng.random((peers, peers)) < draw(st.floats(0.05, 0.9)), rng.random((peers, peers)), 0.0))
+
+
+def route(plans: list[PeerPlan] | list[EdgePlan], said: list[Floats]) -> list[Floats]:
+    """What every rank receives: what MPI does with the sends and receives of all plans."""
+    leaving = [rows[plan.send] for plan, rows in zip(plans, said, strict=True)]
+    parcels: dict[tuple[int, int], Floats] = {}
+    for rank, (plan, rows) in enumerate(zip(plans, leaving, strict=True)):
+        ends = np.cumsum([0, *plan.sends.values()])
+        parcels |= {(rank, to): rows[a:b] for to, (a, b) in zip(plan.sends, pairwise(ends), strict=True)}
+    assert {pair: len(rows) for pair, rows in parcels.items()} == {
+        (source, rank): n for rank, plan in enumerate(plans) for source, n in plan.receives.items()
+    }
+    empty = said[0][:0]
+    return [np.concatenate([empty, *(parcels[s, rank] for s in plan.receives)]) for rank, plan in enumerate(plans)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(), st.integers(1, 16))
+def test_every_peer_weighs_its_neighbours(matrix: csr_array, ranks: int) -> None:
+    layout = Layout(matrix.shape[0], ranks)
+    plans = [peer_plan(matrix, layout, rank) for rank in range(ranks)]
+    x = np.random.default_rng(1).normal(size=(layout.peers, 3))
+    said = [x[layout.starts[r] : layout.starts[r + 1]] for r in range(ranks)]
+    heard = route(plans, said)
+    got = [p.weights @ np.concatenate([own, far]) for p, own, far in zip(plans, said, heard, strict=True)]
+    np.testing.assert_allclose(np.concatenate(got), matrix @ x, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(), matrices(), st.integers(1, 16))
+def test_every_edge_carries_its_own_word(first: csr_array, second: csr_array, ranks: int) -> None:
+    """On a sequence of two graphs: j's word to i arrives at i as j's, and weighs what the round's matrix says."""
+    peers = min(first.shape[0], second.shape[0])
+    sequence = [csr_array(m.toarray()[:peers, :peers]) for m in (first, second)]
+    layout = Layout(peers, ranks)
+    unions = [Union.of(sequence, layout, r) for r in range(ranks)]
+    for matrix in sequence:
+        plans = [edge_plan(matrix, layout, r, unions[r]) for r in range(ranks)]
+        said = [plan.ids[:, None].astype(float) for plan in plans]  # an edge says who speaks to whom
+        weights = matrix.toarray() * (1 - np.eye(peers))
+        names = np.arange(peers)[None, :] * peers + np.arange(peers)[:, None]  # [i, j] = j * P + i
+        for r, (plan, far) in enumerate(zip(plans, route(plans, said), strict=True)):
+            mine = list(layout.block(r))
+            heard = np.zeros((len(unions[r].into), 1))
+            heard[plan.into] = np.concatenate([said[r], far])[plan.arrange]
+            np.testing.assert_allclose(plan.pull @ heard, (weights * names).sum(1, keepdims=True)[mine])
+            spoken = np.zeros((len(unions[r].out), 1))
+            spoken[plan.out] = said[r]
+            np.testing.assert_allclose(plan.push @ spoken, (weights * names).sum(0)[mine][:, None])
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(), st.integers(1, 16))
+def test_copies_count_the_edges_that_carry_a_row(matrix: csr_array, ranks: int) -> None:
+    layout = Layout(matrix.shape[0], ranks)
+    off = (matrix.toarray() != 0) & ~np.eye(layout.peers, dtype=bool)
+    copies = np.concatenate([peer_plan(matrix, layout, r).copies for r in range(ranks)])
+    np.testing.assert_array_equal(copies, off.sum(0))
+
+
+def test_a_row_crosses_to_a_rank_once() -> None:
+    complete = csr_array(np.full((8, 8), 1 / 8))
+    plan = peer_plan(complete, Layout(8, 2), 0)
+    assert plan.sends == {1: 4}
+    assert plan.receives == {1: 4}
+    assert sorted(plan.send) == [0, 1, 2, 3]
+
+
+def test_weights_come_in_ascending_peer_id_on_every_rank() -> None:
+    ring = csr_array(np.roll(np.eye(6), 1, axis=1) + np.roll(np.eye(6), -1, axis=1) + np.eye(6))
+    layout = Layout(6, 3)
+    for rank in range(3):
+        plan, mine = peer_plan(ring, layout, rank), layout.block(rank)
+        heard = np.unique([j for i in mine for j in ((i - 1) % 6, (i + 1) % 6) if j not in mine])
+        names = np.concatenate([np.asarray(mine), heard])[plan.weights.indices]
+        for a, b in pairwise(plan.weights.indptr):
+            assert (np.diff(names[a:b]) > 0).all()
+
+
+def test_arcs_leave_the_diagonal_and_stored_zeros_out() -> None:
+    arcs = Arcs.of(csr_array(([0.5, 0.5, 0.0, 1.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2)))
+    assert (arcs.sender.tolist(), arcs.receiver.tolist(), arcs.weight.tolist()) == ([1], [0], [0.5])
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_every_peer_has_one_rank(peers: int, ranks: int) -> None:
+    layout = Layout(peers, ranks)
+    held = [list(layout.block(r)) for r in range(ranks)]
+    assert sum(held, []) == list(range(peers))  # noqa: RUF017
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert [layout.rank_of(i) for i in range(peers)] == layout.ranks_of(np.arange(peers)).tolist()
+    assert all(i in held[layout.rank_of(i)] for i in range(peers))
+
+
+@pytest.mark.parametrize("d", [1, BLOCK - 1, BLOCK, BLOCK + 1, 199_210])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 16, 60])
+def test_columns_are_whole_blocks(d: int, ranks: int) -> None:
+    cut = columns(d, ranks)
+    assert [c for part in cut for c in part] == list(range(d))
+    assert all(part.start % BLOCK == 0 for part in cut if len(part))
+    assert [b for part in cut for b in blocks(len(part))] or d == 0
+    assert sum(b.stop - b.start for b in blocks(d)) == d
