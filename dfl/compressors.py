@@ -65,7 +65,8 @@ class Exact:
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
         """View words (q, m) as bytes (q, B)."""
-        return words.contiguous().view(torch.uint8)
+        flat = words.reshape(-1).view(torch.uint8)  # flat first: torch cannot view the rows of a rank without peers
+        return flat.view(len(words), words.shape[1] * words.element_size())
 
     def decode(self, message: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
         """View bytes (q, B) as words (q, m); `dtype` must be the one that was encoded."""

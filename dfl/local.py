@@ -79,7 +79,8 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
 def _groups(task: Task, d: int) -> Iterator[Tensor]:
     """Peers that train together: all by falling K_i in chunks that bound memory, or each alone."""
     order = torch.argsort(task.steps, descending=True, stable=True)
-    yield from order.split(max(2, LANES // d) if task.solver.batched else 1)
+    if len(order):  # a rank may host no peers
+        yield from order.split(max(2, LANES // d) if task.solver.batched else 1)
 
 
 def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:

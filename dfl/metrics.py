@@ -38,7 +38,7 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
     """
     if len(x) > 1 and bool((x == x[:1]).all()):
         return np.repeat(on_common(x[:1], task, exam), len(x))
-    if not exam.classes or not len(exam.labels):
+    if not len(x) or not exam.classes or not len(exam.labels):
         return np.full(len(x), np.nan)
     right = torch.zeros(len(x), dtype=torch.int64)
     for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):

@@ -144,6 +144,24 @@ class World:
         self._wait(self.comm.Iallgather(np.array([number], np.int64), everyone))
         return int(everyone.min())
 
+    def leave(self, code: int, seconds: float = 60.0) -> bool:
+        """Wait for the other ranks to stop as well; end them with exit code `code` if they do not.
+
+        What stops every rank is agreed upon before, so this only catches a rank that stopped alone.
+
+        Returns:
+            False where others had to be ended; under MPI that does not even return.
+        """
+        if self.size == 1:
+            return True
+        request, patience = self.comm.Ibarrier(), time.monotonic() + seconds
+        while not request.Test() and time.monotonic() < patience:
+            time.sleep(2e-3)
+        if time.monotonic() >= patience:
+            self.comm.Abort(code)
+            return False
+        return True
+
     @property
     def _byte(self) -> MPI.Datatype:
         from mpi4py import MPI

@@ -29,9 +29,11 @@ def main() -> int:
         if asked["run"] is not None:
             _simulate(Run.from_dict(asked["run"]), asked["dry_run"], world)
     except (InputError, DivergedError) as error:
+        code = 2 if isinstance(error, InputError) else 3
         if world.rank == 0:
-            print(f"dfl: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 3
+            print(f"dfl: {error}", file=sys.stderr, flush=True)
+        world.leave(code)
+        return code
     return 0
 
 
@@ -102,8 +104,11 @@ def _asked(tokens: list[str], ranks: int) -> dict[str, Any]:
 
 def _settings(tokens: list[str]) -> dict[str, Any]:
     """What the file behind --config says, if there is one."""
-    given = [t.partition("=")[2] if "=" in t else n for t, n in zip(tokens, [*tokens[1:], ""], strict=True)
-             if t.partition("=")[0] == "--config"]
+    given = [
+        t.partition("=")[2] if "=" in t else n
+        for t, n in zip(tokens, [*tokens[1:], ""], strict=False)
+        if t.partition("=")[0] == "--config"
+    ]
     if not given or not given[0]:
         return {}
     path = Path(given[0])

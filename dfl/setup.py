@@ -198,7 +198,7 @@ def start(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
     """
     p, dtype = len(task.peers), task.scale.dtype
     if run.init == "independent":
-        x = draw(task.module, run.seed, task.peers).to(dtype) if p else torch.zeros(0, task.spec.d, dtype=dtype)
+        x = draw(task.module, run.seed, task.peers).to(dtype)
         return x, torch.zeros_like(x)
     row = task.spec.row(task.module) if given else draw(task.module, run.seed, [0])[0]
     x = row.to(dtype).expand(p, -1).contiguous()

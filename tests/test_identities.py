@@ -29,7 +29,7 @@ def models(**settings: Any) -> Tensor:
 def test_without_compression_the_replicas_are_dfedavgm() -> None:
     """With Q the identity and gamma = 1 the replica form is DFedAvgM exactly; floats round differently."""
     assert torch.allclose(models(algorithm="qdfedavgm"), models(algorithm="dfedavgm"), rtol=0, atol=2e-6)
-    doubles = {"peers": 8, "topology": "small_world:k=4"}
+    doubles: dict[str, Any] = {"peers": 8, "topology": "small_world:k=4"}
     x, y = (final(quadratic(algorithm=a, **doubles), 20) for a in ("qdfedavgm", "dfedavgm"))
     assert torch.allclose(x, y, rtol=0, atol=1e-12)
 

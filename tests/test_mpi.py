@@ -54,7 +54,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_results_do_not_depend_on_the_launch(launched: dict[int, Path], ranks: int) -> None:
     names = sorted(f.name for f in launched[1].iterdir())
-    assert len(names) > 60
+    assert len(names) > 40
     assert names == sorted(f.name for f in launched[ranks].iterdir())
     for name in names:
         alone, other = launched[1] / name, launched[ranks] / name

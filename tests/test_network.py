@@ -120,3 +120,17 @@ def test_weighing_keeps_the_stored_order() -> None:
 
 def test_compressors_of_the_registry_are_known_to_the_formula() -> None:
     assert set(COMPRESSORS) == {"none", "quantize"}, "say in `size` what a message of the new one weighs"
+
+
+@pytest.mark.parametrize("spec", ["none", "quantize:bits=3", "quantize:bits=8"])
+def test_a_rank_without_peers_says_nothing(spec: str) -> None:
+    from dfl.config import choose
+
+    compressor = choose("--compressor", spec, COMPRESSORS)()
+    message = compressor.encode(torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32))
+    assert message.dtype == torch.uint8
+    assert message.shape == (
+        0,
+        compressor.encode(torch.ones(1, 9), lambda *_: torch.zeros(1, 9, dtype=torch.int32)).shape[1],
+    )
+    assert compressor.decode(message, 9, torch.float32).shape == (0, 9)

@@ -20,17 +20,17 @@ class Data:
 
     Attributes:
         train_inputs: (n, *shape) uint8 or float; images are (n, channels, height, width).
-        train_labels: (n,) int64 in range(classes).
+        train_labels: (n,) int64 in range(classes); anything that the loss understands where classes is 0.
         test_inputs, test_labels: the common test set, in the same form.
-        classes: how many labels there are.
+        classes: how many labels there are; 0 where labels are no classes.
         scale, shift: a batch enters a model as float(x) * scale + shift; numbers, or arrays that broadcast
             over the shape of one example.
     """
 
     train_inputs: NDArray[Any]
-    train_labels: NDArray[np.int64]
+    train_labels: NDArray[Any]
     test_inputs: NDArray[Any]
-    test_labels: NDArray[np.int64]
+    test_labels: NDArray[Any]
     classes: int
     scale: float | NDArray[np.float32] = 1.0
     shift: float | NDArray[np.float32] = 0.0

@@ -105,7 +105,7 @@ def _fetch_all(source: Source, folder: Path) -> None:
 
 def _stream(progress: Progress, url: str, output: str, _: object) -> None:
     """Copy a URL to a file, as pooch does, which however leaves the connection open when that fails."""
-    import requests  # pooch brings it
+    import requests
 
     with requests.get(url, stream=True, timeout=30) as response, open(output, "wb") as file:
         response.raise_for_status()

@@ -30,7 +30,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     sending = [pair for pair in product(methods, messages) if pair[0] != "dfedavgm" or pair[1] == "none"]
     for k, (method, message) in enumerate([*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]):
         graph = GRAPHS[k % len(GRAPHS)]
-        yield name(method, message, graph), setting(k, algorithm=method, compressor=message, topology=graph)
+        yield name(f"{k:02}", method, message, graph), setting(k, algorithm=method, compressor=message, topology=graph)
     for k, partition in enumerate(PARTITIONS):
         spec = PARTITION_SPECS.get(partition, partition)
         yield partition, setting(k, partition=spec, validation=0.2, bits=4)
