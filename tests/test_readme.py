@@ -1,0 +1,139 @@
+"""Does the README tell the truth? Its code runs, and its numbers stand in the tables they came from."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+
+import dfl
+from dfl.algorithms import ALGORITHMS
+from dfl.compressors import COMPRESSORS
+from dfl.datasets import DATASETS
+from dfl.simulation import KINDS
+from topologies import TOPOLOGIES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_two_commands_are_those_of_the_project() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    commands = "".join(blocks("sh"))
+    assert 'pip install -e ".[mpi]" -c constraints.txt && mpirun -n 16 python -m dfl.run --topology ring' in commands
+    assert 'pip install -e ".[mpi,test]" -c constraints.txt && pytest' in commands
+    assert {"mpi", "test"} <= set(extras)
+
+
+def test_every_dependency_is_pinned_for_the_tests() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["mpi"],
+        *project["optional-dependencies"]["test"],
+    ]
+    names = {re.split(r"[<>=]", one)[0] for one in asked}
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert names <= set(pinned)
+    assert pinned["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize(
+    "line", [li for li in "".join(blocks("sh")).splitlines() if "dfl.run" in li and "pip" not in li]
+)
+def test_command_lines_are_understood(line: str) -> None:
+    from dfl.run import _asked
+
+    words = line.partition("#")[0].split("dfl.run", 1)[1].split()
+    assert _asked(words, 16)["run"] is not None
+
+
+def test_the_way_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in dfl.simulate(dfl.Run(peers=4, rounds=2, out=Path("runs/ring"))):
+        pass
+    said: list[tuple[Any, ...]] = []
+    exec(blocks("python")[0], {"print": lambda *words: said.append(words)})
+    assert [row[0] for row in said] == [0, 10, 20]
+    assert said[-1][1] > 0.9
+
+
+EXTENSIONS = """
+from dataclasses import dataclass
+from pathlib import Path
+import networkx as nx, numpy as np, torch
+from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.dfedavgm import State
+from dfl.compressors import register
+from dfl.datasets.data import Data, dataset
+from dfl.local import sgd
+from topologies.graphs import pattern, topology
+"""
+
+
+def test_what_the_readme_adds_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (TOPOLOGIES, ALGORITHMS, COMPRESSORS, DATASETS):
+        for name in [*registry]:
+            monkeypatch.setitem(registry, name, registry[name])  # puts the registry back afterwards
+    before = {kind: set(registry) for kind, registry in KINDS.items()}
+    block = next(b for b in blocks("python") if "def wheel" in b)
+    exec(EXTENSIONS + block.replace("csr_array", "object"), {"__name__": "readme"})
+    try:
+        *_, mixed = dfl.simulate(dfl.Run(peers=6, topology="wheel", algorithm="qdfedavgm", compressor="half", rounds=5))
+        *_, alone = dfl.simulate(dfl.Run(peers=6, algorithm="local", rounds=5))
+        assert mixed["payload_bytes"] == 2 * 4810 * 20 * 5
+        assert mixed["accuracy_mean"] > 0.8
+        assert alone["payload_bytes"] == 0
+        assert "blobs" in DATASETS
+    finally:
+        for kind, names in before.items():
+            for name in set(KINDS[kind]) - names:
+                cast("dict[str, Any]", KINDS[kind]).pop(name)
+
+
+def test_the_round_shown_is_the_round_that_runs() -> None:
+    shown = [line.strip() for block in blocks("python")[1:3] for line in block.splitlines()]
+    source = (ROOT / "dfl/algorithms/dfedavgm.py").read_text() + (ROOT / "dfl/algorithms/qdfedavgm.py").read_text()
+    code = [line for line in shown if line and not line.startswith("def ")]
+    assert len(code) == 7
+    assert [line for line in code if line not in source] == []
+
+
+def tables() -> list[tuple[str, pd.DataFrame]]:
+    """Markdown tables of the README that name the file they came from: <!-- FILE.csv -->."""
+    found = re.findall(r"<!-- (\S+\.csv) -->\n((?:\|.*\n)+)", README)
+    rows = [
+        (name, [[c.strip() for c in li.strip("|\n").split("|")] for li in text.splitlines()]) for name, text in found
+    ]
+    return [(name, pd.DataFrame(lines[2:], columns=lines[0])) for name, lines in rows]
+
+
+@pytest.mark.parametrize(("name", "table"), tables(), ids=[name for name, _ in tables()])
+def test_numbers_are_those_of_their_files(name: str, table: pd.DataFrame) -> None:
+    source = pd.read_csv(ROOT / name, dtype=str, keep_default_na=False).set_index(table.columns[0])
+    shown = table.set_index(table.columns[0])
+    assert len(shown) > 0
+    for key, row in shown.iterrows():
+        for column, text in row.items():
+            exact = str(source.loc[str(key), str(column)])
+            digits = len(text.partition(".")[2])
+            assert text == exact or float(text) == pytest.approx(float(exact), abs=0.51 * 10**-digits), (key, column)
+
+
+def test_some_numbers_are_checked() -> None:
+    assert len(tables()) >= 2
+
+
+def test_the_linters_are_those_of_ci() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    assert all(command in script for command in ("ruff check .", "ruff format --check .", "\nmypy\n"))
+    help_text = subprocess.run([sys.executable, "-m", "dfl.run", "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert help_text.returncode == 0
