@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dfl.errors import InputError
+from dfl.values import KINDS, nearest, read
 
 Component = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a simulation depends on but its data and its number of ranks."""
+    """Everything that a simulation depends on but its number of ranks, and the model or data that a caller brings.
+
+    Raises:
+        InputError: a value of the wrong kind, or a number out of its range.
+    """
 
     topology: str = "ring"
     """The graph of the peers."""
@@ -32,8 +37,8 @@ class Run:
     """The method; dfedavgm unless --bits is given, then qdfedavgm."""
     bits: int | None = None
     """Bits per coordinate of a message, 1 to 16: short for --compressor quantize:bits=B."""
-    compressor: str = "none"
-    """What a message is turned into before it is sent."""
+    compressor: str | None = None
+    """What a message is turned into before it is sent; none unless --bits is given."""
     dataset: str = "digits"
     """The data set."""
     data_dir: Path | None = None
@@ -79,6 +84,13 @@ class Run:
     out: Path | None = None
     """Folder to write the run to; from the command line runs/<time>-<what> where not given."""
 
+    def __post_init__(self) -> None:
+        for name in ("data_dir", "out"):  # files and notebooks say paths as text
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, read(flag(name), text, "Path"))
+        _check_kinds(self)
+        _check_numbers(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for TOML and JSON; fields that are None are left out."""
         return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items() if v is not None}
@@ -88,14 +100,13 @@ class Run:
         """The inverse of `to_dict`.
 
         Raises:
-            InputError: a name that is no field.
+            InputError: a name that is no field, or a bad value.
         """
-        known = [f.name for f in fields(cls)]
+        known = list(options(cls))
         for name in values:
             if name not in known:
-                raise InputError(f"unknown setting {name!r}{_nearest(name, known)}")
-        made: dict[str, Any] = {k: Path(v) if k in ("data_dir", "out") else v for k, v in values.items()}
-        return cls(**made)
+                raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
+        return cls(**values)
 
     def to_json(self) -> bytes:
         """The fields as JSON, as ranks tell each other."""
@@ -105,44 +116,56 @@ class Run:
         """The same run with peers, algorithm and compressor written out.
 
         Raises:
-            InputError: a number out of its range, or flags that contradict each other.
+            InputError: flags that contradict each other.
         """
-        _check_numbers(self)
-        compressor, algorithm = self.compressor, self.algorithm
+        given, compressor = f"--compressor {self.compressor}", self.compressor or "none"
         if self.bits is not None:
-            if compressor != "none":
-                raise InputError(
-                    f"--bits {self.bits} and --compressor {compressor} say the same thing: give one of them"
-                )
-            compressor, algorithm = f"quantize:bits={self.bits}", algorithm or "qdfedavgm"
-        algorithm = algorithm or "dfedavgm"
-        if compressor != "none" and algorithm.partition(":")[0] == "dfedavgm":
+            if self.compressor is not None:
+                raise InputError(f"--bits {self.bits} and {given} say the same thing: give one of them")
+            given, compressor = f"--bits {self.bits}", f"quantize:bits={self.bits}"
+        algorithm = self.algorithm or ("dfedavgm" if self.bits is None else "qdfedavgm")
+        if _name(algorithm) == "dfedavgm" and _name(compressor) != "none":
             raise InputError(
-                f"--compressor {compressor} with --algorithm dfedavgm, which sends its models as they are: "
-                "choose --algorithm qdfedavgm"
+                f"{given} with --algorithm dfedavgm, which sends its models as they are: choose --algorithm qdfedavgm"
             )
         peers = ranks if self.peers is None else self.peers
         return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers)
 
 
+def _check_kinds(run: Run) -> None:
+    for name, hint in get_type_hints(Run).items():
+        value, parts = getattr(run, name), get_args(hint) or (hint,)
+        if get_origin(hint) is Literal:
+            good, accepted = value in parts, " or ".join(parts)
+        else:
+            kind = KINDS[parts[0].__name__]
+            good, accepted = kind.holds(value) or (value is None and NoneType in parts), kind.meant
+        if not good:
+            raise InputError(f"{flag(name)} must be {accepted}, not {value!r}")
+
+
 def _check_numbers(run: Run) -> None:
-    whole = {
-        "bits": (1, 16), "examples_per_peer": (1, None), "peers": (1, None), "rounds": (0, None),
-        "local_epochs": (1, None), "local_steps": (1, None), "batch_size": (0, None), "eval_every": (1, None),
-        "eval_examples": (1, None), "threads": (1, None), "seed": (0, 2**63 - 1),
-    }  # fmt: skip
-    for name, (low, high) in whole.items():
+    for name, (low, high) in _RANGES.items():
         value = getattr(run, name)
-        if value is not None and (value < low or (high is not None and value > high)):
-            accepted = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise InputError(f"{flag(name)} must be {accepted}, not {value}")
-    for name, top, accepted in (
-        ("lr", math.inf, "a positive number"), ("momentum", 1, "at least 0 and below 1"),
-        ("weight_decay", math.inf, "at least 0"), ("validation", 1, "at least 0 and below 1"),
-    ):  # fmt: skip
-        value = getattr(run, name)
-        if not (0 <= value < top) or (name == "lr" and value == 0):
-            raise InputError(f"{flag(name)} must be {accepted}, not {value}")
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{flag(name)} must be from {low} to {high}, not {value}")
+    largest = sys.float_info.max  # refuses infinity, and whole numbers that no float can hold
+    for name, good, accepted in (
+        ("lr", 0 < run.lr <= largest, "a positive number"),
+        ("momentum", 0 <= run.momentum < 1, "at least 0 and below 1"),
+        ("weight_decay", 0 <= run.weight_decay <= largest, "at least 0"),
+        ("validation", 0 <= run.validation < 1, "at least 0 and below 1"),
+    ):
+        if not good:
+            raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)}")
+
+
+MOST = 2**31 - 1
+_RANGES = {
+    "bits": (1, 16), "examples_per_peer": (1, MOST), "peers": (1, MOST), "rounds": (0, MOST), "local_epochs": (1, MOST),
+    "local_steps": (1, MOST), "batch_size": (0, MOST), "seed": (0, 2**63 - 1), "eval_every": (1, MOST),
+    "eval_examples": (1, MOST), "threads": (1, 1024),
+}  # fmt: skip
 
 
 def flag(name: str) -> str:
@@ -166,17 +189,17 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
     Raises:
         InputError: an unknown name or option, a value of the wrong kind, or a missing option.
     """
-    name, _, rest = spec.partition(":")
+    name, colon, rest = spec.partition(":")
     if name not in registry:
-        raise InputError(f"{where}: unknown {name!r}{_nearest(name, list(registry))}")
+        raise InputError(f"{where}: unknown {name!r}{nearest(name, list(registry))}")
     known, given = options(registry[name]), {}
-    for item in rest.split(",") if rest else []:
+    for item in rest.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if key not in known:
-            raise InputError(f"{where} {name}: unknown option {key!r}{_nearest(key, list(known))}")
+            raise InputError(f"{where} {name}: unknown option {key!r}{nearest(key, list(known))}")
         if not equals or key in given:
             raise InputError(f"{where} {name}: options are written {key}=VALUE, each once, not {rest!r}")
-        given[key] = _read(f"{where} {name}: {key}", text, known[key])
+        given[key] = read(f"{where} {name}: {key}", text, _kind(known[key]))
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in given:
             raise InputError(f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}")
@@ -195,15 +218,20 @@ def describe(registry: Mapping[str, Component]) -> str:
 
 
 def _usage(name: str, component: Component) -> str:
-    shown = [f"{key}={_default(parameter)}" for key, parameter in options(component).items()]
+    shown = [_option(key, parameter) for key, parameter in options(component).items()]
     return f"{name}:{','.join(shown)}" if shown else name
 
 
-def _default(parameter: inspect.Parameter) -> str:
+def _option(key: str, parameter: inspect.Parameter) -> str:
     value = parameter.default
     if value is parameter.empty or value is None:
-        return _kind(parameter).upper()
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        text = f"{key}={_kind(parameter).upper()}"
+        return text if value is not None else f"[{text}]"
+    return f"{key}={'+'.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def _name(spec: str) -> str:
+    return spec.partition(":")[0]
 
 
 def _kind(parameter: inspect.Parameter) -> str:
@@ -211,38 +239,3 @@ def _kind(parameter: inspect.Parameter) -> str:
     spelled = parameter.annotation
     text = spelled if isinstance(spelled, str) else getattr(spelled, "__name__", str(spelled))
     return text.removesuffix(" | None")
-
-
-def _read(where: str, text: str, parameter: inspect.Parameter) -> Any:
-    kinds: dict[str, tuple[Callable[[str], Any], str]] = {
-        "int": (int, "a whole number"),
-        "float": (_finite, "a number"),
-        "bool": (_truth, "true or false"),
-        "Path": (Path, "a path"),
-        "str": (str, "a word"),
-        "tuple[int, ...]": (lambda s: tuple(map(int, s.split("+"))), "whole numbers joined by +, as 200+200"),
-    }
-    read, meant = kinds[_kind(parameter)]
-    try:
-        return read(text)
-    except ValueError:
-        raise InputError(f"{where} must be {meant}, not {text!r}") from None
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"{hint}; choose from {', '.join(known)}" if known else "; it has none"
