@@ -7,13 +7,24 @@ import json
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from dfl.config import Run, describe, flag
 from dfl.errors import DivergedError, InputError
 from dfl.mpi import World, connect
+from dfl.values import nearest, read
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError, Token
+
+    from dfl.simulation import Setting
+
+_ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
 
 
 def main() -> int:
@@ -27,51 +38,59 @@ def main() -> int:
         world = connect()
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
-            _simulate(Run.from_dict(asked["run"]), asked["dry_run"], world)
+            _simulate(asked, world)
     except (InputError, DivergedError) as error:
         code = 2 if isinstance(error, InputError) else 3
         if world.rank == 0:
-            print(f"dfl: {error}", file=sys.stderr, flush=True)
+            print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         world.leave(code)
         return code
     return 0
 
 
-def _simulate(run: Run, dry_run: bool, world: World) -> None:
+def _simulate(asked: dict[str, Any], world: World) -> None:
     from dfl.simulation import prepare, simulate
 
-    if dry_run:
-        setting = prepare(run, world)
-        if world.rank == 0:
-            from dfl.terminal import Terminal
-
-            Terminal().dry_run(setting)
+    run, report = Run.from_dict(asked["run"]), None
+    if asked["dry_run"]:
+        _show(prepare(run, world))
         return
-    report = None
     if world.rank == 0:
         from dfl.report import Report
         from dfl.terminal import Terminal
 
         report = Report(run.out, Terminal())
-    for _ in simulate(run, report=report):
-        pass
+    try:
+        for _ in simulate(run, report=report):
+            pass
+    finally:
+        if asked["made"]:
+            _take_back(Path(asked["made"]))
 
 
-def _asked(tokens: list[str], ranks: int) -> dict[str, Any]:
-    """What a command line asks for: a run and whether only to look at it; no run where --help was the question.
+def _show(setting: "Setting") -> None:
+    if setting.world.rank == 0:
+        from dfl.terminal import Terminal
+
+        Terminal().dry_run(setting)
+
+
+def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
+    """What a command line asks for: `run`, whether `dry_run`, and the folder `made` for it; no run after --help.
 
     Raises:
         InputError: an unknown flag or component, or a bad value.
     """
     from cyclopts import App, CycloptsError, Parameter
-    from cyclopts.config import Dict
 
     from dfl.simulation import KINDS, check
 
+    found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
+    given: set[str] = set()
     app = App(name="python -m dfl.run", result_action="return_value", version_flags=[], help_format="plaintext")
-    app.help = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
+    app.help, app.default_parameter = _ABOUT, Parameter(converter=_value)
     app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in KINDS.items())
-    found: dict[str, Any] = {"run": None, "dry_run": False}
+    app.config = lambda app, commands, arguments: given.update(each.name for each in arguments if each.tokens)
 
     @app.default
     def command(
@@ -89,46 +108,91 @@ def _asked(tokens: list[str], ranks: int) -> dict[str, Any]:
         dry_run: bool
             Check everything, show the graph, the data and what a round costs, and train nothing.
         """
+        settings = _settings(config) if config else {}
+        run = replace(run, **{name: value for name, value in settings.items() if flag(name) not in given})
         settled = run.settled(ranks)
         check(settled)
-        out = run.out or _default_folder(settled)
-        found.update(run=replace(run, out=out).to_dict(), dry_run=dry_run)
+        made = None if run.out or dry_run else _new_folder(settled)
+        run = replace(run, out=run.out or made)
+        found.update(run=run.to_dict(), dry_run=dry_run, made=made and str(made))
 
-    app.config = Dict({flag(k)[2:]: v for k, v in _settings(tokens).items()}, source="--config")
     try:
         app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise InputError(" ".join(str(error).split())) from None
+        raise InputError(_complaint(error)) from None
     return found
 
 
-def _settings(tokens: list[str]) -> dict[str, Any]:
-    """What the file behind --config says, if there is one."""
-    given = [
-        t.partition("=")[2] if "=" in t else n
-        for t, n in zip(tokens, [*tokens[1:], ""], strict=False)
-        if t.partition("=")[0] == "--config"
-    ]
-    if not given or not given[0]:
-        return {}
-    path = Path(given[0])
+def _value(kind: Any, tokens: Sequence["Token"]) -> Any:
+    """Read a flag's value as a component's option is read; choices are checked by `Run`."""
+    kind, *_ = get_args(kind) or (kind,)  # int of int | None
+    return read(str(tokens[0].keyword), tokens[0].value, getattr(kind, "__name__", "str"))
+
+
+def _complaint(error: "CycloptsError") -> str:
+    """What is wrong with a command line, in the words of all other errors."""
+    from cyclopts import MissingArgumentError, RepeatArgumentError, UnknownOptionError, UnusedCliTokensError
+
+    match error:
+        case UnknownOptionError(token=token, argument_collection=arguments):
+            name = (token.keyword or token.value).partition("=")[0]
+            known = [each.name for each in arguments if each.name.startswith("--")]
+            return f"unknown flag {name!r}{nearest(name, ['--help', *known])}"
+        case MissingArgumentError(argument=argument) if argument:
+            return f"{argument.name} needs a value: write {argument.name} VALUE, --help says which"
+        case RepeatArgumentError(token=token):
+            return f"{token.keyword} is given twice, the second time with {token.value!r}: give it once"
+        case UnusedCliTokensError(unused_tokens=tokens) if tokens:
+            return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
+    return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What a file of settings says; where a run.json wrote to is left out, as a replay is another run.
+
+    Raises:
+        InputError: it cannot be read, or says something unknown or bad.
+    """
     try:
-        text = path.read_text()
-        values = json.loads(text)["run"] if path.suffix == ".json" else tomllib.loads(text)
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text)["run"] | {"out": None} if path.suffix == ".json" else tomllib.loads(text)
+        if "own" in (values.get("model"), values.get("dataset")):
+            raise InputError("that run had its caller's own model or data: only Python can replay it")
         return Run.from_dict(values).to_dict()
     except OSError as error:
         raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
     except InputError as error:
         raise InputError(f"--config {path}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--config {path}: not a TOML file of settings ({error})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        wanted = "the run.json of a run" if path.suffix == ".json" else "a TOML file of settings"
+        raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
 
 
-def _default_folder(run: Run) -> Path:
-    """runs/<time>-<what>, where nothing is yet."""
-    names = (run.algorithm or "", run.topology, run.dataset)
-    what = "-".join(name.partition(":")[0] for name in names)
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}"
+def _new_folder(run: Run) -> Path:
+    """Make the folder runs/<time>-<what> for a run, or one with a number behind it where another run was faster.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    what = "-".join(spec.partition(":")[0] for spec in (run.algorithm or "", run.topology, run.dataset))
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}"
+    for n in count(1):
+        folder = Path("runs") / (name if n == 1 else f"{name}-{n}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"--out: {folder} cannot be made ({error.strerror}): give another folder") from None
+    return folder
+
+
+def _take_back(folder: Path) -> None:
+    """Remove a folder that was made for a run, unless the run has begun to write to it."""
+    with suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 if __name__ == "__main__":
