@@ -30,6 +30,11 @@ class Layout:
         """The p peers that `rank` hosts; empty where ranks outnumber peers."""
         return range(self.starts[rank], self.starts[rank + 1])
 
+    @property
+    def widest(self) -> int:
+        """Peers on the fullest rank."""
+        return max(b - a for a, b in pairwise(self.starts))
+
     def rank_of(self, peer: int) -> int:
         """The rank that hosts `peer`."""
         return bisect_right(self.starts, peer) - 1

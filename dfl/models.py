@@ -23,6 +23,9 @@ else:
 MODELS: dict[str, Callable[..., Module]] = {}
 """Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs."""
 
+WIDEST = 1_000_000
+"""Units of the widest layer that is built."""
+
 Shape = tuple[int, ...]
 
 
@@ -40,8 +43,8 @@ def softmax(shape: Shape, classes: int) -> Module:
 @model("mlp")
 def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,)) -> Module:
     """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units."""
-    if any(width < 1 for width in hidden):
-        raise InputError(f"mlp: hidden widths must be at least 1, not {'+'.join(map(str, hidden))}")
+    if not all(1 <= width <= WIDEST for width in hidden):
+        raise InputError(f"--model mlp: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}")
     nn = torch.nn
     widths = [math.prod(shape), *hidden]
     body = [layer for a, b in zip(widths, hidden, strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
@@ -69,8 +72,8 @@ def cnn(shape: Shape, classes: int) -> Module:
 @model("lenet")
 def lenet(shape: Shape, classes: int, *, fc2: int = 100) -> Module:
     """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has fc2=84)."""
-    if fc2 < 1:
-        raise InputError(f"lenet: fc2 must be at least 1, not {fc2}")
+    if not 1 <= fc2 <= WIDEST:
+        raise InputError(f"--model lenet: fc2 must be from 1 to {WIDEST:,}, not {fc2}")
     nn = torch.nn
     channels, height, width = _image("lenet", shape, smallest=16)
     rows, cols = ((side - 4) // 2 - 4 for side in (height, width))

@@ -49,7 +49,7 @@ class World:
             try:
                 said = b"+" + make()
             except InputError as caught:
-                said, error = b"-" + str(caught).encode(), caught
+                said, error = b"-" + str(caught).encode(errors="backslashreplace"), caught
         said = self._broadcast(said)
         if said[:1] == b"-":
             raise error or InputError(said[1:].decode())

@@ -97,7 +97,11 @@ def read(run: Run, parts: Parts, given: Data | None) -> tuple[Data, Deal]:
         )
     if not data.classes and run.partition != "iid":
         raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
-    return data, deal(parts["partition"], data, run)
+    dealt = deal(parts["partition"], data, run)
+    if run.validation and not any(map(len, dealt.validation)):
+        most = max(map(len, dealt.train))
+        raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
+    return data, dealt
 
 
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
@@ -203,6 +207,31 @@ def start(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
     row = task.spec.row(task.module) if given else draw(task.module, run.seed, [0])[0]
     x = row.to(dtype).expand(p, -1).contiguous()
     return x, x
+
+
+def check_start(run: Run, task: Task, given: bool, room: tuple[int, int]) -> None:
+    """Refuse what `start` could not do.
+
+    Args:
+        run, task, given: as for `start`.
+        room: peers on the fullest rank, and bytes of memory of the smallest machine.
+
+    Raises:
+        InputError: the models do not fit into memory even once, or have parameters that nobody knows how to draw.
+    """
+    peers, memory = room
+    if (needed := peers * task.spec.d * task.scale.element_size()) > memory:
+        raise InputError(
+            f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
+            f"{needed / 1e9:,.0f} GB, the machine has {memory / 1e9:,.0f} GB"
+        )
+    if run.init == "independent" or not given:
+        draw(task.module, run.seed, [])
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def payload_per_round(network: Network, d: int, dtype: torch.dtype) -> float:

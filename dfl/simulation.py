@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -210,12 +210,16 @@ def prepare(
     """
     run = run.settled(world.size)
     parts = check(run)
+    brought: dict[str, Any] = {
+        name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None
+    }
+    run = replace(run, **brought)
     found: dict[str, Any] = {}
 
     def decide() -> bytes:
-        graph = _graph(run, parts)
-        found.update(zip(("data", "deal"), setup.read(run, parts, data), strict=True), graph=graph)
-        return setup.packed(setup.known_to_all(found["data"], found["deal"], graph.weights))
+        read, dealt = setup.read(run, parts, data)  # before the graph: too many peers are refused at once
+        found.update(data=read, deal=dealt, graph=_graph(run, parts))
+        return setup.packed(setup.known_to_all(read, dealt, found["graph"].weights))
 
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
@@ -226,13 +230,15 @@ def prepare(
         world.scatter(lambda r: setup.packed(setup.owned(found["data"], found["deal"], layout.block(r))))
     )
     torch.set_num_threads(run.threads)
-    module = model or setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
-    task = setup.make_task(run, parts, mine, (module, loss or _cross_entropy), (common, own))
+    if model is None:
+        model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
+    task = setup.make_task(run, parts, mine, (model, loss or _cross_entropy), (common, own))
+    setup.check_start(run, task, "model" in brought, (layout.widest, world.smallest(setup.memory())))
     network = Network(setup.matrices(common), world, parts["compressor"], run.seed)
     exam = setup.make_exam(run, mine, common, own)
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
     facts = _facts(found, parts["algorithm"]) if found else None
-    return Setting(run, world, task, network, parts["algorithm"], exam, model is not None, facts)
+    return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, facts)
 
 
 def check(run: Run) -> setup.Parts:

@@ -282,10 +282,10 @@ def test_a_peer_sets_the_same_aside_whoever_else_is_there() -> None:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (Run(peers=101), "--peers 101 with 1 or more training examples each need 101, there are 100"),
+        (Run(peers=101), "--peers 101 with 1 training example each: that takes 101 of them, there are 100"),
         (
             Run(peers=10, examples_per_peer=11),
-            "--peers 10 with 11 or more training examples each need 110, there are 100",
+            "--examples-per-peer 11 for 10 peers: that takes 110 of them, there are 100",
         ),
     ],
 )

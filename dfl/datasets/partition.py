@@ -118,7 +118,10 @@ def _subset(n: int, run: Run) -> Indices:
     each = run.examples_per_peer or 1
     wanted = _peers(run) * each
     if wanted > n:
-        raise InputError(f"--peers {run.peers} with {each} or more training examples each need {wanted}, there are {n}")
+        asked = f"--peers {run.peers} with {each} training example each"
+        if run.examples_per_peer:
+            asked = f"--examples-per-peer {each} for {run.peers} peers"
+        raise InputError(f"{asked}: that takes {wanted} of them, there are {n}")
     if run.examples_per_peer is None:
         return np.arange(n)
     return np.sort(keys.generator(run.seed, "subset").choice(n, wanted, replace=False))
