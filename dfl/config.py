@@ -118,12 +118,13 @@ class Run:
         Raises:
             InputError: flags that contradict each other.
         """
-        given, compressor = f"--compressor {self.compressor}", self.compressor or "none"
+        given, compressor = f"--compressor {self.compressor}", self.compressor
         if self.bits is not None:
-            if self.compressor is not None:
+            if compressor is not None:
                 raise InputError(f"--bits {self.bits} and {given} say the same thing: give one of them")
             given, compressor = f"--bits {self.bits}", f"quantize:bits={self.bits}"
-        algorithm = self.algorithm or ("dfedavgm" if self.bits is None else "qdfedavgm")
+        compressor = "none" if compressor is None else compressor
+        algorithm = ("dfedavgm" if self.bits is None else "qdfedavgm") if self.algorithm is None else self.algorithm
         if _name(algorithm) == "dfedavgm" and _name(compressor) != "none":
             raise InputError(
                 f"{given} with --algorithm dfedavgm, which sends its models as they are: choose --algorithm qdfedavgm"
@@ -227,7 +228,9 @@ def _option(key: str, parameter: inspect.Parameter) -> str:
     if value is parameter.empty or value is None:
         text = f"{key}={_kind(parameter).upper()}"
         return text if value is not None else f"[{text}]"
-    return f"{key}={'+'.join(map(str, value)) if isinstance(value, tuple) else value}"
+    if isinstance(value, tuple):
+        return f"{key}={'+'.join(map(str, value))}"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _name(spec: str) -> str:
