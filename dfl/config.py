@@ -57,8 +57,8 @@ class Run:
     """Number of peers P; as many as there are ranks where not given."""
     rounds: int = 100
     """Rounds of training and mixing."""
-    local_epochs: int = 1
-    """Passes of a peer over its own data per round, E."""
+    local_epochs: int | None = None
+    """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is given."""
     local_steps: int | None = None
     """Local steps per round, the same for every peer, in place of epochs."""
     batch_size: int = 10
@@ -128,6 +128,10 @@ class Run:
         if _name(algorithm) == "dfedavgm" and _name(compressor) != "none":
             raise InputError(
                 f"{given} with --algorithm dfedavgm, which sends its models as they are: choose --algorithm qdfedavgm"
+            )
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise InputError(
+                f"--local-epochs {self.local_epochs} and --local-steps {self.local_steps} contradict: give one of them"
             )
         peers = ranks if self.peers is None else self.peers
         return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers)

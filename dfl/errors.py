@@ -8,6 +8,10 @@ class InputError(ValueError):
     once and ends every rank with exit code 2.
     """
 
+    code = 2
+
 
 class DivergedError(ArithmeticError):
     """A peer's state is no longer finite. The message names the peer and the round; exit code 3."""
+
+    code = 3

@@ -16,7 +16,7 @@ else:
     from dfl.lazy import torch
 
 LANES = 2**22
-"""Parameters per batched call, which bounds its memory to a few times 16 MiB."""
+"""Parameters, or numbers of a batch, per batched call; bounds its memory to a few times 16 MiB."""
 
 SCHEDULES: dict[str, Callable[..., float]] = {}
 """Name -> f(t, rounds, *, options) -> factor on the learning rate in round t of `rounds`."""
@@ -24,7 +24,12 @@ SCHEDULES: dict[str, Callable[..., float]] = {}
 
 def schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
     """Register a learning-rate schedule under `name`."""
-    return lambda factor: SCHEDULES.setdefault(name, factor)
+
+    def register(factor: Callable[..., float]) -> Callable[..., float]:
+        SCHEDULES[name] = factor
+        return factor
+
+    return register
 
 
 @schedule("constant")
@@ -80,7 +85,8 @@ def _groups(task: Task, d: int) -> Iterator[Tensor]:
     """Peers that train together: all by falling K_i in chunks that bound memory, or each alone."""
     order = torch.argsort(task.steps, descending=True, stable=True)
     if len(order):  # a rank may host no peers
-        yield from order.split(max(2, LANES // d) if task.solver.batched else 1)
+        wide = max(d, task.widest * task.train.inputs[:1].numel())
+        yield from order.split(max(2, LANES // wide) if task.solver.batched else 1)
 
 
 def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:

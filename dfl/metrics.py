@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dfl.mpi import World
     from dfl.setup import Exam
+    from dfl.simulation import Setting
     from dfl.task import Examples, Task
 else:
     from dfl.lazy import torch
@@ -48,20 +49,21 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
     return right.numpy() / len(exam.labels)
 
 
-def on_own(x: Tensor, task: Task, examples: Examples, classes: int) -> tuple[Floats, Floats]:
+def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Floats, Floats]:
     """Mean loss and accuracy of every row of x (p, d) on that peer's own examples, (p,) each; NaN where it has none."""
     loss, right, starts = np.zeros(len(x)), np.zeros(len(x)), examples.starts
-    for first in range(0, int(examples.sizes.max()) if len(x) else 0, CHUNK):
-        counts = (examples.sizes - first).clamp_(0, CHUNK)
+    chunk = min(CHUNK, exam.longest)
+    for first in range(0, int(examples.sizes.max()) if len(x) else 0, chunk):
+        counts = (examples.sizes - first).clamp_(0, chunk)
         for lanes in torch.nonzero(counts).flatten().split(LANES):
-            places = torch.arange(CHUNK).expand(len(lanes), -1)
+            places = torch.arange(chunk).expand(len(lanes), -1)
             real = places < counts[lanes, None]
             index = starts[lanes, None] + (first + places) * real
             out = task.outputs(task.spec.views(x[lanes]), task.inputs(examples.inputs[index]))
             labels = examples.labels[index]
-            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), CHUNK)
+            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes.numpy()] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
-            right[lanes.numpy()] += ((out.argmax(2) == labels) & real).sum(1).numpy() if classes else np.nan
+            right[lanes.numpy()] += ((out.argmax(2) == labels) & real).sum(1).numpy() if exam.classes else np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes.numpy(), right / examples.sizes.numpy()
 
@@ -85,14 +87,14 @@ def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | 
     return float(np.sqrt(apart.sum(0).sum() / layout.peers)), torch.from_numpy(means).to(x.dtype)
 
 
-def measure(state: Any, setting: Any) -> dict[str, Floats] | None:
+def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
     task, exam, x = setting.task, setting.exam, state.x
     own = {"accuracy": on_common(x, task, exam)}
-    own["train_loss"], _ = on_own(x, task, task.train, 0)
-    _, own["local_accuracy"] = on_own(x, task, exam.local, exam.classes)
+    own["train_loss"], _ = on_own(x, task, task.train, exam)
+    _, own["local_accuracy"] = on_own(x, task, exam.local, exam)
     if setting.run.validation:
-        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.classes)
+        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam)
     own |= {name: value.double().numpy() for name, value in setting.algorithm.observe(state).items()}
     own["payload_bytes"] = setting.network.payload.astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))

@@ -31,7 +31,12 @@ Shape = tuple[int, ...]
 
 def model(name: str) -> Callable[[Callable[..., Module]], Callable[..., Module]]:
     """Register a model under `name`."""
-    return lambda build: MODELS.setdefault(name, build)
+
+    def register(build: Callable[..., Module]) -> Callable[..., Module]:
+        MODELS[name] = build
+        return build
+
+    return register
 
 
 @model("softmax")
@@ -99,8 +104,16 @@ class Spec:
         """Read the layout off a module.
 
         Raises:
-            InputError: the module has no parameters, or has buffers that averaging would corrupt (BatchNorm).
+            InputError: the module has no parameters, has buffers that averaging would corrupt (BatchNorm), or draws
+                from torch's own generator (dropout).
         """
+        draws = [
+            name for name, layer in module.named_modules() if getattr(layer, "p", 0) or getattr(layer, "dropout", 0)
+        ]
+        if draws:
+            raise InputError(
+                f"the model's layer {draws[0]} drops units at random, which no seed of the run decides: set p=0"
+            )
         buffers = [name for name, _ in module.named_buffers()]
         if buffers:
             raise InputError(

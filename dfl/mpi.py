@@ -6,18 +6,20 @@ instead of spinning, because ranks may outnumber cores.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.errors import InputError
+from dfl.errors import DivergedError, InputError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,18 +27,26 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Bytes = NDArray[np.uint8]
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
-_SLURM = ("PMI_RANK", "PMIX_RANK")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 @dataclass
 class World:
-    """The ranks of this job. `comm` is None where there is one rank and no MPI."""
+    """The ranks of this job.
+
+    Attributes:
+        rank, size: which one this is, and how many there are.
+        comm: the communicator; None where there is one rank and no MPI.
+        doing: what this rank is at, for the message of a failure.
+        busy: whether the other ranks count on this one.
+    """
 
     rank: int = 0
     size: int = 1
     comm: Any = None
     doing: str = "starting"
+    busy: bool = False
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Rank 0 makes something, every rank gets it.
@@ -144,23 +154,21 @@ class World:
         self._wait(self.comm.Iallgather(np.array([number], np.int64), everyone))
         return int(everyone.min())
 
-    def leave(self, code: int, seconds: float = 60.0) -> bool:
-        """Wait for the other ranks to stop as well; end them with exit code `code` if they do not.
+    def leave(self, code: int = 1, seconds: float = 60.0) -> None:
+        """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.
 
-        What stops every rank is agreed upon before, so this only catches a rank that stopped alone.
-
-        Returns:
-            False where others had to be ended; under MPI that does not even return.
+        What stops every rank is agreed upon, so this only catches a rank that stops alone, while the others are at
+        work. The wait is long because they may still be importing torch.
         """
-        if self.size == 1:
-            return True
-        request, patience = self.comm.Ibarrier(), time.monotonic() + seconds
-        while not request.Test() and time.monotonic() < patience:
+        if self.size == 1 or not self.busy:
+            return
+        self.busy, request, patience = False, self.comm.Ibarrier(), time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > patience:
+                sys.stderr.write(f"rank {self.rank} of {self.size} ({self.doing}) stopped alone\n")
+                sys.stderr.flush()
+                self.comm.Abort(code)
             time.sleep(2e-3)
-        if time.monotonic() >= patience:
-            self.comm.Abort(code)
-            return False
-        return True
 
     @property
     def _byte(self) -> MPI.Datatype:
@@ -184,6 +192,7 @@ class World:
             pause = min(2 * pause, 2e-3)
 
 
+@cache
 def connect() -> World:
     """Join the job that a launcher started, or be alone.
 
@@ -191,7 +200,7 @@ def connect() -> World:
     rank waits for one that is gone.
 
     Raises:
-        InputError: several ranks were started but mpi4py is missing.
+        InputError: several processes were started but cannot be joined.
     """
     if not _launched():
         return World()
@@ -202,29 +211,42 @@ def connect() -> World:
             f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
         ) from None
     world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
-    if world.size > 1:
-        sys.excepthook = _ender(world)
+    if world.size == 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        raise InputError(
+            f"a launcher started several processes but mpi4py sees one: it is built on {library}, take its mpirun "
+            "(under Slurm: srun --mpi=pmi2 or pmix)"
+        )
+    sys.excepthook = _ender(world)
+    atexit.register(world.leave)
     return world
 
 
+def first() -> bool:
+    """Whether this process is the one that talks to the terminal, as far as the launcher's environment tells."""
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
+
+
 def _launched() -> bool:
-    """Whether an MPI launcher started this process with others."""
-    several = any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
-    slurm = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and any(name in os.environ for name in _SLURM)
-    return several or slurm
+    """Whether an MPI launcher, or Slurm, started this process with others."""
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
 
 
 def _ender(world: World) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     """What ends every rank when one of them fails."""
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interrupted = issubclass(kind, KeyboardInterrupt)
-        if not interrupted:
+        sys.stdout.flush()
+        if isinstance(error, InputError | DivergedError):  # on every rank, in a script of the caller's
+            if world.rank == 0:
+                print("dfl:", error, file=sys.stderr, flush=True)
+            world.leave()
+            world.comm.Abort(error.code)
+        if not isinstance(error, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, trace))
             sys.stderr.write(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        world.comm.Abort(130 if interrupted else 1)
+            sys.stderr.flush()
+        world.comm.Abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
     return end
 

@@ -20,6 +20,7 @@ from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from dfl.compressors import Compressor
@@ -51,8 +52,8 @@ class Heard:
     @cached_property
     def error(self) -> Tensor:
         """||Q(x) - x||^2 / ||x||^2 of every word said here, float64; 0 for a word of zeros."""
-        lost = (self.own - self.said).double().square().sum(1)
-        return lost / self.said.double().square().sum(1).clamp_(min=1e-300)
+        lost, whole = (_squares(words) for words in (self.own - self.said, self.said))
+        return torch.from_numpy(lost / np.maximum(whole, 1e-300))
 
 
 class Network:
@@ -92,6 +93,13 @@ class Network:
         if id(plan) not in self._links:
             self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
         return self._links[id(plan)]
+
+    def close(self) -> None:
+        """Give the links between ranks back to MPI, on every rank at a time."""
+        for link in self._links.values():
+            if link is not None:
+                link.Free()
+        self._links.clear()
 
     @cached_property
     def _peer_plans(self) -> list[PeerPlan]:
@@ -160,6 +168,12 @@ class Net:
         if isinstance(plan, EdgePlan):
             return Heard(words, own, heard[plan.arrange])
         return Heard(words, own, heard, plan.weights)
+
+
+def _squares(words: Tensor) -> NDArray[np.float64]:
+    """||word||^2 of every row, by numpy: torch splits a lone row among its threads, and rounds otherwise."""
+    values: NDArray[np.float64] = np.square(words.numpy(), dtype=np.float64).sum(1)
+    return values
 
 
 def weigh(weights: csr_array, rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from dfl.config import Run, describe, flag
 from dfl.errors import DivergedError, InputError
-from dfl.mpi import World, connect
+from dfl.mpi import World, connect, first
 from dfl.values import nearest, read
 
 if TYPE_CHECKING:
@@ -36,15 +36,16 @@ def main() -> int:
     world = World()
     try:
         world = connect()
+        world.busy = True
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
             _simulate(asked, world)
     except (InputError, DivergedError) as error:
-        code = 2 if isinstance(error, InputError) else 3
-        if world.rank == 0:
+        if world.rank == 0 and first():
             print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
-        world.leave(code)
-        return code
+        world.leave(error.code)
+        return error.code
+    world.busy = False
     return 0
 
 
@@ -83,13 +84,13 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     """
     from cyclopts import App, CycloptsError, Parameter
 
-    from dfl.simulation import KINDS, check
+    from dfl.simulation import check, components
 
     found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
     given: set[str] = set()
     app = App(name="python -m dfl.run", result_action="return_value", version_flags=[], help_format="plaintext")
     app.help, app.default_parameter = _ABOUT, Parameter(converter=_value)
-    app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in KINDS.items())
+    app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items())
     app.config = lambda app, commands, arguments: given.update(each.name for each in arguments if each.tokens)
 
     @app.default

@@ -51,6 +51,7 @@ class Exam:
         local: each peer's own part of the whole test set.
         held_out: each peer's validation examples.
         classes: number of labels; 0 where labels are no classes, and nothing is called accuracy.
+        longest: the most examples that any peer anywhere has of its own, of one kind.
     """
 
     inputs: Tensor
@@ -58,6 +59,7 @@ class Exam:
     local: Examples
     held_out: Examples
     classes: int
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def make_task(run: Run, parts: Parts, peers: range, model: tuple[Module, Loss], 
         momentum=run.momentum,
         weight_decay=run.weight_decay,
         batch_size=run.batch_size,
-        epochs=run.local_epochs,
+        epochs=run.local_epochs or 1,
         steps=run.local_steps or 0,
         batched={"auto": batched, "batched": True, "loop": False}[run.engine],
     )
@@ -189,7 +191,7 @@ def make_exam(run: Run, peers: range, common: Arrays, own: Arrays) -> Exam:
     if run.eval_examples:
         chosen = np.sort(keys.generator(run.seed, "eval-examples").permutation(len(labels))[: run.eval_examples])
         inputs, labels = inputs[chosen], labels[chosen]
-    return Exam(inputs, labels, local, held_out, int(common["classes"]))
+    return Exam(inputs, labels, local, held_out, int(common["classes"]), int(common["sizes"].max()))
 
 
 def start(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:

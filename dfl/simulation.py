@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import topologies
 from dfl import keys, metrics, setup
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compressors import COMPRESSORS
 from dfl.config import Component, Run, choose, flag
-from dfl.datasets import DATASETS, PARTITIONS
 from dfl.errors import DivergedError, InputError
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
@@ -30,23 +29,30 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    import topologies
     from dfl.datasets.data import Data
     from dfl.report import Report
     from dfl.task import Loss, Task
 else:
     from dfl.lazy import torch
 
-KINDS: dict[str, Mapping[str, Component]] = {
-    "topology": topologies.TOPOLOGIES,
-    "mixing": topologies.MIXINGS,
+LOCAL: dict[str, Mapping[str, Component]] = {
     "algorithm": ALGORITHMS,
     "compressor": COMPRESSORS,
-    "dataset": DATASETS,
-    "partition": PARTITIONS,
     "model": MODELS,
     "lr_schedule": SCHEDULES,
 }
-"""Every kind of component, by the field of `Run` that chooses one."""
+"""The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
+
+
+def components() -> dict[str, Mapping[str, Component]]:
+    """Every kind of component; graphs and data come in here because only rank 0 should pay for their imports."""
+    import topologies
+    from dfl.datasets import DATASETS, PARTITIONS
+
+    graphs: dict[str, Mapping[str, Component]] = {"topology": topologies.TOPOLOGIES, "mixing": topologies.MIXINGS}
+    return {**graphs, "dataset": DATASETS, "partition": PARTITIONS, **LOCAL}
+
 
 COLUMNS = (
     "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
@@ -103,11 +109,15 @@ def simulate(
         DivergedError: a peer's model is no longer finite.
     """
     world = connect()
+    world.busy = True
     setting = prepare(run, world, model, data, loss)
     if report is None and run.out is not None and world.rank == 0:
         from dfl.report import Report
 
         report = Report(run.out)
+    if report is None and setting.facts:
+        for note in setting.facts.notes:
+            warnings.warn(note, stacklevel=2)
     yield from _rounds(setting, report)
 
 
@@ -120,6 +130,8 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
             state = algorithm.round(state, task, network.at(t), t)
             _stop_unless_finite(state.x, setting, t)
             yield from watch.look(t + 1, state)
+    network.close()
+    setting.world.busy = False
 
 
 @contextmanager
@@ -190,7 +202,7 @@ def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any]
 
 def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
     """End every rank where some peer's model is no longer finite."""
-    broken = torch.nonzero(~torch.isfinite(x.sum(1)) & ~torch.isfinite(x).all(1)).flatten()
+    broken = torch.nonzero(~torch.isfinite(x).all(1)).flatten()
     nobody = setting.layout.peers
     peer = setting.world.smallest(setting.task.peers[int(broken[0])] if len(broken) else nobody)
     if peer < nobody:
@@ -208,15 +220,15 @@ def prepare(
     Raises:
         InputError: on every rank, if anything asked for cannot be done.
     """
-    run = run.settled(world.size)
-    parts = check(run)
+    asked = run.settled(world.size)
     brought: dict[str, Any] = {
         name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None
     }
-    run = replace(run, **brought)
+    run = replace(asked, **brought)
     found: dict[str, Any] = {}
 
     def decide() -> bytes:
+        parts = check(asked)
         read, dealt = setup.read(run, parts, data)  # before the graph: too many peers are refused at once
         found.update(data=read, deal=dealt, graph=_graph(run, parts))
         return setup.packed(setup.known_to_all(read, dealt, found["graph"].weights))
@@ -224,6 +236,7 @@ def prepare(
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
     common = setup.unpacked(world.from_root(decide))
+    parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine = layout.block(world.rank)
     own = setup.unpacked(
@@ -247,7 +260,11 @@ def check(run: Run) -> setup.Parts:
     Raises:
         InputError: an unknown component or option, or a bad value.
     """
-    parts: setup.Parts = {name: choose(flag(name), getattr(run, name), registry) for name, registry in KINDS.items()}
+    return _chosen(run, components())
+
+
+def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
+    parts: setup.Parts = {name: choose(flag(name), getattr(run, name), kind) for name, kind in registries.items()}
     parts |= {name: parts[name]() for name in ("algorithm", "compressor")}
     parts["lr_schedule"](0, run.rounds)
     return parts
@@ -255,6 +272,8 @@ def check(run: Run) -> setup.Parts:
 
 def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
     """Build the peers' graph and its mixing matrices."""
+    import topologies
+
     assert run.peers is not None
     try:
         return topologies.build(parts["topology"], parts["mixing"], run.peers, keys.generator(run.seed, "topology"))
@@ -266,7 +285,8 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     graph, data, deal = found["graph"], found["data"], found["deal"]
     spectrum = graph.spectrum
     sizes = setup.known_to_all(data, deal, [])["sizes"]
-    notes = (*graph.notes, *algorithm.notes(spectrum.smallest))
+    alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
+    notes = (*graph.notes, *algorithm.notes(spectrum.smallest), *alone)
     counts = setup.count_labels(data, deal)
     return setup.Facts(graph, spectrum, counts, sizes, data.train_inputs.shape[1:], len(data.test_labels), notes)
 

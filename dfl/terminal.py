@@ -198,7 +198,7 @@ def local_steps(setting: Setting) -> NDArray[np.int64]:
     if run.local_steps:
         return np.full_like(examples, run.local_steps)
     batch = run.batch_size or np.maximum(examples, 1)
-    steps: NDArray[np.int64] = run.local_epochs * -(-examples // batch)
+    steps: NDArray[np.int64] = (run.local_epochs or 1) * -(-examples // batch)
     return steps
 
 

@@ -68,3 +68,11 @@ def centres(setting: Setting) -> Tensor:
 def spread(x: Tensor) -> float:
     """The consensus distance sqrt(mean_i ||x_i - mean x||^2)."""
     return float((x - x.mean(0)).square().sum(1).mean().sqrt())
+
+
+FEW = {"model": "mlp:hidden=8", "examples_per_peer": 25, "peers": 6, "rounds": 4}
+
+
+def digits(**settings: Any) -> Setting:
+    """A small run on digits, ready to start."""
+    return prepare(Run(**{**FEW, **settings}), World())

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +12,9 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.algorithms import ALGORITHMS
-from dfl.compressors import COMPRESSORS
-from dfl.datasets import DATASETS
-from dfl.simulation import KINDS
-from topologies import TOPOLOGIES
+from dfl.simulation import components
+
+KINDS = components()
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -79,24 +78,26 @@ from topologies.graphs import pattern, topology
 """
 
 
-def test_what_the_readme_adds_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (TOPOLOGIES, ALGORITHMS, COMPRESSORS, DATASETS):
-        for name in [*registry]:
-            monkeypatch.setitem(registry, name, registry[name])  # puts the registry back afterwards
-    before = {kind: set(registry) for kind, registry in KINDS.items()}
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Puts every registry back as it was."""
+    kept = {kind: dict(registry) for kind, registry in KINDS.items()}
+    yield
+    for kind, registry in KINDS.items():
+        cast("dict[str, Any]", registry).clear()
+        cast("dict[str, Any]", registry).update(kept[kind])
+
+
+@pytest.mark.usefixtures("registries")
+def test_what_the_readme_adds_can_be_used() -> None:
     block = next(b for b in blocks("python") if "def wheel" in b)
     exec(EXTENSIONS + block.replace("csr_array", "object"), {"__name__": "readme"})
-    try:
-        *_, mixed = dfl.simulate(dfl.Run(peers=6, topology="wheel", algorithm="qdfedavgm", compressor="half", rounds=5))
-        *_, alone = dfl.simulate(dfl.Run(peers=6, algorithm="local", rounds=5))
-        assert mixed["payload_bytes"] == 2 * 4810 * 20 * 5
-        assert mixed["accuracy_mean"] > 0.8
-        assert alone["payload_bytes"] == 0
-        assert "blobs" in DATASETS
-    finally:
-        for kind, names in before.items():
-            for name in set(KINDS[kind]) - names:
-                cast("dict[str, Any]", KINDS[kind]).pop(name)
+    *_, mixed = dfl.simulate(dfl.Run(peers=6, topology="wheel", algorithm="qdfedavgm", compressor="half", rounds=5))
+    *_, alone = dfl.simulate(dfl.Run(peers=6, algorithm="local", rounds=5))
+    assert mixed["payload_bytes"] == 2 * 4810 * 20 * 5
+    assert mixed["accuracy_mean"] > 0.8
+    assert alone["payload_bytes"] == 0
+    assert "blobs" in KINDS["dataset"]
 
 
 def test_the_round_shown_is_the_round_that_runs() -> None:

@@ -53,12 +53,14 @@ class Network:
     edges: edges of the union over rounds, undirected, or directed if `directed`.
     directed: in some round a peer hears one that does not hear it.
     degrees: (P,) how many others a peer speaks to, in the union.
+    brought: the graph brought its weights along (a matrix from a file), so no mixing rule was applied.
     """
 
     weights: Sequence[csr_array]
     edges: int
     directed: bool
     degrees: NDArray[np.int64]
+    brought: bool = False
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -74,6 +76,8 @@ class Network:
                 "the weights are not doubly stochastic on this graph, so the peers agree on a weighted average, "
                 "not the mean"
             )
+        if self.brought:
+            notes.append("the weights are those of the file, and no mixing rule is applied to them")
         if np.isnan(mixed.gap):
             notes.append(f"the spectrum of such weights is not computed for {len(self.degrees):,} peers")
         elif mixed.gap == 0:
@@ -107,7 +111,8 @@ def build(graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, 
     _check_connected(union)
     directed = any((heard != heard.T).nnz > 0 for heard in hears)
     degrees = np.bincount(union.indices, minlength=peers).astype(np.int64)
-    return Network(weights, int(union.nnz) // (1 if directed else 2), bool(directed), degrees)
+    brought = any(r.dtype.kind == "f" for r in rounds)
+    return Network(weights, int(union.nnz) // (1 if directed else 2), bool(directed), degrees, brought)
 
 
 def _canonical(matrix: csr_array) -> csr_array:

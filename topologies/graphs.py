@@ -35,7 +35,7 @@ TRIES = 100
 
 
 def topology(function: Topology) -> Topology:
-    """Add a graph to `TOPOLOGIES` under the function's name. Its first docstring line is its entry in `--help`."""
+    """Add a graph to `TOPOLOGIES` under the function's name."""
     TOPOLOGIES[function.__name__] = function
     return function
 

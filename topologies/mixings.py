@@ -17,7 +17,7 @@ MIXINGS: dict[str, Mixing] = {}
 
 
 def mixing(function: Mixing) -> Mixing:
-    """Add a rule to `MIXINGS` under the function's name. Its first docstring line is its entry in `--help`."""
+    """Add a rule to `MIXINGS` under the function's name."""
     MIXINGS[function.__name__] = function
     return function
 

@@ -61,7 +61,8 @@ class QDFedAvgM(Algorithm):
 
         x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k))
 
-    Either keeps the mean of the z_i exactly. With Q the identity and γ = 1 it is DFedAvgM.
+    The second keeps the mean of the z_i whatever W; the first, and with Q the identity and γ = 1 their being
+    DFedAvgM, takes a doubly stochastic W.
 
     exchange=paper: the published form, x_i <- x_i + α sum_j w_ij Q(z_j - x_j), which never averages the x_j:
     an eigenvalue λ < 0 of W makes the peers drift apart.
@@ -85,6 +86,9 @@ class QDFedAvgM(Algorithm):
             raise InputError(f"--algorithm qdfedavgm: alpha must be positive, not {self.alpha}")
         if not 0 < self.gamma <= 1:
             raise InputError(f"--algorithm qdfedavgm: gamma must be above 0 and at most 1, not {self.gamma}")
+        idle = "alpha" if self.exchange == "replica" else "gamma"
+        if getattr(self, idle) != 1:
+            raise InputError(f"--algorithm qdfedavgm: {idle} has no part in exchange={self.exchange}: leave it out")
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x, with public copies at what is known before anyone has spoken (the same for all)."""
