@@ -1,0 +1,71 @@
+"""Are the batches, orders and rates of local training what they should be?"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.quadratic import digits, final, quadratic
+
+
+def test_every_epoch_uses_every_example_once() -> None:
+    from dfl.task import batches
+
+    setting = digits(partition="dirichlet:alpha=0.3", local_epochs=3, batch_size=4)
+    task, sizes = setting.task, setting.task.train.sizes
+    order = torch.argsort(task.steps, descending=True, stable=True)
+    seen = np.zeros(int(sizes.sum()), int)
+    for batch in batches(task, 1, order):
+        for row, count in zip(batch.index.tolist(), batch.counts.tolist(), strict=True):
+            np.add.at(seen, row[:count], 1)
+    assert (seen == 3).all()
+
+
+def test_rounds_and_peers_shuffle_differently() -> None:
+    from dfl.task import batches
+
+    setting = digits(batch_size=0)
+    first, second = (next(batches(setting.task, t, torch.arange(6))).index for t in (0, 1))
+    assert not torch.equal(first, second)
+    own = first - setting.task.train.starts[:, None]
+    assert len({tuple(row) for row in own.tolist()}) == 6
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    from dfl.task import batches
+
+    setting = digits(batch_size=0, local_epochs=2)
+    first, second = (batch.index for batch in batches(setting.task, 0, torch.arange(6)))
+    assert torch.equal(first.sort().values, second.sort().values)
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("exponential:decay=0.5", [1, 0.5, 0.25, 0.125]),
+        ("step:every=2,factor=0.1", [1, 1, 0.1, 0.1]),
+        ("cosine:floor=0.2", [1, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2]),
+    ],
+)
+def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> None:
+    """On c - x with h = 0.7 a step of rate lr moves x by lr * h * (c - x)."""
+    setting = quadratic(lr_schedule=schedule, local_epochs=1, rounds=4, mixing="metropolis", peers=1)
+    solver = setting.task.solver
+    assert [solver.lr(t) for t in range(4)] == pytest.approx([0.1 * f for f in factors])
+    left = 1.0
+    for factor in factors:
+        left *= 1 - 0.1 * factor * 0.7
+    c = setting.task.train.inputs[0]
+    assert torch.allclose(final(setting, 4)[0], c * (1 - left), rtol=0, atol=1e-12)
+
+
+def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
+    from dfl.errors import InputError
+    from dfl.models import Spec
+
+    for layer, advice in ((nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.1), "p=0")):
+        with pytest.raises(InputError, match=advice):
+            Spec.of(nn.Sequential(nn.Linear(4, 4), layer))
+    assert Spec.of(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Dropout(0.0))).d == 28
