@@ -1,6 +1,6 @@
 """How few bits can a message have before the peers learn less?
 
-Command, 35 runs of 40 to 60 s on a core, a quarter of an hour on two:
+Command, 35 runs of 41 s at best; half an hour on two busy cores:
 
     python -m experiments.bits --data-dir DIR
 

@@ -2,7 +2,7 @@
 
 Slides 003 say so of DFedAvgM: "converge faster with more local inner iterations before communication".
 
-Command, 24 runs of 10 to 20 s on a core, three minutes on two:
+Command, 24 runs of 16 s at best; 8 minutes on two busy cores:
 
     python -m experiments.local_steps
 
