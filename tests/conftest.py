@@ -1,0 +1,58 @@
+"""What many tests share: the command line, typed inside this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dfl.run import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """`python -m dfl.run`, in an empty folder."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+
+    def __call__(self, *tokens: str) -> Ended:
+        self.monkeypatch.setattr("sys.argv", ["run.py", *tokens])
+        self.capsys.readouterr()
+        code = main()
+        return Ended(code, *self.capsys.readouterr())
+
+    def refused(self, *tokens: str) -> str:
+        """The one line with which a command is refused; nothing else is said, and nothing is written."""
+        before = self.files()
+        ended = self(*tokens)
+        assert ended.code == 2, ended
+        assert ended.out == ""
+        assert self.files() == before
+        assert ended.err.startswith("dfl: ")
+        assert ended.err.endswith("\n")
+        assert ended.err.count("\n") == 1, ended.err
+        assert len(ended.err) < 1000
+        return ended.err[5:-1]
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.rglob("*"))
+
+
+@pytest.fixture
+def dfl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DFL_DATA", raising=False)
+    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})  # they take a second, and have tests of their own
+    return Command(tmp_path, capsys, monkeypatch)

@@ -1,0 +1,195 @@
+"""Does what can be asked for, from a shell or from Python, happen as it was asked?"""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import dfl
+from dfl.config import Run, describe, flag, options
+from dfl.run import _new_folder
+from dfl.simulation import components
+from tests.conftest import Command
+
+KINDS = components()
+
+FEW = ["--peers", "3", "--rounds", "2", "--eval-every", "1", "--model", "softmax", "--examples-per-peer", "30"]
+
+
+def squeezed(text: str) -> str:
+    """A text without what depends on the width of a terminal."""
+    return re.sub(r"[\s│]", "", text)
+
+
+def figures(folder: Path | str) -> pd.DataFrame:
+    return dfl.load(folder).rows.drop(columns="seconds")
+
+
+def record(folder: Path | str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / "run.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("how", ["--help", "-h"])
+def test_help_shows_every_flag_and_component(dfl_run: Command, how: str) -> None:
+    ended = dfl_run(how, "--rounds", "3")
+    assert (ended.code, ended.err, dfl_run.files()) == (0, "", [])
+    shown = squeezed(ended.out)
+    for name in [*options(Run), "config", "dry_run", "help"]:
+        assert re.search(rf"^│ {flag(name)}\b", ended.out, re.MULTILINE), name
+    for kind, registry in KINDS.items():
+        assert squeezed(f"{flag(kind)}  {describe(registry)}") in shown
+        for name, component in registry.items():
+            assert all(f"{key}=" in describe({name: component}) for key in options(component))
+    assert "Learningrateη.[default:0.05]" in shown
+    assert "[choices:common,independent]" in shown
+
+
+def test_dry_run_trains_nothing_and_writes_nothing(dfl_run: Command) -> None:
+    def train(*given: object) -> None:
+        raise AssertionError("a dry run has trained")
+
+    dfl_run.monkeypatch.setattr("dfl.algorithms.dfedavgm.sgd", train)
+    with pytest.raises(AssertionError, match="has trained"):
+        dfl_run("--rounds", "1", "--out", "wet")
+    ended = dfl_run("--dry-run", "--peers", "16", "--partition", "shards", "--out", "dry")
+    assert (ended.code, ended.err) == (0, "")
+    assert not Path("dry").exists()
+    assert not Path("runs").exists()
+    for word in ("16 on 1 rank", "spectral gap 0.05", "4,810 parameters", "per round", "training examples", "memory"):
+        assert word in ended.out
+
+
+def test_default_folder(dfl_run: Command) -> None:
+    assert dfl_run("--topology", "small_world:k=2", *FEW, "--bits", "8", "--dataset", "digits").code == 0
+    (folder,) = Path("runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-qdfedavgm-small_world-digits", folder.name)
+    said = record(folder)["run"]
+    assert said["out"] == str(folder)
+    assert (said["algorithm"], said["compressor"]) == ("qdfedavgm", "quantize:bits=8")
+    assert "bits" not in said
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(dfl_run: Command) -> None:
+    dfl_run.monkeypatch.setattr("time.strftime", lambda form: "now")
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(_new_folder, [Run().settled(1)] * 20))
+    name = "now-dfedavgm-ring-digits"
+    assert {folder.name for folder in folders} == {name, *(f"{name}-{n}" for n in range(2, 21))}
+    assert all(folder.is_dir() for folder in folders)
+    (folders[0] / "run.json").touch()
+    dfl_run.refused("--model", "lenet")  # its folder is taken back, theirs stay
+    assert dfl_run(*FEW).code == 0
+    assert record(Path("runs") / f"{name}-21")["exit"] == 0
+
+
+def test_a_run_is_replayed_bit_for_bit(dfl_run: Command) -> None:
+    more = ["--topology", "erdos_renyi:p=0.7", "--bits", "4", "--partition", "dirichlet", "--validation", "0.2"]
+    more += ["--init", "independent", "--seed", "12345678901", "--lr", "0.123456789", "--lr-schedule", "cosine"]
+    assert dfl_run(*FEW, *more, "--out", "first").code == 0
+    assert dfl_run("--config", "first/run.json", "--out", "again").code == 0
+    assert record("again")["run"] == record("first")["run"] | {"out": "again"}
+    pd.testing.assert_frame_equal(figures("first"), figures("again"), check_exact=True)
+    assert Path("first/state.safetensors").read_bytes() == Path("again/state.safetensors").read_bytes()
+    assert Path("first/peers.csv").read_bytes() == Path("again/peers.csv").read_bytes()
+
+    assert dfl_run("--config", "first/run.json", "--seed", "2").code == 0  # not into the folder of the first
+    (other,) = Path("runs").iterdir()
+    assert record(other)["run"] == record("first")["run"] | {"out": str(other), "seed": 2}
+    assert not figures(other).equals(figures("first"))
+
+
+def test_a_config_file_is_the_same_as_its_flags(dfl_run: Command) -> None:
+    text = 'peers = 3\nrounds = 9\neval_every = 1\nmodel = "softmax"\nexamples_per_peer = 30\nmomentum = 0\n'
+    Path("mine.toml").write_text(text)
+    assert dfl_run("--config", "mine.toml", "--rounds", "2", "--out", "file").code == 0
+    assert dfl_run(*FEW, "--momentum", "0", "--out", "flags").code == 0
+    assert record("file")["run"] == record("flags")["run"] | {"out": "file"}
+    pd.testing.assert_frame_equal(figures("file"), figures("flags"), check_exact=True)
+
+
+def test_a_finished_run_says_so(dfl_run: Command) -> None:
+    ended = dfl_run(*FEW, "--out", "done")
+    assert (ended.code, ended.err) == (0, "")
+    assert "round 2/2" in ended.out
+    assert str(Path("done")) in ended.out
+    assert (record("done")["exit"], record("done")["ending"]) == (0, "finished")
+
+
+def own_data(n: int = 60) -> dfl.Data:
+    """Three clouds in five dimensions."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % 3
+    inputs = (rng.normal(size=(n, 5)) + 3 * np.eye(3, 5)[labels]).astype(np.float32)
+    return dfl.Data(inputs[: n // 2], labels[: n // 2], inputs[n // 2 :], labels[n // 2 :], classes=3)
+
+
+def test_python_brings_its_own_module_and_data(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3))
+    before = [value.clone() for value in module.parameters()]
+    run = Run(peers=3, rounds=20, eval_every=10, out=tmp_path / "own")
+    rows = list(dfl.simulate(run, model=module, data=own_data()))
+    assert [row["round"] for row in rows] == [0, 10, 20]
+    assert rows[0]["consensus_distance"] == 0
+    assert rows[-1]["accuracy_mean"] > max(0.8, rows[0]["accuracy_mean"])
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+    result = dfl.load(run.out or "", module)
+    assert result.rows.to_dict("records") == rows
+    assert (result.run.model, result.run.dataset) == ("own", "own")
+    data = own_data()
+    said = result.model(2)(torch.from_numpy(data.test_inputs)).argmax(1).numpy()
+    assert (said == data.test_labels).mean() == result.peers["accuracy"][2]
+    mean = (result.mean_model()(torch.from_numpy(data.test_inputs)).argmax(1).numpy() == data.test_labels).mean()
+    assert mean == rows[-1]["accuracy_mean_model"]
+    with pytest.raises(dfl.InputError, match="'own'"):
+        next(dfl.simulate(result.run))
+
+
+class Scaled(nn.Module):
+    """A module with a parameter that no rule draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(5, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.linear(x) * self.scale
+        return scaled
+
+
+def test_modules_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
+    run = Run(peers=3, rounds=1, out=tmp_path / "none")
+    normed = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    for settings, module, words in (
+        ({}, normed, "keeps running statistics .*GroupNorm in place of BatchNorm"),
+        ({}, nn.ReLU(), "the model ReLU has no parameters to train"),
+        ({"init": "independent"}, Scaled(), "--init independent cannot draw the parameter .*scale of a Scaled"),
+    ):
+        with pytest.raises(dfl.InputError, match=words):
+            next(dfl.simulate(Run.from_dict(run.to_dict() | settings), model=module, data=own_data()))
+    assert not list(tmp_path.iterdir())
+    assert next(dfl.simulate(Run(peers=3), model=Scaled(), data=own_data()))["round"] == 0
+
+
+def test_python_is_refused_in_one_line_too() -> None:
+    for make in (
+        lambda: dfl.Run(peers="x"),  # type: ignore[arg-type]
+        lambda: next(dfl.simulate(dfl.Run(topology="rign"))),
+        lambda: next(dfl.simulate(dfl.Run(peers=7, topology="torus"))),
+        lambda: next(dfl.simulate(dfl.Run(partition="shards", peers=31), data=own_data())),
+        lambda: dfl.load("no/such/run"),
+    ):
+        with pytest.raises(dfl.InputError) as caught:
+            make()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,251 @@
+"""Is a `Run` the same in Python, in JSON, in TOML and on a command line, and is it checked in all of them?"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dfl.config import Run, choose, describe, flag, options
+from dfl.errors import InputError
+from dfl.simulation import components
+from dfl.values import KINDS as VALUES
+from dfl.values import nearest, read
+from tests.conftest import Command
+
+KINDS = components()
+
+# The calls of an example do not see each other: what they write has other names, or is overwritten.
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+counts = st.integers(1, 2**31 - 1)
+shares = st.floats(0, 1, exclude_max=True)
+sizes = st.floats(0, 1e300)
+letters = st.characters(exclude_categories=("Cs", "Cc"))
+paths = st.text(letters, min_size=1).filter(lambda text: not text.startswith(("-", "~"))).map(Path)
+runs = st.builds(
+    Run,
+    topology=st.sampled_from(["ring", "small_world:k=4,p=0.1", "edges:path=a b.csv"]),
+    algorithm=st.sampled_from([None, "qdfedavgm", "qdfedavgm:gamma=0.5"]),
+    bits=st.none() | st.integers(1, 16),
+    model=st.sampled_from(["mlp:hidden=20+20", "softmax"]),
+    data_dir=st.none() | paths,
+    out=st.none() | paths,
+    examples_per_peer=st.none() | counts,
+    validation=shares,
+    init=st.sampled_from(["common", "independent"]),
+    peers=st.none() | counts,
+    rounds=st.integers(0, 2**31 - 1),
+    local_steps=st.none() | counts,
+    lr=st.floats(0, 1e300, exclude_min=True),
+    momentum=shares,
+    weight_decay=sizes,
+    seed=st.integers(0, 2**63 - 1),
+    threads=st.integers(1, 1024),
+    engine=st.sampled_from(["auto", "batched", "loop"]),
+)
+
+
+def toml(run: Run) -> str:
+    """A run as somebody writes it down."""
+    return "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in run.to_dict().items())
+
+
+def refused(make: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        make()
+    return str(caught.value)
+
+
+@given(runs)
+@quick
+def test_round_trips(run: Run) -> None:
+    assert Run.from_dict(run.to_dict()) == run
+    assert Run.from_dict(json.loads(run.to_json())) == run
+    assert Run.from_dict(tomllib.loads(toml(run))) == run
+    assert replace(run) == run
+
+
+@given(runs)
+@quick
+def test_a_command_line_says_the_same(dfl_run: Command, run: Run) -> None:
+    from dfl.run import _asked
+
+    run = replace(run, out=run.out or Path("out"), topology="ring")
+    tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
+    assert Run.from_dict(_asked(tokens, 1)["run"]) == run
+    assert Run.from_dict(_asked([word for t in tokens for word in t.split("=", 1)], 1)["run"]) == run
+
+
+@given(runs, runs)
+@quick
+def test_flags_go_over_a_file(dfl_run: Command, under: Run, over: Run) -> None:
+    from dfl.run import _asked
+
+    path = dfl_run.folder / "settings.toml"
+    under = replace(under, out=Path("out"), topology="ring", bits=None)
+    path.write_text(toml(under), encoding="utf-8")
+    chosen = ("rounds", "lr", "init", "peers", "seed", "validation", "model")
+    said = {name: value for name, value in over.to_dict().items() if name in chosen}
+    tokens = [f"{flag(name)}={value}" for name, value in said.items()]
+    half = len(tokens) // 2
+    asked = _asked([*tokens[:half], f"--config={path}", *tokens[half:]], 1)
+    assert Run.from_dict(asked["run"]) == replace(under, **said)
+
+
+def test_a_flag_that_says_the_default_goes_over_a_file(dfl_run: Command) -> None:
+    from dfl.run import _asked
+
+    Path("settings.toml").write_text('rounds = 7\nlr = 1\nout = "out"\n')
+    run = _asked(["--config", "settings.toml", "--rounds", str(Run().rounds)], 1)["run"]
+    assert (run["rounds"], run["lr"], run["out"]) == (Run().rounds, 1, "out")
+
+
+def test_settled() -> None:
+    plain = Run().settled(ranks=5)
+    assert (plain.peers, plain.algorithm, plain.compressor, plain.bits) == (5, "dfedavgm", "none", None)
+    short = Run(bits=3, peers=2).settled(ranks=5)
+    assert (short.peers, short.algorithm, short.compressor, short.bits) == (2, "qdfedavgm", "quantize:bits=3", None)
+    assert Run(bits=3, algorithm="qdfedavgm:gamma=0.5").settled(1).algorithm == "qdfedavgm:gamma=0.5"
+    for run in (plain, short):
+        assert run.settled(ranks=9) == run
+        assert Run.from_dict(run.to_dict()) == run
+
+
+def test_every_field_has_a_kind_and_a_sentence() -> None:
+    for name, hint in get_type_hints(Run).items():
+        first = (get_args(hint) or (hint,))[0]
+        assert isinstance(first, str) or first.__name__ in VALUES
+        assert re.search(rf'\n    {name}: .+\n    """\w.+\."""\n', inspect.getsource(Run)), name
+
+
+WRONG: dict[type, list[Any]] = {
+    int: ["x", "3", 2.5, 3.0, True, [3], {}, math.nan, np.int64(3), b"3", -1, 10**30],
+    float: ["x", "0.5", True, [0.5], {}, math.nan, math.inf, -math.inf, 10**400, 1j, -1, -0.5],
+    str: [1, 1.5, True, b"ring", ["ring"], {"name": "ring"}, Path("ring")],
+    Path: [1, True, b"out", ["out"], "", "a\0b"],
+}
+
+
+def wrong() -> Iterator[tuple[str, Any]]:
+    """Each field with values that it does not take."""
+    for name, hint in get_type_hints(Run).items():
+        parts = get_args(hint) or (hint,)
+        bad = ["foo", "", 1, True, None] if isinstance(parts[0], str) else WRONG[parts[0]]
+        yield from ((name, value) for value in (bad if type(None) in parts else [*bad, None]))
+
+
+@pytest.mark.parametrize(("name", "value"), [*wrong()])
+def test_values_of_the_wrong_kind(name: str, value: Any) -> None:
+    line = refused(lambda: Run(**{name: value}))
+    assert line.startswith(f"{flag(name)} must be ")
+    assert line.endswith(f", not {value!r}")
+    assert refused(lambda: Run.from_dict({name: value})) == line
+    assert refused(lambda: replace(Run(), **{name: value})) == line
+
+
+def test_values_of_the_right_kind() -> None:
+    run = Run(lr=1, momentum=0, weight_decay=np.float64(0.5), out="runs/a", data_dir=Path("data"))  # type: ignore[arg-type]
+    assert run.out == Path("runs/a")
+    assert Run.from_dict(json.loads(run.to_json())) == run
+    assert Run(out="~/a").out == Path.home() / "a"  # type: ignore[arg-type]
+
+
+def test_names_that_are_no_field() -> None:
+    assert refused(lambda: Run.from_dict({"roundz": 3})).startswith("unknown setting 'roundz' (did you mean rounds?)")
+    assert refused(lambda: Run.from_dict({"": 3})).startswith("unknown setting ''; choose from topology, ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("int", "007", 7), ("int", "+7", 7), ("int", "-7", -7), ("float", "1e-3", 0.001), ("float", ".5", 0.5),
+        ("float", "5.", 5.0), ("float", "-2E+3", -2000.0), ("bool", "true", True), ("bool", "false", False),
+        ("str", "a=b", "a=b"), ("Path", "a b", Path("a b")), ("tuple[int, ...]", "200", (200,)),
+        ("tuple[int, ...]", "200+100+1", (200, 100, 1)),
+    ],
+)  # fmt: skip
+def test_values_as_written(kind: str, text: str, value: object) -> None:
+    assert read("--x", text, kind) == value
+    assert type(read("--x", text, kind)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", " ", " 7", "7\n", "1_0", "0x1f", "1e3", "٣", "²", "+", "--7", "7.", "seven"])
+def test_what_is_no_whole_number(text: str) -> None:
+    assert refused(lambda: read("--x", text, "int")) == f"--x must be a whole number, not {text!r}"
+
+
+@pytest.mark.parametrize("text", ["", " 7", "7\n", "1_0", "0x1f", "1e999", "nan", "inf", "٣", ".", "1.2.3", "e", "--7"])
+def test_what_is_no_number(text: str) -> None:
+    assert refused(lambda: read("--x", text, "float")) == f"--x must be a number, not {text!r}"
+
+
+def made(*, many: int, share: float = 0.5, sure: bool = False, widths: tuple[int, ...] = (1, 2)) -> dict[str, object]:
+    return {"many": many, "share": share, "sure": sure, "widths": widths}
+
+
+def perhaps(*, path: Path | None = None) -> Path | None:
+    return path
+
+
+PARTS: dict[str, Callable[..., Any]] = {"made": made, "perhaps": perhaps}
+
+
+def test_choose() -> None:
+    part = choose("--part", "made:many=3,widths=7+8,sure=true", PARTS)
+    assert part() == {"many": 3, "share": 0.5, "sure": True, "widths": (7, 8)}
+    assert choose("--part", "perhaps", PARTS)() is None
+    assert choose("--part", "perhaps:path=a=b:c", PARTS)() == Path("a=b:c")
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("mad", "--part: unknown 'mad' (did you mean made?); choose from made, perhaps"),
+        ("xyz", "--part: unknown 'xyz'; choose from made, perhaps"),
+        ("made", "--part made needs many: write made:many=INT"),
+        ("made:", "--part made: unknown option ''; choose from many, share, sure, widths"),
+        ("made:man=3", "--part made: unknown option 'man' (did you mean many?); choose from many, share, sure, widths"),
+        ("made:many", "--part made: options are written many=VALUE, each once, not 'many'"),
+        ("made:many=3,many=4", "--part made: options are written many=VALUE, each once, not 'many=3,many=4'"),
+        ("made:many=3,share=much", "--part made: share must be a number, not 'much'"),
+        ("made:many=3,sure=yes", "--part made: sure must be true or false, not 'yes'"),
+        ("made:many=3,widths=7;8", "--part made: widths must be whole numbers joined by +, as 200+200, not '7;8'"),
+        ("perhaps:path=", "--part perhaps: path must be a path, not ''"),
+    ],
+)
+def test_choose_refuses(spec: str, line: str) -> None:
+    assert refused(lambda: choose("--part", spec, PARTS)) == line
+
+
+def test_describe_and_nearest() -> None:
+    assert describe(PARTS) == "made:many=INT,share=0.5,sure=false,widths=1+2 · perhaps:[path=PATH]"
+    assert nearest("x", []) == "; it has none"
+
+
+COMPLETE = [
+    (field, name)
+    for field, registry in KINDS.items()
+    for name, component in registry.items()
+    if all(parameter.default is not parameter.empty for parameter in options(component).values())
+]
+
+
+@pytest.mark.parametrize(("field", "name"), COMPLETE)
+def test_what_help_shows_can_be_written(field: str, name: str) -> None:
+    """A component with its defaults written out is the component without them."""
+    component = KINDS[field][name]
+    spec = ",".join(item for item in describe({name: component}).split(",") if "[" not in item)
+    defaults = {key: parameter.default for key, parameter in options(component).items()}
+    assert choose(flag(field), spec, KINDS[field]).keywords == {k: v for k, v in defaults.items() if v is not None}
