@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -205,7 +206,9 @@ def connect() -> World:
     if not _launched():
         return World()
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another MPI's launcher; that is refused below
+            from mpi4py import MPI
     except ImportError as error:
         raise InputError(
             f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
@@ -237,16 +240,17 @@ def _ender(world: World) -> Callable[[type[BaseException], BaseException, Traceb
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.stdout.flush()
-        if isinstance(error, InputError | DivergedError):  # on every rank, in a script of the caller's
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error, InputError | DivergedError):  # raised on every rank, in a script of the caller's
+            code = error.code
             if world.rank == 0:
                 print("dfl:", error, file=sys.stderr, flush=True)
-            world.leave()
-            world.comm.Abort(error.code)
-        if not isinstance(error, KeyboardInterrupt):
+            world.leave(code)
+        elif code != 130:
             text = "".join(traceback.format_exception(kind, error, trace))
-            sys.stderr.write(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}")
-            sys.stderr.flush()
-        world.comm.Abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+            print(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}", file=sys.stderr, flush=True)
+        world.comm.Abort(code)
+        os._exit(code)  # where Abort only asks the launcher, and returns
 
     return end
 

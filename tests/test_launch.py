@@ -1,0 +1,150 @@
+"""Does a process know that it is one of several, and does no rank leave the others waiting?"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dfl import mpi
+from dfl.errors import DivergedError, InputError
+from dfl.mpi import World
+from tests.test_mpi import ENV, ROOT, mpirun
+
+LAUNCHERS = [*mpi._SIZES, *mpi._RANKS]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without a launcher, and a `connect` that has not been called."""
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    mpi.connect.cache_clear()
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environment", "launched"),
+    [
+        ({}, False),
+        ({"PMI_SIZE": "1"}, False),
+        ({"PMI_SIZE": "16"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "32"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "32"}, False),  # inside an allocation, but not started by srun
+        ({"PMI_SIZE": ""}, False),
+    ],
+)
+def test_launchers_are_known_by_their_environment(
+    alone: pytest.MonkeyPatch, environment: dict[str, str], launched: bool
+) -> None:
+    for name, value in environment.items():
+        alone.setenv(name, value)
+    assert mpi._launched() is launched
+
+
+def test_without_a_launcher_nobody_asks_for_mpi4py(alone: pytest.MonkeyPatch) -> None:
+    alone.setitem(sys.modules, "mpi4py", None)  # importing it would fail
+    world = mpi.connect()
+    assert (world.rank, world.size, world.comm) == (0, 1, None)
+
+
+def test_a_launcher_without_mpi4py_is_explained(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("PMI_SIZE", "4")
+    alone.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(InputError, match=r"pip install 'dfl\[mpi\]'"):
+        mpi.connect()
+
+
+@pytest.mark.parametrize(("environment", "talks"), [({}, True), ({"PMI_RANK": "0"}, True), ({"PMIX_RANK": "3"}, False)])
+def test_one_process_talks(alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool) -> None:
+    for name, value in environment.items():
+        alone.setenv(name, value)
+    assert mpi.first() is talks
+
+
+def test_a_launcher_of_another_mpi_is_refused() -> None:
+    """Else every process would run a simulation of its own: here Open MPI's variables with MPICH's library."""
+    environment = {k: v for k, v in ENV.items() if k not in LAUNCHERS} | {"OMPI_COMM_WORLD_SIZE": "4"}
+    command = [sys.executable, "-m", "dfl.run", "--rounds", "1"]
+    first, other = (
+        subprocess.run(
+            command, env={**environment, "OMPI_COMM_WORLD_RANK": rank}, cwd=ROOT, capture_output=True, text=True
+        )
+        for rank in ("0", "1")
+    )
+    assert (first.returncode, other.returncode) == (2, 2)
+    assert "mpi4py sees one" in first.stderr
+    assert len(first.stderr.strip().splitlines()) == 1
+    assert other.stderr == ""
+
+
+def test_alone_the_verbs_need_no_mpi() -> None:
+    world = World()
+    rows = np.arange(6).reshape(3, 2)
+    assert world.from_root(lambda: b"x") == b"x"
+    assert world.scatter(lambda rank: bytes([rank])) == b"\0"
+    np.testing.assert_array_equal(world.gather(rows), rows)
+    np.testing.assert_array_equal(world.columns(rows, [range(2)], [3]), rows)
+    assert world.smallest(7) == 7
+    assert world.exchange(world.link({}, {}), np.zeros((0, 5), np.uint8), {}, {}).shape == (0, 5)
+    world.leave()
+
+
+def test_exit_codes_of_the_errors() -> None:
+    assert (InputError("x").code, DivergedError("x").code) == (2, 3)
+
+
+ABANDONED = """
+import sys, dfl, dfl.mpi
+from functools import partialmethod
+dfl.mpi.World.leave = partialmethod(dfl.mpi.World.leave, seconds=3.0)
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
+    if row["round"] and dfl.mpi.connect().rank == 1:
+        sys.exit(0)
+"""
+
+STOPPED = """
+import dfl, dfl.mpi
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
+    if row["round"] == 10:
+        break
+print("stopped", dfl.mpi.connect().rank)
+"""
+
+DIVERGED = """
+import dfl
+for row in dfl.simulate(dfl.Run(peers=4, rounds=50, model="mlp", lr=1e4)):
+    pass
+"""
+
+
+def script(folder: Path, text: str) -> tuple[Any, float]:
+    (folder / "script.py").write_text(text)
+    begun = time.monotonic()
+    return mpirun(3, str(folder / "script.py"), timeout=120), time.monotonic() - begun
+
+
+def test_a_rank_that_leaves_alone_ends_the_job(tmp_path: Path) -> None:
+    done, seconds = script(tmp_path, ABANDONED)
+    assert done.returncode != 0
+    assert "rank 1 of 3 (peers 1 to 1) stopped alone" in done.stderr
+    assert seconds < 90
+
+
+def test_ranks_that_stop_together_end_well(tmp_path: Path) -> None:
+    done, _ = script(tmp_path, STOPPED)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "2", "stopped", "stopped", "stopped"]
+    assert done.stderr == ""
+
+
+def test_divergence_in_a_script_is_said_once(tmp_path: Path) -> None:
+    done, _ = script(tmp_path, DIVERGED)
+    assert done.returncode == 3
+    assert done.stderr.count("is no longer finite") == 1
+    assert "Traceback" not in done.stderr
