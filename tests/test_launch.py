@@ -148,3 +148,47 @@ def test_divergence_in_a_script_is_said_once(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stderr.count("is no longer finite") == 1
     assert "Traceback" not in done.stderr
+
+
+FULL = """
+import dfl, dfl.report
+from pathlib import Path
+import sys
+def full(self, row):
+    raise OSError(28, "No space left on device")
+dfl.report.Folder.row = full
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", out=Path(sys.argv[0] + ".run"))):
+    pass
+"""
+
+
+def test_a_full_disk_on_rank_0_ends_the_job(tmp_path: Path) -> None:
+    done, seconds = script(tmp_path, FULL)
+    assert done.returncode != 0
+    assert "rank 0 of 3" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert "No space left on device" in done.stderr
+    assert seconds < 90
+
+
+ONE_SIDED = """
+import dfl, dfl.mpi, dfl.setup
+from functools import partialmethod
+dfl.mpi.World.leave = partialmethod(dfl.mpi.World.leave, seconds=3.0)
+known = dfl.setup.make_exam
+def refuse(run, peers, common, own):
+    if peers.start == 2:
+        raise dfl.InputError("only rank 2 thinks so")
+    return known(run, peers, common, own)
+dfl.setup.make_exam = refuse
+for row in dfl.simulate(dfl.Run(peers=3, rounds=10**6, model="softmax")):
+    pass
+"""
+
+
+def test_an_error_that_only_one_rank_sees_ends_the_job(tmp_path: Path) -> None:
+    """Refusals are agreed upon; should one ever not be, nobody may wait for ever."""
+    done, seconds = script(tmp_path, ONE_SIDED)
+    assert done.returncode != 0
+    assert "rank 2 of 3" in done.stderr
+    assert seconds < 90
