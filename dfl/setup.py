@@ -93,6 +93,7 @@ def read(run: Run, parts: Parts, given: Data | None) -> tuple[Data, Deal]:
     """
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
     data = given if given is not None else parts["dataset"](named)
+    _check_data(data)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
@@ -104,6 +105,27 @@ def read(run: Run, parts: Parts, given: Data | None) -> tuple[Data, Deal]:
         most = max(map(len, dealt.train))
         raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
     return data, dealt
+
+
+def _check_data(data: Data) -> None:
+    """Refuse what a caller's own data may have wrong.
+
+    Raises:
+        InputError: unequal lengths, no examples, or labels that are not whole numbers in range(classes).
+    """
+    for part, inputs, labels in (
+        ("train", data.train_inputs, data.train_labels),
+        ("test", data.test_inputs, data.test_labels),
+    ):
+        if len(inputs) != len(labels) or not len(labels):
+            raise InputError(
+                f"{len(inputs)} {part} inputs with {len(labels)} labels: as many of each, and at least one"
+            )
+        if data.classes and not (labels.dtype == np.int64 and labels.min() >= 0 and labels.max() < data.classes):
+            raise InputError(
+                f"{part} labels from {labels.min()} to {labels.max()} as {labels.dtype}: they must be int64 in "
+                f"range({data.classes}), or classes=0 and a loss of your own"
+            )
 
 
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:

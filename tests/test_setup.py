@@ -1,5 +1,6 @@
 """Does every rank get its own peers' examples, and is what cannot start refused before it starts?"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ def test_matrices_survive_the_way_between_ranks() -> None:
     assert setting.facts is not None
     for told, made in zip(setting.network.weights, setting.facts.graph.weights, strict=True):
         np.testing.assert_array_equal(told.toarray(), made.toarray())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_labels": np.zeros(23, np.int64)}, "24 train inputs with 23 labels"),
+        ({"test_inputs": np.zeros((0, 4)), "test_labels": np.zeros(0, np.int64)}, "0 test inputs"),
+        ({"train_labels": np.zeros(24, np.int32)}, "as int32"),
+        ({"train_labels": np.full(24, 3)}, r"from 3 to 3 .* range\(3\)"),
+        ({"test_labels": np.full(6, -1)}, "test labels from -1"),
+    ],
+)
+def test_data_of_the_callers_own_are_looked_at(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        own(given=replace(data(), **change))
 
 
 def test_labels_that_are_no_classes_are_dealt_iid_only() -> None:
