@@ -6,7 +6,6 @@ The flags of the command line, the keys of a TOML file and the fields of `Run` a
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -107,10 +106,6 @@ class Run:
             if name not in known:
                 raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
         return cls(**values)
-
-    def to_json(self) -> bytes:
-        """The fields as JSON, as ranks tell each other."""
-        return json.dumps(self.to_dict()).encode()
 
     def settled(self, ranks: int) -> Run:
         """The same run with peers, algorithm and compressor written out.

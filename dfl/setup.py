@@ -5,10 +5,9 @@ Each rank is sent its own peers' examples and nobody else's; everybody gets the 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from dfl.algorithms import Algorithm
-    from dfl.net import Network
 else:
     from dfl.lazy import torch
 
@@ -137,13 +134,17 @@ def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
     )
 
 
+def sizes(dealt: Deal) -> NDArray[np.int64]:
+    """Training, validation and own test examples of every peer, (P, 3)."""
+    return np.array([[len(own) for own in one] for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)])
+
+
 def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Arrays:
     """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much."""
-    sizes = [[len(part[i]) for part in (dealt.train, dealt.validation, dealt.test)] for i in range(len(dealt.train))]
     arrays = {
         "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
-        "sizes": np.array(sizes, np.int64),
+        "sizes": sizes(dealt),
     }  # fmt: skip
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
@@ -258,21 +259,6 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def payload_per_round(network: Network, d: int, dtype: torch.dtype) -> float:
-    """Bytes that all peers together say in a round, the mean over the sequence of graphs."""
-    word = network.compressor.encode(torch.zeros(1, d, dtype=dtype), _no_bits)
-    edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights)
-    return word.shape[1] * edges / len(network.weights)
-
-
-def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, int], dtype: torch.dtype) -> int:
-    """Bytes of a method's state for (p, d) models, found by starting it on tensors without storage."""
-    empty = torch.empty(x, dtype=dtype, device="meta")
-    state = algorithm.init(empty, empty, network.at(0))
-    values = (getattr(state, each.name) for each in fields(state))
-    return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))
-
-
 def packed(arrays: Arrays) -> bytes:
     """Arrays by name as bytes that can be sent or stored; nothing is pickled."""
     from safetensors.numpy import save
@@ -293,7 +279,3 @@ def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
 
 def _tensor(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(values, order="C"))
-
-
-def _no_bits(rows: slice, places: slice) -> Tensor:
-    return torch.zeros(rows.stop - rows.start, places.stop - places.start, dtype=torch.int32)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import keys, metrics, setup
+from dfl import cost, keys, metrics, setup
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compressors import COMPRESSORS
 from dfl.config import Component, Run, choose, flag
@@ -82,7 +82,7 @@ class Setting:
     @cached_property
     def payload_per_round(self) -> float:
         """Bytes that all peers together say in a round."""
-        return setup.payload_per_round(self.network, self.task.spec.d, self.task.scale.dtype)
+        return cost.payload_per_round(self.network, self.task.spec.d, self.task.scale.dtype)
 
 
 def simulate(
@@ -284,11 +284,12 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
 def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     graph, data, deal = found["graph"], found["data"], found["deal"]
     spectrum = graph.spectrum
-    sizes = setup.known_to_all(data, deal, [])["sizes"]
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
     notes = (*graph.notes, *algorithm.notes(spectrum.smallest), *alone)
     counts = setup.count_labels(data, deal)
-    return setup.Facts(graph, spectrum, counts, sizes, data.train_inputs.shape[1:], len(data.test_labels), notes)
+    return setup.Facts(
+        graph, spectrum, counts, setup.sizes(deal), data.train_inputs.shape[1:], len(data.test_labels), notes
+    )
 
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 
 def memory(setting: Setting) -> list[Line]:
     """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
-    from dfl.setup import memory_of_state
+    from dfl.cost import memory_of_state
 
     task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())

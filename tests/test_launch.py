@@ -60,7 +60,10 @@ def test_a_launcher_without_mpi4py_is_explained(alone: pytest.MonkeyPatch) -> No
         mpi.connect()
 
 
-@pytest.mark.parametrize(("environment", "talks"), [({}, True), ({"PMI_RANK": "0"}, True), ({"PMIX_RANK": "3"}, False)])
+@pytest.mark.parametrize(
+    ("environment", "talks"),
+    [({}, True), ({"PMI_RANK": "0"}, True), ({"PMIX_RANK": "3"}, False), ({"SLURM_PROCID": "2"}, False)],
+)
 def test_one_process_talks(alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool) -> None:
     for name, value in environment.items():
         alone.setenv(name, value)

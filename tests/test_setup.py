@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dfl
-from dfl import setup
+from dfl import cost, setup
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
 from dfl.errors import InputError
@@ -141,14 +141,14 @@ def test_another_seed_is_another_run() -> None:
 def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> None:
     setting = digits(algorithm=algorithm)
     d = setting.task.spec.d
-    foretold = setup.memory_of_state(setting.algorithm, setting.network, (6, d), torch.float32)
+    foretold = cost.memory_of_state(setting.algorithm, setting.network, (6, d), torch.float32)
     assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
 
 def test_memory_per_edge() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
     d = setting.task.spec.d
-    foretold = setup.memory_of_state(setting.algorithm, setting.network, (8, d), torch.float32)
+    foretold = cost.memory_of_state(setting.algorithm, setting.network, (8, d), torch.float32)
     assert foretold == pytest.approx((1 + 2 * 3) * 8 * d * 4, abs=8 * 8)  # three hops out and three in
 
 
@@ -169,3 +169,14 @@ def test_doubles_stay_doubles() -> None:
     assert setup.start(setting.run, setting.task, True)[0].dtype == torch.float64
     assert setting.payload_per_round == 15 * 8 * 6
     assert points(3, 2).classes == 0
+
+
+def test_sizes_are_counted_by_peer() -> None:
+    none = np.zeros(0, np.int64)
+    deal = Deal([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
+    assert setup.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
+
+
+def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:
+    setting = digits(topology="exponential", peers=8)
+    assert setting.payload_per_round == 8 * 3 * setting.task.spec.d * 4
