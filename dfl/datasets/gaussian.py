@@ -1,0 +1,81 @@
+"""The data set of any size that needs no download: a cloud of points around each of a few known means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl import keys
+from dfl.datasets.data import Data, dataset
+from dfl.errors import InputError
+
+SEPARATION = np.float32(3)
+"""Length of every mean, in standard deviations; any two of them lie sqrt(2) times that apart."""
+ROWS = 1 << 14
+"""Examples that are moved to their means at a time, so that what is in between is small."""
+MOST = 1 << 32
+"""Numbers of the largest array that is drawn: 16 GiB, 67 million examples of 64."""
+
+Floats = NDArray[np.float32]
+
+
+@dataset("gaussian")
+def gaussian(
+    directory: Path | None, *, features: int = 64, classes: int = 10, examples: int = 60_000, test: int = 10_000
+) -> Data:
+    """Points (n, features) float32 around one mean per class, drawn once and for all whatever the run's seed.
+
+        y ~ uniform on 0 … C - 1,    x | y ~ N(3 u_y, I)
+
+    with u_0, u_1, … the orthonormal cosine vectors u_y[k] = sqrt((2 - [y = 0]) / F) cos(π y (k + 1/2) / F) of F
+    features. No classifier does better than argmax_y <u_y, x>, which is linear and is right with probability
+
+        E Φ(Z + 3)^(C - 1),    Z ~ N(0, 1)
+
+    (0.902 for ten classes), as the C numbers <u_y, x> are independent and normal, one with the mean 3 and the others
+    with 0. Fewer training examples are the first of more, and the test set is the same for any number of them. Peers
+    who are to have 60 examples each need `examples` of 60 times their number.
+
+    Args:
+        directory: not used, there are no files.
+        features: numbers of an example.
+        classes: labels, at most as many as features.
+        examples: training examples in all.
+        test: examples of the common test set.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+    _check(features, classes)
+    for name, n in (("examples", examples), ("test", test)):
+        if not 1 <= n <= MOST // features:
+            raise InputError(f"--dataset gaussian: {name} must be from 1 to {MOST // features} here, not {n}")
+    centres = SEPARATION * means(features, classes)
+    return Data(*_draw("train", centres, examples), *_draw("test", centres, test), classes=classes)
+
+
+def means(features: int, classes: int) -> Floats:
+    """The orthonormal rows u_y, (classes, features): the first rows of the discrete cosine transform."""
+    y, k = np.arange(classes)[:, None], np.arange(features)
+    rows: Floats = (np.sqrt((2 - (y == 0)) / features) * np.cos(np.pi * y * (k + 0.5) / features)).astype(np.float32)
+    return rows
+
+
+def _draw(half: str, centres: Floats, n: int) -> tuple[Floats, NDArray[np.int64]]:
+    """Points and labels; drawn in place and as float32, since there may be gigabytes of them."""
+    classes, features = centres.shape
+    labels = keys.generator(0, "gaussian", half, "labels").integers(0, classes, n)
+    points = np.empty((n, features), np.float32)
+    keys.generator(0, "gaussian", half, "points").standard_normal(dtype=np.float32, out=points)
+    for first in range(0, n, ROWS):
+        points[first : first + ROWS] += centres[labels[first : first + ROWS]]
+    return points, labels
+
+
+def _check(features: int, classes: int) -> None:
+    if not 1 <= features <= 1 << 20:
+        raise InputError(f"--dataset gaussian: features must be from 1 to {1 << 20}, not {features}")
+    if not 1 <= classes <= features:
+        raise InputError(f"--dataset gaussian: classes must be from 1 to features={features}, not {classes}")
