@@ -43,8 +43,16 @@ SUBSETS = {"mnist": 2000}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What every page can be asked for."""
+class Place:
+    """Where a page writes to."""
+
+    out: Path = Path("results")
+    """Folder to write to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Place):
+    """What every page about learning can be asked for."""
 
     data_dir: Path | None = None
     """Folder of the data sets; as for dfl.run where it is not given."""
@@ -56,8 +64,6 @@ class Options:
     """Rounds of training and mixing."""
     jobs: int = 2
     """Runs at a time, one core each."""
-    out: Path = Path("results")
-    """Folder to write to."""
 
 
 def standard(options: Options, **changes: Any) -> Run:
@@ -152,7 +158,7 @@ def by_label(table: pd.DataFrame, labels: Sequence[str]) -> dict[Any, dict[str, 
     return {key if len(labels) > 1 else key[0]: {str(name): value for name, value in row.items()} for key, row in keyed}
 
 
-def publish(options: Options, table: pd.DataFrame, figure: Figure, finding: str) -> None:
+def publish(options: Place, table: pd.DataFrame, figure: Figure, finding: str) -> None:
     """Write table.csv, table.md and figure.png, and print the table and the finding."""
     options.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.out / "table.csv", index=False, float_format="%.6g")
