@@ -25,7 +25,7 @@ import argparse
 import csv
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -56,13 +56,13 @@ def main() -> None:
     draw(rows, OUT / "codec.png")
 
 
-def measure(q: int, m: int, rounds: int) -> list[Row]:
+def measure(q: int, m: int, rounds: int, widths: Iterable[int] = WIDTHS) -> list[Row]:
     """Time q messages of m numbers: a row per width, speeds in million coordinates per second."""
     words = torch.randn(q, m, generator=torch.Generator().manual_seed(0))
     copy = torch.empty_like(words)
-    said = {bits: Quantize(bits=bits).encode(words, chance) for bits in WIDTHS}
+    said = {bits: Quantize(bits=bits).encode(words, chance) for bits in widths}
     works: dict[tuple[int, str], Callable[[], object]] = {(32, "copy"): lambda: copy.copy_(words)}
-    for bits in WIDTHS:
+    for bits in widths:
         compressor = Quantize(bits=bits)
         works[bits, "encode"] = lambda c=compressor: c.encode(words, chance)  # type: ignore[misc]
         works[bits, "decode"] = lambda c=compressor, b=bits: c.decode(said[b], m, words.dtype)  # type: ignore[misc]
@@ -81,7 +81,7 @@ def measure(q: int, m: int, rounds: int) -> list[Row]:
             "decode": speed[bits, "decode"],
             "copy": speed[32, "copy"],
         }
-        for bits in WIDTHS
+        for bits in widths
     ]
 
 
