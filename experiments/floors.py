@@ -114,12 +114,17 @@ def _in_turn(world: World, works: list[Callable[[], object]], repeats: int) -> N
     times = np.zeros((repeats + 2, len(works)))
     for turn in times:
         for k, work in enumerate(works):
-            if world.comm:
-                world.comm.Barrier()
+            _meet(world)
             begun = time.perf_counter()
             work()
             turn[k] = time.perf_counter() - begun
     return times[2:]
+
+
+def _meet(world: World) -> None:
+    """Wait for all ranks, spinning, so that they go on together; a lone one goes on."""
+    if world.size > 1:
+        world.comm.Barrier()
 
 
 if __name__ == "__main__":
