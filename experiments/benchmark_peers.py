@@ -1,0 +1,196 @@
+"""How long does a round take here, and in what people use today?
+
+Command, a quarter of an hour on two idle cores; `pip install -e ".[mpi,bench]"`, then the rivals, from PyPI into
+environments of their own (3 GB):
+
+    python -m experiments.rivals.install
+    python -m experiments.benchmark_peers
+
+Finding: not published yet.
+
+Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps (momentum 0.9) a round:
+A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a
+perceptron 64-32-10, batches of 10; C, 1,000 peers with 60 of 64, softmax regression, batches of 10. dfl mixes on a
+ring, in float32; gossipy gossips on a ring; pfl and Flower, which have a server, average everyone. Nobody evaluates in
+a timed round. Every system is run in the ways that its documentation recommends, with all that two cores give it
+(`experiments.rivals.run.SETUPS`; the drivers say which API and why), and the fastest of them counts. Each launch is a
+program of its own; two rounds warm up, five are timed; launches take turns in three repetitions. A ratio compares
+medians over all rounds with dfl's fastest; its range is that of the ratios within a repetition. Every driver checks
+that its models learn.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import dfl
+from experiments import lab
+from experiments.rivals import run
+from experiments.rivals.install import ENVS, RIVALS
+from experiments.stopwatch import WORK
+
+LABELS = ["work", "system", "processes", "threads", "style"]
+TITLES = {
+    "A": "16 peers, 199,210 parameters",
+    "B": "100 peers, 2,410 parameters",
+    "C": "1,000 peers, 650 parameters",
+}
+COLOURS = dict(zip(("dfl", *RIVALS), lab.COLOURS, strict=False))
+Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(lab.Place):
+    """What this page can be asked for."""
+
+    out: Path = Path("results/benchmark_peers")
+    envs: Path = ENVS
+    """Folder of the rivals' environments."""
+    works: Words = tuple(WORK)
+    """Kinds of work."""
+    rivals: Words = tuple(RIVALS)
+    """Rivals to measure dfl beside."""
+    rounds: int = 5
+    """Rounds to time in a launch."""
+    warm_up: int = 2
+    """Rounds before them."""
+    repetitions: int = 3
+    """Launches of every set-up."""
+    prefix: Words = ()
+    """Words before every command, such as `taskset -c 0,1`."""
+
+
+def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    """Seconds per round, by work and system."""
+    rows = measure(options)
+    table = tabulate(rows)
+    lab.publish(options, table, draw(table), finding(table, rows))
+    rows.to_csv(options.out / "rounds.csv", index=False, float_format="%.6g")
+
+
+def measure(options: Options) -> pd.DataFrame:
+    """The seconds of every timed round of every launch.
+
+    Raises:
+        InputError: an unknown work or rival, or one that is missing or fails.
+    """
+    for flag, asked, known in (("works", options.works, WORK), ("rivals", options.rivals, RIVALS)):
+        if not set(asked) <= set(known):
+            raise dfl.InputError(f"--{flag} must be among {', '.join(known)}, not {', '.join(asked)}")
+    terms = run.Terms(options.envs, options.rounds, options.warm_up, options.prefix)
+    systems = ("dfl", *options.rivals)
+    run.check(terms, systems)
+    setups = [setup for setup in run.SETUPS if setup.system in systems]
+    launches = product(range(options.repetitions), options.works, setups)
+    return pd.DataFrame([row for launch in launches for row in _timed(terms, *launch)])
+
+
+def _timed(terms: run.Terms, repetition: int, work: str, setup: run.Setup) -> list[dict[str, Any]]:
+    """A row per round of a launch."""
+    said = run.answer(setup, work, terms)
+    print(f"{repetition} {work} {setup}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True)
+    labels = {"work": work, **asdict(setup), "version": said["version"], "repetition": repetition}
+    return [{**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])]
+
+
+def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest set-up."""
+    return pd.DataFrame([row for _, own in lab.groups(rows, ["work"]) for row in _of_work(own)])
+
+
+def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    cells = dict(lab.groups(rows, LABELS))
+    medians = {key: float(own["seconds"].median()) for key, own in cells.items()}
+    fastest = {key[1]: key for key in sorted(cells, key=lambda key: -medians[key])}
+    ours = cells[fastest["dfl"]]
+    return [
+        {
+            **dict(zip(LABELS, key, strict=True)),
+            "version": own["version"].iloc[0],
+            "fastest": "yes" if key in fastest.values() else "no",
+            **_milliseconds(own),
+            "ratio": round(medians[key] / medians[fastest["dfl"]], 2),
+            **_range(own, ours),
+        }
+        for key, own in cells.items()
+    ]
+
+
+def _milliseconds(rows: pd.DataFrame) -> dict[str, float]:
+    """The median and the quartiles of the rounds, to three digits."""
+    shares = {"ms": 0.5, "ms_q1": 0.25, "ms_q3": 0.75}
+    return {name: float(f"{1e3 * rows['seconds'].quantile(share):.3g}") for name, share in shares.items()}
+
+
+def _range(rows: pd.DataFrame, ours: pd.DataFrame) -> dict[str, float]:
+    """The least and the largest ratio of medians within a repetition."""
+    theirs, mine = (each.groupby("repetition")["seconds"].median() for each in (rows, ours))
+    ratios = (theirs / mine).to_numpy()
+    return {"ratio_min": round(float(ratios.min()), 2), "ratio_max": round(float(ratios.max()), 2)}
+
+
+def finding(table: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """What a round takes in dfl, and how many times as long in the others."""
+    each = rows.groupby(LABELS)["seconds"].count().min()
+    works = [_of_best(own) for _, own in lab.groups(table[table["fastest"] == "yes"], ["work"])]
+    return f"median of {each} rounds in {rows['repetition'].nunique()} launches of the fastest set-up of each; " + (
+        "; ".join(works) + "."
+    )
+
+
+def _of_best(table: pd.DataFrame) -> str:
+    """The finding on one kind of work."""
+    by_system = {row["system"]: row for row in table.to_dict("records")}
+    ours = by_system.pop("dfl")
+    rivals = sorted(by_system.values(), key=lambda row: float(row["ms"]))
+    said = [
+        f"{row['system']} {row['ms']:,.4g} ms, {row['ratio']:.3g} times that ({row['ratio_min']:.3g} to "
+        f"{row['ratio_max']:.3g})"
+        for row in rivals
+    ]
+    return f"{ours['work']}: dfl {ours['ms']:,.4g} ms a round, {', '.join(said) or 'nothing beside it'}"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel per kind of work, a row per system: its fastest set-up, and the others behind it."""
+    works = lab.groups(table, ["work"])
+    figure = Figure(figsize=(1.5 + 4.2 * len(works), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(works), sharey=True, squeeze=False)[0]
+    for axes, (work, own) in zip(panels, works, strict=True):
+        _panel(axes, own)
+        axes.set_title(f"{work}: {TITLES[work]}", fontsize="medium")
+    figure.supxlabel("milliseconds per round (logarithmic)", fontsize="medium")
+    figure.suptitle("A round of dfl and of its rivals, the same work on two cores")
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame) -> None:
+    systems = [name for name in COLOURS if name in set(table["system"])]
+    for row in table.to_dict("records"):
+        place, colour, best = systems.index(str(row["system"])), COLOURS[str(row["system"])], row["fastest"] == "yes"
+        axes.plot([row["ms_q1"], row["ms_q3"]], [place, place], color=colour, alpha=1 if best else 0.4)
+        axes.plot(row["ms"], place, "o", color=colour, markerfacecolor=colour if best else "white", zorder=2 + best)
+        if best:
+            text = f"{row['ms']:,.3g} ms" if row["ms"] < 1000 else f"{row['ms']:,.0f} ms"
+            text += "" if row["system"] == "dfl" else f", {row['ratio']:.3g} times"
+            axes.annotate(text, (row["ms"], place), (0, 8), textcoords="offset points", ha="center", color=colour)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(systems)), systems)
+    axes.set_ylim(len(systems) - 0.5, -0.7)
+    axes.margins(x=0.2)
+    axes.grid(axis="x", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    sys.exit(lab.start(page, "benchmark_peers"))

@@ -1,0 +1,69 @@
+"""Flower: federated averaging with everyone, as its documentation and tutorials set it up.
+
+`run_simulation` with a `ServerApp` and a `ClientApp` of the message API, its strategy `FedAvg` with everyone in every
+round and `fraction_evaluate=0`, and the ray backend with a CPU for each client, so as many clients at a time as
+processes. A process draws everyone's data once and keeps them: a client loads the weights that came, trains an epoch
+of heavy-ball steps on shuffled batches and sends its weights. Style `tutorial` makes a new model for every client and
+takes batches from a DataLoader, as the tutorial does; style `lean` keeps one model in a process and cuts batches from
+tensors. Rounds are told apart by the `evaluate_fn` of the strategy, which is called before the first and after each
+and here looks at the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from . import job as jobs
+from .client_flower import train
+
+
+def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
+    """Run the rounds; when they ended, and the losses before and after."""
+    client, server = ClientApp(), ServerApp()
+    ends: list[float] = []
+    losses: list[float] = []
+
+    client.train()(partial(train, job))
+
+    @server.main()  # type: ignore[untyped-decorator]
+    def _serve(grid: Any, context: Any) -> None:
+        net = jobs.network(job)
+        losses.append(jobs.loss(net, job))
+        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=job.peers, min_available_nodes=job.peers)
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=ArrayRecord(net.state_dict()),
+            num_rounds=job.warm_up + job.rounds,
+            evaluate_fn=lambda _, __: ends.append(time.perf_counter()),
+        )
+        net.load_state_dict(result.arrays.to_torch_state_dict())
+        losses.append(jobs.loss(net, job))
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": job.processes}}
+    run_simulation(server, client, num_supernodes=job.peers, backend_config=resources)
+    return ends, (losses[0], losses[1])
+
+
+def main() -> None:
+    """Do the job."""
+    job = jobs.read()
+    torch.set_num_threads(job.threads)
+    ends, losses = drive(job)
+    jobs.tell(job, "flwr", ends, losses)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""gossipy: gossip learning on a ring, as its documentation and scripts set it up.
+
+`GossipSimulator` with `PUSH` messages, `GossipNode`s on a `StaticP2PNetwork`, and a `TorchModelHandler` that averages
+what it receives with its own model and then trains an epoch (`MERGE_UPDATE`, the default), on the package's own
+`TorchMLP` or `LogisticRegression` and torch's SGD. Every node sends its model to one of its two neighbours in a round
+and trains when one arrives: as many epochs and half as many messages as peers who all speak to both neighbours, which
+version 0.0.1, the only one on PyPI, has no simulator for. There is no test set, so nothing is evaluated. Style
+`tutorial` spreads a round over 100 time steps, as its scripts do; style `lean` makes it one step, in which all nodes
+send before any receives.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from gossipy import set_seed
+from gossipy.core import AntiEntropyProtocol, CreateModelMode, StaticP2PNetwork
+from gossipy.data import DataDispatcher
+from gossipy.data.handler import ClassificationDataHandler
+from gossipy.model.handler import TorchModelHandler
+from gossipy.model.nn import LogisticRegression, TorchMLP
+from gossipy.node import GossipNode
+from gossipy.simul import GossipSimulator, SimulationEventReceiver
+from numpy.typing import NDArray
+
+from . import job as jobs
+
+STEPS = {"tutorial": 100, "lean": 1}
+"""Time steps of a round."""
+
+
+class Watch(SimulationEventReceiver):  # type: ignore[misc]
+    """Notes when every round ended."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.ends: list[float] = []
+
+    def update_timestep(self, t: int) -> None:
+        """Note the time."""
+        if (t + 1) % self.steps == 0:
+            self.ends.append(time.perf_counter())
+
+    def update_message(self, failed: bool, msg: Any = None) -> None:
+        """Nothing to do."""
+
+    def update_end(self) -> None:
+        """Nothing to do."""
+
+
+def ring(peers: int) -> NDArray[np.int64]:
+    """Who is next to whom."""
+    eye = np.eye(peers, dtype=np.int64)
+    return np.roll(eye, 1, axis=1) | np.roll(eye, -1, axis=1)
+
+
+def model(job: jobs.Job) -> Any:
+    """The package's own model of that shape."""
+    if job.hidden:
+        return TorchMLP(job.features, jobs.CLASSES, job.hidden)
+    return LogisticRegression(job.features, jobs.CLASSES)
+
+
+def simulator(job: jobs.Job) -> GossipSimulator:
+    """Nodes with their data and models, ready to start."""
+    inputs, labels = (torch.from_numpy(each.reshape(-1, *each.shape[2:])) for each in jobs.data(job))
+    dispatcher = DataDispatcher(ClassificationDataHandler(inputs, labels, test_size=0), job.peers, eval_on_user=False)
+    handler = TorchModelHandler(
+        net=model(job),
+        optimizer=torch.optim.SGD,
+        optimizer_params={"lr": jobs.LR, "momentum": jobs.MOMENTUM},
+        criterion=torch.nn.CrossEntropyLoss(),
+        local_epochs=1,
+        batch_size=job.batch_size,
+        create_model_mode=CreateModelMode.MERGE_UPDATE,
+    )
+    network, steps = StaticP2PNetwork(job.peers, ring(job.peers)), STEPS[job.style]
+    nodes = GossipNode.generate(dispatcher, network, handler, round_len=steps, sync=True)
+    return GossipSimulator(nodes, dispatcher, delta=steps, protocol=AntiEntropyProtocol.PUSH)
+
+
+def main() -> None:
+    """Do the job."""
+    job = jobs.read()
+    watch = Watch(STEPS[job.style])
+    torch.set_num_threads(job.threads)
+    set_seed(0)
+    run = simulator(job)
+    run.init_nodes()
+    run.add_receiver(watch)
+    first = run.nodes[0].model_handler.model
+    before = jobs.loss(first, job, users=1)
+    watch.ends.append(time.perf_counter())
+    run.start(n_rounds=job.warm_up + job.rounds)
+    jobs.tell(job, "gossipy-dfl", watch.ends, (before, jobs.loss(first, job, users=1)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""pfl: federated averaging with everyone, as its documentation and tutorials set it up.
+
+`FederatedAveraging().run(...)` with a `SimulatedBackend`, a `PyTorchModel` whose local optimizer is torch's SGD with
+momentum, and central SGD with learning rate 1, so the new model is the mean. Users are `PyTorchTensorDataset`s that
+are made once: pfl keeps their batches, in the order of the examples, which spares it the shuffling that others do.
+`MinimizeReuseUserSampler` takes users in turn, so a cohort of all has everyone once. pfl evaluates on the users
+whenever `evaluation_frequency` divides the number of the round, so only in round 0, which is warm-up. With more than
+one process, which its guide to fast simulations asks for, the driver is launched by torchrun. The optimizer is torch's
+default; its fused form gained nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.sampling import MinimizeReuseUserSampler
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+
+from . import job as jobs
+
+
+class Perceptron(torch.nn.Module):
+    """The model with the two methods that pfl asks for."""
+
+    def __init__(self, job: jobs.Job) -> None:
+        super().__init__()
+        self.layers = jobs.network(job)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scores of the classes."""
+        scores: torch.Tensor = self.layers(inputs)
+        return scores
+
+    def loss(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """What local training minimizes."""
+        return torch.nn.functional.cross_entropy(self(inputs), labels)
+
+    def metrics(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """What an evaluation looks at."""
+        return {"loss": Weighted(self.loss(inputs, labels).item() * len(inputs), len(inputs))}
+
+
+class Watch(TrainingProcessCallback):  # type: ignore[misc]
+    """Notes when the work began and when every round ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_begin(self, *, model: Any) -> Any:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+        return Metrics()
+
+    def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+        """Note the time, and go on."""
+        self.ends.append(time.perf_counter())
+        return False, Metrics()
+
+
+def users(job: jobs.Job) -> FederatedDataset:
+    """Everyone's examples, as tensors in memory."""
+    inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))
+    made = [PyTorchTensorDataset((inputs[user], labels[user]), user_id=str(user)) for user in range(job.peers)]
+    return FederatedDataset(made.__getitem__, MinimizeReuseUserSampler(list(range(job.peers))))
+
+
+def drive(job: jobs.Job) -> tuple[Watch, tuple[float, float]]:
+    """Run the rounds; when they ended, and the losses before and after."""
+    net, watch, everyone = Perceptron(job), Watch(), users(job)
+    before = jobs.loss(net, job)
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=job.warm_up + job.rounds,
+            evaluation_frequency=10**9,
+            train_cohort_size=job.peers,
+            val_cohort_size=None,
+        ),
+        SimulatedBackend(everyone, everyone),
+        PyTorchModel(net, partial(torch.optim.SGD, momentum=jobs.MOMENTUM), torch.optim.SGD(net.parameters(), 1.0)),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=jobs.LR, local_batch_size=job.batch_size),
+        callbacks=[watch],
+        send_metrics_to_platform=False,
+    )
+    return watch, (before, jobs.loss(net, job))
+
+
+def main() -> None:
+    """Do the job; the first process answers."""
+    job = jobs.read()
+    torch.set_num_threads(job.threads)
+    watch, losses = drive(job)
+    if int(os.environ.get("RANK", "0")) == 0:
+        jobs.tell(job, "pfl", watch.ends, losses)
+
+
+if __name__ == "__main__":
+    main()

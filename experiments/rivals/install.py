@@ -1,0 +1,96 @@
+"""An environment of its own for every rival, from PyPI, in the versions that were measured.
+
+    python -m experiments.rivals.install --envs DIR
+
+What is there already is left alone. torch is pinned to the version of constraints.txt, so every system computes with
+the same kernels, dfl too; where an index has CPU wheels of it, pip is pointed there as usual (`PIP_EXTRA_INDEX_URL` or
+`PIP_FIND_LINKS`). gossipy imports torchvision for data sets that nobody here asks for, and there may be no CPU build of
+it: an empty module stands in for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+import dfl
+from experiments import lab
+
+ENVS = Path.home() / ".cache" / "dfl-rivals"
+"""Where the environments are looked for if nothing else is said."""
+
+RIVALS = {
+    "pfl": ("pfl[pytorch]==0.6.0",),
+    "gossipy": ("gossipy-dfl==0.0.1",),
+    "flower": ("flwr[simulation]==1.41.0",),
+}
+"""What is installed for each."""
+COMMON = ("torch==2.13.0", "numpy==2.4.6")
+
+STAND_IN = '"""Stands in for torchvision, which gossipy imports for its data sets."""\ndatasets = transforms = None\n'
+
+
+def install(
+    *, envs: Path = ENVS, only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(RIVALS)
+) -> None:
+    """Install the rivals.
+
+    Args:
+        envs: folder of the environments.
+        only: the rivals to install.
+
+    Raises:
+        InputError: no such rival is known, or pip failed.
+    """
+    unknown = sorted(set(only) - set(RIVALS))
+    if unknown:
+        raise dfl.InputError(f"--only must be among {', '.join(RIVALS)}, not {', '.join(unknown)}")
+    for rival in only:
+        if not ready(envs, rival):
+            make(envs, rival)
+        print(f"{rival}: {python(envs, rival)}")
+
+
+def python(envs: Path, rival: str) -> Path:
+    """The interpreter of a rival's environment."""
+    return envs.expanduser().absolute() / rival / "bin" / "python"
+
+
+def ready(envs: Path, rival: str) -> bool:
+    """Whether a rival has been installed, and in these versions."""
+    note = _note(envs, rival)
+    return note.exists() and note.read_text() == _asked(rival)
+
+
+def make(envs: Path, rival: str) -> None:
+    """Make a rival's environment, or bring it to the versions asked for."""
+    own = python(envs, rival)
+    _run(sys.executable, "-m", "venv", str(own.parents[1]))
+    _run(str(own), "-m", "pip", "install", "--quiet", *RIVALS[rival], *COMMON)
+    if rival == "gossipy":
+        place = _run(str(own), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        (Path(place) / "torchvision.py").write_text(STAND_IN)
+    _note(envs, rival).write_text(_asked(rival))
+
+
+def _note(envs: Path, rival: str) -> Path:
+    return python(envs, rival).parents[1] / "installed.txt"
+
+
+def _asked(rival: str) -> str:
+    return "\n".join([*RIVALS[rival], *COMMON]) + "\n"
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise dfl.InputError(f"{' '.join(command)}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(lab.start(install, "rivals.install"))
