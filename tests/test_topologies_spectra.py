@@ -126,6 +126,26 @@ def test_sparse_agrees_with_dense(
     assert sparse.smallest == pytest.approx(dense.smallest, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "factored"), [("regular", False), ("hypercube", False), ("path", True), ("grid", True)]
+)
+def test_only_graphs_with_small_cuts_are_factored(name: str, factored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factors of a large random graph would fill the memory, however slow Lanczos is on it."""
+    net = network(name, 1024)
+    expected, inverse, calls = net.spectrum, spectra._inverse, []
+
+    def noted(matrix: csr_array, top: Floats) -> Any:
+        calls.append(matrix)
+        return inverse(matrix, top)
+
+    monkeypatch.setattr(spectra, "RESTARTS", 1)
+    monkeypatch.setattr(spectra, "_inverse", noted)
+    hurried = spectrum(net.weights)
+    assert bool(calls) is factored
+    assert hurried.gap == pytest.approx(expected.gap, rel=1e-6)
+    assert hurried.smallest == pytest.approx(expected.smallest, rel=1e-6)
+
+
 @pytest.mark.parametrize("peers", [5, 10, 16])
 @pytest.mark.parametrize("mixing", MIXINGS)
 def test_a_sequence_is_judged_by_its_product(peers: int, mixing: str, monkeypatch: pytest.MonkeyPatch) -> None:
