@@ -81,21 +81,28 @@ def draw(table: pd.DataFrame) -> Figure:
     places, colours = table.index.to_numpy(float), dict(zip(WHAT, lab.COLOURS, strict=False))
     for name, own in lab.groups(table, ["question"]):
         axes.barh(places[own.index], own["ratio"] - 1, left=1, color=colours[name], label=name)
-    axes.scatter(table["at_most"], places, marker="|", s=120, color="black", zorder=3, label="at most")
+    if table["at_most"].notna().any():
+        axes.scatter(table["at_most"], places, marker="|", s=120, color="black", zorder=3, label="at most")
     for place, row in zip(places, table.to_dict("records"), strict=True):
-        text = f"{row['ratio']:.2f}   {row['ours']:.3g} / {row['limit']:.3g} {row['unit']}"
+        text = f"{row['ratio']:.2f}   {_short(row['ours'])} / {_short(row['limit'])} {row['unit']}"
         axes.annotate(text, (max(row["ratio"], 1), place), (6, 0), textcoords="offset points", va="center", fontsize=8)
     axes.axvline(1, color="0.4", linewidth=0.8)
     axes.set_yticks(places, table["case"].tolist(), fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(table) - 0.4, -0.6)
     axes.set(
-        xscale="log", xlabel="times the limit", xlim=(0.8 * min(1, table["ratio"].min()), 4 * table["ratio"].max())
+        xscale="log",
+        xlabel="times the limit (beside the bars: this ratio, and what is divided by what)",
+        xlim=(0.8 * min(1, table["ratio"].min()), 4 * table["ratio"].max()),
     )
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title("What dfl takes, in multiples of what the machine could do")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 if __name__ == "__main__":
