@@ -6,7 +6,9 @@ environments of their own (3 GB):
     python -m experiments.rivals.install
     python -m experiments.benchmark_peers
 
-Finding: not published yet.
+`--works`, `--rivals` and `--keep` measure in portions: what an earlier run left in `--out` is taken as it is.
+
+Finding: none is published yet.
 
 Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps (momentum 0.9) a round:
 A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a
@@ -21,6 +23,7 @@ that its models learn.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -32,6 +35,7 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 import dfl
 from experiments import lab
@@ -68,6 +72,8 @@ class Options(lab.Place):
     """Launches of every set-up."""
     prefix: Words = ()
     """Words before every command, such as `taskset -c 0,1`."""
+    keep: bool = False
+    """Take launches that an earlier run left in `--out` as they are, and make only the others."""
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -75,7 +81,6 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     rows = measure(options)
     table = tabulate(rows)
     lab.publish(options, table, draw(table), finding(table, rows))
-    rows.to_csv(options.out / "rounds.csv", index=False, float_format="%.6g")
 
 
 def measure(options: Options) -> pd.DataFrame:
@@ -91,21 +96,23 @@ def measure(options: Options) -> pd.DataFrame:
     systems = ("dfl", *options.rivals)
     run.check(terms, systems)
     setups = [setup for setup in run.SETUPS if setup.system in systems]
-    launches = product(range(options.repetitions), options.works, setups)
-    return pd.DataFrame([row for launch in launches for row in _timed(terms, *launch)])
-
-
-def _timed(terms: run.Terms, repetition: int, work: str, setup: run.Setup) -> list[dict[str, Any]]:
-    """A row per round of a launch."""
-    said = run.answer(setup, work, terms)
-    print(f"{repetition} {work} {setup}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True)
-    labels = {"work": work, **asdict(setup), "version": said["version"], "repetition": repetition}
-    return [{**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])]
+    cells = options.out / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
+    made: list[dict[str, Any]] = []
+    for repetition, work, setup in product(range(options.repetitions), options.works, setups):
+        cell = cells / f"{work}, {setup}, {repetition}.json"
+        if not (options.keep and cell.exists()):
+            cell.write_text(json.dumps(run.answer(setup, work, terms)))
+        said = json.loads(cell.read_text())
+        print(f"{cell.stem}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True)
+        labels = {"work": work, **asdict(setup), "version": said["version"], "repetition": repetition}
+        made += [{**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])]
+    return pd.DataFrame(made)
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest set-up."""
-    return pd.DataFrame([row for _, own in lab.groups(rows, ["work"]) for row in _of_work(own)])
+    return pd.DataFrame([row for _, own in lab.groups(rows, ["work"]) for row in _of_work(own)], dtype=object)
 
 
 def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
@@ -119,7 +126,7 @@ def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
             "version": own["version"].iloc[0],
             "fastest": "yes" if key in fastest.values() else "no",
             **_milliseconds(own),
-            "ratio": round(medians[key] / medians[fastest["dfl"]], 2),
+            "ratio": _digits(medians[key] / medians[fastest["dfl"]]),
             **_range(own, ours),
         }
         for key, own in cells.items()
@@ -127,16 +134,21 @@ def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _milliseconds(rows: pd.DataFrame) -> dict[str, float]:
-    """The median and the quartiles of the rounds, to three digits."""
+    """The median and the quartiles of the rounds."""
     shares = {"ms": 0.5, "ms_q1": 0.25, "ms_q3": 0.75}
-    return {name: float(f"{1e3 * rows['seconds'].quantile(share):.3g}") for name, share in shares.items()}
+    return {name: _digits(1e3 * float(rows["seconds"].quantile(share))) for name, share in shares.items()}
 
 
 def _range(rows: pd.DataFrame, ours: pd.DataFrame) -> dict[str, float]:
     """The least and the largest ratio of medians within a repetition."""
     theirs, mine = (each.groupby("repetition")["seconds"].median() for each in (rows, ours))
     ratios = (theirs / mine).to_numpy()
-    return {"ratio_min": round(float(ratios.min()), 2), "ratio_max": round(float(ratios.max()), 2)}
+    return {"ratio_min": _digits(ratios.min()), "ratio_max": _digits(ratios.max())}
+
+
+def _digits(value: float) -> float:
+    """A number to three digits; whole where these are before the point."""
+    return float(f"{value:.3g}") if value < 100 else round(float(f"{value:.3g}"))
 
 
 def finding(table: pd.DataFrame, rows: pd.DataFrame) -> str:
@@ -154,22 +166,25 @@ def _of_best(table: pd.DataFrame) -> str:
     ours = by_system.pop("dfl")
     rivals = sorted(by_system.values(), key=lambda row: float(row["ms"]))
     said = [
-        f"{row['system']} {row['ms']:,.4g} ms, {row['ratio']:.3g} times that ({row['ratio_min']:.3g} to "
-        f"{row['ratio_max']:.3g})"
+        f"{row['system']} {row['ms']:,g} ms, {row['ratio']:,g} times that "
+        f"({row['ratio_min']:,g} to {row['ratio_max']:,g})"
         for row in rivals
     ]
-    return f"{ours['work']}: dfl {ours['ms']:,.4g} ms a round, {', '.join(said) or 'nothing beside it'}"
+    return f"{ours['work']}: dfl {ours['ms']:,g} ms a round, {', '.join(said) or 'nothing beside it'}"
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """A panel per kind of work, a row per system: its fastest set-up, and the others behind it."""
     works = lab.groups(table, ["work"])
-    figure = Figure(figsize=(1.5 + 4.2 * len(works), 3.4), layout="constrained")
+    figure = Figure(figsize=(1.5 + 4.2 * len(works), 3.6), layout="constrained")
     panels = figure.subplots(1, len(works), sharey=True, squeeze=False)[0]
     for axes, (work, own) in zip(panels, works, strict=True):
         _panel(axes, own)
         axes.set_title(f"{work}: {TITLES[work]}", fontsize="medium")
-    figure.supxlabel("milliseconds per round (logarithmic)", fontsize="medium")
+    figure.supxlabel(
+        "milliseconds per round, logarithmic: median of the fastest set-up (filled) and of the others, with quartiles",
+        fontsize="small",
+    )
     figure.suptitle("A round of dfl and of its rivals, the same work on two cores")
     return figure
 
@@ -181,10 +196,13 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot([row["ms_q1"], row["ms_q3"]], [place, place], color=colour, alpha=1 if best else 0.4)
         axes.plot(row["ms"], place, "o", color=colour, markerfacecolor=colour if best else "white", zorder=2 + best)
         if best:
-            text = f"{row['ms']:,.3g} ms" if row["ms"] < 1000 else f"{row['ms']:,.0f} ms"
-            text += "" if row["system"] == "dfl" else f", {row['ratio']:.3g} times"
+            text = f"{row['ms']:,g} ms" + ("" if row["system"] == "dfl" else f", {row['ratio']:,g} times")
             axes.annotate(text, (row["ms"], place), (0, 8), textcoords="offset points", ha="center", color=colour)
     axes.set_xscale("log")
+    wide = max(table["ms"]) > 30 * min(table["ms"])
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(systems)), systems)
     axes.set_ylim(len(systems) - 0.5, -0.7)
     axes.margins(x=0.2)

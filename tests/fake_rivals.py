@@ -89,10 +89,16 @@ class Dispatcher:
     handler: tuple[torch.Tensor, torch.Tensor]
     n: int
     eval_on_user: bool
+    auto_assign: bool
+    own: list[list[int]] = field(default_factory=list)
+
+    def set_assignments(self, train: list[list[int]], test: None) -> None:
+        self.own = train
 
     def of(self, node: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert not self.eval_on_user
-        inputs, labels = (each.unflatten(0, (self.n, -1))[node] for each in self.handler)
+        assert not self.auto_assign
+        inputs, labels = (each[self.own[node]] for each in self.handler)
         return inputs, labels
 
 

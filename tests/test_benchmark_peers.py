@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 
 from experiments import benchmark_peers as peers
-from experiments.rivals import run
+from experiments.rivals import install, run
+from experiments.stopwatch import WORK
 from tests.stub_rivals import environment
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "experiments/results/benchmark_peers"
 
 
 def rounds(work: str, setup: run.Setup, *launches: list[float]) -> list[dict[str, object]]:
@@ -88,14 +90,17 @@ def test_a_page_from_launch_to_figure(
     envs, out = environment(tmp_path / "envs", "pfl"), tmp_path / "out"
     peers.page(peers.Options(out=out, envs=envs, works=("B",), rivals=("pfl",), rounds=2, warm_up=1, repetitions=2))
     printed = capsys.readouterr()
-    table, rows = pd.read_csv(out / "table.csv"), pd.read_csv(out / "rounds.csv")
+    table, cells = pd.read_csv(out / "table.csv"), sorted(out.glob("cells/*.json"))
     assert list(table["system"]) == ["dfl", "pfl", "pfl"]  # no gossipy: it was not asked for
-    assert len(rows) == 2 * 2 * 3
+    assert len(cells) == 2 * 3
     assert table["ms"].iloc[1] == 375
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert printed.out.strip() == (out / "table.md").read_text().strip()
     assert "Finding: median of 4 rounds in 2 launches" in printed.out
-    assert printed.err.count("0 B ") == 3
+    assert printed.err.count("B, pfl, ") == 4
+    monkeypatch.setattr(run, "answer", lambda *_: pytest.fail("what was kept is measured again"))
+    peers.page(peers.Options(out=out, envs=envs, works=("B",), rivals=("pfl",), repetitions=2, keep=True))
+    pd.testing.assert_frame_equal(pd.read_csv(out / "table.csv"), table)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +119,16 @@ def test_bad_input_is_a_line_and_code_2(tmp_path: Path, words: list[str], compla
     assert complaint in done.stderr
     if "installed" in complaint:
         assert f"python -m experiments.rivals.install --envs {tmp_path}" in done.stderr
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="nothing has been published yet")
+def test_what_was_published_is_whole() -> None:
+    table = pd.read_csv(PUBLISHED / "table.csv")
+    for work, own in table.groupby("work"):
+        assert work in WORK
+        assert set(own["system"]) == {"dfl", *install.RIVALS}
+        assert list(own.loc[own["fastest"] == "yes", "system"]) == ["dfl", *install.RIVALS]
+        assert own.loc[own["system"] == "dfl", "ratio"].min() == 1
+    assert (table["ratio_min"] <= table["ratio_max"]).all()
+    assert (table["ms_q1"] <= table["ms_q3"]).all()
+    assert (PUBLISHED / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -86,8 +86,8 @@ def test_the_loss_is_that_of_some_users_or_of_all() -> None:
     inputs, labels = (torch.from_numpy(each) for each in job.data(JOB))
     for users in (1, 3):
         by_hand = torch.nn.functional.cross_entropy(net(inputs[:users].flatten(0, 1)), labels[:users].flatten())
-        assert job.loss(net, JOB, users) == pytest.approx(by_hand.item(), rel=1e-6)
-    assert job.loss(net, JOB) == job.loss(net, JOB, 3)
+        assert job.loss(net, JOB, slice(users)) == pytest.approx(by_hand.item(), rel=1e-6)
+    assert job.loss(net, JOB) == job.loss(net, JOB, slice(3))
 
 
 def test_an_answer_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ processes. A process draws everyone's data once and keeps them: a client loads t
 of heavy-ball steps on shuffled batches and sends its weights. Style `tutorial` makes a new model for every client and
 takes batches from a DataLoader, as the tutorial does; style `lean` keeps one model in a process and cuts batches from
 tensors. Rounds are told apart by the `evaluate_fn` of the strategy, which is called before the first and after each
-and here looks at the clock.
+and here looks at the clock. `run_simulation` is the way in from Python; the command `flwr run`, which
+Flower has come to prefer, starts the same simulation.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def network(job: Job) -> torch.nn.Sequential:
 
 
 @torch.no_grad()
-def loss(model: Callable[[torch.Tensor], torch.Tensor], job: Job, users: int | None = None) -> float:
-    """A model's mean loss on the examples of the first users; of everyone where it is not said."""
-    inputs, labels = (torch.from_numpy(each[:users].reshape(-1, *each.shape[2:])) for each in data(job))
+def loss(model: Callable[[torch.Tensor], torch.Tensor], job: Job, users: slice = slice(None)) -> float:
+    """A model's mean loss on the examples of some users; of everyone where it is not said."""
+    inputs, labels = (torch.from_numpy(each[users].reshape(-1, *each.shape[2:])) for each in data(job))
     return float(torch.nn.functional.cross_entropy(model(inputs), labels))
 
 
