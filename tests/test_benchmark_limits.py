@@ -152,6 +152,64 @@ def test_floors_under_mpirun() -> None:
     assert all(0 < one["bare"] < 1 and 0 < one["share"] < 1 for one in found)
 
 
+def test_every_question_has_words_and_is_asked() -> None:
+    assert list(limits.QUESTIONS) == list(benchmark_limits.WHAT) == list(limits.Options().questions)
+
+
+def test_cases_of_the_exchange_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        {"hosted": hosted, "bytes": size, "share": 3e-3, "bare": 2e-3} for hosted in (1, 8) for size in (10_000, 10**6)
+    ]
+    asked: list[str] = []
+
+    def launched(ranks: int, *words: str) -> dict[str, Any]:
+        asked.extend([str(ranks), *words])
+        return {"found": found}
+
+    monkeypatch.setattr(limits, "launch", launched)
+    rows = limits.exchange(limits.Options(sizes=(10_000, 10**6)))
+    assert [row["case"] for row in rows] == [
+        "1 peer a rank, 10 kB", "1 peer a rank, 1 MB", "8 peers a rank, 10 kB", "8 peers a rank, 1 MB",
+    ]  # fmt: skip
+    assert all((row["ours"], row["limit"], row["ratio"]) == (3, 2, 1.5) for row in rows)
+    assert [row["at_most"] for row in rows] == [None, 1.3] * 2
+    assert asked == ["2", "-m", "experiments.floors", "exchange", "--sizes", "10000", "1000000"]
+
+
+def test_buffers_hold_what_is_sent() -> None:
+    buffer, (counts, places) = floors._buffer({1: 2, 3: 1}, 100)
+    assert buffer.tobytes() == b"\1" * 300
+    assert (counts, places) == ([200, 100], [0, 200])
+    empty, (counts, places) = floors._buffer({}, 100)
+    assert (len(empty), counts, places) == (0, [], [])
+
+
+BARE = """
+import numpy as np
+from dfl.mpi import connect
+from experiments.floors import _bare
+world = connect()
+counts = {other: 1 for other in range(world.size) if other != world.rank}
+send = _bare(world, (counts, counts), 5)
+buffers = [cell.cell_contents for cell in send.__closure__ if isinstance(cell.cell_contents, list)]
+for one in buffers:
+    one[0][:] = world.rank
+send()
+heard = {int(n) for one in buffers for n in one[0]}
+assert heard == set(range(world.size)), heard
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_bare_exchange_moves_bytes(ranks: int) -> None:
+    done = mpirun(ranks, "-c", BARE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_meet() -> None:
+    assert mpirun(3, "-c", limits.MEET).returncode == 0
+
+
 def test_peak_is_that_of_a_product(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "SIDE", 128)
     threads = torch.get_num_threads()

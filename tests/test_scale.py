@@ -118,6 +118,48 @@ def test_bars_that_are_missed_are_said_loudly() -> None:
     assert "100,000 peers on 1 rank, float32: 7 s to build, 1.00 s a round" in good
 
 
+def test_the_grid_ends_beyond() -> None:
+    options = scale.Options(peers=(10, 20), ranks=(1, 2), messages=("float32", "8"), beyond=99)
+    cells = scale.grid(options)
+    assert len(cells) == 2 * 2 * 2 + 1
+    assert cells[:3] == [(1, 10, "float32"), (1, 20, "float32"), (1, 10, "8")]
+    assert cells[-1] == (2, 99, "float32")
+    assert scale.grid(scale.Options(beyond=0))[-1] == (2, 10_000, "8")
+
+
+@pytest.mark.parametrize(("message", "bits"), [("float32", None), ("8", "8")])
+def test_a_cell_asks_for_its_run(message: str, bits: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def launched(ranks: int, *words: str) -> dict[str, Any]:
+        asked.append((ranks, dict(zip(words[2::2], words[3::2], strict=True))))
+        return {"wall": 1.0}
+
+    monkeypatch.setattr(scale, "launch", launched)
+    found = scale.measure(scale.Options(rounds=7), 2, 50, message)
+    (ranks, flags), *_ = asked
+    assert found == {"wall": 1.0, "peers": 50, "message": message}
+    assert (ranks, flags["--peers"], flags["--rounds"], flags.get("--bits")) == (2, "50", "7", bits)
+    assert not Path(flags["--out"]).exists()
+
+
+def test_the_probe_runs_what_it_says() -> None:
+    run = probe.Options(peers=300, bits=8, rounds=9).run
+    assert (run.peers, run.bits, run.rounds, run.eval_every) == (300, 8, 9, 9)
+    assert run.dataset == "gaussian:features=64,examples=18000"
+    assert (run.topology, run.model, run.out) == ("regular:k=4", "softmax", None)
+
+
+def test_the_figure_has_a_line_per_cell() -> None:
+    both = pd.concat([table(1.0, 3.0, 500.0), table(0.9, 5.0, 700.0).assign(message="8")], ignore_index=True)
+    left, middle, right = scale.draw(both).axes
+    assert [line.get_label() for line in left.lines] == ["1 rank, float32", "1 rank, 8 bits", "in proportion"]
+    assert [line.get_label() for line in middle.lines] == ["1 rank, float32", "1 rank, 8 bits", "2 GiB"]
+    assert {line.get_label() for line in right.lines} == {"build", "look", "report", "a round, to compare"}
+    x, y = (np.asarray(values, dtype=float) for values in left.lines[-1].get_data())
+    assert y[1] / y[0] == pytest.approx(x[1] / x[0])
+
+
 def test_a_launch_reads_the_last_line() -> None:
     said = launch.launch(1, "-c", "import time; time.sleep(0.3); print('noise'); print('{\"a\": 1}')")
     assert said["a"] == 1
