@@ -193,7 +193,7 @@ class Quantize:
             return largest.div(2 ** (self.bits - 1))
         most = 2 ** (self.bits - 1) - 1
         step = (largest.double() / most).float()
-        higher = torch.nextafter(step, step.new_tensor(math.inf))
+        higher = torch.nextafter(step, step.new_full((), math.inf))
         return torch.where(step.double() * most < largest, higher, step)  # rounded up: else the largest would saturate
 
     def _codes(self, x: torch.Tensor, step: torch.Tensor, chance: torch.Tensor | None) -> torch.Tensor:

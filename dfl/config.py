@@ -6,6 +6,7 @@ The flags of the command line, the keys of a TOML file and the fields of `Run` a
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -80,6 +81,8 @@ class Run:
     """Threads per rank; parallelism comes from ranks."""
     engine: Literal["auto", "batched", "loop"] = "auto"
     """Whether a rank trains its peers together or one after the other."""
+    device: str = "auto"
+    """Where peers train: cpu, cuda, cuda:NUMBER, or auto, a GPU where every rank finds one."""
     out: Path | None = None
     """Folder to write the run to; from the command line runs/<time>-<what> where not given."""
 
@@ -155,6 +158,7 @@ def _check_numbers(run: Run) -> None:
         ("momentum", 0 <= run.momentum < 1, "at least 0 and below 1"),
         ("weight_decay", 0 <= run.weight_decay <= largest, "at least 0"),
         ("validation", 0 <= run.validation < 1, "at least 0 and below 1"),
+        ("device", re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device), "auto, cpu, cuda or cuda:NUMBER"),
     ):
         if not good:
             raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)}")

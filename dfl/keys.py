@@ -26,28 +26,32 @@ Ids: TypeAlias = "Sequence[int] | NDArray[np.int64]"
 _Words = TypeVar("_Words", int, "NDArray[np.uint64]")
 
 
-def bits(seed: int, purpose: str, peers: Ids, *address: Part, n: int, start: int = 0) -> torch.Tensor:
+def bits(
+    seed: int, purpose: str, peers: Ids, *address: Part, n: int | slice, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Thirty-two random bits for every place of every peer's row.
 
-    A row is the counter start..start+n-1 sent through a keyed 32-bit permutation: the three multiplications of
+    A row is the counter 0..n-1 sent through a keyed 32-bit permutation: the three multiplications of
     "triple32" (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the other half mixed in
     between.
-    The number at place k does not depend on start and n, nor on which other peers are asked for.
+    The number at place k depends neither on n nor on which other places and peers are asked for.
 
     Args:
         seed: the run's seed.
         purpose: what the numbers are for; two purposes never share numbers.
         peers: the p global peer ids, one row each.
         address: what else tells this draw from others: the round, the slot, the step, the other peer.
-        n: numbers per row.
-        start: the place of the first of them; a long row may so be asked for piece by piece.
+        n: numbers per row; or a slice of its places, as a long row may be asked for piece by piece.
+        device: where they are made; they are the same everywhere.
 
     Returns:
         (p, n) int32, uniform over all of its values.
     """
     key = _key(seed, purpose, np.asarray(peers, dtype=np.uint64), *address)
-    first, second = (torch.from_numpy(half.view(np.int32).copy())[:, None] for half in _halves(key))
-    x = _counter(n) + (first + _int32(start))
+    halves = (torch.from_numpy(half.view(np.int32).copy()) for half in _halves(key))
+    first, second = (half[:, None].to(device) for half in halves)
+    places = n if isinstance(n, slice) else slice(0, n)
+    x = _counter(places.stop - places.start, device) + (first + _int32(places.start))
     scratch = torch.empty_like(x)
     _shift_xor(x, 17, scratch).mul_(_int32(0xED5AD4BB))
     _shift_xor(x, 11, scratch).mul_(_int32(0xAC4C1B51)).bitwise_xor_(second)
@@ -60,19 +64,23 @@ def uniform(seed: int, purpose: str, peers: Ids, *address: Part, n: int) -> torc
     return bits(seed, purpose, peers, *address, n=n).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF) * 2.0**-24
 
 
-def permutations(seed: int, purpose: str, peers: Ids, *address: Part, sizes: torch.Tensor) -> torch.Tensor:
+def permutations(
+    seed: int, purpose: str, peers: Ids, *address: Part, sizes: NDArray[np.int64], device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """For every peer a random order of its own `sizes[i]` examples.
 
     Args:
-        seed, purpose, peers, address: as in `bits`.
+        seed, purpose, peers, address, device: as in `bits`.
         sizes: (p,) int64, how many examples each peer has.
 
     Returns:
         (p, max(sizes)) int64; the first sizes[i] entries of row i are a permutation of range(sizes[i]).
     """
     longest = int(sizes.max())
-    order = bits(seed, purpose, peers, *address, n=longest).to(torch.int64)
-    order[torch.arange(longest) >= sizes[:, None]] = 2**40  # a place beyond a peer's own examples sorts last
+    order = bits(seed, purpose, peers, *address, n=longest, device=device)
+    if int(sizes.min()) < longest:
+        beyond = torch.from_numpy(np.arange(longest) >= sizes[:, None])
+        order.masked_fill_(beyond.to(device), 2**31 - 1)  # places beyond a peer's own examples sort last
     return torch.argsort(order, dim=1, stable=True)
 
 
@@ -111,9 +119,9 @@ def _halves(key: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uin
 
 
 @lru_cache(maxsize=4)
-def _counter(n: int) -> torch.Tensor:
+def _counter(n: int, device: torch.device | str) -> torch.Tensor:
     """The numbers 0..n-1, kept because making them costs as much as a quarter of the hash. Not to be written to."""
-    return torch.arange(n, dtype=torch.int32)
+    return torch.arange(n, dtype=torch.int32, device=device)
 
 
 def _int32(value: int) -> int:

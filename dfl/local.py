@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dfl.batches import batches, groups
 from dfl.errors import InputError
-from dfl.task import Batch, Task, batches
+from dfl.gradients import Parameters, accelerate
+from dfl.task import Task
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
     from dfl.lazy import torch
-
-LANES = 2**22
-"""Parameters, or numbers of a batch, per batched call; bounds its memory to a few times 16 MiB."""
 
 SCHEDULES: dict[str, Callable[..., float]] = {}
 """Name -> f(t, rounds, *, options) -> factor on the learning rate in round t of `rounds`."""
@@ -75,44 +74,23 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     Returns:
         (p, d), z = y^K; x is left as it was.
     """
-    z = torch.empty_like(x)
-    for lanes in _groups(task, x.shape[1]):
-        z[lanes] = _heavy_ball(x[lanes], lanes, task, t)
+    z, rate = torch.empty_like(x), task.solver.lr(t)
+    for lanes in groups(task):
+        whole = y = task.spec.take(x, lanes)
+        v = {name: torch.zeros_like(value) for name, value in y.items()}
+        for batch in batches(task, t, lanes):
+            y, v = (_first(len(batch.index), values) for values in (y, v))
+            accelerate(v, y, task, batch, rate)
+            for name in y:
+                y[name].add_(v[name])
+        task.spec.put(whole, z, lanes)
     return z
 
 
-def _groups(task: Task, d: int) -> Iterator[Tensor]:
-    """Peers that train together: all by falling K_i in chunks that bound memory, or each alone."""
-    order = torch.argsort(task.steps, descending=True, stable=True)
-    if len(order):  # a rank may host no peers
-        wide = max(d, task.widest * task.train.inputs[:1].numel())
-        yield from order.split(max(2, LANES // wide) if task.solver.batched else 1)
-
-
-def _heavy_ball(y: Tensor, lanes: Tensor, task: Task, t: int) -> Tensor:
-    """The recursion of `sgd` on y (a, d), in place."""
-    solver, velocity, rate = task.solver, torch.zeros_like(y), task.solver.lr(t)
-    for batch in batches(task, t, lanes):
-        a = len(batch.counts)
-        g = _gradients(y[:a], task, batch)
-        if solver.weight_decay:
-            g.add_(y[:a] * solver.weight_decay)
-        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row.
-        y[:a].add_(velocity[:a].mul_(solver.momentum).add_(g.mul_(-rate)))
-    return y
-
-
-def _gradients(y: Tensor, task: Task, batch: Batch) -> Tensor:
-    """∇f_i(y_i) of the mean loss over each peer's own batch, (a, d)."""
-    counts = batch.counts[:, None]
-    index = batch.index if task.solver.batched else batch.index[:, : int(counts[0])]
-    weight = (torch.arange(index.shape[1]) < counts).to(y.dtype).div_(counts)
-    parameters = {name: view.requires_grad_() for name, view in task.spec.views(y.detach()).items()}
-    out = task.outputs(parameters, task.inputs(task.train.inputs[index]))
-    losses = task.loss(out.flatten(0, 1), task.train.labels[index].flatten(0, 1))
-    # A peer's loss depends on its own parameters only, so the gradient of the sum holds the gradient of each.
-    parts = torch.autograd.grad((losses.view(weight.shape) * weight).sum(), list(parameters.values()))
-    return torch.cat([part.flatten(1) for part in parts], dim=1)
+def _first(a: int, values: Parameters) -> Parameters:
+    """The first a peers of a group: the others have done their steps."""
+    here = len(next(iter(values.values())))
+    return values if a == here else {name: value[:a] for name, value in values.items()}
 
 
 def _check(name: str, value: float, good: bool, accepted: str) -> None:

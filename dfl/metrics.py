@@ -41,12 +41,12 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
         return np.repeat(on_common(x[:1], task, exam), len(x))
     if not len(x) or not exam.classes or not len(exam.labels):
         return np.full(len(x), np.nan)
-    right = torch.zeros(len(x), dtype=torch.int64)
+    right = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
         seen = task.inputs(inputs)
         for rows, count in zip(x.split(LANES), right.split(LANES), strict=True):
             count += (task.outputs(task.spec.views(rows), seen, each=False).argmax(2) == labels).sum(1)
-    return right.numpy() / len(exam.labels)
+    return right.cpu().numpy() / len(exam.labels)
 
 
 def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Floats, Floats]:
@@ -54,18 +54,31 @@ def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Float
     loss, right, starts = np.zeros(len(x)), np.zeros(len(x)), examples.starts
     chunk = min(CHUNK, exam.longest)
     for first in range(0, int(examples.sizes.max()) if len(x) else 0, chunk):
-        counts = (examples.sizes - first).clamp_(0, chunk)
-        for lanes in torch.nonzero(counts).flatten().split(LANES):
-            places = torch.arange(chunk).expand(len(lanes), -1)
-            real = places < counts[lanes, None]
-            index = starts[lanes, None] + (first + places) * real
-            out = task.outputs(task.spec.views(x[lanes]), task.inputs(examples.inputs[index]))
-            labels = examples.labels[index]
+        counts = np.clip(examples.sizes - first, 0, chunk)
+        some = np.flatnonzero(counts)
+        for lanes in np.split(some, range(LANES, len(some), LANES)):
+            real = np.arange(chunk) < counts[lanes, None]
+            index = starts[lanes, None] + (first + np.arange(chunk)) * real
+            inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
+            out = task.outputs(task.spec.take(x, lanes), task.inputs(inputs))
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
-            loss[lanes.numpy()] += np.where(real.numpy(), losses.double().numpy(), 0.0).sum(1)
-            right[lanes.numpy()] += ((out.argmax(2) == labels) & real).sum(1).numpy() if exam.classes else np.nan
+            loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
+            right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if exam.classes else np.nan
     with np.errstate(invalid="ignore"):
-        return loss / examples.sizes.numpy(), right / examples.sizes.numpy()
+        return loss / examples.sizes, right / examples.sizes
+
+
+def models(x: Tensor, world: World) -> NDArray[Any] | None:
+    """All peers' models (P, d) on rank 0; None elsewhere."""
+    return world.gather(x.cpu().numpy())
+
+
+def broken(x: Tensor) -> NDArray[np.int64]:
+    """The rows of x (p, d) that hold a number that is not finite."""
+    if not len(x):
+        return np.zeros(0, np.int64)
+    ends = torch.stack([x.amin(1), x.amax(1)])  # NaN where there is one; reads x twice and writes nothing
+    return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
 def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | None]:
@@ -74,17 +87,18 @@ def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | 
     Every rank adds up its own coordinates over all peers, in float64, in peer order and in fixed blocks.
     """
     cut = columns(x.shape[1], world.size)
-    everyone = world.columns(x.numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
+    everyone = world.columns(x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
     mean, squares = np.zeros(everyone.shape[1]), []
     for block in blocks(everyone.shape[1]):
-        part = everyone[:, block].astype(np.float64)
-        mean[block] = part.sum(0) / layout.peers
-        squares.append(((part - mean[block]) ** 2).sum(1))
+        part = everyone[:, block]
+        mean[block] = np.add.reduce(part, axis=0, dtype=np.float64) / layout.peers
+        rows = (part[first : first + LANES] - mean[block] for first in range(0, layout.peers, LANES))
+        squares.append(np.concatenate([(row**2).sum(1) for row in rows]))
     means = world.gather(mean)
     apart = world.gather(np.array(squares).reshape(-1, layout.peers))
     if means is None or apart is None:
         return 0.0, None
-    return float(np.sqrt(apart.sum(0).sum() / layout.peers)), torch.from_numpy(means).to(x.dtype)
+    return float(np.sqrt(apart.sum(0).sum() / layout.peers)), torch.from_numpy(means).to(x.device, x.dtype)
 
 
 def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
@@ -95,7 +109,7 @@ def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
     _, own["local_accuracy"] = on_own(x, task, exam.local, exam)
     if setting.run.validation:
         _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam)
-    own |= {name: value.double().numpy() for name, value in setting.algorithm.observe(state).items()}
+    own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
     own["payload_bytes"] = setting.network.payload.astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))

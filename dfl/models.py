@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dfl import keys
 from dfl.errors import InputError
@@ -25,6 +28,8 @@ MODELS: dict[str, Callable[..., Module]] = {}
 
 WIDEST = 1_000_000
 """Units of the widest layer that is built."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Shape = tuple[int, ...]
 
@@ -138,9 +143,56 @@ class Spec:
             for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
         }
 
+    def take(self, rows: Tensor, which: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Copies (a, *shape) of the parameters of some rows, each contiguous by itself."""
+        chosen = rows[_span(which)]
+        return {name: view.clone(memory_format=torch.contiguous_format) for name, view in self.views(chosen).items()}
+
+    def put(self, values: dict[str, Tensor], rows: Tensor, which: NDArray[np.int64]) -> None:
+        """Write parameters (a, *shape) into some rows; the inverse of `take`."""
+        rows[_span(which)] = torch.cat([values[name].flatten(1) for name in self.names], dim=1)
+
     def row(self, module: Module) -> Tensor:
         """The module's own parameters as one row (d,)."""
         return torch.cat([value.detach().reshape(-1) for value in module.parameters()])
+
+
+def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """Positions as a slice where they follow one another, which indexes without a copy."""
+    first, n = int(which[0]), len(which)
+    return slice(first, first + n) if (which == np.arange(first, first + n)).all() else which
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer x W^T + b by the names of its parameters in the `Spec`, with a ReLU behind it or not."""
+
+    weight: str
+    bias: str | None
+    relu: bool
+
+
+def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
+    """The layers of a plain stack, Linear with ReLU or nothing behind each, on flattened inputs of `shape`.
+
+    Returns:
+        The layers in order; none if the module is anything else, down to a hook.
+    """
+    nn = torch.nn
+    layers: list[Dense] = []
+    flat = len(shape) == 1
+    for name, layer in module.named_children() if type(module) is nn.Sequential else ():
+        if type(layer) is nn.Linear:
+            layers.append(Dense(f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, relu=False))
+        elif type(layer) is nn.ReLU and layers:
+            layers[-1] = replace(layers[-1], relu=True)
+        elif type(layer) is nn.Flatten and not layers and (layer.start_dim, layer.end_dim) == (1, -1):
+            flat = True
+        else:
+            return ()
+    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS)
+    names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
+    return tuple(layers) if flat and not hooked and names == [name for name, _ in module.named_parameters()] else ()
 
 
 def draw(module: Module, seed: int, peers: Sequence[int]) -> Tensor:

@@ -1,7 +1,7 @@
 """How do ranks talk? The only file that knows of MPI; on one rank it needs none.
 
-Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they sleep
-instead of spinning, because ranks may outnumber cores.
+Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they give
+way and then sleep instead of spinning, because ranks may outnumber cores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +27,15 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+AWAKE = 2e-3
+"""Seconds that a waiting rank stays awake, giving way to others, before it sleeps."""
+
 Bytes = NDArray[np.uint8]
+Parcels = tuple[Any, list[int], list[int]]
+"""Contiguous bytes, on a device if MPI reads its memory; how many are for each rank, and where they begin."""
+
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -126,26 +133,16 @@ class World:
             return None
         return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
 
-    def exchange(self, link: Any, rows: Bytes, sends: dict[int, int], receives: dict[int, int]) -> Bytes:
-        """Neighbourhood exchange of rows of bytes.
+    def exchange(self, link: Any, leaving: Parcels, arriving: Parcels) -> None:
+        """Neighbourhood exchange.
 
         Args:
             link: what `link` gave for the same plan.
-            rows: (sum of sends, B) uint8, ordered by receiving rank.
-            sends: rows for each other rank, ascending.
-            receives: rows from each other rank, ascending.
-
-        Returns:
-            (sum of receives, B) uint8, ordered by sending rank.
+            leaving: bytes for each other rank, ascending.
+            arriving: bytes from each other rank, ascending; overwritten.
         """
-        wide = rows.shape[1]
-        heard = np.empty((sum(receives.values()), wide), np.uint8)
-        if link is None:
-            return heard
-        out, into = (np.array(list(n.values()), np.int64) * wide for n in (sends, receives))
-        message = [_flat(rows), *_places(out), self._byte]
-        self._wait(link.Ineighbor_alltoallv(message, [_flat(heard), *_places(into), self._byte]))
-        return heard
+        if link is not None:
+            self._wait(link.Ineighbor_alltoallv([*leaving, self._byte], [*arriving, self._byte]))
 
     def smallest(self, number: int) -> int:
         """The smallest of the ranks' numbers, on every rank."""
@@ -171,6 +168,22 @@ class World:
                 self.comm.Abort(code)
             time.sleep(2e-3)
 
+    @cached_property
+    def beside(self) -> int:
+        """How many ranks of lower number are on this rank's machine."""
+        if self.size == 1:
+            return 0
+        from mpi4py import MPI
+
+        machine = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        place: int = machine.rank
+        machine.Free()
+        return place
+
+    def reads(self, kind: str) -> bool:
+        """Whether MPI can be handed memory of this kind of device: the processor's own, or a GPU's if it says so."""
+        return kind == "cpu" or any(os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE)
+
     @property
     def _byte(self) -> MPI.Datatype:
         from mpi4py import MPI
@@ -187,10 +200,13 @@ class World:
         return buffer.tobytes()
 
     def _wait(self, request: MPI.Request) -> None:
-        pause = 1e-5
+        patience, pause = time.perf_counter() + AWAKE, 1e-5
         while not request.Test():
-            time.sleep(pause)
-            pause = min(2 * pause, 2e-3)
+            if time.perf_counter() < patience:
+                os.sched_yield()  # a message on its way moves on only while both ends look at it
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, 2e-3)
 
 
 @cache

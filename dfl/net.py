@@ -6,6 +6,7 @@ lives in the method's state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from scipy.sparse import csr_array
 
 from dfl import keys
 from dfl.layout import Layout
+from dfl.mixing import weigh
 from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
 
 if TYPE_CHECKING:
@@ -34,26 +36,30 @@ class Heard:
     """What one `share` brought.
 
     Attributes:
-        said: the words before they were encoded: (p, m), or (a, m) over the a edges that speak.
-        own: the same words as those who hear them decode them.
-        words: (q, m) what was heard: this rank's words, then those from elsewhere; or a row per edge heard.
-        weights: (p, q) rows of W on `words`; empty for words over edges, which the method weighs itself.
+        own: this rank's words as those who hear them decode them: (p, m), or (a, m) over the a edges that speak.
+        far: (r, m), words from other ranks.
+        plan: who said what to whom.
+        error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's word, the worst of those over its edges; 0 for a word
+            of zeros, NaN in a round that nobody looks at.
     """
 
-    said: Tensor
     own: Tensor
-    words: Tensor
-    weights: csr_array | None = None
+    far: Tensor
+    plan: PeerPlan | EdgePlan
+    error: Tensor
+
+    @property
+    def words(self) -> Tensor:
+        """(b, m), what was heard over each edge, in the order of `EdgePlan.into`."""
+        assert isinstance(self.plan, EdgePlan)
+        return (torch.cat([self.own, self.far]) if len(self.far) else self.own)[self.plan.arrange]
 
     def average(self) -> Tensor:
         """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
-        return weigh(self.weights, self.words)
-
-    @cached_property
-    def error(self) -> Tensor:
-        """||Q(x) - x||^2 / ||x||^2 of every word said here, float64; 0 for a word of zeros."""
-        lost, whole = (_squares(words) for words in (self.own - self.said, self.said))
-        return torch.from_numpy(lost / np.maximum(whole, 1e-300))
+        assert isinstance(self.plan, PeerPlan), "words over edges are weighed by the method itself"
+        below, own, above = self.plan.weights
+        cut = below.shape[1]
+        return weigh((below, self.far[:cut]), (own, self.own), (above, self.far[cut:]))
 
 
 class Network:
@@ -76,9 +82,9 @@ class Network:
         """Every edge that any round uses."""
         return Union.of(self.weights, self.layout, self.world.rank)
 
-    def at(self, t: int) -> Net:
-        """The network as a method sees it in round t."""
-        return Net(self, t)
+    def at(self, t: int, seen: bool = True) -> Net:
+        """The network as a method sees it in round t, and whether somebody looks at what the round leads to."""
+        return Net(self, t, seen)
 
     def peer_plan(self, t: int) -> PeerPlan:
         """The plan of round t for one word per peer."""
@@ -93,6 +99,26 @@ class Network:
         if id(plan) not in self._links:
             self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
         return self._links[id(plan)]
+
+    def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
+        """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
+        sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
+        firsts, leaving = plan.runs, messages
+        if firsts is None or not self.world.reads(messages.device.type):
+            firsts, leaving = np.cumsum(sends) - sends, messages[plan.send]
+        if not self.world.reads(messages.device.type):
+            leaving = leaving.cpu()
+        if leaving.device.type == "cuda":
+            torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
+        arriving = leaving.new_empty((int(receives.sum()), messages.shape[1]))
+        wide = messages.shape[1]
+        self.world.exchange(
+            self.link(plan),
+            (_flat(leaving), (sends * wide).tolist(), (firsts * wide).tolist()),
+            (_flat(arriving), (receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
+        )
+        self.wire += int(sends.sum()) * wide
+        return arriving.to(messages.device)
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""
@@ -116,6 +142,7 @@ class Net:
 
     network: Network
     t: int
+    seen: bool
 
     @property
     def fixed(self) -> bool:
@@ -134,11 +161,11 @@ class Net:
 
     def pull(self, heard: Tensor) -> Tensor:
         """sum_j w_ij y_(j->i) over the edges that speak to peer i in this round; heard is (e', m), the sum (p, m)."""
-        return weigh(self.edges.pull, heard)
+        return weigh((self.edges.pull, heard))
 
     def push(self, said: Tensor) -> Tensor:
         """sum_k w_ki y_(i->k) over the edges that peer i speaks on in this round; said is (e, m), the sum (p, m)."""
-        return weigh(self.edges.push, said)
+        return weigh((self.edges.push, said))
 
     def share(self, words: Tensor, edges: EdgePlan | None = None, slot: str = "x") -> Heard:
         """Say something to the neighbours of this round and hear what they say.
@@ -153,32 +180,40 @@ class Net:
         kind = "edges" if edges else "peers"
 
         def draw(rows: slice, places: slice) -> Tensor:
-            n = places.stop - places.start
-            return keys.bits(network.seed, f"quantize {kind}", plan.ids[rows], self.t, slot, n=n, start=places.start)
+            address = (network.seed, f"quantize {kind}", plan.ids[rows], self.t, slot)
+            return keys.bits(*address, n=places, device=words.device)
 
         messages = network.compressor.encode(words, draw)
         network.payload += plan.copies * messages.shape[1]
-        leaving = messages[plan.send].numpy()
-        network.wire += leaving.nbytes
-        arriving = torch.from_numpy(network.world.exchange(network.link(plan), leaving, plan.sends, plan.receives))
-        own = network.compressor.decode(messages, words.shape[1], words.dtype)
-        heard = own
-        if len(arriving):
-            heard = torch.cat([own, network.compressor.decode(arriving, words.shape[1], words.dtype)])
-        if isinstance(plan, EdgePlan):
-            return Heard(words, own, heard[plan.arrange])
-        return Heard(words, own, heard, plan.weights)
+        own, far = (
+            network.compressor.decode(each, words.shape[1], words.dtype)
+            for each in (messages, network.carry(plan, messages))
+        )
+        return Heard(own, far, plan, _error(words, own, plan) if self.seen else _nan(len(plan.copies)))
+
+
+def _error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
+    """||Q(x) - x||^2 / ||x||^2, the worst of each peer's words, (p,)."""
+    worst, owner = np.zeros(len(plan.copies)), plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said))
+    few = max(1, 2**18 // max(1, said.shape[1]))
+    for first in range(0, len(said), few):
+        rows = slice(first, first + few)
+        lost, whole = _squares(own[rows] - said[rows]), _squares(said[rows])
+        np.maximum.at(worst, owner[rows], lost / np.maximum(whole, 1e-300))
+    return torch.from_numpy(worst)
 
 
 def _squares(words: Tensor) -> NDArray[np.float64]:
     """||word||^2 of every row, by numpy: torch splits a lone row among its threads, and rounds otherwise."""
-    values: NDArray[np.float64] = np.square(words.numpy(), dtype=np.float64).sum(1)
+    values: NDArray[np.float64] = np.square(words.cpu().numpy(), dtype=np.float64).sum(1)
     return values
 
 
-def weigh(weights: csr_array, rows: Tensor) -> Tensor:
-    """Weights (p, q) times rows (q, m), each row of the result added up in the order of its stored weights."""
-    values = rows.numpy()
-    # Not weights.astype(…): scipy sorts the columns there, and the order of a sum would depend on the ranks.
-    parts = (weights.data.astype(values.dtype), weights.indices, weights.indptr)
-    return torch.from_numpy(csr_array(parts, shape=weights.shape) @ values)
+def _nan(n: int) -> Tensor:
+    return torch.full((n,), math.nan, dtype=torch.float64)
+
+
+def _flat(messages: Tensor) -> Any:
+    """The bytes of messages as MPI takes them."""
+    flat = messages.contiguous().view(-1)
+    return flat.numpy() if flat.device.type == "cpu" else flat

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,17 +38,26 @@ class Plan:
     receives: dict[int, int]
     copies: Ints
 
+    @cached_property
+    def runs(self) -> Ints | None:
+        """The first word for every receiving rank if the words for each lie one behind the other, so that nothing
+        need be put together before it is sent.
+        """
+        ends = np.cumsum([0, *self.sends.values()])
+        parts = [self.send[a:b] for a, b in pairwise(ends)]
+        return np.array([part[0] for part in parts], np.int64) if all((np.diff(p) == 1).all() for p in parts) else None
+
 
 @dataclass(frozen=True)
 class PeerPlan(Plan):
     """Words said once by every peer.
 
     Attributes:
-        weights: (p, p + r) rows of W; columns are this rank's peers, then the r peers heard from elsewhere. The
-            entries of a row come in ascending peer id, whatever the ranks.
+        weights: rows of W in three parts: on the peers heard from ranks before this one, (p, r1), on this rank's own,
+            (p, p), and on those heard from ranks behind it, (p, r2). The entries of a row come in ascending peer id.
     """
 
-    weights: csr_array
+    weights: tuple[csr_array, csr_array, csr_array]
 
 
 @dataclass(frozen=True)
@@ -91,17 +102,19 @@ def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
     here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
     leaving = np.unique((there * P + arcs.sender)[(here == rank) & (there != rank)])
     heard = np.unique(arcs.sender[(there == rank) & (here != rank)])
-    column = np.zeros(P, np.int64)
-    column[mine.start : mine.stop] = np.arange(len(mine))
-    column[heard] = len(mine) + np.arange(len(heard))
+    near = np.union1d(heard, np.arange(mine.start, mine.stop))
     rows = matrix[mine.start : mine.stop]
+    around = csr_array((rows.data, np.searchsorted(near, rows.indices), rows.indptr), shape=(len(mine), len(near)))
+    around.sort_indices()
+    below = int(np.searchsorted(heard, mine.start))
+    cuts = pairwise((0, below, below + len(mine), len(near)))
     return PeerPlan(
         ids=np.arange(mine.start, mine.stop),
         send=leaving % P - mine.start,
         sends=_count(leaving // P),
         receives=_count(layout.ranks_of(heard)),
         copies=np.bincount(arcs.sender[here == rank] - mine.start, minlength=len(mine)),
-        weights=csr_array((rows.data, column[rows.indices], rows.indptr), shape=(len(mine), len(mine) + len(heard))),
+        weights=tuple(around[:, a:b] for a, b in cuts),
     )
 
 

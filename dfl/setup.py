@@ -1,25 +1,20 @@
-"""What does every rank need before round 0? Rank 0 reads and decides, the others are told.
-
-Each rank is sent its own peers' examples and nobody else's; everybody gets the common test set and the graph.
-"""
+"""What does a rank need before round 0? A problem, an exam, a starting point, and a device to compute on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from dfl import keys
+from dfl.batches import widths
 from dfl.config import Run
-from dfl.datasets.data import Data
-from dfl.datasets.partition import Deal, deal
+from dfl.dealing import Arrays
 from dfl.errors import InputError
 from dfl.models import Spec, draw
 from dfl.task import Examples, Loss, Solver, Task
@@ -29,14 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from dfl.mpi import World
 else:
     from dfl.lazy import torch
 
-Arrays = dict[str, NDArray[Any]]
 Parts = dict[str, Any]
 
 AFFORDABLE = 2**20
-"""Parameters times examples of a batch up to which peers train together: beyond, one peer fills the cores."""
+"""Parameters times examples of a batch up to which any model but a convolutional one gains from training together."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,18 @@ class Exam:
     held_out: Examples
     classes: int
     longest: int
+
+
+class Place(NamedTuple):
+    """Which peers a rank hosts, and on which device."""
+
+    peers: range
+    device: torch.device
+
+    @property
+    def span(self) -> slice:
+        """The peers as a slice."""
+        return slice(self.peers.start, self.peers.stop)
 
 
 @dataclass(frozen=True)
@@ -82,94 +89,6 @@ class Facts:
     notes: tuple[str, ...]
 
 
-def read(run: Run, parts: Parts, given: Data | None) -> tuple[Data, Deal]:
-    """Load the data set, on rank 0, and deal it to the peers.
-
-    Raises:
-        InputError: missing or damaged files, or too few examples for the peers.
-    """
-    named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
-    data = given if given is not None else parts["dataset"](named)
-    _check_data(data)
-    if run.eval_examples and run.eval_examples > len(data.test_labels):
-        raise InputError(
-            f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
-        )
-    if not data.classes and run.partition != "iid":
-        raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
-    dealt = deal(parts["partition"], data, run)
-    if run.validation and not any(map(len, dealt.validation)):
-        most = max(map(len, dealt.train))
-        raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
-    return data, dealt
-
-
-def _check_data(data: Data) -> None:
-    """Refuse what a caller's own data may have wrong.
-
-    Raises:
-        InputError: unequal lengths, no examples, or labels that are not whole numbers in range(classes).
-    """
-    for part, inputs, labels in (
-        ("train", data.train_inputs, data.train_labels),
-        ("test", data.test_inputs, data.test_labels),
-    ):
-        if len(inputs) != len(labels) or not len(labels):
-            raise InputError(
-                f"{len(inputs)} {part} inputs with {len(labels)} labels: as many of each, and at least one"
-            )
-        if data.classes and not (labels.dtype == np.int64 and labels.min() >= 0 and labels.max() < data.classes):
-            raise InputError(
-                f"{part} labels from {labels.min()} to {labels.max()} as {labels.dtype}: they must be int64 in "
-                f"range({data.classes}), or classes=0 and a loss of your own"
-            )
-
-
-def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
-    """Training examples of every label at every peer, (P, classes)."""
-    return (
-        np.array([np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train], dtype=np.int64)
-        if data.classes
-        else np.zeros((len(dealt.train), 0), np.int64)
-    )
-
-
-def sizes(dealt: Deal) -> NDArray[np.int64]:
-    """Training, validation and own test examples of every peer, (P, 3)."""
-    return np.array([[len(own) for own in one] for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)])
-
-
-def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Arrays:
-    """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much."""
-    arrays = {
-        "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
-        "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
-        "sizes": sizes(dealt),
-    }  # fmt: skip
-    for k, matrix in enumerate(weights):
-        arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
-    return arrays
-
-
-def matrices(common: Arrays) -> list[csr_array]:
-    """The mixing matrices in what everyone was told."""
-    peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
-    parts = [[common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)]
-    return [csr_array(tuple(part), shape=(peers, peers)) for part in parts]
-
-
-def owned(data: Data, dealt: Deal, peers: range) -> Arrays:
-    """The examples of some peers, one peer after the other, and which test examples are theirs."""
-    train, held, test = (
-        np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
-        for part in (dealt.train, dealt.validation, dealt.test)
-    )
-    return {
-        "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
-        "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
-    }  # fmt: skip
-
-
 def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
     """Build the model without drawing its weights: rows take their place."""
     with torch.device("meta"):
@@ -177,40 +96,64 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
     return module
 
 
-def make_task(run: Run, parts: Parts, peers: range, model: tuple[Module, Loss], arrays: tuple[Arrays, Arrays]) -> Task:
-    """Put a rank's learning problem together."""
-    (module, loss), (common, own) = model, arrays
+def make_task(
+    run: Run, parts: Parts, problem: tuple[Module, Loss], arrays: tuple[Arrays, Arrays], place: Place
+) -> Task:
+    """Put a rank's learning problem together.
+
+    Args:
+        run: how to train.
+        parts: the components of the run.
+        problem: the model and the loss.
+        arrays: what everyone was told, and what is this rank's own.
+        place: whose problem it is, and where it is worked on.
+    """
+    (module, loss), (common, own), mine = problem, arrays, place.span
     spec, sizes = Spec.of(module), common["sizes"][:, 0]
     dtype = next(module.parameters()).dtype
-    widest = int(min(run.batch_size or sizes.max(), sizes.max()))
-    batched = spec.d * widest <= AFFORDABLE and not any(
-        isinstance(m, torch.nn.modules.conv._ConvNd) for m in module.modules()
-    )
-    solver = Solver(
+    scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
+    inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
+    wide = widths(sizes, run.batch_size)
+    train = Examples(_normal(inputs, scale, shift), labels, sizes[mine])
+    task = Task(module, spec, loss, place.peers, train, wide[mine], scale, shift, _solver(run, parts), run.seed)
+    return replace(task, solver=replace(task.solver, batched=_together(run, task, int(wide.max()))))
+
+
+def _solver(run: Run, parts: Parts) -> Solver:
+    return Solver(
         lr=partial(_rate, run, parts["lr_schedule"]),
         momentum=run.momentum,
         weight_decay=run.weight_decay,
         batch_size=run.batch_size,
         epochs=run.local_epochs or 1,
         steps=run.local_steps or 0,
-        batched={"auto": batched, "batched": True, "loop": False}[run.engine],
     )
-    train = Examples(
-        _tensor(own["train inputs"]), _tensor(own["train labels"]), _tensor(sizes[peers.start : peers.stop])
-    )
-    scale, shift = (_tensor(common[name]).to(dtype) for name in ("scale", "shift"))
-    return Task(module, spec, loss, peers, train, widest, scale, shift, solver, run.seed)
 
 
-def make_exam(run: Run, peers: range, common: Arrays, own: Arrays) -> Exam:
+def _together(run: Run, task: Task, widest: int) -> bool:
+    """Whether a rank's peers train together; by the model and the batches, never by how many peers a rank has.
+
+    Dense layers always gain from it, and on a GPU everything does. Another model gains while it is small, and
+    convolutions do not; nor do large models on several threads, which one peer keeps busy.
+    """
+    if run.engine != "auto":
+        return run.engine == "batched"
+    small = task.spec.d * widest <= AFFORDABLE
+    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in task.module.modules())
+    return task.device.type != "cpu" or bool(task.dense and run.threads == 1) or (small and not convolves)
+
+
+def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays]) -> Exam:
     """Put together what a rank's peers are measured on."""
-    inputs, labels, sizes = (
-        _tensor(common["inputs"]),
-        _tensor(common["labels"]),
-        _tensor(common["sizes"][peers.start : peers.stop]),
+    common, own = arrays
+    sizes = common["sizes"][task.peers.start : task.peers.stop]
+    inputs, held_inputs = (
+        _normal(_tensor(each).to(task.device), task.scale, task.shift)
+        for each in (common["inputs"], own["held inputs"])
     )
+    labels, held_labels = (_tensor(each).to(task.device) for each in (common["labels"], own["held labels"]))
     local = Examples(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
-    held_out = Examples(_tensor(own["held inputs"]), _tensor(own["held labels"]), sizes[:, 1])
+    held_out = Examples(held_inputs, held_labels, sizes[:, 1])
     if run.eval_examples:
         chosen = np.sort(keys.generator(run.seed, "eval-examples").permutation(len(labels))[: run.eval_examples])
         inputs, labels = inputs[chosen], labels[chosen]
@@ -225,13 +168,29 @@ def start(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
         task: the problem.
         given: whether the module is the caller's own, whose parameters are the common point.
     """
-    p, dtype = len(task.peers), task.scale.dtype
+    p, dtype = len(task.peers), task.dtype
     if run.init == "independent":
-        x = draw(task.module, run.seed, task.peers).to(dtype)
+        x = draw(task.module, run.seed, task.peers).to(task.device, dtype)
         return x, torch.zeros_like(x)
     row = task.spec.row(task.module) if given else draw(task.module, run.seed, [0])[0]
-    x = row.to(dtype).expand(p, -1).contiguous()
+    x = row.to(task.device, dtype).expand(p, -1).contiguous()
     return x, x
+
+
+def device(asked: str, world: World) -> torch.device:
+    """The device that `--device` means on this rank; ranks that share a machine take its GPUs in turn.
+
+    Raises:
+        InputError: on every rank, if a GPU is asked for that some rank does not have.
+    """
+    kind, colon, number = asked.partition(":")
+    found = torch.cuda.device_count() if kind != "cpu" else 0
+    index = int(number) if colon else world.beside % max(found, 1)
+    if asked == "cpu" or world.smallest(found - index) > 0:
+        return torch.device("cpu") if asked == "cpu" else torch.device("cuda", index)
+    if asked == "auto":
+        return torch.device("cpu")
+    raise InputError(f"--device {asked}: torch finds {found} GPUs on some rank's machine; choose cpu or auto")
 
 
 def check_start(run: Run, task: Task, given: bool, room: tuple[int, int]) -> None:
@@ -259,22 +218,13 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def packed(arrays: Arrays) -> bytes:
-    """Arrays by name as bytes that can be sent or stored; nothing is pickled."""
-    from safetensors.numpy import save
-
-    return save({name: np.asarray(value, order="C") for name, value in arrays.items()})
-
-
-def unpacked(message: bytes) -> Arrays:
-    """The inverse of `packed`."""
-    from safetensors.numpy import load
-
-    return load(message)
-
-
 def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
     return run.lr * factor(t, run.rounds)
+
+
+def _normal(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Floats as the model sees them, once and for all; whole numbers stay what they are until they are used."""
+    return inputs.to(scale.dtype).mul(scale).add_(shift) if inputs.is_floating_point() else inputs
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import cost, keys, metrics, setup
+from dfl import cost, dealing, keys, metrics, setup
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compressors import COMPRESSORS
 from dfl.config import Component, Run, choose, flag
 from dfl.errors import DivergedError, InputError
+from dfl.gradients import cross_entropy
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
 from dfl.models import MODELS
@@ -127,11 +128,16 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
         state = algorithm.init(*setup.start(run, task, setting.own_module), network.at(0))
         yield from watch.look(0, state)
         for t in range(run.rounds):
-            state = algorithm.round(state, task, network.at(t), t)
+            state = algorithm.round(state, task, network.at(t, seen=_due(t + 1, run)), t)
             _stop_unless_finite(state.x, setting, t)
             yield from watch.look(t + 1, state)
     network.close()
     setting.world.busy = False
+
+
+def _due(t: int, run: Run) -> bool:
+    """Whether the state after t rounds is looked at."""
+    return t % run.eval_every == 0 or t == run.rounds
 
 
 @contextmanager
@@ -167,7 +173,7 @@ class _Watch:
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
         """Yield a row of figures on the state after t rounds, if one is due."""
         run, world = self.setting.run, self.setting.world
-        if t % run.eval_every and t != run.rounds:
+        if not _due(t, run):
             if self.report:
                 self.report.tick(t)
             return
@@ -182,7 +188,7 @@ class _Watch:
     def finish(self) -> None:
         """Hand the last state to the report."""
         state, peers = self.last
-        models = self.setting.world.gather(state.x.numpy()) if self.telling else None
+        models = metrics.models(state.x, self.setting.world) if self.telling else None
         if self.report and models is not None:
             self.report.finish(peers, models)
 
@@ -202,9 +208,8 @@ def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any]
 
 def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
     """End every rank where some peer's model is no longer finite."""
-    broken = torch.nonzero(~torch.isfinite(x).all(1)).flatten()
-    nobody = setting.layout.peers
-    peer = setting.world.smallest(setting.task.peers[int(broken[0])] if len(broken) else nobody)
+    broken, nobody = metrics.broken(x), setting.layout.peers
+    peer = setting.world.smallest(setting.task.peers[broken[0]] if len(broken) else nobody)
     if peer < nobody:
         raise DivergedError(
             f"peer {peer} is no longer finite after round {t + 1}: "
@@ -229,28 +234,28 @@ def prepare(
 
     def decide() -> bytes:
         parts = check(asked)
-        read, dealt = setup.read(run, parts, data)  # before the graph: too many peers are refused at once
+        read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
         found.update(data=read, deal=dealt, graph=_graph(run, parts))
-        return setup.packed(setup.known_to_all(read, dealt, found["graph"].weights))
+        return dealing.packed(dealing.known_to_all(read, dealt, found["graph"].weights))
 
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
-    common = setup.unpacked(world.from_root(decide))
+    common = dealing.unpacked(world.from_root(decide))
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine = layout.block(world.rank)
-    own = setup.unpacked(
-        world.scatter(lambda r: setup.packed(setup.owned(found["data"], found["deal"], layout.block(r))))
-    )
+    facts = _facts(found, parts["algorithm"]) if found else None
+    own = dealing.handed_out(world, layout, lambda peers: dealing.owned(found["data"], found["deal"], peers))
+    found.clear()  # the data set, which everybody has its part of
     torch.set_num_threads(run.threads)
     if model is None:
         model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
-    task = setup.make_task(run, parts, mine, (model, loss or _cross_entropy), (common, own))
+    place = setup.Place(mine, setup.device(run.device, world))
+    task = setup.make_task(run, parts, (model, loss or cross_entropy), (common, own), place)
     setup.check_start(run, task, "model" in brought, (layout.widest, world.smallest(setup.memory())))
-    network = Network(setup.matrices(common), world, parts["compressor"], run.seed)
-    exam = setup.make_exam(run, mine, common, own)
+    network = Network(dealing.matrices(common), world, parts["compressor"], run.seed)
+    exam = setup.make_exam(run, task, (common, own))
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
-    facts = _facts(found, parts["algorithm"]) if found else None
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, facts)
 
 
@@ -286,11 +291,7 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     spectrum = graph.spectrum
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
     notes = (*graph.notes, *algorithm.notes(spectrum.smallest), *alone)
-    counts = setup.count_labels(data, deal)
+    counts = dealing.count_labels(data, deal)
     return setup.Facts(
-        graph, spectrum, counts, setup.sizes(deal), data.train_inputs.shape[1:], len(data.test_labels), notes
+        graph, spectrum, counts, dealing.sizes(deal), data.train_inputs.shape[1:], len(data.test_labels), notes
     )
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")

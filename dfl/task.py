@@ -1,12 +1,16 @@
-"""What does this rank train on: its peers' examples, the model, the loss, and which examples make a batch?"""
+"""What does this rank train on: its peers' examples, the model, the loss, and how a peer trains?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dfl import keys
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.models import Dense, dense_layers
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 else:
     from dfl.lazy import torch
 
+Ints = NDArray[np.int64]
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
@@ -31,7 +36,7 @@ class Solver:
         batch_size: examples per step; 0 is all that a peer has.
         epochs: passes over a peer's own data per round, E.
         steps: steps per round, the same for every peer, in place of epochs; 0 counts epochs.
-        batched: train this rank's peers together (vmap) or one after the other.
+        batched: train this rank's peers together or one after the other.
     """
 
     lr: Callable[[int], float]
@@ -45,35 +50,28 @@ class Solver:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of this rank's peers, one peer after the other.
+    """Examples of this rank's peers, one peer after the other, on the device where they are used.
 
     Attributes:
         inputs: (n, *shape) in the dtype of the files.
         labels: (n, ...).
-        sizes: (p,) int64, examples per peer.
+        sizes: (p,), examples per peer; known to the processor, which plans with it.
     """
 
     inputs: Tensor
     labels: Tensor
-    sizes: Tensor
+    sizes: Ints
 
     @property
-    def starts(self) -> Tensor:
-        """(p,) int64, where each peer's examples begin."""
-        return torch.cumsum(self.sizes, 0) - self.sizes
+    def starts(self) -> Ints:
+        """(p,), where each peer's examples begin."""
+        return np.cumsum(self.sizes) - self.sizes
 
-
-@dataclass(frozen=True)
-class Batch:
-    """One local step of the a peers that still have one to do.
-
-    Attributes:
-        index: (a, b) int64 into the rank's examples; places behind a peer's count are padding.
-        counts: (a,) int64, real examples of each peer's batch.
-    """
-
-    index: Tensor
-    counts: Tensor
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
+        flat = index.flatten()
+        inputs, labels = (of.index_select(0, flat) for of in (self.inputs, self.labels))
+        return inputs.view(*index.shape, *inputs.shape[1:]), labels.view(*index.shape, *labels.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ class Task:
         loss: (outputs, labels) -> (n,), the loss of every example.
         peers: global ids of this rank's peers, ascending.
         train: their training examples.
-        widest: the largest batch of any peer anywhere, so that padding does not depend on the ranks.
-        scale, shift: float(x) * scale + shift is what the model sees.
+        wide: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
+        scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the device of it all.
         solver: how a peer trains.
         seed: the run's seed.
     """
@@ -97,21 +95,49 @@ class Task:
     loss: Loss
     peers: range
     train: Examples
-    widest: int
+    wide: Ints
     scale: Tensor
     shift: Tensor
     solver: Solver
     seed: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the models."""
+        return self.scale.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models and the examples are."""
+        return self.scale.device
+
+    @cached_property
+    def dense(self) -> tuple[Dense, ...]:
+        """The layers of the model if it is a plain stack of dense ones, else nothing."""
+        return dense_layers(self.module, self.train.inputs.shape[1:])
+
+    @property
+    def alone(self) -> bool:
+        """Whether a peer that trains alone gets the very numbers that it would among others.
+
+        On one thread torch's batched products of one matrix are bit-equal to those of several, unless a dimension is
+        one, when a product becomes one of a matrix and a vector; so it was on 700 shapes, and in the layout tests.
+        """
+        widths = [n for layer in self.dense for n in self.spec.shapes[self.spec.names.index(layer.weight)]]
+        return bool(widths) and min(*widths, *self.wide) > 1 and torch.get_num_threads() == 1
+
     def inputs(self, raw: Tensor) -> Tensor:
-        """What the model sees of raw examples: float(x) * scale + shift."""
-        return raw.to(self.scale.dtype).mul(self.scale).add_(self.shift)
+        """What the model sees of examples: float(x) * scale + shift, unless they were floats and set-up has done it."""
+        return raw if raw.is_floating_point() else self.normal(raw)
+
+    def normal(self, raw: Tensor) -> Tensor:
+        """float(x) * scale + shift."""
+        return raw.to(self.dtype).mul(self.scale).add_(self.shift)
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
         """What models say.
 
-        A lone model is computed twice in a batch of its own: batched products of one matrix and of several round
-        differently, and a peer's numbers must not depend on who shares its rank.
+        A lone model is computed twice in a batch of its own, for the reason that `dfl.batches.groups` gives.
 
         Args:
             parameters: name -> (a, *shape), one model per row.
@@ -136,54 +162,18 @@ class Task:
         return out
 
     @property
-    def steps(self) -> Tensor:
-        """(p,) int64, the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number."""
+    def steps(self) -> Ints:
+        """(p,), the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number."""
         solver = self.solver
-        return torch.full_like(self.train.sizes, solver.steps) if solver.steps else solver.epochs * self.per_epoch
+        return np.full_like(self.train.sizes, solver.steps) if solver.steps else solver.epochs * self.per_epoch
 
     @property
-    def width(self) -> Tensor:
-        """(p,) int64, examples in a peer's full batch."""
+    def width(self) -> Ints:
+        """(p,), examples in a peer's full batch."""
         sizes = self.train.sizes
-        return torch.full_like(sizes, self.solver.batch_size) if self.solver.batch_size else sizes
+        return np.full_like(sizes, self.solver.batch_size) if self.solver.batch_size else sizes
 
     @property
-    def per_epoch(self) -> Tensor:
-        """(p,) int64, batches in one pass over a peer's own data."""
+    def per_epoch(self) -> Ints:
+        """(p,), batches in one pass over a peer's own data."""
         return -(-self.train.sizes // self.width)
-
-
-def batches(task: Task, t: int, lanes: Tensor) -> Iterator[Batch]:
-    """The batches of some peers in round t, step by step.
-
-    Every epoch of every peer goes through its own examples in a random order of its own address; the last batch
-    of an epoch holds what is left. Peers that have done their steps leave the batch from behind.
-
-    Args:
-        task: the problem.
-        t: the round.
-        lanes: (a,) positions of the peers on this rank, by falling number of steps.
-    """
-    sizes, width, per_epoch, steps = (
-        each[lanes] for each in (task.train.sizes, task.width, task.per_epoch, task.steps)
-    )
-    starts, places = task.train.starts[lanes], torch.arange(task.widest)
-    peers = [task.peers[lane] for lane in lanes.tolist()]
-    orders: list[Tensor] = []
-    for k in range(int(steps[0])):
-        a = int((steps > k).sum())
-        epoch, slot = k // per_epoch[:a], k % per_epoch[:a]
-        while len(orders) <= int(epoch.max()):
-            orders.append(keys.permutations(task.seed, "order", peers, t, len(orders), sizes=sizes))
-        first = slot * width[:a]
-        counts = torch.minimum(sizes[:a] - first, width[:a])
-        columns = (first[:, None] + places).clamp_(max=orders[0].shape[1] - 1)
-        own = _pick(orders, epoch, columns) * (places < counts[:, None])
-        yield Batch(starts[:a, None] + own, counts)
-
-
-def _pick(orders: list[Tensor], epoch: Tensor, columns: Tensor) -> Tensor:
-    """orders[epoch[i]][i, columns[i]] for every lane i, (a, b)."""
-    if int(epoch.min()) == int(epoch.max()):
-        return orders[int(epoch[0])][: len(epoch)].gather(1, columns)
-    return torch.stack([orders[e][i, columns[i]] for i, e in enumerate(epoch.tolist())])

@@ -29,9 +29,7 @@ COMBINATIONS = [
 
 def chance(peers: range = range(10**6), t: int = 0, slot: str = "x") -> Draw:
     """The random bits of these peers in this round and slot."""
-    return lambda rows, places: keys.bits(
-        5, "quantize", peers[rows], t, slot, n=places.stop - places.start, start=places.start
-    )
+    return lambda rows, places: keys.bits(5, "quantize", peers[rows], t, slot, n=places)
 
 
 def refuse(rows: slice, places: slice) -> torch.Tensor:

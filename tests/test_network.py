@@ -8,8 +8,9 @@ import torch
 
 import dfl
 from dfl.compressors import COMPRESSORS
+from dfl.mixing import weigh
 from dfl.mpi import World
-from dfl.net import Network, weigh
+from dfl.net import Network
 from dfl.simulation import Setting, prepare
 from tests.quadratic import quadratic, states
 
@@ -114,7 +115,7 @@ def test_weighing_keeps_the_stored_order() -> None:
 
     stored = csr_array((np.ones(3), np.array([2, 0, 1]), np.array([0, 3])), shape=(1, 3))
     rows = torch.tensor([[-1e8], [1.0], [1e8]])
-    assert weigh(stored, rows).item() == 1.0
+    assert weigh((stored, rows)).item() == 1.0
     assert stored.indices.tolist() == [2, 0, 1]
 
 

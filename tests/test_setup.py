@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dfl
-from dfl import cost, setup
+from dfl import cost, dealing, setup
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
 from dfl.errors import InputError
@@ -39,12 +39,12 @@ def test_examples_of_some_peers_lie_one_after_the_other() -> None:
     whole = data()
     deal = Deal([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
                 [np.array([2]), np.array([0, 1]), np.array([3])])  # fmt: skip
-    arrays = setup.owned(whole, deal, range(1, 3))
+    arrays = dealing.owned(whole, deal, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
     np.testing.assert_array_equal(arrays["train labels"], whole.train_labels[[0, 7, 8, 9]])
     assert arrays["held inputs"].shape == (0, 4)
     assert arrays["test"].tolist() == [0, 1, 3]
-    assert setup.owned(whole, deal, range(0))["train inputs"].shape == (0, 4)
+    assert dealing.owned(whole, deal, range(0))["train inputs"].shape == (0, 4)
 
 
 def test_arrays_survive_the_way_between_ranks() -> None:
@@ -53,7 +53,7 @@ def test_arrays_survive_the_way_between_ranks() -> None:
         "b": np.array(0.5),
         "c": np.zeros((0, 4), np.float32),
     }
-    back = setup.unpacked(setup.packed(arrays))
+    back = dealing.unpacked(dealing.packed(arrays))
     assert set(back) == set(arrays)
     for name, value in arrays.items():
         np.testing.assert_array_equal(back[name], value)
@@ -156,8 +156,10 @@ def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
     for settings, batched in (
         ({"model": "softmax"}, True),
         ({"model": "cnn"}, False),
-        ({"model": "mlp:hidden=2000"}, False),
-        ({"model": "mlp:hidden=2000", "engine": "batched"}, True),
+        ({"model": "mlp:hidden=2000"}, True),
+        ({"model": "mlp:hidden=2000", "threads": 2}, False),
+        ({"model": "mlp:hidden=20", "threads": 2}, True),
+        ({"model": "mlp:hidden=2000", "threads": 2, "engine": "batched"}, True),
         ({"model": "softmax", "engine": "loop"}, False),
     ):
         for peers in (2, 7):  # never by the layout
@@ -174,7 +176,7 @@ def test_doubles_stay_doubles() -> None:
 def test_sizes_are_counted_by_peer() -> None:
     none = np.zeros(0, np.int64)
     deal = Deal([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
-    assert setup.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
+    assert dealing.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
 
 
 def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:

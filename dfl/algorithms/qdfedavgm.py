@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from dfl.algorithms import Algorithm, algorithm
 from dfl.errors import InputError
 from dfl.local import sgd
@@ -27,7 +25,8 @@ class State:
 
     Attributes:
         x: (p, d), the models.
-        error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message, the worst of a peer's edges.
+        error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message, the worst of a peer's edges; NaN where
+            nobody looks at it.
     """
 
     x: Tensor
@@ -119,12 +118,11 @@ class QDFedAvgM(Algorithm):
     def _edges(self, state: Replicas, z: Tensor, net: Net) -> State:
         edges = net.edges
         heard = net.share(z[edges.owner] - state.said[edges.out], edges)
-        said = state.said.index_add(0, torch.from_numpy(edges.out), heard.own)
-        around = state.heard.index_add(0, torch.from_numpy(edges.into), heard.words)
+        out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
+        said = state.said.index_add(0, out, heard.own)
+        around = state.heard.index_add(0, into, heard.words)
         x = z + self.gamma * (net.pull(around) - net.push(said))
-        worst = torch.zeros_like(state.error)
-        np.maximum.at(worst.numpy(), edges.owner, heard.error.numpy())
-        return Replicas(x, worst, said, around)
+        return Replicas(x, heard.error, said, around)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """The error of the last messages."""

@@ -1,0 +1,133 @@
+"""Who gets which examples? Rank 0 reads and deals, the others are told.
+
+Each rank is sent its own peers' examples and nobody else's; everybody gets the common test set and the graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.config import Run
+from dfl.datasets.data import Data
+from dfl.datasets.partition import Deal, deal
+from dfl.errors import InputError
+from dfl.layout import Layout
+from dfl.mpi import World
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, Deal]:
+    """Load the data set, on rank 0, and deal it to the peers.
+
+    Raises:
+        InputError: missing or damaged files, or too few examples for the peers.
+    """
+    named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
+    data = given if given is not None else parts["dataset"](named)
+    _check_data(data)
+    if run.eval_examples and run.eval_examples > len(data.test_labels):
+        raise InputError(
+            f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
+        )
+    if not data.classes and run.partition != "iid":
+        raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
+    dealt = deal(parts["partition"], data, run)
+    if run.validation and not any(map(len, dealt.validation)):
+        most = max(map(len, dealt.train))
+        raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
+    return data, dealt
+
+
+def _check_data(data: Data) -> None:
+    """Refuse what a caller's own data may have wrong.
+
+    Raises:
+        InputError: unequal lengths, no examples, or labels that are not whole numbers in range(classes).
+    """
+    for part, inputs, labels in (
+        ("train", data.train_inputs, data.train_labels),
+        ("test", data.test_inputs, data.test_labels),
+    ):
+        if len(inputs) != len(labels) or not len(labels):
+            raise InputError(
+                f"{len(inputs)} {part} inputs with {len(labels)} labels: as many of each, and at least one"
+            )
+        if data.classes and not (labels.dtype == np.int64 and labels.min() >= 0 and labels.max() < data.classes):
+            raise InputError(
+                f"{part} labels from {labels.min()} to {labels.max()} as {labels.dtype}: they must be int64 in "
+                f"range({data.classes}), or classes=0 and a loss of your own"
+            )
+
+
+def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
+    """Training examples of every label at every peer, (P, classes)."""
+    return (
+        np.array([np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train], dtype=np.int64)
+        if data.classes
+        else np.zeros((len(dealt.train), 0), np.int64)
+    )
+
+
+def sizes(dealt: Deal) -> NDArray[np.int64]:
+    """Training, validation and own test examples of every peer, (P, 3)."""
+    return np.array([[len(own) for own in one] for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)])
+
+
+def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Arrays:
+    """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much."""
+    arrays = {
+        "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
+        "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
+        "sizes": sizes(dealt),
+    }  # fmt: skip
+    for k, matrix in enumerate(weights):
+        arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
+    return arrays
+
+
+def matrices(common: Arrays) -> list[csr_array]:
+    """The mixing matrices in what everyone was told."""
+    peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
+    parts = [[common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)]
+    return [csr_array(tuple(part), shape=(peers, peers)) for part in parts]
+
+
+def owned(data: Data, dealt: Deal, peers: range) -> Arrays:
+    """The examples of some peers, one peer after the other, and which test examples are theirs."""
+    train, held, test = (
+        np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
+        for part in (dealt.train, dealt.validation, dealt.test)
+    )
+    return {
+        "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
+        "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
+    }  # fmt: skip
+
+
+def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:
+    """Give every rank what rank 0 has for its peers; `hand` is only called there."""
+    if world.size == 1:
+        return hand(layout.block(0))
+    return unpacked(world.scatter(lambda rank: packed(hand(layout.block(rank)))))
+
+
+def packed(arrays: Arrays) -> bytes:
+    """Arrays by name as bytes that can be sent or stored; nothing is pickled."""
+    from safetensors.numpy import save
+
+    return save({name: np.asarray(value, order="C") for name, value in arrays.items()})
+
+
+def unpacked(message: bytes) -> Arrays:
+    """The inverse of `packed`."""
+    from safetensors.numpy import load
+
+    return load(message)

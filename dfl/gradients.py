@@ -1,0 +1,86 @@
+"""How do several peers take a gradient step at once?
+
+A plain stack of dense layers is differentiated here, by batched matrix products that add the gradient to the velocity
+as they go; any other module by torch's autograd, under vmap where peers train together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dfl.batches import Batch
+from dfl.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from dfl.lazy import torch
+
+Parameters = dict[str, "Tensor"]
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """-log softmax(outputs)[label] of every example, (n,): the loss of classification."""
+    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: float) -> None:
+    """v <- θ v - η (∇f(y) + λ y), where f_i is the mean loss over peer i's own batch.
+
+    Args:
+        v, y: velocities and models, name -> (a, *shape); v is overwritten.
+        task: the problem; its solver says θ and λ.
+        batch: the examples.
+        rate: η.
+    """
+    raw, labels = task.train.at(batch.index)
+    inputs, decay = task.inputs(raw), task.solver.weight_decay
+    (_by_products if task.dense else _by_autograd)(v, y, task, (inputs, labels, batch.weight), rate)
+    for name in v if decay else ():
+        v[name].sub_(y[name] * (rate * decay))
+
+
+def _by_products(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+    """Forward and backward through dense layers; a product with the batch adds each gradient to its velocity."""
+    inputs, labels, weight = seen
+    theta, out = task.solver.momentum, [inputs.flatten(2)]
+    for layer in task.dense:
+        x, w = out[-1], y[layer.weight].mT
+        said = torch.baddbmm(y[layer.bias].unsqueeze(1), x, w) if layer.bias else torch.bmm(x, w)
+        out.append(said.relu_() if layer.relu else said)
+    slope = _slope(out[-1], labels, weight * -rate, task)
+    for k, layer in reversed(list(enumerate(task.dense))):
+        if layer.relu:
+            slope = torch.ops.aten.threshold_backward(slope, out[k + 1], 0)
+        v[layer.weight].baddbmm_(slope.mT, out[k], beta=theta)
+        if layer.bias:
+            v[layer.bias].mul_(theta).add_(slope.sum(1))
+        if k:
+            slope = torch.bmm(slope, y[layer.weight])
+
+
+def _slope(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
+    """The gradient of every peer's mean loss by its outputs (a, b, ...)."""
+    if task.loss is cross_entropy:
+        slope = torch.softmax(out, 2)
+        at = labels.unsqueeze(2)
+        return slope.scatter_add_(2, at, slope.new_full((1, 1, 1), -1.0).expand_as(at)).mul_(weight.unsqueeze(2))
+    out = out.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(_loss(out, labels, weight, task), out)
+    return slope
+
+
+def _by_autograd(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+    inputs, labels, weight = seen
+    leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
+    loss = _loss(task.outputs(leaves, inputs), labels, weight, task)
+    for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row.
+        v[name].mul_(task.solver.momentum).sub_(g.mul_(rate))
+
+
+def _loss(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
+    """The sum of the peers' mean losses, whose gradient holds that of each: a loss depends on its own model only."""
+    losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1))
+    return (losses.view(out.shape[:2]) * weight).sum()
