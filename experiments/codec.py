@@ -88,7 +88,7 @@ def measure(q: int, m: int, rounds: int, widths: Iterable[int] = WIDTHS) -> list
 def chance(rows: slice, places: slice) -> torch.Tensor:
     """Random bits at some address, as the network asks for them."""
     peers = range(rows.start, rows.stop)
-    return keys.bits(0, "quantize", peers, 0, "x", n=places.stop - places.start, start=places.start)
+    return keys.bits(0, "quantize", peers, 0, "x", n=places)
 
 
 def seconds(work: Callable[[], object]) -> float:
