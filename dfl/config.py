@@ -161,7 +161,7 @@ def _check_numbers(run: Run) -> None:
         ("device", re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device), "auto, cpu, cuda or cuda:NUMBER"),
     ):
         if not good:
-            raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)}")
+            raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)!r}")
 
 
 MOST = 2**31 - 1

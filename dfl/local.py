@@ -81,10 +81,14 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
         for batch in batches(task, t, lanes):
             y, v = (_first(len(batch.index), values) for values in (y, v))
             accelerate(v, y, task, batch, rate)
-            for name in y:
-                y[name].add_(v[name])
+            _move(y, v)
         task.spec.put(whole, z, lanes)
     return z
+
+
+def _move(y: Parameters, v: Parameters) -> None:
+    for name, value in y.items():
+        value.add_(v[name])
 
 
 def _first(a: int, values: Parameters) -> Parameters:

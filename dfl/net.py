@@ -199,7 +199,8 @@ def _error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
     for first in range(0, len(said), few):
         rows = slice(first, first + few)
         lost, whole = _squares(own[rows] - said[rows]), _squares(said[rows])
-        np.maximum.at(worst, owner[rows], lost / np.maximum(whole, 1e-300))
+        with np.errstate(invalid="ignore"):  # of a peer that diverged
+            np.maximum.at(worst, owner[rows], lost / np.maximum(whole, 1e-300))
     return torch.from_numpy(worst)
 
 

@@ -15,10 +15,10 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from cyclopts import App
+from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import dfl
@@ -94,33 +94,44 @@ def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
     return times
 
 
-def main(
-    *, work: str = "A", rounds: int = 10, warm_up: int = 2, peers: int | None = None, engine: str = "auto",
-    bits: int | None = None, threads: int = 1,
-) -> None:  # fmt: skip
-    """Time the rounds of one kind of work.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is timed."""
 
-    Args:
-        work: A, B or C.
-        rounds: rounds to time.
-        warm_up: rounds before them.
-        peers: how many, in place of the work's own.
-        engine: auto, batched or loop.
-        bits: bits per coordinate of a message; float32 where not given.
-        threads: threads per rank.
-    """
-    it = WORK[work]
-    number = peers or it.peers
-    settings: dict[str, Any] = {"engine": engine, "bits": bits, "threads": threads, "lr": 0.01}
-    run = Run(
-        peers=number, model=it.model, batch_size=it.batch_size, rounds=warm_up + rounds + 1,
-        eval_every=warm_up + rounds + 1, **settings,
-    )  # fmt: skip
+    work: str = "A"
+    """A, B or C."""
+    rounds: int = 10
+    """Rounds to time."""
+    warm_up: int = 2
+    """Rounds before them."""
+    peers: int | None = None
+    """How many, in place of the work's own."""
+    engine: str = "auto"
+    """auto, batched or loop."""
+    bits: int | None = None
+    """Bits per coordinate of a message; float32 where not given."""
+    threads: int = 1
+    """Threads per rank."""
+
+
+def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    """Time the rounds of one kind of work."""
+    it, warm_up = WORK[options.work], options.warm_up
+    number, rounds = options.peers or it.peers, options.rounds + warm_up + 1
+    settings = {"engine": options.engine, "bits": options.bits, "threads": options.threads, "lr": 0.01}
+    run = Run.from_dict(
+        {"peers": number, "model": it.model, "batch_size": it.batch_size, "rounds": rounds, "eval_every": rounds}
+        | settings
+    )
     times = seconds(run, examples((it.features,), number * it.examples), warm_up)
     world = connect()
     if world.rank == 0:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"work": work, "peers": number, "ranks": world.size, "seconds": times, "peak_memory": memory}))
+        print(
+            json.dumps(
+                {"work": options.work, "peers": number, "ranks": world.size, "seconds": times, "peak_memory": memory}
+            )
+        )
 
 
 if __name__ == "__main__":

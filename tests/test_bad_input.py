@@ -64,7 +64,7 @@ def test_every_type_of_option_is_tried() -> None:
     assert {each for *_, each in OPTIONS} <= set(BAD)
     assert set(BAD) == set(VALUES)
     assert all(len(values) >= 2 for values in BAD.values())
-    assert set(PLAIN) - set(FLAGS) == {"data_dir", "init", "engine", "out"}
+    assert set(PLAIN) - set(FLAGS) == {"data_dir", "init", "engine", "device", "out"}
 
 
 @pytest.mark.parametrize(

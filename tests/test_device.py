@@ -106,5 +106,5 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_device_that_is_none_is_refused(dfl_run: Command) -> None:
-    assert dfl_run.refused("--device", "gpu").startswith("--device must be auto, cpu, cuda or cuda:NUMBER, not gpu")
+    assert dfl_run.refused("--device", "gpu").startswith("--device must be auto, cpu, cuda or cuda:NUMBER, not 'gpu'")
     assert dfl_run.refused("--device", "cuda:9").startswith("--device cuda:9: ")

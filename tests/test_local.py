@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from dfl.batches import batches, groups
+from dfl.batches import batches, groups, widths
 from tests.quadratic import digits, final, quadratic
 
 
@@ -64,3 +64,48 @@ def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
         with pytest.raises(InputError, match=advice):
             Spec.of(nn.Sequential(nn.Linear(4, 4), layer))
     assert Spec.of(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Dropout(0.0))).d == 28
+
+
+def test_batches_of_everything_are_padded_by_powers_of_two() -> None:
+    """A peer's padding follows from its own examples and the largest number of them, never from its rank."""
+    sizes = np.array([1, 3, 4, 5, 17, 100])
+    assert widths(sizes, 0).tolist() == [1, 4, 4, 8, 32, 100]
+    assert widths(sizes, 10).tolist() == [10] * 6
+    assert widths(sizes[:3], 10).tolist() == [4] * 3
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_groups_hold_every_peer_once_by_falling_steps(batch_size: int) -> None:
+    setting = digits(partition="dirichlet:alpha=0.3", batch_size=batch_size, local_epochs=2)
+    task, seen = setting.task, []
+    for lanes in groups(task):
+        assert (np.diff(task.steps[lanes]) <= 0).all()
+        assert len(set(task.wide[lanes])) == 1
+        seen += lanes.tolist()
+    assert sorted(seen) == list(range(6))
+
+
+def test_a_peer_that_goes_on_alone_has_a_double_where_it_matters() -> None:
+    setting = digits(partition="dirichlet:alpha=0.3", batch_size=1, local_epochs=2)  # products with vectors
+    assert not setting.task.alone
+    for lanes in groups(setting.task):
+        steps = setting.task.steps[lanes]
+        assert steps[0] == steps[1]
+        assert len(set(lanes)) >= len(lanes) - 1
+
+
+def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = digits(peers=9)
+    monkeypatch.setattr("dfl.batches.LANES", 4 * max(setting.task.spec.d, 640))
+    assert [len(lanes) for lanes in groups(setting.task)] == [4, 4, 1]
+    one_by_one = digits(peers=9, engine="loop")
+    assert [len(lanes) for lanes in groups(one_by_one.task)] == [1] * 9
+
+
+def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
+    setting = digits()
+    raw = setting.task.train.inputs
+    assert raw.dtype == torch.uint8
+    assert torch.allclose(setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift)
+    floats = quadratic(d=3).task
+    assert floats.inputs(floats.train.inputs) is floats.train.inputs
