@@ -25,8 +25,10 @@ else:
 
 Ints = NDArray[np.int64]
 
-LANES = 2**19
-"""Parameters, or numbers of a batch, of the peers that train together: bounds memory, and fits the cache."""
+ROOM = {"cpu": 2**19, "cuda": 2**28}
+"""Parameters, or numbers of a batch, of the peers that train together, by kind of device: what fits into the cache of a
+processor, and what is a small part of a GPU's memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,15 @@ def groups(task: Task) -> list[Ints]:
     shares its rank. So a group has two peers at every step: where one goes on alone, it trains beside its double,
     unless `Task.alone` says that there is no need.
     """
-    steps, wide = task.steps, task.wide
-    order = np.lexsort((-steps, -wide))
+    steps, padded = task.steps, task.padded
+    order = np.lexsort((-task.per_epoch, -steps, -padded))
     if not task.solver.batched:
         return list(order[:, None])
     parts = []
-    for members in np.split(order, np.flatnonzero(np.diff(wide[order])) + 1) if len(order) else ():
-        each = max(task.spec.d, int(wide[members[0]]) * task.train.inputs[:1].numel())
-        parts += np.split(members, range(max(2, LANES // each), len(members), max(2, LANES // each)))
+    for members in np.split(order, np.flatnonzero(np.diff(padded[order])) + 1) if len(order) else ():
+        each = max(task.spec.d, int(padded[members[0]]) * task.train.inputs[:1].numel())
+        many = max(2, ROOM.get(task.device.type, ROOM["cpu"]) // each)
+        parts += np.split(members, range(many, len(members), many))
     return parts if task.alone else [np.insert(part, 0, part[0]) if _goes_on(steps[part]) else part for part in parts]
 
 
@@ -91,38 +94,45 @@ def batches(task: Task, t: int, lanes: Ints) -> Iterator[Batch]:
     )
     alike = all(np.ptp(each) == 0 for each in (sizes, width, steps))
     starts = torch.from_numpy(task.train.starts[lanes, None]).to(task.device)
-    orders = _orders(task, t, lanes, int((-(-steps // per_epoch)).max()))
-    wide = int(task.wide[lanes[0]])
+    padded, orders = int(task.padded[lanes[0]]), _Orders(task, t, lanes)
     for k in range(int(steps[0])):
-        epoch, first = k // int(per_epoch[0]), k % int(per_epoch[0]) * int(width[0])
-        count = min(int(width[0]), int(sizes[0]) - first)
-        if alike and (count == wide or not task.solver.batched):
+        a = int(np.count_nonzero(steps > k))
+        epochs, slot = np.divmod(k, per_epoch[:a])
+        first, alive = slot * width[:a], orders.of(epochs)
+        counts = np.minimum(sizes[:a] - first, width[:a])
+        if alike and (counts[0] == padded or not task.solver.batched):
+            begin, count = int(first[0]), int(counts[0])
             weight = torch.full((1, count), 1 / count, dtype=task.dtype, device=task.device)
-            yield Batch(starts + orders[epoch, :, first : first + count], weight)
+            yield Batch(starts + alive[0, :, begin : begin + count], weight)
         else:
-            a = int(np.count_nonzero(steps > k))
-            epochs, slot = np.divmod(k, per_epoch[:a])
-            own, weight = _padded(orders, (epochs, slot * width[:a]), (sizes[:a], width[:a]), wide)
+            own, weight = _padded(alive, epochs - epochs.min(), first, (counts, padded))
             yield Batch(starts[:a] + own, weight.to(task.dtype))
 
 
-def _orders(task: Task, t: int, lanes: Ints, epochs: int) -> Tensor:
-    """(epochs, a, n): every peer's examples in a new order for every epoch."""
-    peers, sizes = task.peers.start + lanes, task.train.sizes[lanes]
-    return torch.stack(
-        [
-            keys.permutations(task.seed, "order", peers, t, epoch, sizes=sizes, device=task.device)
-            for epoch in range(epochs)
-        ]
-    )
+class _Orders:
+    """In which order a group goes through its examples: drawn when an epoch begins, forgotten when all are past it."""
+
+    def __init__(self, task: Task, t: int, lanes: Ints) -> None:
+        self.address = (task.seed, "order", task.peers.start + lanes, t)
+        self.sizes, self.device = task.train.sizes[lanes], task.device
+        self.first, self.drawn = 0, torch.empty(0)
+
+    def of(self, epochs: Ints) -> Tensor:
+        """(epochs, a, n), those from the earliest to the latest of the epochs in which the peers are."""
+        low, high = int(epochs.min()), int(epochs.max())
+        if (low, high) != (self.first, self.first + len(self.drawn) - 1):
+            kept = list(self.drawn[low - self.first :])
+            later = range(low + len(kept), high + 1)
+            new = [keys.permutations(*self.address, e, sizes=self.sizes, device=self.device) for e in later]
+            self.first, self.drawn = low, torch.stack([*kept, *new])
+        return self.drawn
 
 
-def _padded(orders: Tensor, begin: tuple[Ints, Ints], size: tuple[Ints, Ints], b: int) -> tuple[Tensor, Tensor]:
+def _padded(orders: Tensor, epoch: Ints, first: Ints, size: tuple[Ints, int]) -> tuple[Tensor, Tensor]:
     """Batches of unequal length: places (a, b) among each peer's examples, 0 behind its own, and weights (a, b)."""
-    (epoch, first), (_, lanes, longest), (sizes, width) = begin, orders.shape, size
-    counts = np.minimum(sizes - first, width)
+    (counts, b), (_, lanes, longest) = size, orders.shape
     real = np.arange(b) < counts[:, None]
     place = np.minimum(first[:, None] + np.arange(b), longest - 1)
-    flat = ((epoch * lanes + np.arange(len(counts)))[:, None]) * longest + place
-    mask, weight = torch.from_numpy(real).to(orders.device), torch.from_numpy(real / counts[:, None])
-    return orders.take(torch.from_numpy(flat).to(orders.device)) * mask, weight.to(orders.device)
+    flat = (epoch * lanes + np.arange(len(counts)))[:, None] * longest + place
+    mask, weight = (torch.from_numpy(each).to(orders.device) for each in (real, real / counts[:, None]))
+    return orders.take(torch.from_numpy(flat).to(orders.device)) * mask, weight

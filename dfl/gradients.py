@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dfl.batches import Batch
-from dfl.task import Task
+from dfl.task import Task, cross_entropy
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +18,6 @@ else:
     from dfl.lazy import torch
 
 Parameters = dict[str, "Tensor"]
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """-log softmax(outputs)[label] of every example, (n,): the loss of classification."""
-    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
 
 
 def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: float) -> None:
@@ -62,7 +57,7 @@ def _by_products(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, T
 
 def _slope(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
     """The gradient of every peer's mean loss by its outputs (a, b, ...)."""
-    if task.loss is cross_entropy:
+    if task.classes and task.loss is cross_entropy:
         slope = torch.softmax(out, 2)
         at = labels.unsqueeze(2)
         return slope.scatter_add_(2, at, slope.new_full((1, 1, 1), -1.0).expand_as(at)).mul_(weight.unsqueeze(2))
@@ -76,8 +71,9 @@ def _by_autograd(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, T
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
     loss = _loss(task.outputs(leaves, inputs), labels, weight, task)
     for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row.
-        v[name].mul_(task.solver.momentum).sub_(g.mul_(rate))
+        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row. Not in
+        # place: two parameters may share one gradient.
+        v[name].mul_(task.solver.momentum).sub_(g * rate)
 
 
 def _loss(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:

@@ -20,7 +20,8 @@ def weigh(*terms: tuple[csr_array, Tensor]) -> Tensor:
     """Weights (p, q) times rows (q, m), summed over the terms.
 
     Each row of the result is added up term after term, in the order of its stored weights, with one rounding for every
-    product and every sum: so the bits are the same on every device and however peers are spread over ranks.
+    product and every sum (scipy's x86 builds fuse none): so the bits are the same on every device and however peers are
+    spread over ranks.
 
     Args:
         terms: weights and rows; the rows of all on one device, of one dtype.

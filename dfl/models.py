@@ -181,7 +181,7 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
     nn = torch.nn
     layers: list[Dense] = []
     flat = len(shape) == 1
-    for name, layer in module.named_children() if type(module) is nn.Sequential else ():
+    for name, layer in module._modules.items() if type(module) is nn.Sequential else ():  # one used twice comes twice
         if type(layer) is nn.Linear:
             layers.append(Dense(f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, relu=False))
         elif type(layer) is nn.ReLU and layers:

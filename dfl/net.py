@@ -102,12 +102,13 @@ class Network:
 
     def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
         """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
+        if self.world.size == 1:
+            return messages[:0]
         sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
-        firsts, leaving = plan.runs, messages
-        if firsts is None or not self.world.reads(messages.device.type):
+        firsts, leaving, reads = plan.runs, messages.contiguous(), self.world.reads(messages.device.type)
+        if firsts is None or not reads or messages.numel() >= 2**31:  # which is as far as some MPI can point
             firsts, leaving = np.cumsum(sends) - sends, messages[plan.send]
-        if not self.world.reads(messages.device.type):
-            leaving = leaving.cpu()
+        leaving = leaving if reads else leaving.cpu()
         if leaving.device.type == "cuda":
             torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
         arriving = leaving.new_empty((int(receives.sum()), messages.shape[1]))
@@ -216,5 +217,5 @@ def _nan(n: int) -> Tensor:
 
 def _flat(messages: Tensor) -> Any:
     """The bytes of messages as MPI takes them."""
-    flat = messages.contiguous().view(-1)
+    flat = messages.view(-1)
     return flat.numpy() if flat.device.type == "cpu" else flat

@@ -218,6 +218,7 @@ def circumstances(setting: Setting) -> dict[str, Any]:
         "platform": platform.platform(),
         "ranks": setting.world.size,
         "threads": setting.run.threads,
+        "device": str(task.device),
         "command": shlex.join(sys.orig_argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "seconds": None,

@@ -17,7 +17,7 @@ from dfl.config import Run
 from dfl.dealing import Arrays
 from dfl.errors import InputError
 from dfl.models import Spec, draw
-from dfl.task import Examples, Loss, Solver, Task
+from dfl.task import Examples, Loss, Solver, Task, normal
 
 if TYPE_CHECKING:
     import torch
@@ -59,11 +59,6 @@ class Place(NamedTuple):
 
     peers: range
     device: torch.device
-
-    @property
-    def span(self) -> slice:
-        """The peers as a slice."""
-        return slice(self.peers.start, self.peers.stop)
 
 
 @dataclass(frozen=True)
@@ -108,15 +103,17 @@ def make_task(
         arrays: what everyone was told, and what is this rank's own.
         place: whose problem it is, and where it is worked on.
     """
-    (module, loss), (common, own), mine = problem, arrays, place.span
+    (module, loss), (common, own) = problem, arrays
     spec, sizes = Spec.of(module), common["sizes"][:, 0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
-    wide = widths(sizes, run.batch_size)
-    train = Examples(_normal(inputs, scale, shift), labels, sizes[mine])
-    task = Task(module, spec, loss, place.peers, train, wide[mine], scale, shift, _solver(run, parts), run.seed)
-    return replace(task, solver=replace(task.solver, batched=_together(run, task, int(wide.max()))))
+    mine, padded = slice(place.peers.start, place.peers.stop), widths(sizes, run.batch_size)
+    task = Task(
+        module, spec, loss, place.peers, Examples(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
+        int(common["classes"]), scale, shift, _solver(run, parts), run.seed,
+    )  # fmt: skip
+    return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
 
 
 def _solver(run: Run, parts: Parts) -> Solver:
@@ -148,8 +145,7 @@ def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays]) -> Exam:
     common, own = arrays
     sizes = common["sizes"][task.peers.start : task.peers.stop]
     inputs, held_inputs = (
-        _normal(_tensor(each).to(task.device), task.scale, task.shift)
-        for each in (common["inputs"], own["held inputs"])
+        _ready(_tensor(each).to(task.device), task.scale, task.shift) for each in (common["inputs"], own["held inputs"])
     )
     labels, held_labels = (_tensor(each).to(task.device) for each in (common["labels"], own["held labels"]))
     local = Examples(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
@@ -183,14 +179,17 @@ def device(asked: str, world: World) -> torch.device:
     Raises:
         InputError: on every rank, if a GPU is asked for that some rank does not have.
     """
-    kind, colon, number = asked.partition(":")
-    found = torch.cuda.device_count() if kind != "cpu" else 0
+    if asked == "cpu":
+        return torch.device("cpu")
+    _, colon, number = asked.partition(":")
+    found = world.smallest(torch.cuda.device_count())
     index = int(number) if colon else world.beside % max(found, 1)
-    if asked == "cpu" or world.smallest(found - index) > 0:
-        return torch.device("cpu") if asked == "cpu" else torch.device("cuda", index)
+    if index < found:
+        torch.backends.cudnn.allow_tf32 = False  # float32 is meant where it is said
+        return torch.device("cuda", index)
     if asked == "auto":
         return torch.device("cpu")
-    raise InputError(f"--device {asked}: torch finds {found} GPUs on some rank's machine; choose cpu or auto")
+    raise InputError(f"--device {asked}: every rank can have {found} GPUs here; choose cpu or auto")
 
 
 def check_start(run: Run, task: Task, given: bool, room: tuple[int, int]) -> None:
@@ -222,9 +221,9 @@ def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
     return run.lr * factor(t, run.rounds)
 
 
-def _normal(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _ready(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Floats as the model sees them, once and for all; whole numbers stay what they are until they are used."""
-    return inputs.to(scale.dtype).mul(scale).add_(shift) if inputs.is_floating_point() else inputs
+    return normal(inputs, scale, shift) if inputs.is_floating_point() else inputs
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

@@ -18,12 +18,12 @@ from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compressors import COMPRESSORS
 from dfl.config import Component, Run, choose, flag
 from dfl.errors import DivergedError, InputError
-from dfl.gradients import cross_entropy
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
 from dfl.models import MODELS
 from dfl.mpi import World, connect
 from dfl.net import Network
+from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
     import torch

@@ -25,6 +25,16 @@ Ints = NDArray[np.int64]
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """-log softmax(outputs)[label] of every example, (n,): the loss of classification."""
+    return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def normal(raw: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """What a model sees of examples: float(x) * scale + shift."""
+    return raw.to(scale.dtype).mul(scale).add_(shift)
+
+
 @dataclass(frozen=True)
 class Solver:
     """How a peer trains between two exchanges.
@@ -53,7 +63,7 @@ class Examples:
     """Examples of this rank's peers, one peer after the other, on the device where they are used.
 
     Attributes:
-        inputs: (n, *shape) in the dtype of the files.
+        inputs: (n, *shape): whole numbers in the dtype of the files, or floats as the model sees them.
         labels: (n, ...).
         sizes: (p,), examples per peer; known to the processor, which plans with it.
     """
@@ -62,7 +72,7 @@ class Examples:
     labels: Tensor
     sizes: Ints
 
-    @property
+    @cached_property
     def starts(self) -> Ints:
         """(p,), where each peer's examples begin."""
         return np.cumsum(self.sizes) - self.sizes
@@ -84,7 +94,8 @@ class Task:
         loss: (outputs, labels) -> (n,), the loss of every example.
         peers: global ids of this rank's peers, ascending.
         train: their training examples.
-        wide: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
+        padded: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
+        classes: number of labels; 0 where labels are no classes.
         scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the device of it all.
         solver: how a peer trains.
         seed: the run's seed.
@@ -95,7 +106,8 @@ class Task:
     loss: Loss
     peers: range
     train: Examples
-    wide: Ints
+    padded: Ints
+    classes: int
     scale: Tensor
     shift: Tensor
     solver: Solver
@@ -117,6 +129,10 @@ class Task:
         return dense_layers(self.module, self.train.inputs.shape[1:])
 
     @property
+    def _one_thread(self) -> bool:
+        return self.device.type == "cpu" and torch.get_num_threads() == 1
+
+    @cached_property
     def alone(self) -> bool:
         """Whether a peer that trains alone gets the very numbers that it would among others.
 
@@ -124,15 +140,11 @@ class Task:
         one, when a product becomes one of a matrix and a vector; so it was on 700 shapes, and in the layout tests.
         """
         widths = [n for layer in self.dense for n in self.spec.shapes[self.spec.names.index(layer.weight)]]
-        return bool(widths) and min(*widths, *self.wide) > 1 and torch.get_num_threads() == 1
+        return bool(widths) and min(*widths, *self.padded) > 1 and self._one_thread
 
     def inputs(self, raw: Tensor) -> Tensor:
         """What the model sees of examples: float(x) * scale + shift, unless they were floats and set-up has done it."""
-        return raw if raw.is_floating_point() else self.normal(raw)
-
-    def normal(self, raw: Tensor) -> Tensor:
-        """float(x) * scale + shift."""
-        return raw.to(self.dtype).mul(self.scale).add_(self.shift)
+        return raw if raw.is_floating_point() else normal(raw, self.scale, self.shift)
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
         """What models say.
@@ -161,19 +173,19 @@ class Task:
         out: Tensor = torch.func.functional_call(self.module, parameters, (inputs,))
         return out
 
-    @property
+    @cached_property
     def steps(self) -> Ints:
         """(p,), the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number."""
         solver = self.solver
         return np.full_like(self.train.sizes, solver.steps) if solver.steps else solver.epochs * self.per_epoch
 
-    @property
+    @cached_property
     def width(self) -> Ints:
         """(p,), examples in a peer's full batch."""
         sizes = self.train.sizes
         return np.full_like(sizes, self.solver.batch_size) if self.solver.batch_size else sizes
 
-    @property
+    @cached_property
     def per_epoch(self) -> Ints:
         """(p,), batches in one pass over a peer's own data."""
         return -(-self.train.sizes // self.width)

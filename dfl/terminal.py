@@ -27,8 +27,8 @@ MATRIX = (32, 20)
 """Up to how many peers and labels --dry-run shows who has how much of what."""
 BARS = 8
 """Bars of a histogram."""
-WORK_ROWS = 3
-"""Rows per peer that a round needs besides the state: a step's result, its gradient, its momentum."""
+WORK_ROWS = 2
+"""Rows per peer that a round needs besides the state: what a peer trained to, and the state to come."""
 
 NO_CONTRACTION = (
     "messages do not contract: ||Q(x) - x||^2 is {:.3g} times ||x||^2 at some peer in round {}, so the peers may drift "

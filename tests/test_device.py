@@ -1,5 +1,6 @@
 """Does a run stay on its device, and come to the same numbers there?"""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dfl import keys, setup
 from dfl.errors import InputError
 from dfl.mixing import weigh
 from dfl.mpi import World
-from dfl.simulation import COLUMNS
+from dfl.simulation import COLUMNS, prepare
 from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin
@@ -89,7 +90,7 @@ def test_rows_are_weighed_alike_on_every_device(dtype: torch.dtype) -> None:
 def test_auto_is_the_processor_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert setup.device("auto", World()) == torch.device("cpu")
-    with pytest.raises(InputError, match="cuda:1: torch finds 0 GPUs"):
+    with pytest.raises(InputError, match="cuda:1: every rank can have 0 GPUs"):
         setup.device("cuda:1", World())
 
 
@@ -101,8 +102,31 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatc
         world.beside = beside
         assert setup.device("auto", world) == setup.device("cuda", world) == torch.device("cuda", index)
     assert setup.device("cuda:1", world) == torch.device("cuda", 1)
-    with pytest.raises(InputError, match="finds 2 GPUs"):
+    with pytest.raises(InputError, match="can have 2 GPUs"):
         setup.device("cuda:2", world)
+
+
+def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    class Poorer(World):
+        """Another rank's machine has none."""
+
+        def smallest(self, number: int) -> int:
+            return 0
+
+    assert setup.device("auto", Poorer()) == torch.device("cpu")
+    with pytest.raises(InputError, match="every rank can have 0 GPUs"):
+        setup.device("cuda", Poorer())
+
+
+def test_nobody_trains_alone_on_a_gpu_unasked() -> None:
+    """That one product rounds as several do was seen on the processor only."""
+    setting = prepare(dfl.Run(peers=3), World())
+    assert setting.task.alone
+    with Standin():
+        scale = setting.task.scale.to(DEVICE)
+        assert not replace(setting.task, scale=scale).alone
 
 
 def test_a_device_that_is_none_is_refused(dfl_run: Command) -> None:

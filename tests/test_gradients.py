@@ -115,9 +115,9 @@ def test_momentum_is_carried_by_the_velocity() -> None:
         assert torch.allclose(first[name], none[name] + 2.0 * 0.9, atol=1e-6)
 
 
-def hooked() -> nn.Module:
+def hooked(kind: str) -> nn.Module:
     module = stack(4, 3, 2)
-    module[0].register_forward_hook(lambda *given: None)
+    getattr(module[0], f"register_{kind}_hook")(lambda *given: None)
     return module
 
 
@@ -135,7 +135,8 @@ def tied() -> nn.Module:
         (nn.Sequential(nn.Flatten(2), nn.Linear(4, 2)), (3, 2, 2)),
         (nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), (4,)),
         (nn.Linear(4, 2), (4,)),
-        (hooked(), (4,)),
+        *((hooked(kind), (4,)) for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")),
+        (nn.Sequential(*[nn.Linear(4, 4)] * 2), (4,)),
         (tied(), (4,)),
         (nn.Sequential(), (4,)),
     ],
@@ -149,6 +150,46 @@ def test_a_plain_stack_is_read_in_order() -> None:
     first, second = dense_layers(module, (2, 2, 2))
     assert (first.weight, first.bias, first.relu) == ("1.weight", None, True)
     assert (second.weight, second.bias, second.relu) == ("3.weight", "3.bias", False)
+
+
+def test_a_relu_may_be_used_twice() -> None:
+    relu = nn.ReLU()
+    module = nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 3), relu, nn.Linear(3, 2))
+    assert [layer.relu for layer in dense_layers(module, (4,))] == [True, True, False]
+
+
+class Shared(nn.Module):
+    """Gradients that share memory, or have none of their own: of a sum of parameters, and of one's total."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.full((2, 3), 0.1 * k)) for k in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.a + self.b).T * (1 + self.c.sum())
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_gradients_may_share_memory(engine: str) -> None:
+    setting = problem(Shared(), engine=engine, init="common", batch_size=0, local_epochs=1, momentum=0.0)
+    x = start(setting.run, setting.task, True)[0]
+    moved = sgd(x, setting.task, 0) - x
+    module, train = Shared(), setting.task.train
+    for i in range(5):
+        mine = slice(12 * i, 12 * i + 12)
+        loss = nn.functional.cross_entropy(module(train.inputs[mine]), train.labels[mine])
+        by_torch = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        assert torch.allclose(moved[i], -0.1 * by_torch, rtol=0, atol=1e-6)
+
+
+def test_labels_that_are_no_classes_have_a_slope_too() -> None:
+    """Cross entropy takes probabilities as well."""
+    rng = np.random.default_rng(0)
+    inputs, soft = rng.normal(size=(20, 4)).astype(np.float32), rng.dirichlet(np.ones(3), 20).astype(np.float32)
+    run = Run(peers=5, init="independent", lr=0.1)
+    setting = prepare(run, World(), stack(4, 6, 3), Data(inputs, soft, inputs, soft, classes=0))
+    assert setting.task.dense
+    assert torch.allclose(stepped(setting), by_autograd(setting, True), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(5, 2), (13, 10, 2), (5, 1, 2), (64, 32, 10, 2)])

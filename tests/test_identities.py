@@ -107,7 +107,7 @@ def part(setting: Setting, first: int, stop: int) -> Any:
     train = setting.task.train
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])
     own = Examples(train.inputs[begin:end], train.labels[begin:end], train.sizes[first:stop])
-    return replace(setting.task, peers=range(first, stop), train=own, wide=setting.task.wide[first:stop])
+    return replace(setting.task, peers=range(first, stop), train=own, padded=setting.task.padded[first:stop])
 
 
 def test_one_peer_alone_trains_alone() -> None:

@@ -1,11 +1,13 @@
 """Are the batches, orders and rates of local training what they should be?"""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dfl.batches import batches, groups, widths
+from dfl.batches import ROOM, _Orders, batches, groups, widths
 from tests.quadratic import digits, final, quadratic
 
 
@@ -80,7 +82,7 @@ def test_groups_hold_every_peer_once_by_falling_steps(batch_size: int) -> None:
     task, seen = setting.task, []
     for lanes in groups(task):
         assert (np.diff(task.steps[lanes]) <= 0).all()
-        assert len(set(task.wide[lanes])) == 1
+        assert len(set(task.padded[lanes])) == 1
         seen += lanes.tolist()
     assert sorted(seen) == list(range(6))
 
@@ -94,9 +96,33 @@ def test_a_peer_that_goes_on_alone_has_a_double_where_it_matters() -> None:
         assert len(set(lanes)) >= len(lanes) - 1
 
 
+def test_only_the_epochs_that_peers_are_in_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fixed steps, peers with few examples go through many epochs."""
+    setting = digits(partition="dirichlet:alpha=0.3", local_steps=40, batch_size=5)
+    epochs, held = setting.task.steps // setting.task.per_epoch, []
+    assert epochs.max() >= 8
+    of = _Orders.of
+
+    def noted(orders: _Orders, epochs: np.ndarray[Any, Any]) -> torch.Tensor:
+        held.append(len(found := of(orders, epochs)))
+        return found
+
+    monkeypatch.setattr(_Orders, "of", noted)
+    seen: list[list[int]] = [[] for _ in range(6)]
+    (lanes,) = groups(setting.task)
+    for batch in batches(setting.task, 0, lanes):
+        for lane, own, weight in zip(lanes, batch.index, batch.weight, strict=True):
+            seen[lane] += own[weight > 0].tolist()
+    assert max(held) < epochs.max()
+    for i, size in enumerate(setting.task.train.sizes):
+        whole = [seen[i][k : k + size] for k in range(0, len(seen[i]) - size + 1, size)]
+        assert all(len(set(epoch)) == size for epoch in whole)
+        assert len({tuple(epoch) for epoch in whole}) == len(whole) or size < 3
+
+
 def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = digits(peers=9)
-    monkeypatch.setattr("dfl.batches.LANES", 4 * max(setting.task.spec.d, 640))
+    monkeypatch.setitem(ROOM, "cpu", 4 * max(setting.task.spec.d, 640))
     assert [len(lanes) for lanes in groups(setting.task)] == [4, 4, 1]
     one_by_one = digits(peers=9, engine="loop")
     assert [len(lanes) for lanes in groups(one_by_one.task)] == [1] * 9

@@ -37,6 +37,8 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
+    yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
+    yield "threads-together", setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3")
     yield "threads", setting(0, model="2nn", threads=2, bits=4, examples_per_peer=20)
     yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
 

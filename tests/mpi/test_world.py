@@ -7,11 +7,12 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from dfl.compressors import Exact
+from dfl.compressors import Exact, Quantize
 from dfl.errors import InputError
 from dfl.layout import Layout, columns
 from dfl.mpi import World
 from dfl.net import Network
+from tests.standin import DEVICE, Standin
 from topologies import MIXINGS, TOPOLOGIES, build
 
 pytestmark = pytest.mark.mpi
@@ -84,6 +85,25 @@ def test_device_memory_is_staged_unless_mpi_reads_it(world: World, monkeypatch: 
     assert not world.reads("cuda")
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "1")
     assert world.reads("cuda")
+
+
+def test_ranks_of_one_machine_are_counted(world: World) -> None:
+    assert world.beside == world.rank
+
+
+@pytest.mark.parametrize("topology", ["ring", "star", "one_peer_exponential"])
+def test_messages_are_staged_from_another_device(world: World, topology: str) -> None:
+    """Same words, same average, same bytes, although they do not lie in the processor's memory."""
+    weights = build(TOPOLOGIES[topology], MIXINGS["metropolis"], 7, np.random.default_rng(0)).weights
+    mine = Layout(7, world.size).block(world.rank)
+    rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine.start : mine.stop].contiguous()
+    here, there = (Network(weights, world, Quantize(bits=6), 0) for _ in range(2))
+    expected = here.at(1).share(rows).average()
+    with Standin() as standin:
+        got = there.at(1).share(rows.to(DEVICE)).average().cpu()
+    assert torch.equal(got, expected)
+    assert there.wire == here.wire
+    assert {file for file, _ in standin.moved} <= {"net.py", "elsewhere"}
 
 
 def test_mpi_takes_tensors_as_they_are(world: World) -> None:
