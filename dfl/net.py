@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -62,6 +62,15 @@ class Heard:
         return weigh((below, self.far[:cut]), (own, self.own), (above, self.far[cut:]))
 
 
+class Route(NamedTuple):
+    """Where messages of one width lie: which to put together first, if any; bytes and places to and from each rank."""
+
+    gather: Tensor | None
+    leaving: tuple[list[int], list[int]]
+    arriving: tuple[list[int], list[int]]
+    heard: int
+
+
 class Network:
     """A sequence of mixing matrices, a compressor, and two counts of bytes.
 
@@ -76,6 +85,7 @@ class Network:
         self.payload = np.zeros(len(self.layout.block(world.rank)), np.int64)
         self.wire = 0
         self._links: dict[int, Any] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
 
     @cached_property
     def union(self) -> Union:
@@ -104,22 +114,33 @@ class Network:
         """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
         if self.world.size == 1:
             return messages[:0]
-        sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
-        firsts, leaving, reads = plan.runs, messages.contiguous(), self.world.reads(messages.device.type)
-        if firsts is None or not reads or messages.numel() >= 2**31:  # which is as far as some MPI can point
-            firsts, leaving = np.cumsum(sends) - sends, messages[plan.send]
-        leaving = leaving if reads else leaving.cpu()
-        if leaving.device.type == "cuda":
+        route, leaving = self._route(plan, messages), messages.contiguous()
+        if route.gather is not None:
+            leaving = leaving.index_select(0, route.gather.to(messages.device))
+        if not self.world.reads(messages.device.type):
+            leaving = leaving.cpu()
+        elif leaving.device.type == "cuda":
             torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
-        arriving = leaving.new_empty((int(receives.sum()), messages.shape[1]))
-        wide = messages.shape[1]
-        self.world.exchange(
-            self.link(plan),
-            (_flat(leaving), (sends * wide).tolist(), (firsts * wide).tolist()),
-            (_flat(arriving), (receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
-        )
-        self.wire += int(sends.sum()) * wide
+        arriving = leaving.new_empty((route.heard, messages.shape[1]))
+        self.world.exchange(self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving))
+        self.wire += sum(route.leaving[0])
         return arriving.to(messages.device)
+
+    def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
+        """Where messages of one width go and come from; worked out once."""
+        wide, near = messages.shape[1], self.world.reads(messages.device.type)
+        if (id(plan), wide) not in self._routes:
+            sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
+            behind = np.cumsum(sends) - sends
+            # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
+            runs = plan.runs if near and messages.numel() < 2**31 else None
+            self._routes[id(plan), wide] = Route(
+                None if runs is not None else torch.from_numpy(plan.send),
+                ((sends * wide).tolist(), ((behind if runs is None else runs) * wide).tolist()),
+                ((receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
+                int(receives.sum()),
+            )
+        return self._routes[id(plan), wide]
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""
@@ -195,6 +216,8 @@ class Net:
 
 def _error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
     """||Q(x) - x||^2 / ||x||^2, the worst of each peer's words, (p,)."""
+    if own.data_ptr() == said.data_ptr():  # said as they are
+        return torch.zeros(len(plan.copies), dtype=torch.float64)
     worst, owner = np.zeros(len(plan.copies)), plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said))
     few = max(1, 2**18 // max(1, said.shape[1]))
     for first in range(0, len(said), few):

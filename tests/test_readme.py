@@ -109,8 +109,8 @@ def test_the_round_shown_is_the_round_that_runs() -> None:
 
 
 def tables() -> list[tuple[str, pd.DataFrame]]:
-    """Markdown tables of the README that name the file they came from: <!-- FILE.csv -->."""
-    found = re.findall(r"<!-- (\S+\.csv) -->\n((?:\|.*\n)+)", README)
+    """Markdown tables of the README that name the file they came from: <!-- FILE.csv [where COLUMN=VALUE] -->."""
+    found = re.findall(r"<!-- (\S+\.csv(?: where \w+=\w+)?) -->\n((?:\|.*\n)+)", README)
     rows = [
         (name, [[c.strip() for c in li.strip("|\n").split("|")] for li in text.splitlines()]) for name, text in found
     ]
@@ -120,7 +120,11 @@ def tables() -> list[tuple[str, pd.DataFrame]]:
 @pytest.mark.parametrize(("name", "table"), tables(), ids=[name for name, _ in tables()])
 def test_numbers_are_those_of_their_files(name: str, table: pd.DataFrame) -> None:
     """Every row of the README is one row of the file, to the digits that it shows."""
-    source = pd.read_csv(ROOT / name, dtype=str, keep_default_na=False)
+    file, _, chosen = name.partition(" where ")
+    source = pd.read_csv(ROOT / file, dtype=str, keep_default_na=False)
+    if chosen:
+        column, _, value = chosen.partition("=")
+        source = source[source[column] == value]
     assert len(table) == len(source)
     for _, row in table.iterrows():
         alike = [all(agree(str(row[c]), str(exact[c])) for c in table.columns) for _, exact in source.iterrows()]
