@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 AWAKE = 2e-3
 """Seconds that a waiting rank stays awake, giving way to others, before it sleeps."""
+NAP = 5e-4
+"""Seconds of its longest sleep: what is on its way moves on only while somebody looks."""
 
 Bytes = NDArray[np.uint8]
 Parcels = tuple[Any, list[int], list[int]]
@@ -206,7 +208,7 @@ class World:
                 os.sched_yield()  # a message on its way moves on only while both ends look at it
             else:
                 time.sleep(pause)
-                pause = min(2 * pause, 2e-3)
+                pause = min(2 * pause, NAP)
 
 
 @cache

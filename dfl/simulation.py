@@ -180,7 +180,8 @@ class _Watch:
         figures, peers = _row(state, self.setting)
         row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
         row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        self.last = state, peers
+        if t == run.rounds:  # not before: it would be kept beside the states to come
+            self.last = state, peers
         if self.report:
             self.report.row(row)
         yield row

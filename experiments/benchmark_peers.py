@@ -1,14 +1,20 @@
 """How long does a round take here, and in what people use today?
 
-Command, a quarter of an hour on two idle cores; `pip install -e ".[mpi,bench]"`, then the rivals, from PyPI into
-environments of their own (3 GB):
+Command, half an hour on two idle cores (published with `--repetitions 2`); first `pip install -e ".[mpi,bench]"`, then
+the rivals, from PyPI into environments of their own (3 GB):
 
     python -m experiments.rivals.install
     python -m experiments.benchmark_peers
 
 `--works`, `--rivals` and `--keep` measure in portions: what an earlier run left in `--out` is taken as it is.
 
-Finding: none is published yet.
+Finding: medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 113 ms a round on two ranks, pfl
+161 in two processes (1.43 times that; in one process 242), gossipy 258 (2.3 times), Flower 471 (4.2 times). B: dfl
+6.7, pfl 262 (39 times), gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14, pfl 1,900 (137 times), gossipy
+3,020 (218 times), Flower 10,700 (775 times). Where models are small, calls cost more than arithmetic, and dfl makes
+them for all peers at once; on A everybody waits for matrix products, and dfl is near their speed (`benchmark_limits`),
+so that nobody can be much faster. The two cores were a virtual machine's whose speed wandered by a factor of up to
+1.8.
 
 Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps (momentum 0.9) a round:
 A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a

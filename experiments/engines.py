@@ -8,7 +8,9 @@ Command, four minutes on a 2-core machine, one thread:
 
     python -m experiments.engines
 
-Finding: not yet published.
+Finding: together is 75 times faster for softmax regression in batches of one, 1.2 times faster for the 2NN in batches
+of 50, and 1.16 times slower for the CNN; auto takes the better engine but for the widest perceptron, where it loses 4
+%.
 
 Grid: each shape with both engines and with auto, in turn, three times over; the median round of each time, of which the
 best counts. Peers on a ring, float32, one local epoch, momentum 0.9, normal numbers with random labels.

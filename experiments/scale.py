@@ -8,7 +8,12 @@ Command, on a 2-core machine that does nothing else:
 
     python -m experiments.scale
 
-Finding: not yet published.
+Finding: 10,000 peers take 0.14 s a round on two ranks and 0.22 s on one; the whole run 18 and 13 s, 1.07 and 0.65 GB.
+From 1,000 peers on a round grows in proportion to them (12 to 14 microseconds a peer on two ranks, 22 to 24 on one);
+below, calls cost as much as the work. A peer takes 5.3 rows on one rank, one of them the state at the last evaluation,
+and 8.1 on two, where nearly every peer is heard on the other rank: more than the 4 that were asked for. In 8 bits it
+is 15, since every line of the method makes new rows. 100,000 peers work: 38 s to build, 1.7 s a round, 44 s for two
+evaluations, 6.9 GB.
 
 Grid: 100 to 10,000 peers, each with 60 examples of `gaussian` (64 features, ten classes), on a random graph with four
 neighbours each; softmax regression, 650 parameters, one epoch of batches of 10; 20 rounds, evaluated on 1,000 test
