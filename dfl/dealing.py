@@ -6,7 +6,7 @@ Each rank is sent its own peers' examples and nobody else's; everybody gets the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dfl.attacks import Attack
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal, deal
@@ -39,7 +40,7 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
         )
     if not data.classes and run.partition != "iid":
         raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
-    dealt = deal(parts["partition"], data, run)
+    dealt = deal(parts["partition"], data, run, getattr(parts.get("algorithm"), "root_rule", None))
     if run.validation and not any(map(len, dealt.validation)):
         most = max(map(len, dealt.train))
         raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
@@ -100,16 +101,38 @@ def matrices(common: Arrays) -> list[csr_array]:
     return [csr_array(tuple(part), shape=(peers, peers)) for part in parts]
 
 
-def owned(data: Data, dealt: Deal, peers: range) -> Arrays:
-    """The examples of some peers, one peer after the other, and which test examples are theirs."""
+def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, bad: Collection[int] = ()) -> Arrays:
+    """The examples of some peers, one peer after the other, and which test examples are theirs.
+
+    What the peers in `bad` train on has passed through `attack`, peer by peer; what they set aside has not.
+    """
     train, held, test = (
         np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
         for part in (dealt.train, dealt.validation, dealt.test)
     )
-    return {
+    arrays = {
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
         "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
     }  # fmt: skip
+    ends = np.cumsum([len(dealt.train[i]) for i in peers])
+    for i, end in zip(peers, ends, strict=True):
+        if attack is not None and i in bad:
+            _poison(arrays, slice(end - len(dealt.train[i]), end), attack, data.classes)
+    return arrays
+
+
+def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None:
+    """Put into the places of one peer's training examples what it learns from instead."""
+    inputs, labels = arrays["train inputs"], arrays["train labels"]
+    new = attack.poison(inputs[places], labels[places], classes)
+    for old, poisoned in zip((inputs, labels), new, strict=True):
+        assert (poisoned.shape, poisoned.dtype) == (old[places].shape, old.dtype), "an attack must keep the form"
+        old[places] = poisoned
+
+
+def root(data: Data, dealt: Deal) -> Arrays:
+    """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
+    return {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
 
 
 def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:

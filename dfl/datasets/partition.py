@@ -1,5 +1,7 @@
 """Which examples does each peer get? Ways to deal a data set, `PARTITIONS`, and the deal of a run.
 
+The simplest way is here, those in which peers differ are in `skews` and `uneven`.
+
 A partition looks at labels only. To add one, write a function of (labels, peers, rng) with its options as
 keyword-only parameters, and decorate it with `@partition("its name")`. Test examples are dealt like the training
 examples, for each peer's local test; where there are few of them, a peer may get none.
@@ -7,9 +9,8 @@ examples, for each peer's local test; where there are few of them, a peer may ge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from dfl import keys
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.errors import InputError
+from dfl.roots import RootRule, everything
 
 Indices = NDArray[np.int64]
 
@@ -50,11 +52,13 @@ class Deal:
         train: training examples to learn from, at least one for every peer.
         validation: training examples set aside.
         test: test examples, the peer's local test; may be empty.
+        root: training examples that the server has of its own; may be empty.
     """
 
     train: list[Indices]
     validation: list[Indices]
     test: list[Indices]
+    root: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 Partition = Callable[[Labels, int, np.random.Generator], Parts]
@@ -76,10 +80,11 @@ def partition(name: str) -> Callable[[_P], _P]:
     return enter
 
 
-def deal(partition: Partition, data: Data, run: Run) -> Deal:
-    """Deal a data set to the peers of a run.
+def deal(partition: Partition, data: Data, run: Run, root: RootRule | None = None) -> Deal:
+    """Deal a data set to the peers of a run, and to its server.
 
-    First P * `examples_per_peer` training examples are drawn (address "subset"), then they are partitioned (address
+    First P * `examples_per_peer` training examples are drawn (address "subset") and the server's own are set aside
+    (address "root"), from the others if it was a part that was drawn. Then the examples are partitioned (address
     "partition"), then each peer sets its share for `validation` aside (address "validation", peer): the nearest
     whole number of examples, but never its last one.
 
@@ -87,13 +92,14 @@ def deal(partition: Partition, data: Data, run: Run) -> Deal:
         partition: a function of `PARTITIONS` with its options bound.
         data: the data set.
         run: a settled run; P, the seed and how much is dealt are read from it.
+        root: which examples are the server's, or None. Under `everything` they are those that peers learn from.
 
     Raises:
         InputError: fewer examples than were asked for, or a peer that gets none.
     """
-    chosen = _subset(len(data.train_labels), run)
-    labels = Labels(data.train_labels[chosen], data.test_labels)
-    parts = partition(labels, _peers(run), keys.generator(run.seed, "partition"))
+    apart = None if root is everything else root
+    chosen, own = _apart(_subset(len(data.train_labels), run), data, run, apart)
+    parts = partition(Labels(data.train_labels[chosen], data.test_labels), _peers(run), _rng(run, "partition"))
     poor = [peer for peer, part in enumerate(parts.train) if not len(part)]
     if poor:
         raise InputError(
@@ -101,11 +107,30 @@ def deal(partition: Partition, data: Data, run: Run) -> Deal:
             f"{len(chosen)} examples are too few for it"
         )
     aside = [_set_aside(len(part), peer, run) for peer, part in enumerate(parts.train)]
+    train = [chosen[part[~held]] for part, held in zip(parts.train, aside, strict=True)]
     return Deal(
-        train=[chosen[part[~held]] for part, held in zip(parts.train, aside, strict=True)],
+        train=train,
         validation=[chosen[part[held]] for part, held in zip(parts.train, aside, strict=True)],
         test=parts.test,
+        root=np.sort(np.concatenate(train)) if root is everything else own,
     )
+
+
+def _rng(run: Run, purpose: str) -> np.random.Generator:
+    return keys.generator(run.seed, purpose)
+
+
+def _apart(chosen: Indices, data: Data, run: Run, root: RootRule | None) -> tuple[Indices, Indices]:
+    """The training examples for the peers and those for the server, both ascending."""
+    if root is None:
+        return chosen, np.empty(0, np.int64)
+    part = run.examples_per_peer is not None
+    free = np.setdiff1d(np.arange(len(data.train_labels)), chosen) if part else chosen
+    if not len(free):
+        asked = f"--examples-per-peer {run.examples_per_peer} for {run.peers} peers"
+        raise InputError(f"{asked}: that takes all {len(chosen)} of them, and the server needs some of its own")
+    own = free[root(data.train_labels[free], data.classes, _rng(run, "root"))]
+    return np.setdiff1d(chosen, own), own
 
 
 def _peers(run: Run) -> int:
@@ -124,7 +149,7 @@ def _subset(n: int, run: Run) -> Indices:
         raise InputError(f"{asked}: that takes {wanted} of them, there are {n}")
     if run.examples_per_peer is None:
         return np.arange(n)
-    return np.sort(keys.generator(run.seed, "subset").choice(n, wanted, replace=False))
+    return np.sort(_rng(run, "subset").choice(n, wanted, replace=False))
 
 
 def _set_aside(n: int, peer: int, run: Run) -> NDArray[np.bool_]:
@@ -143,154 +168,3 @@ def iid(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
     """
     halves = (np.array_split(rng.permutation(len(half)), peers) for half in (labels.train, labels.test))
     return Parts(*([np.sort(part) for part in half] for half in halves))
-
-
-@partition("shards")
-def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
-    """Every peer gets few labels, because the examples are dealt in sorted order.
-
-    Sorted by label, the examples are cut into P * per_peer shards whose sizes differ by one at most, and every
-    peer gets `per_peer` of them at random. The test set is cut likewise and the same shards are dealt, so a peer
-    is tested on about the labels that it trains on where both sets have about the same share of each label.
-    Every example is used.
-
-    Args:
-        labels, peers, rng: as for every partition.
-        per_peer: shards for each peer.
-
-    Raises:
-        InputError: fewer training examples than shards.
-
-    Source:
-        McMahan et al., AISTATS 2017, section 3, "pathological non-IID": 100 peers with 2 of 200 shards of 300.
-    """
-    _check_hands("shards", labels, peers, per_peer)
-    dealt = rng.permutation(peers * per_peer)
-
-    def cut(half: NDArray[np.int64]) -> list[Indices]:
-        pieces = np.array_split(np.argsort(half, kind="stable"), peers * per_peer)
-        return _joined([pieces[k] for k in dealt], per_peer)
-
-    return Parts(cut(labels.train), cut(labels.test))
-
-
-@partition("labels")
-def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
-    """Every peer draws `per_peer` labels, and has examples of these alone.
-
-    The P * per_peer draws hold every label equally often; where that does not come out even, some labels, chosen
-    at random, are drawn once more than the others. A peer may draw a label twice: with 100 peers, 10 labels and
-    2 draws, 9.55 peers on average have one label only. The examples of a label are cut into as many shards as
-    it has draws, their sizes differing by one at most. The test set is cut by the same draws.
-
-    Every example is used, but for those of labels that nobody draws: with fewer draws than labels there are some.
-
-    Args:
-        labels, peers, rng: as for every partition; only labels of the training set are drawn.
-        per_peer: labels for each peer.
-
-    Raises:
-        InputError: fewer training examples than draws.
-
-    Source:
-        LG-FedAvg (Liang et al. 2020), released code, utils/sampling.py, `noniid`, which asks that the draws come
-        out even. The paper's text describes `shards`.
-    """
-    _check_hands("labels", labels, peers, per_peer)
-    known = np.unique(labels.train)
-    draws = rng.permutation(rng.permutation(known)[np.arange(peers * per_peer) % len(known)])
-    places = {int(label): rng.permutation(np.flatnonzero(draws == label)) for label in known}
-
-    def cut(half: NDArray[np.int64]) -> list[Indices]:
-        hands: list[Indices] = [np.empty(0, dtype=np.int64)] * len(draws)
-        for label, takers in places.items():
-            if not len(takers):
-                continue
-            for place, piece in zip(takers, np.array_split(np.flatnonzero(half == label), len(takers)), strict=True):
-                hands[place] = piece
-        return _joined(hands, per_peer)
-
-    return Parts(cut(labels.train), cut(labels.test))
-
-
-@partition("dirichlet")
-def dirichlet(
-    labels: Labels, peers: int, rng: np.random.Generator, *, alpha: float = 0.1, min_examples: int = 1
-) -> Parts:
-    """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its own.
-
-    Small alpha gives each label to few peers, large alpha the same share to everyone. The test set is spread by the
-    same proportions. Every example is used.
-
-    Then the poor are helped, so that no draw need be thrown away: in ascending order, every peer below
-    `min_examples` training examples gets the last one of the peer that has most, until it has enough. With many
-    peers and small alpha most peers have just these. Test examples do not move.
-
-    Args:
-        labels, peers, rng: as for every partition.
-        alpha: concentration, above 0.
-        min_examples: training examples that every peer has at least; 0 moves none.
-
-    Raises:
-        InputError: an option out of its range, or fewer than P * min_examples training examples.
-
-    Source:
-        Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers for each label k.
-        Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
-    """
-    if not 0 < alpha < math.inf:
-        raise InputError(f"--partition dirichlet: alpha must be a number above 0, not {alpha}")
-    if min_examples < 0:
-        raise InputError(f"--partition dirichlet: min_examples must be at least 0, not {min_examples}")
-    if peers * min_examples > len(labels.train):
-        wanted = f"{peers} peers with min_examples={min_examples} need {peers * min_examples} training examples"
-        raise InputError(f"--partition dirichlet: {wanted}, there are {len(labels.train)}")
-    known = np.union1d(labels.train, labels.test)
-    ends = np.cumsum(_proportions(rng, (len(known), peers), alpha), axis=1)
-
-    def spread(half: NDArray[np.int64]) -> list[Indices]:
-        owner = np.empty(len(half), dtype=np.int64)
-        for label, end in zip(known, ends, strict=True):
-            members = rng.permutation(np.flatnonzero(half == label))
-            owner[members] = np.searchsorted(np.rint(end[:-1] * len(members)), np.arange(len(members)), side="right")
-        return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1])
-
-    return Parts(_level(spread(labels.train), min_examples), spread(labels.test))
-
-
-def _proportions(rng: np.random.Generator, shape: tuple[int, int], alpha: float) -> NDArray[np.float64]:
-    """Rows of a symmetric Dirichlet distribution, by logarithms, since gamma numbers of a small alpha are all 0.0.
-
-    Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), where -log U is exponential.
-    """
-    power = rng.standard_exponential(shape)
-    with np.errstate(over="ignore"):  # infinitely small
-        logs = np.log(rng.standard_gamma(alpha + 1, shape)) - (power - power.min(axis=1, keepdims=True)) / alpha
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
-def _level(parts: list[Indices], least: int) -> list[Indices]:
-    """Move examples from the largest parts to those with fewer than `least`."""
-    sizes = np.array([len(part) for part in parts])
-    hands = [part.tolist() for part in parts]
-    for peer in np.flatnonzero(sizes < least):
-        while sizes[peer] < least:
-            rich = int(sizes.argmax())
-            hands[peer].append(hands[rich].pop())
-            sizes[peer], sizes[rich] = sizes[peer] + 1, sizes[rich] - 1
-    return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
-
-
-def _check_hands(name: str, labels: Labels, peers: int, per_peer: int) -> None:
-    if per_peer < 1:
-        raise InputError(f"--partition {name}: per_peer must be at least 1, not {per_peer}")
-    needed, n = peers * per_peer, len(labels.train)
-    if needed > n:
-        wanted = f"{peers} peers with per_peer={per_peer} need {needed} training examples"
-        raise InputError(f"--partition {name}: {wanted}, there are {n}")
-
-
-def _joined(hands: Sequence[Indices], per_peer: int) -> list[Indices]:
-    """Every `per_peer` consecutive hands in one part."""
-    return [np.sort(np.concatenate(hands[k : k + per_peer])) for k in range(0, len(hands), per_peer)]

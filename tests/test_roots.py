@@ -1,0 +1,244 @@
+"""What does the server have of its own, what do peers that lie learn from, and does nobody else notice?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dfl import dealing, keys
+from dfl.attacks import Attack, SignFlip
+from dfl.config import Run
+from dfl.datasets import PARTITIONS, Data, Deal, deal
+from dfl.datasets.partition import iid
+from dfl.errors import InputError
+from dfl.roots import everything, root_examples
+
+Ints = NDArray[np.int64]
+
+
+def made(n: int = 400, classes: int = 10) -> Data:
+    """Examples whose only input is their own number, as uint8 pairs, and whose labels go round."""
+    numbers = np.stack([np.arange(n) // 256, np.arange(n) % 256], axis=1).astype(np.uint8)
+    return Data(numbers, np.arange(n) % max(classes, 1), numbers[:50], np.arange(50) % max(classes, 1), classes)
+
+
+def numbers(inputs: NDArray[Any]) -> list[int]:
+    return [256 * int(high) + int(low) for high, low in inputs]
+
+
+def refused(made: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        made()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- how many of which label ------------------------------------------------------------------------------------------
+
+
+def counts(n: int = 4000, classes: int = 10, **options: Any) -> list[int]:
+    values = made(n, classes).train_labels
+    chosen = root_examples(values, classes, keys.generator(0, "root"), **options)
+    assert np.all(np.diff(chosen) > 0)
+    return list(map(int, np.bincount(values[chosen], minlength=classes)))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [10] * 10),
+        ({"size": 100, "bias": 0.1}, [10] * 10),
+        ({"size": 100, "bias": 0.5}, [6, 50, 6, 6, 6, 6, 5, 5, 5, 5]),  # 50 / 9 = 5.56: five are rounded up
+        ({"size": 90, "bias": 0.0}, [10, 0, *[10] * 8]),
+        ({"size": 7, "bias": 1.0}, [0, 7, *[0] * 8]),
+        ({"size": 1, "bias": 0.3}, [0, 1, *[0] * 8]),
+        ({"size": 3, "bias": 0.1}, [1, 1, 1, *[0] * 7]),  # all remainders are equal
+        ({"classes": 2, "size": 5, "bias": 0.5}, [3, 2]),
+    ],
+)
+def test_root_counts_by_hand(options: dict[str, Any], expected: list[int]) -> None:
+    assert counts(**options) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 300), bias=st.floats(0, 1), classes=st.integers(2, 12))
+def test_root_counts_are_the_nearest_whole_numbers(size: int, bias: float, classes: int) -> None:
+    found = counts(4000, classes, size=size, bias=bias)
+    exact = [size * (bias if label == 1 else (1 - bias) / (classes - 1)) for label in range(classes)]
+    assert sum(found) == size
+    assert max(abs(a - b) for a, b in zip(found, exact, strict=True)) < 1 + 1e-6
+    others = found[:1] + found[2:]
+    assert max(others) - min(others) <= 1
+    assert others == sorted(others, reverse=True)  # the lower label first
+
+
+def test_root_examples_of_a_label_are_drawn_from_all_of_them() -> None:
+    values = made(4000).train_labels
+    draws = [root_examples(values, 10, keys.generator(seed, "root")) for seed in range(40)]
+    assert 1900 < np.mean(draws) < 2100  # standard error 18
+    assert len(np.unique(np.concatenate(draws))) > 2000
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "words"),
+    [
+        (
+            10,
+            {"size": 100, "bias": 0.5},
+            "root data of size=100 with bias=0.5 need 50 examples of label 1, there are 40",
+        ),
+        (10, {"size": 0}, "root data: size must be at least 1, not 0"),
+        (10, {"bias": 1.5}, "root data: bias must be from 0 to 1, not 1.5"),
+        (10, {"bias": float("nan")}, "root data: bias must be from 0 to 1, not nan"),
+        (1, {}, "root data need examples with two labels at least, these have 1"),
+        (0, {}, "root data need examples with two labels at least, these have 0"),
+    ],
+)
+def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) -> None:
+    values = made(400).train_labels
+    assert refused(lambda: root_examples(values, classes, keys.generator(0, "root"), **options)) == words
+
+
+# --- the server's share of a deal -------------------------------------------------------------------------------------
+
+SMALL = partial(root_examples, size=40, bias=0.25)
+
+
+def dealt_places(dealt: Deal) -> list[int]:
+    return sorted(np.concatenate([*dealt.train, *dealt.validation]).tolist())
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards"])
+def test_root_examples_are_nobody_elses(name: str) -> None:
+    data, run = made(), Run(peers=6, validation=0.2)
+    dealt = deal(PARTITIONS[name], data, run, SMALL)
+    assert sorted([*dealt_places(dealt), *dealt.root.tolist()]) == list(range(400))
+    assert np.bincount(data.train_labels[dealt.root]).tolist() == [4, 10, 4, 4, 3, 3, 3, 3, 3, 3]
+    assert np.array_equal(dealt.root, deal(iid, data, run, SMALL).root)  # whatever the partition
+    other = deal(iid, data, replace(run, seed=1), SMALL)
+    assert not np.array_equal(dealt.root, other.root)
+
+
+def test_without_a_root_nothing_changes() -> None:
+    data, run = made(), Run(peers=6, validation=0.2)
+    dealt = deal(iid, data, run)
+    assert dealt.root.tolist() == []
+    assert dealt.root.dtype == np.int64
+    assert dealt_places(dealt) == list(range(400))
+
+
+def test_root_of_a_subset_comes_from_the_rest() -> None:
+    data, run = made(), Run(peers=6, examples_per_peer=20, validation=0.25)
+    dealt, plain = deal(iid, data, run, SMALL), deal(iid, data, run)
+    assert len(dealt.root) == 40
+    assert not set(dealt.root.tolist()) & set(dealt_places(dealt))
+    for own, same in zip(dealt.train + dealt.validation, plain.train + plain.validation, strict=True):
+        assert np.array_equal(own, same)  # the peers have what they would have without
+
+
+def test_no_rest_for_the_server_is_refused() -> None:
+    whole = Run(peers=4, examples_per_peer=100)
+    assert refused(lambda: deal(iid, made(), whole, SMALL)) == (
+        "--examples-per-peer 100 for 4 peers: that takes all 400 of them, and the server needs some of its own"
+    )
+    nearly = Run(peers=39, examples_per_peer=10)
+    assert "with bias=0.25 need" in refused(lambda: deal(iid, made(), nearly, SMALL))
+
+
+@pytest.mark.parametrize("each", [None, 20, 100])
+def test_who_has_everything_has_what_the_peers_learn_from(each: int | None) -> None:
+    data, run = made(), Run(peers=4, examples_per_peer=each, validation=0.25)
+    dealt, plain = deal(iid, data, run, everything), deal(iid, data, run)
+    assert dealt.root.tolist() == sorted(np.concatenate(plain.train).tolist())
+    assert all(np.array_equal(a, b) for a, b in zip(dealt.train, plain.train, strict=True))
+    assert everything(data.train_labels, 10, keys.generator(0, "root")).tolist() == list(range(400))
+
+
+def test_root_arrays_are_raw() -> None:
+    data = made()
+    dealt = deal(iid, data, Run(peers=4), SMALL)
+    arrays = dealing.root(data, dealt)
+    assert sorted(arrays) == ["inputs", "labels"]
+    assert arrays["inputs"].dtype == np.uint8
+    assert numbers(arrays["inputs"]) == dealt.root.tolist()
+    assert np.array_equal(arrays["labels"], dealt.root % 10)
+    assert dealing.root(data, deal(iid, data, Run(peers=4)))["inputs"].shape == (0, 2)
+
+
+@dataclass(frozen=True)
+class Method:
+    """As much of an algorithm as the deal looks at."""
+
+    root_rule: Any = None
+
+
+@pytest.mark.parametrize(("method", "size"), [(Method(SMALL), 40), (Method(), 0), (object(), 0)])
+def test_the_algorithm_asks_for_root_data(method: object, size: int) -> None:
+    _, dealt = dealing.read(Run(peers=4), {"partition": iid, "algorithm": method}, made())
+    assert len(dealt.root) == size
+    assert sum(map(len, dealt.train)) == 400 - size
+
+
+# --- poisoned examples ------------------------------------------------------------------------------------------------
+
+
+class Poison(Attack):
+    """Turns every input into 7, every label around, and in place at that."""
+
+    def poison(self, inputs: NDArray[Any], labels: Ints, classes: int) -> tuple[NDArray[Any], Ints]:
+        inputs[:] = 7
+        inputs[0, 0] = len(inputs)
+        return inputs, classes - 1 - labels
+
+
+def own(arrays: dealing.Arrays, dealt: Deal, peers: range, peer: int) -> tuple[NDArray[Any], Ints]:
+    """One peer's training examples among those of some."""
+    first = sum(len(dealt.train[i]) for i in peers if i < peer)
+    places = slice(first, first + len(dealt.train[peer]))
+    return arrays["train inputs"][places], arrays["train labels"][places]
+
+
+@pytest.mark.parametrize("peers", [range(6), range(2, 5), range(5, 6)])
+@pytest.mark.parametrize("bad", [(), (3,), np.array([0, 2, 5]), (0, 1, 2, 3, 4, 5)])
+def test_bad_peers_learn_from_poison(peers: range, bad: Any) -> None:
+    data = made(403)
+    dealt = deal(PARTITIONS["dirichlet"], data, Run(peers=6, validation=0.2))
+    arrays, clean = dealing.owned(data, dealt, peers, Poison(), bad), dealing.owned(data, dealt, peers)
+    for peer in peers:
+        inputs, labels = own(arrays, dealt, peers, peer)
+        if peer not in bad:
+            assert numbers(inputs) == dealt.train[peer].tolist()
+            assert np.array_equal(labels, dealt.train[peer] % 10)
+        else:
+            assert inputs[0, 0] == len(inputs)  # one peer at a time
+            assert np.all(inputs[:, 1] == 7)
+            assert np.array_equal(labels, 9 - dealt.train[peer] % 10)
+    for name in ("held inputs", "held labels", "test"):
+        assert np.array_equal(arrays[name], clean[name])
+    assert numbers(data.train_inputs) == list(range(403))  # the data set itself is as it was
+
+
+def test_liars_in_messages_learn_from_what_they_have() -> None:
+    data = made()
+    dealt = deal(iid, data, Run(peers=4))
+    arrays, clean = dealing.owned(data, dealt, range(4), SignFlip(), (1, 2)), dealing.owned(data, dealt, range(4))
+    assert all(np.array_equal(arrays[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x.astype(np.float64)])
+def test_poison_keeps_the_form(change: Any) -> None:
+    class Wrong(Attack):
+        def poison(self, inputs: NDArray[Any], labels: Ints, classes: int) -> tuple[NDArray[Any], Ints]:
+            return change(inputs), labels
+
+    data = made()
+    dealt = deal(iid, data, Run(peers=4))
+    with pytest.raises(AssertionError, match="must keep the form"):
+        dealing.owned(data, dealt, range(4), Wrong(), (1,))
