@@ -23,6 +23,8 @@ from dfl.layout import Layout
 from dfl.mpi import World
 
 Arrays = dict[str, NDArray[Any]]
+NO_LABELS = ("iid", "quantity", "natural")
+"""The partitions that do not look at labels."""
 
 
 def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, Deal]:
@@ -38,8 +40,11 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
         )
-    if not data.classes and run.partition != "iid":
-        raise InputError(f"--partition {run.partition} deals by label, and these labels are no classes: choose iid")
+    if not data.classes and run.partition.partition(":")[0] not in NO_LABELS:
+        raise InputError(
+            f"--partition {run.partition} deals by label, and these labels are no classes: choose "
+            f"{', '.join(NO_LABELS[:-1])} or {NO_LABELS[-1]}"
+        )
     dealt = deal(parts["partition"], data, run, getattr(parts.get("algorithm"), "root_rule", None))
     if run.validation and not any(map(len, dealt.validation)):
         most = max(map(len, dealt.train))
@@ -51,11 +56,12 @@ def _check_data(data: Data) -> None:
     """Refuse what a caller's own data may have wrong.
 
     Raises:
-        InputError: unequal lengths, no examples, or labels that are not whole numbers in range(classes).
+        InputError: unequal lengths, no examples, labels that are not whole numbers in range(classes), or groups
+            that are not one whole number per example.
     """
-    for part, inputs, labels in (
-        ("train", data.train_inputs, data.train_labels),
-        ("test", data.test_inputs, data.test_labels),
+    for part, inputs, labels, groups in (
+        ("train", data.train_inputs, data.train_labels, data.train_groups),
+        ("test", data.test_inputs, data.test_labels, data.test_groups),
     ):
         if len(inputs) != len(labels) or not len(labels):
             raise InputError(
@@ -65,6 +71,11 @@ def _check_data(data: Data) -> None:
             raise InputError(
                 f"{part} labels from {labels.min()} to {labels.max()} as {labels.dtype}: they must be int64 in "
                 f"range({data.classes}), or classes=0 and a loss of your own"
+            )
+        if groups is not None and not (groups.dtype == np.int64 and groups.shape == (len(labels),)):
+            raise InputError(
+                f"{part} groups of shape {groups.shape} as {groups.dtype}: they must be int64, one for each of "
+                f"{len(labels)} examples"
             )
 
 

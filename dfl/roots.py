@@ -34,7 +34,7 @@ def root_examples(labels: Ints, classes: int, rng: np.random.Generator, *, size:
         InputError: an option out of its range, or too few examples of a label.
 
     Source:
-        FLTrust (Cao et al., NDSS 2021), section V-A, "root dataset's bias probability".
+        FLTrust (Cao et al., NDSS 2021), experimental setup, "root dataset's bias probability".
     """
     wanted = _counts(classes, size, bias)
     chosen = [np.empty(0, np.int64)]
@@ -63,7 +63,8 @@ def _counts(classes: int, size: int, bias: float) -> Ints:
         raise InputError(f"root data: bias must be from 0 to 1, not {bias}")
     shares = np.full(classes, (1 - bias) / (classes - 1))
     shares[BIASED] = bias
-    exact = np.round(size * shares, 9)  # so that what is equal on paper is
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: size - counts.sum()]] += 1
+    exact = size * shares
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    rest = np.round(exact - counts, 9)  # so that what is equal on paper is
+    counts[np.argsort(-rest, kind="stable")[: size - counts.sum()]] += 1
     return counts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dfl import dealing, keys
-from dfl.attacks import Attack, SignFlip
+from dfl.attacks import ATTACKS, Attack
 from dfl.config import Run
 from dfl.datasets import PARTITIONS, Data, Deal, deal
 from dfl.datasets.partition import iid
@@ -60,7 +60,9 @@ def counts(n: int = 4000, classes: int = 10, **options: Any) -> list[int]:
         ({"size": 7, "bias": 1.0}, [0, 7, *[0] * 8]),
         ({"size": 1, "bias": 0.3}, [0, 1, *[0] * 8]),
         ({"size": 3, "bias": 0.1}, [1, 1, 1, *[0] * 7]),  # all remainders are equal
+        ({"size": 3, "bias": 0.7}, [1, 2, *[0] * 8]),  # so are these, 2.1 - 2 and 0.1
         ({"classes": 2, "size": 5, "bias": 0.5}, [3, 2]),
+        ({"classes": 2, "size": 30, "bias": 0.55}, [14, 16]),
     ],
 )
 def test_root_counts_by_hand(options: dict[str, Any], expected: list[int]) -> None:
@@ -228,7 +230,8 @@ def test_bad_peers_learn_from_poison(peers: range, bad: Any) -> None:
 def test_liars_in_messages_learn_from_what_they_have() -> None:
     data = made()
     dealt = deal(iid, data, Run(peers=4))
-    arrays, clean = dealing.owned(data, dealt, range(4), SignFlip(), (1, 2)), dealing.owned(data, dealt, range(4))
+    arrays = dealing.owned(data, dealt, range(4), ATTACKS["sign_flip"](), (1, 2))
+    clean = dealing.owned(data, dealt, range(4))
     assert all(np.array_equal(arrays[name], clean[name]) for name in clean)
 
 

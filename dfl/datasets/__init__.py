@@ -3,8 +3,8 @@
 `DATASETS` and `PARTITIONS` are the registries that the command line reads.
 """
 
-from dfl.datasets import digits, gaussian, mnist, skews
+from dfl.datasets import digits, gaussian, mnist, skews, uneven
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partition import PARTITIONS, Deal, deal
 
-__all__ = ["DATASETS", "PARTITIONS", "Data", "Deal", "deal", "digits", "gaussian", "mnist", "skews"]
+__all__ = ["DATASETS", "PARTITIONS", "Data", "Deal", "deal", "digits", "gaussian", "mnist", "skews", "uneven"]

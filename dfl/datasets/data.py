@@ -25,6 +25,8 @@ class Data:
         classes: how many labels there are; 0 where labels are no classes.
         scale, shift: a batch enters a model as float(x) * scale + shift; numbers, or arrays that broadcast
             over the shape of one example.
+        train_groups, test_groups: (n,) int64, from which person, author or place an example came, in both halves
+            by the same numbers; None where that is not known.
     """
 
     train_inputs: NDArray[Any]
@@ -34,6 +36,8 @@ class Data:
     classes: int
     scale: float | NDArray[np.float32] = 1.0
     shift: float | NDArray[np.float32] = 0.0
+    train_groups: NDArray[np.int64] | None = None
+    test_groups: NDArray[np.int64] | None = None
 
 
 _L = TypeVar("_L", bound=Callable[..., Data])

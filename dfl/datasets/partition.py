@@ -2,7 +2,7 @@
 
 The simplest way is here, those in which peers differ are in `skews` and `uneven`.
 
-A partition looks at labels only. To add one, write a function of (labels, peers, rng) with its options as
+A partition looks at labels and groups only. To add one, write a function of (labels, peers, rng) with its options as
 keyword-only parameters, and decorate it with `@partition("its name")`. Test examples are dealt like the training
 examples, for each peer's local test; where there are few of them, a peer may get none.
 """
@@ -27,10 +27,17 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Labels:
-    """What a partition looks at: `train` and `test`, (n,) int64 each, from 0 up."""
+    """What a partition looks at.
+
+    Attributes:
+        train, test: labels, (n,) int64 each, from 0 up.
+        train_groups, test_groups: (n,) int64 each, from whom an example came; None where that is not known.
+    """
 
     train: NDArray[np.int64]
     test: NDArray[np.int64]
+    train_groups: NDArray[np.int64] | None = None
+    test_groups: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ def deal(partition: Partition, data: Data, run: Run, root: RootRule | None = Non
     """
     apart = None if root is everything else root
     chosen, own = _apart(_subset(len(data.train_labels), run), data, run, apart)
-    parts = partition(Labels(data.train_labels[chosen], data.test_labels), _peers(run), _rng(run, "partition"))
+    groups = None if data.train_groups is None else data.train_groups[chosen]
+    labels = Labels(data.train_labels[chosen], data.test_labels, groups, data.test_groups)
+    parts = partition(labels, _peers(run), _rng(run, "partition"))
     poor = [peer for peer, part in enumerate(parts.train) if not len(part)]
     if poor:
         raise InputError(

@@ -108,13 +108,7 @@ def dirichlet(
         Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers for each label k.
         Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
     """
-    if not 0 < alpha < math.inf:
-        raise InputError(f"--partition dirichlet: alpha must be a number above 0, not {alpha}")
-    if min_examples < 0:
-        raise InputError(f"--partition dirichlet: min_examples must be at least 0, not {min_examples}")
-    if peers * min_examples > len(labels.train):
-        wanted = f"{peers} peers with min_examples={min_examples} need {peers * min_examples} training examples"
-        raise InputError(f"--partition dirichlet: {wanted}, there are {len(labels.train)}")
+    check_draw("dirichlet", alpha, min_examples, peers, len(labels.train))
     known = np.union1d(labels.train, labels.test)
     ends = np.cumsum(proportions(rng, (len(known), peers), alpha), axis=1)
 
@@ -123,9 +117,52 @@ def dirichlet(
         for label, end in zip(known, ends, strict=True):
             members = rng.permutation(np.flatnonzero(half == label))
             owner[members] = np.searchsorted(np.rint(end[:-1] * len(members)), np.arange(len(members)), side="right")
-        return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1])
+        return by_owner(owner, peers)
 
     return Parts(level(spread(labels.train), min_examples), spread(labels.test))
+
+
+@partition("biased")
+def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0.5) -> Parts:
+    """Peers prefer a label: an example goes to the peers of its own label with probability q.
+
+    The peers form a group for each of the L labels, at random and with sizes that differ by one at most. An example
+    goes to the group of its label with probability q and to each other group with (1 - q) / (L - 1), and there to
+    any peer alike. The test set is dealt by the same rule. q = 1 / L is IID; with q = 1 a peer has one label. Every
+    example is used.
+
+    Args:
+        labels, peers, rng: as for every partition.
+        q: probability of the own group, from 0 to 1.
+
+    Raises:
+        InputError: an option out of its range, or fewer peers than labels.
+
+    Source:
+        Fang, Cao, Jia, Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security
+        2020, and FLTrust (Cao et al., NDSS 2021), each under "experimental setup".
+    """
+    known = np.union1d(labels.train, labels.test)
+    if not 0 <= q <= 1:
+        raise InputError(f"--partition biased: q must be from 0 to 1, not {q}")
+    if peers < len(known):
+        raise InputError(f"--partition biased: {len(known)} labels need a peer each, there are {peers}")
+    groups = [members[k :: len(known)] for members in [rng.permutation(peers)] for k in range(len(known))]
+    sizes = np.array([len(group) for group in groups])
+    members = np.concatenate(groups)
+
+    def spread(half: NDArray[np.int64]) -> list[Indices]:
+        group = np.searchsorted(known, half)
+        away = rng.random(len(half)) >= (q if len(known) > 1 else 1)
+        group[away] = (group[away] + rng.integers(1, max(len(known), 2), away.sum())) % len(known)
+        return by_owner(members[(np.cumsum(sizes) - sizes)[group] + rng.integers(0, sizes[group])], peers)
+
+    return Parts(spread(labels.train), spread(labels.test))
+
+
+def by_owner(owner: Indices, peers: int) -> list[Indices]:
+    """The ascending places of every peer's examples, given the owner (n,) of each."""
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1])
 
 
 def proportions(rng: np.random.Generator, shape: tuple[int, int], alpha: float) -> NDArray[np.float64]:
@@ -150,6 +187,17 @@ def level(parts: list[Indices], least: int) -> list[Indices]:
             hands[peer].append(hands[rich].pop())
             sizes[peer], sizes[rich] = sizes[peer] + 1, sizes[rich] - 1
     return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
+
+
+def check_draw(name: str, alpha: float, min_examples: int, peers: int, n: int) -> None:
+    """Refuse the options of a partition that draws from a Dirichlet distribution, or too few examples."""
+    if not 0 < alpha < math.inf:
+        raise InputError(f"--partition {name}: alpha must be a number above 0, not {alpha}")
+    if min_examples < 0:
+        raise InputError(f"--partition {name}: min_examples must be at least 0, not {min_examples}")
+    if peers * min_examples > n:
+        wanted = f"{peers} peers with min_examples={min_examples} need {peers * min_examples} training examples"
+        raise InputError(f"--partition {name}: {wanted}, there are {n}")
 
 
 def _check_hands(name: str, labels: Labels, peers: int, per_peer: int) -> None:
