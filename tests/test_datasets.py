@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dfl.datasets import DATASETS, Data, digits, mnist
+from tests.cifar_files import write_batches
 from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, refused, write
 
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -25,7 +26,7 @@ REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" /
 @pytest.fixture(params=sorted(DATASETS))
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
     name = str(request.param)
-    write(tmp_path / name)
+    (write_batches if name == "cifar10" else write)(tmp_path / name)
     return DATASETS[name](tmp_path)
 
 

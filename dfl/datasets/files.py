@@ -1,10 +1,15 @@
-"""Where are the files of a data set? In a folder of the user's, or downloaded, checked, into one."""
+"""Where are the files of a data set, and what is in them, unpacked? In a user's folder, or downloaded, checked."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import lzma
 import os
 import sys
-from collections.abc import Mapping
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +21,13 @@ from dfl.errors import InputError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+PACKINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    ".gz": ("gzipped ", gzip.decompress),
+    ".xz": ("xz-packed ", lzma.decompress),
+    "": ("", lambda raw: raw),
+}
+"""What a file's name may have behind it, what that is called, and how such a file is unpacked."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -24,10 +36,12 @@ class Source:
     Attributes:
         url: what stands before a file's name, with its slash.
         md5: file name -> its published MD5 checksum, in hexadecimal.
+        others: files or folders, named as they are unpacked, that are as good as a download.
     """
 
     url: str
     md5: Mapping[str, str]
+    others: tuple[str, ...] = ()
 
 
 def locate(name: str, directory: Path | None, source: Source) -> Path:
@@ -50,7 +64,7 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
         directory = Path(pooch.os_cache("dfl"))
     if os.path.exists(directory / name):
         return directory / name
-    if any(os.path.exists(directory / file) for packed in source.md5 for file in (packed, packed.removesuffix(".gz"))):
+    if any(look(directory, name.removesuffix(".gz")) for name in (*source.md5, *source.others)):
         return directory
     download(source, directory / name)
     return directory / name
@@ -80,16 +94,64 @@ def download(source: Source, folder: Path) -> None:
         raise InputError(f"cannot download {source.url}: {reason}; or put {files} into {folder}") from None
 
 
+def look(folder: Path, file: str) -> Path | None:
+    """The path of file.gz in a folder, or of file.xz or of the unpacked file where that is all there is, or None."""
+    paths = (folder / f"{file}{packing}" for packing in PACKINGS)
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
 def find(folder: Path, file: str) -> Path:
-    """The path of file.gz in a folder, or of the unpacked file where that is all there is.
+    """As `look`, for a file that must be there.
 
     Raises:
-        InputError: neither is there.
+        InputError: it is not.
     """
-    for path in (folder / f"{file}.gz", folder / file):
-        if os.path.exists(path):
-            return path
+    if path := look(folder, file):
+        return path
     raise InputError(f"{folder / file}.gz: found no such file, expected it here, packed or unpacked, beside the others")
+
+
+def content(path: Path, kind: str) -> bytes:
+    """What is in a file, unpacked if its name says that it is packed.
+
+    Args:
+        path: the file.
+        kind: what it should be, for messages.
+
+    Raises:
+        InputError: it cannot be read or unpacked.
+    """
+    called, unpack = PACKINGS.get(path.suffix, PACKINGS[""])
+    try:
+        return unpack(path.read_bytes())
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"{path}: found {reason}, expected a readable {called}{kind}") from None
+
+
+def members(path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """What is in some files of a tar archive, read into memory; nothing is written to any place.
+
+    Args:
+        path: the archive, packed or not.
+        names: the files, exactly as the archive names them.
+
+    Raises:
+        InputError: not such an archive, or one of the files is missing or no plain file.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content(path, "tar archive")), mode="r:") as tar:
+            return {name: _member(tar, name) for name in names}
+    except tarfile.TarError as error:
+        raise InputError(f"{path}: found {error}, expected a tar archive of {', '.join(names)}") from None
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    plain = [member for member in tar.getmembers() if member.name == name and member.isreg()]
+    file = tar.extractfile(plain[-1]) if plain else None
+    if file is None:
+        raise tarfile.TarError(f"no plain file {name}")
+    return file.read()
 
 
 def _fetch_all(source: Source, folder: Path) -> None:

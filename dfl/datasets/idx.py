@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.datasets.files import content
 from dfl.errors import InputError
 
 _BYTES = 0x0800  # the magic number of a file of unsigned bytes; the number of dimensions is added to it
 
 
 def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, gzipped if its name ends in .gz, and verify all of it.
+    """Read an IDX file of unsigned bytes, packed if its name says so, and verify all of it.
 
     Args:
         path: the file.
@@ -33,12 +32,12 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArra
     Source:
         Y. LeCun, C. Cortes, C. Burges, "The MNIST database", "File formats".
     """
-    content = _content(path)
+    raw = content(path, "IDX file")
     header = struct.Struct(f">{2 + len(example)}I")
-    if len(content) < header.size:
-        raise _not_as_expected(path, f"{len(content)} bytes", f"an IDX header of {header.size} bytes")
-    magic, n, *shape = header.unpack_from(content)
-    values = np.frombuffer(content, np.uint8)[header.size :]
+    if len(raw) < header.size:
+        raise _not_as_expected(path, f"{len(raw)} bytes", f"an IDX header of {header.size} bytes")
+    magic, n, *shape = header.unpack_from(raw)
+    values = np.frombuffer(raw, np.uint8)[header.size :]
     most, size = int(values.max(initial=0)), n * math.prod(example)
     for good, found, expected in (
         (magic == _BYTES + 1 + len(example), f"magic number {magic}", f"{_BYTES + 1 + len(example)}"),
@@ -50,15 +49,6 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArra
         if not good:
             raise _not_as_expected(path, found, expected)
     return values.reshape(n, *example).copy()  # writable, without the header
-
-
-def _content(path: Path) -> bytes:
-    packed = path.suffix == ".gz"
-    try:
-        return gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise _not_as_expected(path, reason, f"a readable {'gzipped ' if packed else ''}IDX file") from None
 
 
 def _not_as_expected(path: Path, found: str, expected: str) -> InputError:

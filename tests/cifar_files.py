@@ -1,0 +1,51 @@
+"""Small files in the format of CIFAR-10, for the tests of data sets."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = "cifar-10-batches-bin"
+TEST = "test_batch.bin"
+NAMES = [*(f"data_batch_{k}.bin" for k in range(1, 6)), TEST]
+PACK = {"": bytes, ".gz": lambda raw: gzip.compress(raw, mtime=0), ".xz": lzma.compress}
+
+
+def contents(n: int = 4) -> dict[str, bytes]:
+    """The six files, unpacked: n records of a label from 0 to 9 and 3,072 pixels."""
+    rng = np.random.default_rng(0)
+    records = {name: rng.integers(0, 256, (n, 3073), np.uint8) for name in NAMES}
+    for batch in records.values():
+        batch[:, 0] %= 10
+    return {name: batch.tobytes() for name, batch in records.items()}
+
+
+def write_batches(folder: Path, packing: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, raw in BATCHES.items():
+        (folder / f"{name}{packing}").write_bytes(PACK[packing](raw))
+    return folder
+
+
+def archive(files: Mapping[str, bytes], *links: tarfile.TarInfo) -> bytes:
+    """An unpacked tar archive of some files, and of what else there is to be."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, raw in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+        for link in links:
+            tar.addfile(link)
+    return buffer.getvalue()
+
+
+BATCHES = contents()
+OFFICIAL = {f"{FOLDER}/{name}": raw for name, raw in {"readme.html": b"<html>", **BATCHES}.items()}
+"""What the archive holds."""
