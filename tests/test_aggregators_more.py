@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -48,27 +47,31 @@ class Asked(Exception):  # noqa: N818
     """A rank waits for the sum of everybody's blocks; args[0] are its own."""
 
 
-def on_ranks(rule: partial[Outcome], rows: Rows, trusted: Rows | None, ranks: int) -> list[Outcome]:
-    """What every rank makes of its columns: all begin anew with one sum more, until none waits for another."""
-    sums: list[Floats] = []
+def attempt(rule: partial[Outcome], whole: Words, sums: list[Floats]) -> Outcome | Floats:
+    """What a rule makes of words if it is told these sums; or the blocks that it asks the next sum of."""
+    known = iter(sums)
 
-    def total(known: Iterator[Floats], parts: Floats) -> Floats:
+    def total(parts: Floats) -> Floats:
         for answer in known:
             return answer
         raise Asked(parts)
 
+    try:
+        return rule(Words(whole.rows, whole.weights, whole.trusted, total))
+    except Asked as question:
+        return np.asarray(question.args[0])
+
+
+def on_ranks(rule: partial[Outcome], rows: Rows, trusted: Rows | None, ranks: int) -> list[Outcome]:
+    """What every rank makes of its columns: all begin anew with one sum more, until none waits for another."""
+    sums: list[Floats] = []
+    heard = [words(rows[:, c].copy(), None if trusted is None else trusted[c]) for c in columns(rows.shape[1], ranks)]
     while True:
-        outcomes, asked = [], []
-        for place in columns(rows.shape[1], ranks):
-            own = None if trusted is None else trusted[place].copy()
-            whole = words(rows[:, place].copy(), own)
-            try:
-                outcomes.append(rule(Words(whole.rows, whole.weights, own, partial(total, iter(sums)))))
-            except Asked as question:
-                asked.append(question.args[0])
+        said = [attempt(rule, whole, sums) for whole in heard]
+        asked = [parts for parts in said if isinstance(parts, np.ndarray)]
         if not asked:
-            return outcomes
-        assert len(asked) == ranks
+            return [outcome for outcome in said if isinstance(outcome, Outcome)]
+        assert len(asked) == ranks  # a sum takes them all
         sums.append(np.add.reduce(np.concatenate(asked), axis=0))
 
 
