@@ -1,11 +1,9 @@
-"""Words for attackers to see, and ranks that cut them by coordinates and speak at the same time."""
+"""Words for attackers to see, whole or cut by coordinates as ranks have them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,16 @@ from numpy.typing import NDArray
 
 from dfl.aggregators import Words
 from dfl.attacks import Attack, Seen
-from dfl.layout import columns
+from dfl.layout import BLOCK, columns
 
 Floats = NDArray[np.float64]
 
 
-def rows_of(n: int, d: int, seed: int = 0, dtype: Any = np.float32) -> NDArray[Any]:
-    """Updates as honest peers make them: a common direction, and each its own noise."""
+def rows_of(n: int, d: int, seed: int = 0, dtype: Any = np.float32, noise: float = 1.0) -> NDArray[Any]:
+    """Updates as honest peers make them: a common direction, and each its own noise, so many times as large."""
     rng = np.random.default_rng(seed)
     common, own = rng.normal(size=d), rng.normal(size=(n, d))
-    return (0.01 * (common + own)).astype(dtype)
+    return (0.01 * (common + noise * own)).astype(dtype)
 
 
 def seen(rows: NDArray[Any], bad: Sequence[int], trusted: NDArray[Any] | None = None, t: int = 3) -> Seen:
@@ -33,25 +31,36 @@ def seen(rows: NDArray[Any], bad: Sequence[int], trusted: NDArray[Any] | None = 
 
 
 def over_ranks(attack: Attack, whole: Seen, ranks: int) -> NDArray[Any]:
-    """What attackers say where each of some ranks has a part of the coordinates, put together."""
-    barrier, parts = Barrier(ranks, timeout=60), [np.empty(0)] * ranks
+    """What attackers say where each of some ranks has a part of the coordinates, put together.
 
-    def total(rank: int) -> Callable[[Floats], Floats]:
-        def add(blocks: Floats) -> Floats:
-            parts[rank] = blocks
-            barrier.wait()
-            added: Floats = np.add.reduce(np.concatenate(parts), axis=0)
-            barrier.wait()
-            return added
+    The ranks speak one after the other: what they would add up is checked against what one rank has added up.
+    """
+    sums: list[Floats] = []
 
-        return add
+    def add(parts: Floats) -> Floats:
+        sums.append(parts)
+        added: Floats = np.add.reduce(parts, axis=0)
+        return added
 
-    def speak(rank: int) -> NDArray[Any]:
-        cut = columns(whole.places.stop, ranks)[rank]
-        here, words = slice(cut.start, cut.stop), whole.words
-        trusted = None if words.trusted is None else words.trusted[here]
-        words = replace(words, rows=words.rows[:, here], trusted=trusted, total=total(rank))
-        return attack.say(replace(whole, words=words, places=here))
+    attack.say(replace(whole, words=replace(whole.words, total=add)))
+    cuts = columns(whole.places.stop, ranks)
+    said = [_part(attack, whole, slice(cut.start, cut.stop), iter(sums)) for cut in cuts]
+    return np.concatenate(said, axis=1)
 
-    with ThreadPoolExecutor(ranks) as pool:
-        return np.concatenate(list(pool.map(speak, range(ranks))), axis=1)
+
+def _part(attack: Attack, whole: Seen, here: slice, sums: Iterator[Floats]) -> NDArray[Any]:
+    """What attackers say on one rank."""
+
+    def add(parts: Floats) -> Floats:
+        wanted = next(sums)
+        first = -(-here.start // BLOCK)
+        assert parts.tobytes() == wanted[first : first + len(parts)].tobytes()
+        added: Floats = np.add.reduce(wanted, axis=0)
+        return added
+
+    words = whole.words
+    trusted = None if words.trusted is None else words.trusted[here]
+    words = replace(words, rows=words.rows[:, here], trusted=trusted, total=add)
+    said = attack.say(replace(whole, words=words, places=here))
+    assert next(sums, None) is None
+    return said

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import kstest
 
+from dfl import keys
 from dfl.attacks import ATTACKS, Attack, Seen, attack
 from dfl.errors import InputError
 from tests.liars import over_ranks, rows_of, seen
@@ -138,11 +140,12 @@ def test_an_attackers_numbers_are_its_own() -> None:
     assert np.array_equal(view.within(slice(4096, 5000)).uniform("a"), drawn[:, 4096:])
 
 
-def test_the_ends_of_uniform_numbers_are_finite() -> None:
-    """Twenty-three bits and a half leave room at both ends in float32; twenty-four would not."""
-    ends = (np.array([0, 2**23 - 1], np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
-    assert np.all(np.isfinite(ndtri(ends)))
-    assert not np.isfinite(ndtri((np.float32(2**24 - 1) + np.float32(0.5)) * np.float32(2.0**-24)))
+def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "bits", lambda *_, **__: torch.tensor([[0, -1]], dtype=torch.int32))
+    drawn = seen(rows_of(2, 2), [0]).uniform()
+    assert drawn.dtype == np.float32
+    assert np.all(np.isfinite(ndtri(drawn)))
+    assert drawn[0, 0] == 1 - drawn[0, 1] == 2.0**-24
 
 
 # --- lies about one's own words ---------------------------------------------------------------------------------------
@@ -249,6 +252,7 @@ def _not_none(pair: tuple[NDArray[Any], NDArray[Any]] | None) -> tuple[NDArray[A
         ("backdoor", {"size": 0}, "backdoor: size must be at least 1, not 0"),
         ("backdoor", {"factor": float("nan")}, "backdoor: factor must be a number, not nan"),
         ("ipm", {"eps": 0.0}, "ipm: eps must be a positive number, not 0.0"),
+        ("dissensus", {"eps": -1.0}, "dissensus: eps must be a positive number, not -1.0"),
         ("alie", {"z": float("nan")}, "alie: z must be a number, not nan"),
     ],
 )

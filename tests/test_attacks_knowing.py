@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import NormalDist, mean, median, pstdev
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from dfl.attacks import ATTACKS
-from tests.liars import rows_of, seen
+from dfl.attacks import ATTACKS, Seen
+from dfl.errors import InputError
+from tests.liars import Floats, rows_of, seen
 
 # --- ipm, alie --------------------------------------------------------------------------------------------------------
 
@@ -92,3 +97,81 @@ def test_trim_draws_by_address() -> None:
     said = [ATTACKS["trim"]().say(seen(rows, [1, 2], t=t)) for t in (3, 3, 4)]
     assert np.array_equal(said[0], said[1])
     assert not np.any(said[0] == said[2])
+
+
+# --- dissensus --------------------------------------------------------------------------------------------------------
+
+
+def ring(n: int) -> Floats:
+    """Every neighbour and oneself a third."""
+    return sum((np.roll(np.eye(n), k, axis=0) for k in (-1, 0, 1)), np.zeros((n, n))) / 3
+
+
+def neighbours(rows: NDArray[Any], bad: list[int]) -> Seen:
+    """What attackers see where all peers speak."""
+    view = seen(rows, bad)
+    return replace(view, ids=view.bad)
+
+
+def edges(weights: Floats, bad: list[int]) -> NDArray[np.int64]:
+    return np.array([(b, v) for b in bad for v in range(len(weights)) if v != b and weights[v, b]]).reshape(-1, 2)
+
+
+def test_dissensus_follows_its_formula() -> None:
+    rng = np.random.default_rng(1)
+    weights = rng.random((8, 8)) * (rng.random((8, 8)) < 0.7)
+    rows, bad = rows_of(8, 20, dtype=np.float64), [1, 4, 5]
+    pairs = edges(weights, bad)[::-1]
+    told = ATTACKS["dissensus"](eps=0.7).tell(neighbours(rows, bad), csr_array(weights), pairs)
+    assert len(told) == len(pairs) > 10
+    for (_, v), said in zip(pairs.tolist(), told, strict=True):
+        away, liars = np.zeros(20), 0.0
+        for j in range(8):
+            if j != v and j in bad:
+                liars += weights[v, j]
+            elif j != v:
+                away += weights[v, j] * (rows[j] - rows[v])
+        assert said == pytest.approx(rows[v] - 0.7 * away / liars, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("eps", [1.0, 1.5])
+def test_dissensus_moves_neighbours_away_from_consensus(eps: float) -> None:
+    """With eps = 1 a victim stays where it is; with more its distance to its honest neighbours grows."""
+    rows, weights, bad = rows_of(6, 30, dtype=np.float64), ring(6), [0, 3]
+    pairs = edges(weights, bad)
+    assert sorted(pairs[:, 1].tolist()) == [1, 2, 4, 5]
+    told = ATTACKS["dissensus"](eps=eps).tell(neighbours(rows, bad), csr_array(weights), pairs)
+    for (b, v), said in zip(pairs.tolist(), told, strict=True):
+        mixed = weights[v] @ np.where(np.arange(6)[:, None] == b, said, rows)
+        friend = rows[3 - v if v < 3 else 9 - v]
+        assert mixed - rows[v] == pytest.approx((1 - eps) * (friend - rows[v]) / 3, abs=1e-12)
+        honest = np.linalg.norm(weights[v] @ rows - friend)
+        assert np.linalg.norm(mixed - friend) >= max(np.linalg.norm(rows[v] - friend) - 1e-12, honest)
+
+
+def test_dissensus_does_not_depend_on_the_cut() -> None:
+    rows, weights, bad = rows_of(9, 4096 + 5), ring(9), [2, 7]
+    before = rows.copy()
+    view, pairs = neighbours(rows, bad), edges(weights, bad)
+    told = ATTACKS["dissensus"]().tell(view, csr_array(weights), pairs)
+    assert told.dtype == np.float32
+    for here in (slice(0, 4096), slice(4096, 4101), slice(4096, 4096)):
+        part = replace(view, words=replace(view.words, rows=rows[:, here]), places=here)
+        assert ATTACKS["dissensus"]().tell(part, csr_array(weights), pairs).tobytes() == told[:, here].tobytes()
+    assert rows.tobytes() == before.tobytes()
+
+
+def test_dissensus_at_the_ends() -> None:
+    rows, weights = rows_of(4, 10), csr_array(ring(4))
+    none = ATTACKS["dissensus"]().tell(neighbours(rows, []), weights, np.zeros((0, 2), np.int64))
+    assert none.shape == (0, 10)
+    alone = ATTACKS["dissensus"]().tell(neighbours(rows, [1, 3]), weights, np.array([[1, 2], [3, 2]]))
+    assert np.array_equal(alone, rows[[2, 2]])  # between two attackers there is nobody to be kept from
+    unheard = ATTACKS["dissensus"]().tell(neighbours(rows, [1]), csr_array((4, 4)), np.array([[1, 2]]))
+    assert np.array_equal(unheard, rows[[2]])
+
+
+def test_dissensus_has_no_word_for_a_server() -> None:
+    assert ATTACKS["dissensus"]().per_edge
+    with pytest.raises(InputError, match="a server has none, choose another"):
+        ATTACKS["dissensus"]().say(seen(rows_of(4, 10), [1]))

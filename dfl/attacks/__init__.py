@@ -8,7 +8,7 @@ Where all who speak attack, those that imitate the honest imitate what the attac
 of a lie is a function of its block of coordinates and of sums over all blocks, so no launch changes it.
 """
 
-from dfl.attacks import blind, knowing
+from dfl.attacks import blind, knowing, searching
 from dfl.attacks.base import ATTACKS, Attack, Honest, Seen, attack
 
-__all__ = ["ATTACKS", "Attack", "Honest", "Seen", "attack", "blind", "knowing"]
+__all__ = ["ATTACKS", "Attack", "Honest", "Seen", "attack", "blind", "knowing", "searching"]

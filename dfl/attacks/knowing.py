@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import ndtri
 
-from dfl.attacks.base import Pointwise, Seen, attack, check
+from dfl.attacks.base import Attack, Ints, Pointwise, Seen, attack, check
+from dfl.errors import InputError
+from dfl.layout import blocks
 
 
 @attack("ipm")
@@ -88,3 +91,60 @@ class Trim(Pointwise):
         s = np.sign(rows.sum(0))
         far = np.where(s > 0, rows.min(0), rows.max(0)) * (s != 0)
         return np.asarray(np.where(s * far > 0, far / r, far * r))
+
+
+@attack("dissensus")
+@dataclass(frozen=True, kw_only=True)
+class Dissensus(Attack):
+    """Tell every neighbour what drives it away from its honest neighbours: a word for each edge.
+
+    To v, over all j that are honest and all b that attack, neighbours of v,
+
+        x_v - eps Σ_j W_vj (x_j - x_v) / Σ_b W_vb
+
+    so that with eps = 1 what v averages is x_v, as if it were alone, and with more it moves the other way.
+
+    Source: He, Karimireddy, Jaggi, "Byzantine-robust decentralized learning via ClippedGossip" (arXiv 2202.01545),
+    section 3; eps = 1.5 in the commands of its released code.
+
+    Raises:
+        InputError: an eps that is not positive.
+    """
+
+    eps: float = 1.5
+
+    speaks: ClassVar[bool] = True
+    per_edge: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(0 < self.eps < math.inf, "dissensus: eps", "a positive number", self.eps)
+
+    def say(self, seen: Seen) -> NDArray[Any]:
+        """Nothing: there is no such word.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("--attack dissensus tells every neighbour something else: a server has none, choose another")
+
+    def tell(self, seen: Seen, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
+        """What is said over every edge, (k, c); the same to a neighbour whichever attacker says it."""
+        rows = seen.words.rows
+        victims, which = np.unique(pairs[:, 1], return_inverse=True)
+        pushed = self._pushed(matrix, seen.bad, victims)
+        said = np.empty((len(victims), rows.shape[1]), rows.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
+            for block in blocks(rows.shape[1]):
+                said[:, block] = pushed @ rows[:, block].astype(np.float64, order="C")
+        return said[which]
+
+    def _pushed(self, matrix: csr_array, bad: Ints, victims: Ints) -> csr_array:
+        """The weight of every peer's row in what the victims are told, (victims, P)."""
+        near = matrix[victims].tocoo()
+        at, of = near.coords
+        other, lying = of != victims[at], np.isin(of, bad)
+        honest = np.bincount(at, near.data * (other & ~lying), len(victims))
+        liars = np.bincount(at, near.data * (other & lying), len(victims))
+        far = self.eps * np.divide(1.0, liars, out=np.zeros(len(victims)), where=liars > 0)
+        pull = csr_array((-far[at] * near.data * (other & ~lying), (at, of)), near.shape)
+        return pull + csr_array((1 + far * honest, (np.arange(len(victims)), victims)), near.shape)
