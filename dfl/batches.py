@@ -113,7 +113,7 @@ class _Orders:
     """In which order a group goes through its examples: drawn when an epoch begins, forgotten when all are past it."""
 
     def __init__(self, task: Task, t: int, lanes: Ints) -> None:
-        self.address = (task.seed, "order", task.peers.start + lanes, t)
+        self.address = (task.seed, "order", task.peers[lanes], t)
         self.sizes, self.device = task.train.sizes[lanes], task.device
         self.first, self.drawn = 0, torch.empty(0)
 

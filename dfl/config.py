@@ -1,24 +1,21 @@
-"""What can be asked for: `Run`, a frozen dataclass, and the specs `name:key=value` that its fields hold.
+"""What can be asked for: `Run`, a frozen dataclass; its fields that choose a component hold specs (`dfl.specs`).
 
 The flags of the command line, the keys of a TOML file and the fields of `Run` are the same names.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dfl.errors import InputError
+from dfl.specs import flag, options
 from dfl.values import KINDS, nearest, read
-
-Component = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +26,20 @@ class Run:
         InputError: a value of the wrong kind, or a number out of its range.
     """
 
-    topology: str = "ring"
-    """The graph of the peers."""
-    mixing: str = "metropolis"
-    """The mixing matrix W on that graph."""
+    topology: str | None = None
+    """The graph of the peers; ring where they gossip and it is not given."""
+    mixing: str | None = None
+    """The mixing matrix W on that graph; metropolis where it is not given."""
     algorithm: str | None = None
     """The method; dfedavgm unless --bits is given, then qdfedavgm."""
     bits: int | None = None
     """Bits per coordinate of a message, 1 to 16: short for --compressor quantize:bits=B."""
     compressor: str | None = None
     """What a message is turned into before it is sent; none unless --bits is given."""
+    aggregator: str | None = None
+    """What a server, or a peer, makes of what it hears; the mean unless --algorithm says otherwise."""
+    attack: str = "none"
+    """How some of the peers lie, and which."""
     dataset: str = "digits"
     """The data set."""
     data_dir: Path | None = None
@@ -57,6 +58,8 @@ class Run:
     """Number of peers P; as many as there are ranks where not given."""
     rounds: int = 100
     """Rounds of training and mixing."""
+    until: str | None = None
+    """Stop at the first evaluation that is this good: accuracy=0.97, or any of the figures that --help lists."""
     local_epochs: int | None = None
     """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is given."""
     local_steps: int | None = None
@@ -92,6 +95,7 @@ class Run:
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
         _check_numbers(self)
+        _ = self.goal  # refuses what cannot be one
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for TOML and JSON; fields that are None are left out."""
@@ -110,8 +114,21 @@ class Run:
                 raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
         return cls(**values)
 
+    @property
+    def goal(self) -> tuple[str, float, bool] | None:
+        """Where to stop early: a column of metrics.csv, its value, and whether that is a least or a most."""
+        if self.until is None:
+            return None
+        name, _, text = self.until.partition("=")
+        if name not in GOALS:
+            raise InputError(f"--until: unknown figure {name!r}{nearest(name, list(GOALS))}")
+        column, at_least = GOALS[name]
+        if column == "validation_accuracy_mean" and not self.validation:
+            raise InputError(f"--until {self.until} needs validation examples: say --validation 0.1")
+        return column, read(f"--until {name}", text, "float"), at_least
+
     def settled(self, ranks: int) -> Run:
-        """The same run with peers, algorithm and compressor written out.
+        """The same run with peers, algorithm, graph, compressor and aggregator written out.
 
         Raises:
             InputError: flags that contradict each other.
@@ -127,12 +144,40 @@ class Run:
             raise InputError(
                 f"{given} with --algorithm dfedavgm, which sends its models as they are: choose --algorithm qdfedavgm"
             )
+        fitting = _fitting(self, algorithm, (compressor, given))
         if self.local_epochs is not None and self.local_steps is not None:
             raise InputError(
                 f"--local-epochs {self.local_epochs} and --local-steps {self.local_steps} contradict: give one of them"
             )
         peers = ranks if self.peers is None else self.peers
-        return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers)
+        return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers, **fitting)
+
+
+def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str, Any]:
+    """The graph and the aggregator of a run as they go with its algorithm.
+
+    Raises:
+        InputError: a flag that has no part in the algorithm.
+    """
+    from dfl.algorithms import ALGORITHMS
+
+    name = _name(algorithm)
+    if name not in ALGORITHMS:
+        return {}  # refused where components are chosen
+    method, rule = ALGORITHMS[name], "fltrust" if name == "fltrust" else "mean"
+    aggregator = run.aggregator or rule
+    for given, idle in (
+        (f"--topology {run.topology}", run.topology and not method.gossips),
+        (f"--mixing {run.mixing}", run.mixing and not method.gossips),
+        (compressor[1], _name(compressor[0]) != "none" and "compressor" not in method.takes),
+        (f"--aggregator {aggregator}", _name(aggregator) != rule and "aggregator" not in method.takes),
+        (f"--aggregator {aggregator}", name == "fltrust" and _name(aggregator) != rule),
+        (f"--init {run.init}", run.init == "independent" and method.serves),
+    ):
+        if idle:
+            raise InputError(f"{given} has no part in --algorithm {name}: leave it out")
+    graph = {"topology": run.topology or "ring", "mixing": run.mixing or "metropolis"} if method.gossips else {}
+    return {"aggregator": aggregator, **graph}
 
 
 def _check_kinds(run: Run) -> None:
@@ -164,6 +209,14 @@ def _check_numbers(run: Run) -> None:
             raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)!r}")
 
 
+GOALS = {
+    "accuracy": ("accuracy_mean", True), "accuracy_min": ("accuracy_min", True),
+    "accuracy_mean_model": ("accuracy_mean_model", True), "local_accuracy": ("local_accuracy_mean", True),
+    "validation_accuracy": ("validation_accuracy_mean", True), "train_loss": ("train_loss", False),
+    "consensus_distance": ("consensus_distance", False),
+}  # fmt: skip
+"""What a run may stop at: its name, the column of metrics.csv, and whether more of it is better."""
+
 MOST = 2**31 - 1
 _RANGES = {
     "bits": (1, 16), "examples_per_peer": (1, MOST), "peers": (1, MOST), "rounds": (0, MOST), "local_epochs": (1, MOST),
@@ -172,76 +225,5 @@ _RANGES = {
 }  # fmt: skip
 
 
-def flag(name: str) -> str:
-    """The flag of a field: local_steps -> --local-steps."""
-    return "--" + name.replace("_", "-")
-
-
-def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[Any]:
-    """Read a spec `name` or `name:key=value,key=value` against a registry.
-
-    A component's options are its keyword-only parameters; their annotations say how a value is read.
-
-    Args:
-        where: the flag, for messages.
-        spec: what the user wrote.
-        registry: name -> component.
-
-    Returns:
-        The component with its options bound.
-
-    Raises:
-        InputError: an unknown name or option, a value of the wrong kind, or a missing option.
-    """
-    name, colon, rest = spec.partition(":")
-    if name not in registry:
-        raise InputError(f"{where}: unknown {name!r}{nearest(name, list(registry))}")
-    known, given = options(registry[name]), {}
-    for item in rest.split(",") if colon else []:
-        key, equals, text = item.partition("=")
-        if key not in known:
-            raise InputError(f"{where} {name}: unknown option {key!r}{nearest(key, list(known))}")
-        if not equals or key in given:
-            raise InputError(f"{where} {name}: options are written {key}=VALUE, each once, not {rest!r}")
-        given[key] = read(f"{where} {name}: {key}", text, _kind(known[key]))
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise InputError(f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}")
-    return partial(registry[name], **given)
-
-
-def options(component: Component) -> dict[str, inspect.Parameter]:
-    """The options of a component, by name."""
-    parameters = inspect.signature(component).parameters
-    return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-
-
-def describe(registry: Mapping[str, Component]) -> str:
-    """Every component of a registry with its options and their defaults, for --help."""
-    return " · ".join(map(_usage, registry, registry.values()))
-
-
-def _usage(name: str, component: Component) -> str:
-    shown = [_option(key, parameter) for key, parameter in options(component).items()]
-    return f"{name}:{','.join(shown)}" if shown else name
-
-
-def _option(key: str, parameter: inspect.Parameter) -> str:
-    value = parameter.default
-    if value is parameter.empty or value is None:
-        text = f"{key}={_kind(parameter).upper()}"
-        return text if value is not None else f"[{text}]"
-    if isinstance(value, tuple):
-        return f"{key}={'+'.join(map(str, value))}"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
 def _name(spec: str) -> str:
     return spec.partition(":")[0]
-
-
-def _kind(parameter: inspect.Parameter) -> str:
-    """An option's type, as its annotation spells it, without `None`."""
-    spelled = parameter.annotation
-    text = spelled if isinstance(spelled, str) else getattr(spelled, "__name__", str(spelled))
-    return text.removesuffix(" | None")

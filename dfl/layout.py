@@ -15,6 +15,21 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
+class Group:
+    """Some of the peers.
+
+    Attributes:
+        ids: (m,) their numbers, ascending.
+        here: (a,) the positions of those that are on this rank.
+        counts: how many of them each rank hosts.
+    """
+
+    ids: NDArray[np.int64]
+    here: NDArray[np.int64]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
 class Layout:
     """P peers on R ranks, in ascending blocks: rank r hosts range(P*r//R, P*(r+1)//R)."""
 
@@ -42,6 +57,13 @@ class Layout:
     def ranks_of(self, peers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ranks that host `peers`, one each."""
         return np.searchsorted(np.asarray(self.starts), peers, side="right").astype(np.int64) - 1
+
+    def group(self, ids: NDArray[np.int64], rank: int) -> Group:
+        """Some peers, in any order, as `rank` sees them."""
+        ids = np.sort(ids)
+        edges = np.searchsorted(ids, self.starts)
+        here = ids[edges[rank] : edges[rank + 1]] - self.starts[rank]
+        return Group(ids, here, np.diff(edges).tolist())
 
 
 def columns(d: int, ranks: int) -> list[range]:

@@ -62,13 +62,14 @@ def cosine(t: int, rounds: int, *, floor: float = 0.0) -> float:
 def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     """K_i local steps of heavy-ball SGD from x, with a fresh momentum in every round.
 
-        y^{k+1} = y^k - η (∇f(y^k) + λ y^k) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
+        y^{k+1} = y^k - η (∇f(y^k) + λ y^k + μ (y^k - x)) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
 
-    (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening.)
+    (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening. The term of μ is
+    that of FedProx, Li et al. 2020, eq. 2.)
 
     Args:
         x: (p, d), where each peer starts.
-        task: the problem; its solver says η, θ, λ, batch size and K.
+        task: the problem; its solver says η, θ, λ, μ, batch size and K.
         t: the round, which addresses the order of the examples.
 
     Returns:
@@ -78,12 +79,20 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     for lanes in groups(task):
         whole = y = task.spec.take(x, lanes)
         v = {name: torch.zeros_like(value) for name, value in y.items()}
+        origin = task.spec.take(x, lanes) if task.solver.pull else {}
         for batch in batches(task, t, lanes):
-            y, v = (_first(len(batch.index), values) for values in (y, v))
+            y, v, origin = (_first(len(batch.index), values) for values in (y, v, origin))
             accelerate(v, y, task, batch, rate)
+            _pull(v, y, origin, rate * task.solver.pull)
             _move(y, v)
         task.spec.put(whole, z, lanes)
     return z
+
+
+def _pull(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
+    """v <- v - η μ (y - x), where there is something to hold on to."""
+    for name, value in origin.items():
+        v[name].sub_((y[name] - value) * factor)
 
 
 def _move(y: Parameters, v: Parameters) -> None:
@@ -93,8 +102,7 @@ def _move(y: Parameters, v: Parameters) -> None:
 
 def _first(a: int, values: Parameters) -> Parameters:
     """The first a peers of a group: the others have done their steps."""
-    here = len(next(iter(values.values())))
-    return values if a == here else {name: value[:a] for name, value in values.items()}
+    return {name: value if len(value) == a else value[:a] for name, value in values.items()}
 
 
 def _check(name: str, value: float, good: bool, accepted: str) -> None:

@@ -6,6 +6,8 @@ order, so that no figure depends on the ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,17 +52,22 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
 
 
 def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Floats, Floats]:
-    """Mean loss and accuracy of every row of x (p, d) on that peer's own examples, (p,) each; NaN where it has none."""
-    loss, right, starts = np.zeros(len(x)), np.zeros(len(x)), examples.starts
+    """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
+
+    x is (p, d), or the one row (1, d) that all have.
+    """
+    starts = examples.starts
+    loss, right = np.zeros((2, len(starts)))
     chunk = min(CHUNK, exam.longest)
-    for first in range(0, int(examples.sizes.max()) if len(x) else 0, chunk):
+    for first in range(0, int(examples.sizes.max(initial=0)), chunk):
         counts = np.clip(examples.sizes - first, 0, chunk)
         some = np.flatnonzero(counts)
         for lanes in np.split(some, range(LANES, len(some), LANES)):
             real = np.arange(chunk) < counts[lanes, None]
             index = starts[lanes, None] + (first + np.arange(chunk)) * real
             inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
-            out = task.outputs(task.spec.take(x, lanes), task.inputs(inputs))
+            models = task.spec.take(x, lanes) if len(x) == len(starts) else task.spec.views(x.expand(len(lanes), -1))
+            out = task.outputs(models, task.inputs(inputs))
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
             right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if exam.classes else np.nan
@@ -68,9 +75,10 @@ def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Float
         return loss / examples.sizes, right / examples.sizes
 
 
-def models(x: Tensor, world: World) -> NDArray[Any] | None:
-    """All peers' models (P, d) on rank 0; None elsewhere."""
-    return world.gather(x.cpu().numpy())
+def models(x: Tensor, setting: Setting) -> NDArray[Any] | None:
+    """All peers' models (P, d), or the server's (1, d), on rank 0; None elsewhere."""
+    mine = x[:0] if setting.algorithm.serves and setting.world.rank else x
+    return setting.world.gather(mine.cpu().numpy())
 
 
 def broken(x: Tensor) -> NDArray[np.int64]:
@@ -81,42 +89,58 @@ def broken(x: Tensor) -> NDArray[np.int64]:
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
-def consensus(x: Tensor, world: World, layout: Layout) -> tuple[float, Tensor | None]:
+def apart(x: Tensor, setting: Setting) -> tuple[float, Tensor | None]:
+    """How far the honest peers are apart, and their mean model, as `consensus` says; the server's where it has one."""
+    if setting.algorithm.serves:
+        return 0.0, x[0]
+    return consensus(x, setting.world, setting.layout, setting.network.speech.liars)
+
+
+def consensus(
+    x: Tensor, world: World, layout: Layout, liars: Sequence[int] | NDArray[np.int64] = ()
+) -> tuple[float, Tensor | None]:
     """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
 
-    Every rank adds up its own coordinates over all peers, in float64, in peer order and in fixed blocks.
+    The means are over all peers but the liars. Every rank adds up its own coordinates over all peers, in float64, in
+    peer order and in fixed blocks.
     """
     cut = columns(x.shape[1], world.size)
     everyone = world.columns(x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
-    mean, squares = np.zeros(everyone.shape[1]), []
+    everyone = np.delete(everyone, liars, axis=0) if len(liars) else everyone
+    peers, mean, squares = len(everyone), np.zeros(everyone.shape[1]), []
     for block in blocks(everyone.shape[1]):
         part = everyone[:, block]
-        mean[block] = np.add.reduce(part, axis=0, dtype=np.float64) / layout.peers
-        rows = (part[first : first + LANES] - mean[block] for first in range(0, layout.peers, LANES))
+        mean[block] = np.add.reduce(part, axis=0, dtype=np.float64) / peers
+        rows = (part[first : first + LANES] - mean[block] for first in range(0, peers, LANES))
         squares.append(np.concatenate([(row**2).sum(1) for row in rows]))
     means = world.gather(mean)
-    apart = world.gather(np.array(squares).reshape(-1, layout.peers))
-    if means is None or apart is None:
+    squared = world.gather(np.array(squares).reshape(-1, peers))
+    if means is None or squared is None:
         return 0.0, None
-    return float(np.sqrt(apart.sum(0).sum() / layout.peers)), torch.from_numpy(means).to(x.device, x.dtype)
+    return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(x.device, x.dtype)
 
 
 def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
-    task, exam, x = setting.task, setting.exam, state.x
-    own = {"accuracy": on_common(x, task, exam)}
+    task, exam, x, network = setting.task, setting.exam, state.x, setting.network
+    own = {"accuracy": _each(on_common(x, task, exam), task)}
     own["train_loss"], _ = on_own(x, task, task.train, exam)
     _, own["local_accuracy"] = on_own(x, task, exam.local, exam)
     if setting.run.validation:
         _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam)
+    if exam.triggered:
+        inputs, labels = exam.triggered
+        own["backdoor_success"] = _each(on_common(x, task, replace(exam, inputs=inputs, labels=labels)), task)
     own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
-    own["payload_bytes"] = setting.network.payload.astype(np.float64)
+    own |= {"payload_bytes": network.payload.astype(np.float64), "told_bytes": network.told.astype(np.float64)}
+    own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
 
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
-    """The means over peers that stand in a row of metrics.csv."""
+    """The figures over honest peers that stand in a row of metrics.csv."""
+    peers = {name: values[peers["liar"] == 0] for name, values in peers.items()}
     accuracy = peers["accuracy"]
     row = {
         "train_loss": _mean(peers["train_loss"]),
@@ -125,11 +149,43 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
         "accuracy_max": float(accuracy.max()),
         "accuracy_std": float(accuracy.std()),
         "local_accuracy_mean": _mean(peers["local_accuracy"]),
-        "payload_bytes": int(peers["payload_bytes"].sum()),
     }
-    if "validation_accuracy" in peers:
-        row["validation_accuracy_mean"] = _mean(peers["validation_accuracy"])
+    row |= {f"{name}_mean": _mean(peers[name]) for name in ("validation_accuracy", "backdoor_success") if name in peers}
     return row | {name: float(peers[name].max()) for name in declared}
+
+
+def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
+    """What all peers, and a server, have said so far; from a server up and down apart.
+
+    `parameters_k_plus_m` is how LG-FedAvg's Table 1 counts: the server's model goes to all K peers, and m answer.
+    """
+    up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
+    if not setting.algorithm.serves:
+        return {"payload_bytes": up}
+    models = setting.network.answers + setting.layout.peers * setting.network.speeches
+    return {
+        "payload_bytes": up + down,
+        "upload_bytes": up,
+        "download_bytes": down,
+        "parameters_k_plus_m": models * setting.task.spec.d,
+    }
+
+
+def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
+    """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
+
+    NaN where it never is. Source: McMahan et al. 2017, section 3, "increasing the number of rounds".
+    """
+    best = np.maximum.accumulate(accuracy)
+    k = int(np.searchsorted(best, target))
+    if k == len(best):
+        return float("nan")
+    return float(rounds[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], rounds[k - 1 : k + 1]))
+
+
+def _each(values: Floats, task: Task) -> Floats:
+    """The figures of every peer here, where all may have the same model."""
+    return values if len(values) == len(task.peers) else np.repeat(values, len(task.peers))
 
 
 def _mean(values: Floats) -> float:

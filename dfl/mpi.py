@@ -104,30 +104,47 @@ class World:
         self._wait(self.comm.Igatherv([_flat(rows), self._byte], target, root=0))
         return whole
 
+    def everywhere(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Stack every rank's rows along axis 0, in rank order, on every rank."""
+        if self.size == 1:
+            return rows
+        counts = np.zeros(self.size, np.int64)
+        self._wait(self.comm.Iallgather(np.array([rows.nbytes], np.int64), counts))
+        wide = max(1, int(np.prod(rows.shape[1:])) * rows.itemsize)
+        whole = np.empty((int(counts.sum()) // wide, *rows.shape[1:]), rows.dtype)
+        self._wait(self.comm.Iallgatherv([_flat(rows), self._byte], [_flat(whole), *_places(counts), self._byte]))
+        return whole
+
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
-        """Turn rows of peers into columns of coordinates.
+        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), every peer in ascending order.
 
         Args:
             rows: (p, d), this rank's peers.
             cut: the coordinates that each rank is to have (`layout.columns`).
             counts: the peers on each rank.
-
-        Returns:
-            (P, len(cut[rank])), every peer in ascending order.
         """
         if self.size == 1:
             return rows
-        mine, item = cut[self.rank], rows.itemsize
+        mine = len(cut[self.rank])
         out = np.concatenate([np.ascontiguousarray(rows[:, c.start : c.stop]).reshape(-1) for c in cut])
-        whole = np.empty((sum(counts), len(mine)), rows.dtype)
-        sends = np.array([rows.shape[0] * len(c) * item for c in cut], np.int64)
-        receives = np.array([n * len(mine) * item for n in counts], np.int64)
-        self._wait(
-            self.comm.Ialltoallv(
-                [_flat(out), *_places(sends), self._byte], [_flat(whole), *_places(receives), self._byte]
-            )
-        )
-        return whole
+        swapped = self._swap(out, [rows.shape[0] * len(c) for c in cut], [n * mine for n in counts])
+        return swapped.reshape(sum(counts), mine)
+
+    def rows(self, whole: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+        """Turn columns of coordinates into rows of peers, (p, d); the inverse of `columns`."""
+        if self.size == 1:
+            return whole
+        mine, peers = len(cut[self.rank]), counts[self.rank]
+        swapped = self._swap(whole.reshape(-1), [n * mine for n in counts], [peers * len(c) for c in cut])
+        return np.concatenate([swapped[peers * c.start : peers * c.stop].reshape(peers, len(c)) for c in cut], axis=1)
+
+    def _swap(self, out: NDArray[Any], sends: list[int], receives: list[int]) -> NDArray[Any]:
+        """Some numbers for every rank, some from every rank, one behind the other."""
+        into = np.empty(sum(receives), out.dtype)
+        places = (_places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives))
+        boxes = [[_flat(numbers), *place, self._byte] for numbers, place in zip((out, into), places, strict=True)]
+        self._wait(self.comm.Ialltoallv(*boxes))
+        return into
 
     def link(self, sends: dict[int, int], receives: dict[int, int]) -> Any:
         """A distributed-graph communicator that joins the ranks of one plan; made once, on every rank at a time."""

@@ -1,170 +1,73 @@
-"""How do words travel? `share` speaks to neighbours; all that happens to a message happens in it.
+"""How do words travel? `share` speaks to neighbours, `collect` to a server, and `tell` is what the server says.
 
-A message is encoded, counted, sent and decoded here, in that order. What a method remembers about its messages
-lives in the method's state.
+All that happens to a message happens in them: it is falsified, encoded, counted, sent and decoded, in that order. What
+a method remembers about its messages lives in the method's state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from dfl import keys
-from dfl.layout import Layout
+from dfl.aggregators import Outcome, Words
+from dfl.attacks import Seen
+from dfl.heard import Heard, error
+from dfl.layout import Group
 from dfl.mixing import weigh
-from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.network import Network
+from dfl.plan import Arcs, EdgePlan, PeerPlan, Union
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.compressors import Compressor
-    from dfl.mpi import World
+    from dfl.task import Task
 else:
     from dfl.lazy import torch
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What one `share` brought.
+class Collected(NamedTuple):
+    """What a server made of words: a row (1, d), and a score (p,) of each peer, NaN for those that it did not judge."""
 
-    Attributes:
-        own: this rank's words as those who hear them decode them: (p, m), or (a, m) over the a edges that speak.
-        far: (r, m), words from other ranks.
-        plan: who said what to whom.
-        error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's word, the worst of those over its edges; 0 for a word
-            of zeros, NaN in a round that nobody looks at.
-    """
-
-    own: Tensor
-    far: Tensor
-    plan: PeerPlan | EdgePlan
-    error: Tensor
-
-    @property
-    def words(self) -> Tensor:
-        """(b, m), what was heard over each edge, in the order of `EdgePlan.into`."""
-        assert isinstance(self.plan, EdgePlan)
-        return (torch.cat([self.own, self.far]) if len(self.far) else self.own)[self.plan.arrange]
-
-    def average(self) -> Tensor:
-        """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
-        assert isinstance(self.plan, PeerPlan), "words over edges are weighed by the method itself"
-        below, own, above = self.plan.weights
-        cut = below.shape[1]
-        return weigh((below, self.far[:cut]), (own, self.own), (above, self.far[cut:]))
-
-
-class Route(NamedTuple):
-    """Where messages of one width lie: which to put together first, if any; bytes and places to and from each rank."""
-
-    gather: Tensor | None
-    leaving: tuple[list[int], list[int]]
-    arriving: tuple[list[int], list[int]]
-    heard: int
-
-
-class Network:
-    """A sequence of mixing matrices, a compressor, and two counts of bytes.
-
-    Attributes:
-        payload: (p,) int64, bytes that each of this rank's peers has sent over its edges, whatever the ranks.
-        wire: bytes that this rank has handed to MPI.
-    """
-
-    def __init__(self, weights: Sequence[csr_array], world: World, compressor: Compressor, seed: int) -> None:
-        self.weights, self.world, self.compressor, self.seed = weights, world, compressor, seed
-        self.layout = Layout(weights[0].shape[0], world.size)
-        self.payload = np.zeros(len(self.layout.block(world.rank)), np.int64)
-        self.wire = 0
-        self._links: dict[int, Any] = {}
-        self._routes: dict[tuple[int, int], Route] = {}
-
-    @cached_property
-    def union(self) -> Union:
-        """Every edge that any round uses."""
-        return Union.of(self.weights, self.layout, self.world.rank)
-
-    def at(self, t: int, seen: bool = True) -> Net:
-        """The network as a method sees it in round t, and whether somebody looks at what the round leads to."""
-        return Net(self, t, seen)
-
-    def peer_plan(self, t: int) -> PeerPlan:
-        """The plan of round t for one word per peer."""
-        return self._peer_plans[t % len(self.weights)]
-
-    def edge_plan(self, t: int) -> EdgePlan:
-        """The plan of round t for one word per edge."""
-        return self._edge_plans[t % len(self.weights)]
-
-    def link(self, plan: PeerPlan | EdgePlan) -> Any:
-        """What joins the ranks of a plan, made at its first use."""
-        if id(plan) not in self._links:
-            self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
-        return self._links[id(plan)]
-
-    def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
-        """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
-        if self.world.size == 1:
-            return messages[:0]
-        route, leaving = self._route(plan, messages), messages.contiguous()
-        if route.gather is not None:
-            leaving = leaving.index_select(0, route.gather.to(messages.device))
-        if not self.world.reads(messages.device.type):
-            leaving = leaving.cpu()
-        elif leaving.device.type == "cuda":
-            torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
-        arriving = leaving.new_empty((route.heard, messages.shape[1]))
-        self.world.exchange(self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving))
-        self.wire += sum(route.leaving[0])
-        return arriving.to(messages.device)
-
-    def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
-        """Where messages of one width go and come from; worked out once."""
-        wide, near = messages.shape[1], self.world.reads(messages.device.type)
-        if (id(plan), wide) not in self._routes:
-            sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
-            behind = np.cumsum(sends) - sends
-            # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
-            runs = plan.runs if near and messages.numel() < 2**31 else None
-            self._routes[id(plan), wide] = Route(
-                None if runs is not None else torch.from_numpy(plan.send),
-                ((sends * wide).tolist(), ((behind if runs is None else runs) * wide).tolist()),
-                ((receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
-                int(receives.sum()),
-            )
-        return self._routes[id(plan), wide]
-
-    def close(self) -> None:
-        """Give the links between ranks back to MPI, on every rank at a time."""
-        for link in self._links.values():
-            if link is not None:
-                link.Free()
-        self._links.clear()
-
-    @cached_property
-    def _peer_plans(self) -> list[PeerPlan]:
-        return [peer_plan(matrix, self.layout, self.world.rank) for matrix in self.weights]
-
-    @cached_property
-    def _edge_plans(self) -> list[EdgePlan]:
-        return [edge_plan(matrix, self.layout, self.world.rank, self.union) for matrix in self.weights]
+    row: Tensor
+    scores: Tensor
 
 
 @dataclass(frozen=True)
 class Net:
-    """The network in round t."""
+    """The network as a method sees it in round t.
+
+    Attributes:
+        network: what there is.
+        t: the round.
+        seen: whether somebody looks at what the round leads to.
+    """
 
     network: Network
     t: int
-    seen: bool
+    seen: bool = True
+
+    @property
+    def peers(self) -> int:
+        """P."""
+        return self.network.layout.peers
+
+    @property
+    def hosted(self) -> int:
+        """p."""
+        return len(self.network.payload)
+
+    @property
+    def rule(self) -> partial[Outcome]:
+        """What listeners make of the words of several."""
+        return self.network.speech.rule
 
     @property
     def fixed(self) -> bool:
@@ -197,48 +100,119 @@ class Net:
             edges: `net.edges` where there is a row per edge.
             slot: names this share where a round has several; it is part of every random address.
         """
-        network = self.network
+        network, honest = self.network, words
+        if edges is None and network.speech.attack.per_edge:
+            edges = self.edges
+            words = self._tell_lies(words, edges, slot)
+        else:
+            words = self._lie(words, network.everyone, slot) if edges is None else words
         plan = edges or network.peer_plan(self.t)
-        kind = "edges" if edges else "peers"
+        messages = self._encode(words, ("edges" if edges else "peers", plan.ids), slot)
+        network.payload += plan.copies * messages.shape[1]
+        own, far = (self._decode(each, words) for each in (messages, network.carry(plan, messages)))
+        lost = error(words, own, plan) if self.seen else _nan(len(plan.copies))
+        return Heard(own, far, plan, lost, own if isinstance(plan, PeerPlan) else honest)
+
+    def group(self, ids: NDArray[np.int64]) -> Group:
+        """Some peers, by their numbers."""
+        return self.network.layout.group(ids, self.network.world.rank)
+
+    def tell(self, row: Tensor, to: Group) -> Tensor:
+        """What the server says to a group, a row (1, d), as it arrives at each of them."""
+        self.network.speeches += 1
+        self.network.told[to.here] += row.shape[1] * row.element_size()
+        return row
+
+    def collect(
+        self, words: Tensor, group: Group, weights: NDArray[Any], trusted: Tensor | None = None, slot: str = "x"
+    ) -> Collected:
+        """Let a group say something to the server, whose rule makes one row of it.
+
+        Args:
+            words: (a, d), one row per member of the group on this rank: always a step z - w, never a model.
+            group: who speaks.
+            weights: (a,), how much each of them counts.
+            trusted: (1, d), the server's own step, where it has one.
+            slot: names this collect where a round has several.
+        """
+        network = self.network
+        words = self._lie(words, group, slot, trusted)
+        messages = self._encode(words, ("peers", group.ids[self._span(group.counts)]), slot)
+        network.payload[group.here] += messages.shape[1]
+        network.answers += len(group.ids)
+        everyone = network.world.everywhere(np.asarray(weights, np.float64))
+        heard = network.words(self._decode(messages, words), group, everyone / everyone.sum(), trusted)
+        network.wire += words.nbytes + heard.rows.nbytes if network.world.size > 1 else 0
+        outcome = network.speech.rule(heard)
+        row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
+        scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
+        if outcome.scores is not None:
+            scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
+        return Collected(row[None], scores)
+
+    def at_server(self, work: Callable[[Task], Tensor], task: Task) -> Tensor:
+        """The server's own work on its own problem, a row (1, d): done on rank 0, known to all, and said to nobody."""
+
+        def row() -> Tensor:
+            assert task.server is not None, "the method has named no examples for the server"
+            return work(task.server)
+
+        if self.network.world.size == 1:
+            return row()
+        said = self.network.world.from_root(lambda: row().cpu().numpy().tobytes())
+        return torch.frombuffer(bytearray(said), dtype=task.dtype)[None].to(task.device)
+
+    def _encode(self, words: Tensor, who: tuple[str, NDArray[np.int64]], slot: str) -> Tensor:
+        kind, ids = who
 
         def draw(rows: slice, places: slice) -> Tensor:
-            address = (network.seed, f"quantize {kind}", plan.ids[rows], self.t, slot)
+            address = (self.network.seed, f"quantize {kind}", ids[rows], self.t, slot)
             return keys.bits(*address, n=places, device=words.device)
 
-        messages = network.compressor.encode(words, draw)
-        network.payload += plan.copies * messages.shape[1]
-        own, far = (
-            network.compressor.decode(each, words.shape[1], words.dtype)
-            for each in (messages, network.carry(plan, messages))
-        )
-        return Heard(own, far, plan, _error(words, own, plan) if self.seen else _nan(len(plan.copies)))
+        return self.network.speech.compressor.encode(words, draw)
+
+    def _decode(self, messages: Tensor, words: Tensor) -> Tensor:
+        return self.network.speech.compressor.decode(messages, words.shape[1], words.dtype)
+
+    def _lie(self, words: Tensor, group: Group, slot: str, trusted: Tensor | None = None) -> Tensor:
+        """The words (a, m) of a group, those of liars falsified; what liars know of the others is not counted."""
+        network = self.network
+        bad = np.flatnonzero(np.isin(group.ids, network.speech.liars))
+        if not network.speech.attack.speaks or not len(bad):
+            return words
+        liars, n = self.group(group.ids[bad]), len(group.ids)
+        knows = network.words(words, group, np.full(n, 1 / n), trusted)
+        said = network.speech.attack.say(self._seen(knows, bad, liars, slot))
+        return _replaced(words, np.isin(group.here, liars.here), network.rows(said, words, liars.counts))
+
+    def _tell_lies(self, words: Tensor, edges: EdgePlan, slot: str) -> Tensor:
+        """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
+        network = self.network
+        matrix = network.weights[self.t % len(network.weights)]
+        arcs, liars = Arcs.of(matrix), self.group(network.speech.liars)
+        pairs = np.stack([arcs.sender, arcs.receiver], axis=1)[np.isin(arcs.sender, liars.ids)]
+        pairs = pairs[np.lexsort(pairs.T[::-1])]
+        knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
+        said = network.speech.attack.tell(self._seen(knows, liars.ids, liars, slot), matrix, pairs)
+        counts = np.bincount(network.layout.ranks_of(pairs[:, 0]), minlength=network.world.size).tolist()
+        words = words[torch.from_numpy(edges.owner)]
+        return _replaced(words, np.isin(edges.owner, liars.here), network.rows(said, words, counts))
+
+    def _seen(self, knows: Words, bad: NDArray[np.int64], liars: Group, slot: str) -> Seen:
+        world, d = self.network.world, knows.rows.shape[1]
+        first = int(world.everywhere(np.array([d]))[: world.rank].sum())
+        return Seen(knows, bad, liars.ids, slice(first, first + d), (self.network.seed, self.t, slot))
+
+    def _span(self, counts: list[int]) -> slice:
+        """Where the members of a group that are on this rank stand among all of its members."""
+        rank = self.network.world.rank
+        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
-def _error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
-    """||Q(x) - x||^2 / ||x||^2, the worst of each peer's words, (p,)."""
-    if own.data_ptr() == said.data_ptr():  # said as they are
-        return torch.zeros(len(plan.copies), dtype=torch.float64)
-    worst, owner = np.zeros(len(plan.copies)), plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said))
-    few = max(1, 2**18 // max(1, said.shape[1]))
-    for first in range(0, len(said), few):
-        rows = slice(first, first + few)
-        lost, whole = _squares(own[rows] - said[rows]), _squares(said[rows])
-        with np.errstate(invalid="ignore"):  # of a peer that diverged
-            np.maximum.at(worst, owner[rows], lost / np.maximum(whole, 1e-300))
-    return torch.from_numpy(worst)
-
-
-def _squares(words: Tensor) -> NDArray[np.float64]:
-    """||word||^2 of every row, by numpy: torch splits a lone row among its threads, and rounds otherwise."""
-    values: NDArray[np.float64] = np.square(words.cpu().numpy(), dtype=np.float64).sum(1)
-    return values
+def _replaced(words: Tensor, which: NDArray[np.bool_], others: Tensor) -> Tensor:
+    """The words with some of them replaced."""
+    return words.index_copy(0, torch.from_numpy(np.flatnonzero(which)).to(words.device), others)
 
 
 def _nan(n: int) -> Tensor:
     return torch.full((n,), math.nan, dtype=torch.float64)
-
-
-def _flat(messages: Tensor) -> Any:
-    """The bytes of messages as MPI takes them."""
-    flat = messages.view(-1)
-    return flat.numpy() if flat.device.type == "cpu" else flat

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, hstack
 
 from dfl.layout import Layout
 
@@ -59,6 +59,11 @@ class PeerPlan(Plan):
 
     weights: tuple[csr_array, csr_array, csr_array]
 
+    @cached_property
+    def near(self) -> csr_array:
+        """The three parts in one, (p, r1 + p + r2)."""
+        return csr_array(hstack(self.weights))
+
 
 @dataclass(frozen=True)
 class EdgePlan(Plan):
@@ -71,6 +76,8 @@ class EdgePlan(Plan):
         arrange: (b,) where each word heard lies: among the a said here, then those received.
         push: (p, e) weights w_ki on outgoing edges i -> k.
         pull: (p, e') weights w_ij on incoming edges j -> i.
+        near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b words heard, and behind them
+            on the peers' own.
     """
 
     owner: Ints
@@ -79,6 +86,7 @@ class EdgePlan(Plan):
     arrange: Ints
     push: csr_array
     pull: csr_array
+    near: csr_array
 
 
 class Arcs(NamedTuple):
@@ -181,7 +189,16 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> Edg
         arrange=arrange,
         push=csr_array((said.weight, (owner, out)), shape=(len(mine), len(union.out))),
         pull=csr_array((heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))),
+        near=_closed(heard, matrix.diagonal()[mine.start : mine.stop], mine),
     )
+
+
+def _closed(heard: Arcs, own: NDArray[np.float64], mine: range) -> csr_array:
+    """`EdgePlan.near`."""
+    receiver, sender = (np.concatenate([of, mine]) for of in (heard.receiver, heard.sender))
+    order = np.lexsort((sender, receiver))
+    ends = np.searchsorted(receiver[order], [*mine, mine.stop])
+    return csr_array((np.concatenate([heard.weight, own])[order], order, ends), shape=(len(mine), len(order)))
 
 
 def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> Arcs:

@@ -49,16 +49,17 @@ def figures(
     Args:
         rows: metrics.csv.
         peers: accuracy and train_loss (P,) at the end.
-        weights: the mixing matrices.
+        weights: the mixing matrices; none where peers do not gossip.
         label_counts: (P, classes) training examples; (P, 0) where labels are no classes.
         run: what ran, for the titles.
     """
-    drawn = {"consensus_distance": consensus_distance(rows, run)}
+    drawn = {"consensus_distance": consensus_distance(rows, run)} if weights else {}
     value, name = peers["train_loss"], "training loss"
     if not np.isnan(peers["accuracy"]).all():
         value, name = peers["accuracy"], "accuracy on the common test set"
         drawn |= {"accuracy_by_round": accuracy_by_round(rows, run), "accuracy_by_bytes": accuracy_by_bytes(rows, run)}
-    drawn["graph"] = graph(weights, value, name, run)
+    if weights:
+        drawn["graph"] = graph(weights, value, name, run)
     if label_counts.size:
         drawn["label_distribution"] = label_distribution(label_counts, run)
     return drawn

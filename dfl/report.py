@@ -173,7 +173,8 @@ class Folder:
         run, facts = self.setting.run, self.setting.facts
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
-        name = f"{run.topology}, {run.peers} peers, {run.algorithm}, {run.dataset} ({run.partition}), {run.model}"
+        graph = f"{run.topology}, " if run.topology else ""
+        name = f"{graph}{run.peers} peers, {run.algorithm}, {run.dataset} ({run.partition}), {run.model}"
         drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
         (self.path / "figures").mkdir(exist_ok=True)
         for title, figure in drawn.items():
@@ -229,19 +230,21 @@ def circumstances(setting: Setting) -> dict[str, Any]:
 
 def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
     """The columns of peers.csv, each with P entries."""
-    facts, counts = setting.facts, peers["payload_bytes"].astype(np.int64)
+    facts, said = setting.facts, peers["payload_bytes"].astype(np.int64)
     assert facts is not None
     everyone = range(setting.layout.peers)
-    measured = ("accuracy", "local_accuracy", "validation_accuracy", "train_loss")
+    measured = ("accuracy", "local_accuracy", "validation_accuracy", "train_loss", "backdoor_success", "trust")
     labels = [" ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row)) for row in facts.label_counts]
     return {
         "peer": list(everyone),
         "rank": [setting.layout.rank_of(i) for i in everyone],
-        "degree": facts.graph.degrees.tolist(),
+        **({"degree": facts.graph.degrees.tolist()} if facts.graph else {}),
         "n_train": facts.sizes[:, 0].tolist(),
         "labels": labels,
         **{name: peers[name].tolist() for name in measured if name in peers},
-        "payload_bytes_sent": counts.tolist(),
+        **({"liar": peers["liar"].astype(int).tolist()} if peers["liar"].any() else {}),
+        "payload_bytes_sent": said.tolist(),
+        **({"payload_bytes_received": peers["told_bytes"].astype(int).tolist()} if setting.algorithm.serves else {}),
     }
 
 

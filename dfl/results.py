@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.config import Run, choose, flag
+from dfl.config import Run
 from dfl.errors import InputError
+from dfl.metrics import rounds_to
 from dfl.models import MODELS
+from dfl.specs import choose, flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +54,10 @@ class Result:
         """The evaluations so far, a row each."""
         return self._table("metrics.csv")
 
+    def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
+        """After how many rounds a figure reached a target, as `dfl.metrics.rounds_to` counts; NaN where it did not."""
+        return rounds_to(self.rows["round"].tolist(), self.rows[column].tolist(), target)
+
     @cached_property
     def peers(self) -> pd.DataFrame:
         """The peers at the end, a row each."""
@@ -77,7 +83,8 @@ class Result:
         peers = self.run.peers or 0
         if not 0 <= peer < peers:
             raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {peer}")
-        return self._filled({name: value[peer].clone() for name, value in self.state.items()})
+        # A server's model is everybody's, and the only one.
+        return self._filled({name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()})
 
     def mean_model(self) -> Module:
         """A fresh module with the mean of all peers' weights, taken in float64 as `accuracy_mean_model` does.

@@ -14,9 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from dfl.config import Run, describe, flag
+from dfl.config import Run
 from dfl.errors import DivergedError, InputError
 from dfl.mpi import World, connect, first
+from dfl.specs import describe, flag
 from dfl.values import nearest, read
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _new_folder(run: Run) -> Path:
     Raises:
         InputError: it cannot be made.
     """
-    what = "-".join(spec.partition(":")[0] for spec in (run.algorithm or "", run.topology, run.dataset))
+    what = "-".join(spec.partition(":")[0] for spec in (run.algorithm, run.topology, run.dataset) if spec)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}"
     for n in count(1):
         folder = Path("runs") / (name if n == 1 else f"{name}-{n}")

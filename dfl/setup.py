@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dfl import keys
 from dfl.batches import widths
-from dfl.config import Run
+from dfl.config import MOST, Run
 from dfl.dealing import Arrays
 from dfl.errors import InputError
 from dfl.models import Spec, draw
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from dfl.attacks import Attack
     from dfl.mpi import World
 else:
     from dfl.lazy import torch
@@ -44,6 +45,7 @@ class Exam:
         held_out: each peer's validation examples.
         classes: number of labels; 0 where labels are no classes, and nothing is called accuracy.
         longest: the most examples that any peer anywhere has of its own, of one kind.
+        triggered: inputs and labels on which a backdoor would show; None where there is none.
     """
 
     inputs: Tensor
@@ -52,12 +54,13 @@ class Exam:
     held_out: Examples
     classes: int
     longest: int
+    triggered: tuple[Tensor, Tensor] | None
 
 
 class Place(NamedTuple):
     """Which peers a rank hosts, and on which device."""
 
-    peers: range
+    peers: NDArray[np.int64]
     device: torch.device
 
 
@@ -66,8 +69,8 @@ class Facts:
     """What rank 0 knows of a run before it starts, for the header, --dry-run and the report.
 
     Attributes:
-        graph: edges, directed, degrees (P,), notes (`topologies.Network`).
-        spectrum: second, smallest, gap, half_rounds (`topologies.Spectrum`).
+        graph: edges, directed, degrees (P,), notes (`topologies.Network`); None where peers do not gossip.
+        spectrum: second, smallest, gap, half_rounds (`topologies.Spectrum`); None likewise.
         label_counts: (P, classes) training examples; (P, 0) where labels are no classes.
         sizes: (P, 3) training, validation and own test examples.
         shape: shape of one example.
@@ -108,12 +111,36 @@ def make_task(
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
-    mine, padded = slice(place.peers.start, place.peers.stop), widths(sizes, run.batch_size)
+    mine, solver = place.peers, parts["algorithm"].solver(_solver(run, parts))
+    padded = widths(sizes, solver.batch_size)
     task = Task(
-        module, spec, loss, place.peers, Examples(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
-        int(common["classes"]), scale, shift, _solver(run, parts), run.seed,
+        module, spec, loss, mine, Examples.of(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
+        int(common["classes"]), scale, shift, solver, run.seed,
     )  # fmt: skip
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
+
+
+def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:
+    """Give the server its own problem, on rank 0.
+
+    Args:
+        task: the problem of this rank's peers.
+        root: inputs and labels of the server's examples.
+        sizes: (P,), training examples of every peer.
+        pools: whether the server has the examples of all, and goes through them as often as a peer through its own;
+            else it takes as many steps as the peer that takes most.
+    """
+    inputs, labels = (_tensor(root[name]).to(task.device) for name in ("inputs", "labels"))
+    held, solver = np.array([len(labels)]), task.solver
+    if not pools:
+        most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
+        solver = replace(solver, steps=int(solver.steps or most))
+    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held)
+    server = np.array([len(sizes)])  # its address, behind all peers
+    return replace(
+        task,
+        server=replace(task, peers=server, train=examples, padded=widths(held, solver.batch_size), solver=solver),
+    )
 
 
 def _solver(run: Run, parts: Parts) -> Solver:
@@ -140,33 +167,38 @@ def _together(run: Run, task: Task, widest: int) -> bool:
     return task.device.type != "cpu" or bool(task.dense and run.threads == 1) or (small and not convolves)
 
 
-def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays]) -> Exam:
+def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attack) -> Exam:
     """Put together what a rank's peers are measured on."""
     common, own = arrays
-    sizes = common["sizes"][task.peers.start : task.peers.stop]
+    sizes = common["sizes"][task.peers]
     inputs, held_inputs = (
         _ready(_tensor(each).to(task.device), task.scale, task.shift) for each in (common["inputs"], own["held inputs"])
     )
     labels, held_labels = (_tensor(each).to(task.device) for each in (common["labels"], own["held labels"]))
-    local = Examples(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
-    held_out = Examples(held_inputs, held_labels, sizes[:, 1])
+    local = Examples.of(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
+    held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
     if run.eval_examples:
         chosen = np.sort(keys.generator(run.seed, "eval-examples").permutation(len(labels))[: run.eval_examples])
         inputs, labels = inputs[chosen], labels[chosen]
-    return Exam(inputs, labels, local, held_out, int(common["classes"]), int(common["sizes"].max()))
+    shown = attack.triggered(common["inputs"], common["labels"])
+    triggered = None
+    if shown is not None:
+        triggered = _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift), _tensor(shown[1]).to(task.device)
+    return Exam(inputs, labels, local, held_out, int(common["classes"]), int(common["sizes"].max()), triggered)
 
 
-def start(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
-    """Where this rank's peers start, (p, d), and what their neighbours know of that.
+def start(run: Run, task: Task, given: bool, serves: bool = False) -> tuple[Tensor, Tensor]:
+    """Where this rank's peers start, (p, d), or the server does, (1, d), and what neighbours know of that.
 
     Args:
         run: says whether all start at the same point.
         task: the problem.
         given: whether the module is the caller's own, whose parameters are the common point.
+        serves: whether there is one model, a server's.
     """
-    p, dtype = len(task.peers), task.dtype
+    p, dtype = 1 if serves else len(task.peers), task.dtype
     if run.init == "independent":
-        x = draw(task.module, run.seed, task.peers).to(task.device, dtype)
+        x = draw(task.module, run.seed, task.peers.tolist()).to(task.device, dtype)
         return x, torch.zeros_like(x)
     row = task.spec.row(task.module) if given else draw(task.module, run.seed, [0])[0]
     x = row.to(task.device, dtype).expand(p, -1).contiguous()

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import cost, dealing, keys, metrics, setup
+from dfl import cost, dealing, keys, metrics, setup, watch
+from dfl.aggregators import AGGREGATORS, Words
 from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.attacks import ATTACKS, Seen
 from dfl.compressors import COMPRESSORS
-from dfl.config import Component, Run, choose, flag
+from dfl.config import Run
 from dfl.errors import DivergedError, InputError
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
 from dfl.models import MODELS
 from dfl.mpi import World, connect
-from dfl.net import Network
+from dfl.net import Net
+from dfl.network import Network, Speech
+from dfl.roots import everything
+from dfl.specs import Component, choose, flag
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
     from torch import Tensor
     from torch.nn import Module
 
@@ -40,6 +44,8 @@ else:
 LOCAL: dict[str, Mapping[str, Component]] = {
     "algorithm": ALGORITHMS,
     "compressor": COMPRESSORS,
+    "aggregator": AGGREGATORS,
+    "attack": ATTACKS,
     "model": MODELS,
     "lr_schedule": SCHEDULES,
 }
@@ -53,13 +59,6 @@ def components() -> dict[str, Mapping[str, Component]]:
 
     graphs: dict[str, Mapping[str, Component]] = {"topology": topologies.TOPOLOGIES, "mixing": topologies.MIXINGS}
     return {**graphs, "dataset": DATASETS, "partition": PARTITIONS, **LOCAL}
-
-
-COLUMNS = (
-    "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
-    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
-)  # fmt: skip
-"""The columns of metrics.csv; those that the run or its algorithm adds come behind."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ class Setting:
 
     @cached_property
     def payload_per_round(self) -> float:
-        """Bytes that all peers together say in a round."""
-        return cost.payload_per_round(self.network, self.task.spec.d, self.task.scale.dtype)
+        """Bytes that all peers, and a server, say in a round."""
+        return cost.payload_per_round(self.algorithm, self.network, self.task.spec.d, self.task.scale.dtype)
 
 
 def simulate(
@@ -124,96 +123,29 @@ def simulate(
 
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
     run, algorithm, network, task = setting.run, setting.algorithm, setting.network, setting.task
-    with _told(report, setting) as watch:
-        state = algorithm.init(*setup.start(run, task, setting.own_module), network.at(0))
-        yield from watch.look(0, state)
-        for t in range(run.rounds):
-            state = algorithm.round(state, task, network.at(t, seen=_due(t + 1, run)), t)
+    with watch.told(report, setting) as watching:
+        t, state = 0, algorithm.init(*setup.start(run, task, setting.own_module, algorithm.serves), Net(network, 0))
+        yield from watching.look(t, state)
+        while not watching.done:
+            state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
             _stop_unless_finite(state.x, setting, t)
-            yield from watch.look(t + 1, state)
+            t += 1
+            yield from watching.look(t, state)
     network.close()
     setting.world.busy = False
 
 
-def _due(t: int, run: Run) -> bool:
-    """Whether the state after t rounds is looked at."""
-    return t % run.eval_every == 0 or t == run.rounds
-
-
-@contextmanager
-def _told(report: Report | None, setting: Setting) -> Iterator[_Watch]:
-    """Begin a report, and say in it how the run ended, whatever ended it."""
-    watch = _Watch(setting, report)
-    try:
-        yield watch
-        watch.finish()
-    except BaseException as error:
-        if report:
-            report.close(error)
-        raise
-    if report:
-        report.close(None)
-
-
-class _Watch:
-    """Looks at states when it is time to, and tells the report, which only rank 0 may have."""
-
-    def __init__(self, setting: Setting, report: Report | None) -> None:
-        self.setting, self.report = setting, report
-        self.begun = time.perf_counter()
-        self.last: tuple[Any, Any] = (None, None)
-        self.telling = bool(setting.world.from_root(self._begin))
-
-    def _begin(self) -> bytes:
-        if self.report is None:
-            return b""
-        self.report.start(self.setting)
-        return b"told"
-
-    def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
-        """Yield a row of figures on the state after t rounds, if one is due."""
-        run, world = self.setting.run, self.setting.world
-        if not _due(t, run):
-            if self.report:
-                self.report.tick(t)
-            return
-        figures, peers = _row(state, self.setting)
-        row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
-        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        if t == run.rounds:  # not before: it would be kept beside the states to come
-            self.last = state, peers
-        if self.report:
-            self.report.row(row)
-        yield row
-
-    def finish(self) -> None:
-        """Hand the last state to the report."""
-        state, peers = self.last
-        models = metrics.models(state.x, self.setting.world) if self.telling else None
-        if self.report and models is not None:
-            self.report.finish(peers, models)
-
-
-def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
-    peers = metrics.measure(state, setting)
-    apart, mean = metrics.consensus(state.x, setting.world, setting.layout)
-    wire = setting.world.gather(np.array([setting.network.wire]))
-    if peers is None or mean is None or wire is None:
-        return {}, None
-    row = metrics.summary(peers, setting.algorithm.columns)
-    row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
-    row["accuracy_mean_model"] = float(metrics.on_common(mean[None], setting.task, setting.exam)[0])
-    return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers
-
-
 def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
-    """End every rank where some peer's model is no longer finite."""
+    """End every rank where some model is no longer finite."""
     broken, nobody = metrics.broken(x), setting.layout.peers
-    peer = setting.world.smallest(setting.task.peers[broken[0]] if len(broken) else nobody)
-    if peer < nobody:
+    if setting.algorithm.serves:
+        who, stop = "the server's model", bool(len(broken))
+    else:
+        peer = setting.world.smallest(int(setting.task.peers[broken[0]]) if len(broken) else nobody)
+        who, stop = f"peer {peer}", peer < nobody
+    if stop:
         raise DivergedError(
-            f"peer {peer} is no longer finite after round {t + 1}: "
+            f"{who} is no longer finite after round {t + 1}: "
             f"try a smaller --lr (it is {setting.run.lr}) or other messages"
         )
 
@@ -236,26 +168,35 @@ def prepare(
     def decide() -> bytes:
         parts = check(asked)
         read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
-        found.update(data=read, deal=dealt, graph=_graph(run, parts))
-        return dealing.packed(dealing.known_to_all(read, dealt, found["graph"].weights))
+        graph = _graph(run, parts) if parts["algorithm"].gossips else None
+        found.update(data=read, deal=dealt, graph=graph)
+        _rehearse(run, parts, graph.weights if graph else ())
+        return dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
 
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
     common = dealing.unpacked(world.from_root(decide))
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
-    mine = layout.block(world.rank)
+    mine, attack = layout.block(world.rank), parts["attack"]
+    liars = attack.chosen(layout.peers, run.seed)
     facts = _facts(found, parts["algorithm"]) if found else None
-    own = dealing.handed_out(world, layout, lambda peers: dealing.owned(found["data"], found["deal"], peers))
+    own = dealing.handed_out(
+        world, layout, lambda peers: dealing.owned(found["data"], found["deal"], peers, attack, liars)
+    )
+    root = dealing.root(found["data"], found["deal"]) if found else None
     found.clear()  # the data set, which everybody has its part of
     torch.set_num_threads(run.threads)
     if model is None:
         model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
-    place = setup.Place(mine, setup.device(run.device, world))
+    place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
     task = setup.make_task(run, parts, (model, loss or cross_entropy), (common, own), place)
     setup.check_start(run, task, "model" in brought, (layout.widest, world.smallest(setup.memory())))
-    network = Network(dealing.matrices(common), world, parts["compressor"], run.seed)
-    exam = setup.make_exam(run, task, (common, own))
+    if root is not None and len(root["labels"]):
+        task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
+    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
+    network = Network(layout, dealing.matrices(common), world, speech, run.seed)
+    exam = setup.make_exam(run, task, (common, own), attack)
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, facts)
 
@@ -270,10 +211,30 @@ def check(run: Run) -> setup.Parts:
 
 
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
-    parts: setup.Parts = {name: choose(flag(name), getattr(run, name), kind) for name, kind in registries.items()}
-    parts |= {name: parts[name]() for name in ("algorithm", "compressor")}
+    named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
+    parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
+    parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack")}
     parts["lr_schedule"](0, run.rounds)
     return parts
+
+
+def _rehearse(run: Run, parts: setup.Parts, weights: Sequence[csr_array]) -> None:
+    """Let the attack and the aggregator see as many words as they will, so that what they cannot do is refused now."""
+    assert run.peers is not None
+    algorithm, attack = parts["algorithm"], parts["attack"]
+    liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
+    n, _ = algorithm.traffic(run.peers, 0)
+    heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
+    said = run.peers if weights else int(n)
+    if "aggregator" in algorithm.takes:
+        parts["aggregator"](_blank(heard, trusted if weights or algorithm.root_rule else None))
+    if attack.speaks and len(liars) and said:
+        bad = np.arange(min(len(liars), said))
+        attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
+
+
+def _blank(n: int, trusted: NDArray[np.float64] | None) -> Words:
+    return Words(np.zeros((n, 1)), np.full(n, 1 / n), trusted)
 
 
 def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
@@ -289,10 +250,10 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
 
 def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     graph, data, deal = found["graph"], found["data"], found["deal"]
-    spectrum = graph.spectrum
+    counts, shape = dealing.count_labels(data, deal), data.train_inputs.shape[1:]
+    known = counts, dealing.sizes(deal), shape, len(data.test_labels)
+    if graph is None:
+        return setup.Facts(None, None, *known, ())
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
-    notes = (*graph.notes, *algorithm.notes(spectrum.smallest), *alone)
-    counts = dealing.count_labels(data, deal)
-    return setup.Facts(
-        graph, spectrum, counts, dealing.sizes(deal), data.train_inputs.shape[1:], len(data.test_labels), notes
-    )
+    notes = (*graph.notes, *algorithm.notes(graph.spectrum.smallest), *alone)
+    return setup.Facts(graph, graph.spectrum, *known, notes)

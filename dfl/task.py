@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,9 @@ class Solver:
         momentum: θ of the heavy ball.
         weight_decay: λ, added to the gradient as λx.
         batch_size: examples per step; 0 is all that a peer has.
-        epochs: passes over a peer's own data per round, E.
-        steps: steps per round, the same for every peer, in place of epochs; 0 counts epochs.
+        epochs: passes over a peer's own data per round, E; one number, or one for every peer.
+        steps: steps per round in place of epochs, likewise; 0 counts epochs.
+        pull: μ of FedProx, which holds a peer near the point where its round began.
         batched: train this rank's peers together or one after the other.
     """
 
@@ -53,8 +54,9 @@ class Solver:
     momentum: float = 0.9
     weight_decay: float = 0.0
     batch_size: int = 10
-    epochs: int = 1
-    steps: int = 0
+    epochs: int | Ints = 1
+    steps: int | Ints = 0
+    pull: float = 0.0
     batched: bool = True
 
 
@@ -66,16 +68,18 @@ class Examples:
         inputs: (n, *shape): whole numbers in the dtype of the files, or floats as the model sees them.
         labels: (n, ...).
         sizes: (p,), examples per peer; known to the processor, which plans with it.
+        starts: (p,), where each peer's examples begin.
     """
 
     inputs: Tensor
     labels: Tensor
     sizes: Ints
+    starts: Ints
 
-    @cached_property
-    def starts(self) -> Ints:
-        """(p,), where each peer's examples begin."""
-        return np.cumsum(self.sizes) - self.sizes
+    @classmethod
+    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints) -> Examples:
+        """All examples that there are."""
+        return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes)
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
@@ -92,19 +96,20 @@ class Task:
         module: the model; its parameters are never read, a peer's row stands in for them.
         spec: where each parameter lies in a row.
         loss: (outputs, labels) -> (n,), the loss of every example.
-        peers: global ids of this rank's peers, ascending.
+        peers: (p,), global ids of this rank's peers, ascending.
         train: their training examples.
         padded: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
         classes: number of labels; 0 where labels are no classes.
         scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the device of it all.
         solver: how a peer trains.
         seed: the run's seed.
+        server: on rank 0, the server's own problem, where it has examples of its own.
     """
 
     module: Module
     spec: Spec
     loss: Loss
-    peers: range
+    peers: Ints
     train: Examples
     padded: Ints
     classes: int
@@ -112,6 +117,20 @@ class Task:
     shift: Tensor
     solver: Solver
     seed: int
+    server: Task | None = None
+
+    def only(self, here: Ints, work: Ints | None = None) -> Task:
+        """The problem of some of the peers.
+
+        Args:
+            here: (a,) their positions on this rank, ascending.
+            work: (a,) their epochs, or their steps where steps are counted; those of the solver where not given.
+        """
+        train, solver = self.train, self.solver
+        train = replace(train, sizes=train.sizes[here], starts=train.starts[here])
+        if work is not None:
+            solver = replace(solver, steps=work) if np.any(solver.steps) else replace(solver, epochs=work)
+        return replace(self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,7 +196,9 @@ class Task:
     def steps(self) -> Ints:
         """(p,), the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number."""
         solver = self.solver
-        return np.full_like(self.train.sizes, solver.steps) if solver.steps else solver.epochs * self.per_epoch
+        if np.any(solver.steps):
+            return np.full_like(self.train.sizes, solver.steps)
+        return solver.epochs * self.per_epoch
 
     @cached_property
     def width(self) -> Ints:

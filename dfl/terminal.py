@@ -114,23 +114,36 @@ class Terminal:
 
 def header(setting: Setting) -> list[Line]:
     """What is about to run: names, peers, graph, model, messages, training."""
-    run, facts, starts = setting.run, _facts(setting), setting.layout.starts
-    spectrum, degrees, steps = facts.spectrum, facts.graph.degrees, local_steps(setting)
-    hosted = _span(np.diff(starts))
-    kind = "directed edges" if facts.graph.directed else "edges"
-    pace = _pace(spectrum.half_rounds, len(setting.network.weights))
-    once, batch = setting.payload_per_round, run.batch_size or "all"
+    run, starts, liars = setting.run, setting.layout.starts, setting.network.speech.liars
+    hosted, steps = _span(np.diff(starts)), local_steps(setting)
+    once, batch = setting.payload_per_round, setting.task.solver.batch_size or "all"
     return [
         ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
         ("peers", f"{setting.layout.peers:,} on {_many(setting.layout.ranks, 'rank')}, {hosted} per rank, "
                   f"{_many(run.threads, 'thread')} each"),
-        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {_span(degrees)}"),
-        ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
+        *_company(setting),
         ("model", f"{setting.task.spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}"),
         ("training", f"{run.rounds:,} rounds, local steps per round {_span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         ("messages", f"{run.compressor}: {size(once)} per round, {size(once * run.rounds)} in all"),
+        *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
     ]  # fmt: skip
+
+
+def _company(setting: Setting) -> list[Line]:
+    """Who talks to whom: the graph, or the server; and what is made of what is said."""
+    run, facts = setting.run, _facts(setting)
+    rule = [("aggregator", str(run.aggregator))] if run.aggregator != "mean" else []
+    if facts.graph is None:
+        return [("server", f"told {_many(setting.algorithm.traffic(setting.layout.peers, 0)[1], 'model')} per round"
+                           if setting.algorithm.serves else "none: peers are alone"), *rule]  # fmt: skip
+    spectrum, kind = facts.spectrum, "directed edges" if facts.graph.directed else "edges"
+    pace = _pace(spectrum.half_rounds, len(setting.network.weights))
+    return [
+        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {_span(facts.graph.degrees)}"),
+        ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
+        *rule,
+    ]
 
 
 def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
@@ -194,11 +207,10 @@ def shares(facts: Facts) -> list[str]:
 
 def local_steps(setting: Setting) -> NDArray[np.int64]:
     """Local steps of every peer in a round, (P,)."""
-    run, examples = setting.run, _facts(setting).sizes[:, 0]
-    if run.local_steps:
-        return np.full_like(examples, run.local_steps)
-    batch = run.batch_size or np.maximum(examples, 1)
-    steps: NDArray[np.int64] = (run.local_epochs or 1) * -(-examples // batch)
+    solver, examples = setting.task.solver, _facts(setting).sizes[:, 0]
+    if solver.steps:
+        return np.full_like(examples, solver.steps)
+    steps: NDArray[np.int64] = solver.epochs * -(-examples // (solver.batch_size or np.maximum(examples, 1)))
     return steps
 
 

@@ -22,6 +22,7 @@ from scipy.sparse import csr_array
 from dfl.config import Run
 from dfl.layout import Layout
 from dfl.mpi import World, connect
+from dfl.net import Net
 from dfl.simulation import prepare
 
 SIDE = 2048
@@ -69,7 +70,7 @@ def _exchange(world: World, hosted: int, asked: tuple[tuple[int, ...], int]) -> 
     sizes, repeats = asked
     run = Run(peers=hosted * world.size, dataset=f"gaussian:examples={hosted * world.size},test=1", model="softmax")
     setting = prepare(run, world)
-    found, net = [], setting.network.at(0, seen=False)
+    found, net = [], Net(setting.network, 0, seen=False)
     for size in sizes:
         words = torch.randn(hosted, size // 4, generator=torch.Generator().manual_seed(world.rank))
         bare = _bare(world, crossing(setting.network.weights[0], setting.layout, world.rank), size)

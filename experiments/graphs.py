@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 import topologies
 from dfl import keys
-from dfl.config import choose
+from dfl.specs import choose
 from experiments import lab
 
 WIDTHS = {"float32": None, "4": 4}

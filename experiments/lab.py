@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dfl
-from dfl.config import Run, flag
+from dfl.config import Run
+from dfl.specs import flag
 
 Cell = tuple[Mapping[str, str | int], Run]
 """A run of a grid, and the labels that tell it from the others."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.mpi import World
+from dfl.net import Net
 from dfl.setup import start
 from dfl.simulation import Setting, prepare
 
@@ -46,11 +47,11 @@ def quadratic(d: int = 5, **settings: Any) -> Setting:
 
 def states(setting: Setting, rounds: int) -> Iterator[Any]:
     """The states after round 0, 1, …; the first is the start."""
-    net = setting.network
-    state = setting.algorithm.init(*start(setting.run, setting.task, setting.own_module), net.at(0))
+    network = setting.network
+    state = setting.algorithm.init(*start(setting.run, setting.task, setting.own_module), Net(network, 0))
     yield state
     for t in range(rounds):
-        state = setting.algorithm.round(state, setting.task, net.at(t), t)
+        state = setting.algorithm.round(state, setting.task, Net(network, t), t)
         yield state
 
 

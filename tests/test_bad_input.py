@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dfl.config import Run, flag, options
+from dfl.config import Run
 from dfl.simulation import components
+from dfl.specs import flag, options
 from dfl.values import KINDS as VALUES
 from tests.conftest import Command
 

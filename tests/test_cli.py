@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import dfl
-from dfl.config import Run, describe, flag, options
+from dfl.config import Run
 from dfl.run import _new_folder
 from dfl.simulation import components
+from dfl.specs import describe, flag, options
 from tests.conftest import Command
 
 KINDS = components()

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfl.config import Run, choose, describe, flag, options
+from dfl.config import Run
 from dfl.errors import InputError
 from dfl.simulation import components
+from dfl.specs import choose, describe, flag, options
 from dfl.values import KINDS as VALUES
 from dfl.values import nearest, read
 from tests.conftest import Command

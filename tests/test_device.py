@@ -13,7 +13,8 @@ from dfl import keys, setup
 from dfl.errors import InputError
 from dfl.mixing import weigh
 from dfl.mpi import World
-from dfl.simulation import COLUMNS, prepare
+from dfl.simulation import prepare
+from dfl.watch import COLUMNS
 from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin

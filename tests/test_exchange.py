@@ -11,6 +11,7 @@ import dfl
 from dfl import dealing, metrics, mpi
 from dfl.layout import Layout
 from dfl.mpi import World
+from dfl.net import Net
 from dfl.plan import peer_plan
 from dfl.simulation import prepare
 from tests.quadratic import digits
@@ -41,7 +42,7 @@ def test_words_with_gaps_are_put_together() -> None:
 def test_exact_words_share_memory_with_what_was_said() -> None:
     setting = digits()
     words = torch.randn(6, 50)
-    heard = setting.network.at(0, seen=False).share(words)
+    heard = Net(setting.network, 0, seen=False).share(words)
     assert heard.own.data_ptr() == words.data_ptr()
     assert heard.far.shape == (0, 50)
 
@@ -49,7 +50,7 @@ def test_exact_words_share_memory_with_what_was_said() -> None:
 def test_the_error_of_a_message_is_measured_only_where_somebody_looks() -> None:
     setting = digits(bits=4)
     words = torch.randn(6, 50)
-    seen, unseen = (setting.network.at(0, seen=flag).share(words) for flag in (True, False))
+    seen, unseen = (Net(setting.network, 0, seen=flag).share(words) for flag in (True, False))
     assert torch.equal(seen.own, unseen.own)
     assert (seen.error > 0).all()
     assert unseen.error.isnan().all()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.mpi import World
+from dfl.net import Net
 from dfl.setup import start
 from dfl.simulation import Setting, prepare
 from tests.quadratic import digits, final, quadratic, spread
@@ -106,8 +107,8 @@ def part(setting: Setting, first: int, stop: int) -> Any:
 
     train = setting.task.train
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])
-    own = Examples(train.inputs[begin:end], train.labels[begin:end], train.sizes[first:stop])
-    return replace(setting.task, peers=range(first, stop), train=own, padded=setting.task.padded[first:stop])
+    own = Examples.of(train.inputs[begin:end], train.labels[begin:end], train.sizes[first:stop])
+    return replace(setting.task, peers=np.arange(first, stop), train=own, padded=setting.task.padded[first:stop])
 
 
 def test_one_peer_alone_trains_alone() -> None:
@@ -123,9 +124,9 @@ def test_one_peer_alone_trains_alone() -> None:
 def test_the_state_before_a_round_is_left_alone() -> None:
     for algorithm in ("dfedavgm", "qdfedavgm", "qdfedavgm:exchange=paper"):
         setting = digits(algorithm=algorithm)
-        state = setting.algorithm.init(*start(setting.run, setting.task, False), setting.network.at(0))
+        state = setting.algorithm.init(*start(setting.run, setting.task, False), Net(setting.network, 0))
         before = state.x.clone()
-        once, twice = (setting.algorithm.round(state, setting.task, setting.network.at(0), 0).x for _ in range(2))
+        once, twice = (setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x for _ in range(2))
         assert torch.equal(state.x, before)
         assert torch.equal(once, twice)
 

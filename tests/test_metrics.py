@@ -14,7 +14,8 @@ from dfl.datasets.data import Data
 from dfl.layout import Layout
 from dfl.models import MODELS, Spec, draw
 from dfl.mpi import World
-from dfl.simulation import COLUMNS, Setting, prepare
+from dfl.simulation import Setting, prepare
+from dfl.watch import COLUMNS
 from tests.quadratic import states
 
 ENGINES = ("batched", "loop")
@@ -70,7 +71,7 @@ def test_the_row_sums_the_peers_up() -> None:
         accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
     )  # fmt: skip
     assert row["quantization_error"] == float(last.error.max())
-    assert row["payload_bytes"] == setting.network.payload.sum()
+    assert metrics.traffic(peers, setting) == {"payload_bytes": setting.network.payload.sum()}
 
 
 def test_consensus_distance_and_mean_model() -> None:

@@ -10,7 +10,8 @@ import dfl
 from dfl.compressors import COMPRESSORS
 from dfl.mixing import weigh
 from dfl.mpi import World
-from dfl.net import Network
+from dfl.net import Net
+from dfl.network import Network
 from dfl.simulation import Setting, prepare
 from tests.quadratic import quadratic, states
 
@@ -50,7 +51,7 @@ def test_the_header_foretells_the_payload() -> None:
 
 def said(network: Network, t: int, slot: str = "x", **more: Any) -> torch.Tensor:
     words = torch.linspace(-1, 1, 40).expand(4, -1).contiguous()
-    return network.at(t).share(words, slot=slot, **more).own
+    return Net(network, t).share(words, slot=slot, **more).own
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_chance_has_an_address(coarse: Setting) -> None:
 
 
 def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
-    net = coarse.network.at(0)
+    net = Net(coarse.network, 0)
     words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
     heard = net.share(words, net.edges)
     assert len({tuple(row) for row in heard.own.tolist()}) == 8
@@ -79,7 +80,7 @@ def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
 
 def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
     words = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    heard = coarse.network.at(0).share(words)
+    heard = Net(coarse.network, 0).share(words)
     expected = torch.from_numpy(coarse.network.weights[0].toarray()).float() @ heard.own
     assert torch.allclose(heard.average(), expected, atol=1e-6)
     lost = (heard.own - words).square().sum(1) / words.square().sum(1)
@@ -88,7 +89,7 @@ def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
 
 
 def test_the_error_of_silence_is_zero(coarse: Setting) -> None:
-    assert coarse.network.at(0).share(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
+    assert Net(coarse.network, 0).share(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
 
 
 def test_both_ends_hold_the_same_copies() -> None:
@@ -125,7 +126,7 @@ def test_compressors_of_the_registry_are_known_to_the_formula() -> None:
 
 @pytest.mark.parametrize("spec", ["none", "quantize:bits=3", "quantize:bits=8"])
 def test_a_rank_without_peers_says_nothing(spec: str) -> None:
-    from dfl.config import choose
+    from dfl.specs import choose
 
     compressor = choose("--compressor", spec, COMPRESSORS)()
     message = compressor.encode(torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dfl.net import Net
 from dfl.setup import start
 from tests.quadratic import H, centres, final, quadratic, spread, states
 
@@ -97,16 +98,16 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
     )
     net, P = setting.network, 8
     X = start(setting.run, setting.task, True)[0] + 3.0
-    state = setting.algorithm.init(X, X, net.at(0))
+    state = setting.algorithm.init(X, X, Net(net, 0))
     copies = X[None].expand(P, -1, -1).clone()  # [k, i]: what k knows of i
     for t in range(9):
         W, Z = dense(setting, t), sgd(X, centres(setting), 0.1, 0.0, 3)
-        edges = net.at(t).edges
-        said = net.at(t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges).own
+        edges = Net(net, t).edges
+        said = Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges).own
         copies[edges.ids % P, edges.owner] += said
         apart = W * (1 - torch.eye(P))
         X = Z + gamma * (torch.einsum("ij,ijd->id", apart, copies) - torch.einsum("ki,kid->id", apart, copies))
-        state = setting.algorithm.round(state, setting.task, net.at(t), t)
+        state = setting.algorithm.round(state, setting.task, Net(net, t), t)
         assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
         assert (state.error > 0).all()
 

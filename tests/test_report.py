@@ -16,7 +16,8 @@ import dfl
 from dfl.mpi import World
 from dfl.report import Report, atomically
 from dfl.results import Result
-from dfl.simulation import COLUMNS, Setting, prepare
+from dfl.simulation import Setting, prepare
+from dfl.watch import COLUMNS
 
 PEERS = [
     "peer",

@@ -11,8 +11,9 @@ from rich.console import Console
 import dfl
 from dfl.mpi import World
 from dfl.report import Report
-from dfl.simulation import COLUMNS, Setting, prepare
+from dfl.simulation import Setting, prepare
 from dfl.terminal import Terminal, size
+from dfl.watch import COLUMNS
 from tests.test_report import small
 
 

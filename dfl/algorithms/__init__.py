@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.net import Net
-    from dfl.task import Task
+    from dfl.roots import RootRule
+    from dfl.task import Solver, Task
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 """Name -> frozen dataclass whose fields are the method's options."""
@@ -21,6 +22,12 @@ A = TypeVar("A", bound="type[Algorithm]")
 class Algorithm(ABC):
     """A method is `init` and `round`; its state is a frozen dataclass of its own, whose `x` (p, d) are the models."""
 
+    serves: ClassVar[bool] = False
+    """Whether all peers have one model, the server's, so that `x` is its row (1, d)."""
+    gossips: ClassVar[bool] = True
+    """Whether peers speak to their neighbours on a graph."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Which of compressor and aggregator have a part in it."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns that the method adds to metrics.csv: the largest value over the peers."""
 
@@ -29,7 +36,7 @@ class Algorithm(ABC):
         """The state before round 0.
 
         Args:
-            x: (p, d), where each peer starts.
+            x: (p, d), where each peer starts; (1, d), where the server does.
             known: (p, d), what neighbours know of a peer before it has spoken: x where all start at the same
                 point, zeros where they do not.
             net: the network of round 0.
@@ -39,8 +46,21 @@ class Algorithm(ABC):
     def round(self, state: Any, task: Task, net: Net, t: int) -> Any:
         """The state after round t."""
 
+    @property
+    def root_rule(self) -> RootRule | None:
+        """Which training examples the server has of its own; None for none."""
+        return None
+
+    def solver(self, asked: Solver) -> Solver:
+        """How a peer trains, where the method has its own way."""
+        return asked
+
+    def traffic(self, peers: int, edges: float) -> tuple[float, int]:
+        """Messages of all peers in a round, and rows of the server, for `edges` directed edges."""
+        return edges, 0
+
     def observe(self, state: Any) -> dict[str, Tensor]:
-        """The values (p,) behind `columns`."""
+        """Values (p,) of the peers, for peers.csv; those behind `columns` among them."""
         return {}
 
     def notes(self, smallest: float) -> tuple[str, ...]:
@@ -58,4 +78,4 @@ def algorithm(name: str) -> Callable[[A], A]:
     return register
 
 
-from dfl.algorithms import dfedavgm, qdfedavgm  # noqa: E402, F401  registers the methods
+from dfl.algorithms import alone, dfedavgm, fedavg, fedprox, fedsgd, fltrust, qdfedavgm  # noqa: E402, F401  registers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
 from dfl.local import sgd
@@ -29,8 +29,11 @@ class DFedAvgM(Algorithm):
 
         z_i = K heavy-ball steps from x_i,   x_i <- sum_j w_ij z_j
 
-    One local step without momentum is D-PSGD (Lian et al. 2017) in its adapt-then-combine order.
+    An aggregator other than the mean takes the place of the sum over the closed neighbourhood. One local step without
+    momentum is D-PSGD (Lian et al. 2017) in its adapt-then-combine order.
     """
+
+    takes: ClassVar[tuple[str, ...]] = ("aggregator",)
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x."""
@@ -39,4 +42,4 @@ class DFedAvgM(Algorithm):
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train, then average."""
         z = sgd(state.x, task, t)
-        return State(net.share(z).average())
+        return State(net.share(z).combine(net.rule, state.x))

@@ -76,6 +76,7 @@ class QDFedAvgM(Algorithm):
     alpha: float = 1.0
     gamma: float = 1.0
 
+    takes: ClassVar[tuple[str, ...]] = ("compressor",)
     columns: ClassVar[tuple[str, ...]] = ("quantization_error",)
 
     def __post_init__(self) -> None:

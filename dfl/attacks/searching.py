@@ -49,10 +49,9 @@ class Krum(Attack):
             return said
         with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
             s, size = _believable(seen)
-            for block in blocks(rows.shape[1]):
-                moved = 2.0 * seen.within(block).uniform("krum") - 1
-                moved[0] = 0
-                said[:, block] = -size * (s[block] + _NOISE * moved)
+            moved = 2 * seen.uniform("krum") - 1
+            moved[0] = 0
+            said[:] = -size * (s + _NOISE * moved)
         return said
 
 

@@ -6,14 +6,23 @@ from itertools import chain, product
 from pathlib import Path
 
 import dfl
+from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS
+from dfl.attacks import ATTACKS
 from dfl.compressors import COMPRESSORS
 from dfl.datasets import PARTITIONS
 
 METHODS = {
     "dfedavgm": ["dfedavgm"],
     "qdfedavgm": ["qdfedavgm", "qdfedavgm:gamma=0.7", "qdfedavgm:exchange=paper,alpha=0.5"],
+    "fedavg": ["fedavg", "fedavg:fraction=0.4,stragglers=0.5,server_momentum=0.5"],
+    "fedsgd": ["fedsgd"],
+    "fedprox": ["fedprox:mu=0.1,fraction=0.6,stragglers=0.5"],
+    "fltrust": ["fltrust:root=20"],
+    "local_only": ["local_only"],
+    "pooled": ["pooled"],
 }
+SILENT = ("dfedavgm", "local_only", "pooled")
 MESSAGES = {
     "none": ["none"],
     "quantize": [f"quantize:bits={b}" for b in (1, 2, 3, 4, 8, 11)] + ["quantize:bits=5,block=64"],
@@ -27,20 +36,41 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     assert set(METHODS) == set(ALGORITHMS), "a new algorithm needs a line here"
     assert set(MESSAGES) == set(COMPRESSORS), "a new compressor needs a line here"
     methods, messages = [*chain(*METHODS.values())], [*chain(*MESSAGES.values())]
-    sending = [pair for pair in product(methods, messages) if pair[0] != "dfedavgm" or pair[1] == "none"]
+    sending = [pair for pair in product(methods, messages) if pair[0] not in SILENT or pair[1] == "none"]
     for k, (method, message) in enumerate([*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]):
-        graph = GRAPHS[k % len(GRAPHS)]
-        yield name(f"{k:02}", method, message, graph), setting(k, algorithm=method, compressor=message, topology=graph)
+        graph = GRAPHS[k % len(GRAPHS)] if ALGORITHMS[method.partition(":")[0]].gossips else None
+        yield (
+            name(f"{k:02}", method, message, str(graph)),
+            setting(k, algorithm=method, compressor=message, topology=graph),
+        )
     for k, partition in enumerate(PARTITIONS):
         spec = PARTITION_SPECS.get(partition, partition)
         yield partition, setting(k, partition=spec, validation=0.2, bits=4)
         yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
+    yield from lies()
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
     yield "threads-together", setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3")
     yield "threads", setting(0, model="2nn", threads=2, bits=4, examples_per_peer=20)
     yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
+
+
+def lies() -> Iterator[tuple[str, dfl.Run]]:
+    """Every attack against a mean, every aggregator against an attack; with a server and over a graph."""
+    for k, attack in enumerate(ATTACKS):
+        method = {"adaptive": "fltrust:root=20", "dissensus": "dfedavgm"}.get(attack, "fedavg:fraction=0.7")
+        yield (
+            name("server", attack),
+            setting(k, algorithm=method, attack=attack, bits=None if k % 2 or method == "dfedavgm" else 6),
+        )
+        if attack not in ("adaptive", "none"):
+            yield name("graph", attack), setting(k, topology="small_world:k=4,p=0.3", attack=attack, rounds=2)
+    for k, rule in enumerate(AGGREGATORS):
+        spec = f"{rule}:f=1" if rule in ("krum", "multi_krum", "trimmed_mean") else rule
+        method = "fltrust:root=20" if rule == "fltrust" else "fedavg"
+        yield name("server", rule), setting(k, algorithm=method, aggregator=spec, attack="alie")
+        yield name("graph", rule), setting(k, topology="regular:k=4", aggregator=spec, attack="sign_flip:peers=3")
 
 
 def setting(k: int, **values: object) -> dfl.Run:

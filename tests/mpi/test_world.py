@@ -11,7 +11,8 @@ from dfl.compressors import Exact, Quantize
 from dfl.errors import InputError
 from dfl.layout import Layout, columns
 from dfl.mpi import World
-from dfl.net import Network
+from dfl.net import Net
+from dfl.network import Network, Speech
 from tests.standin import DEVICE, Standin
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -71,9 +72,10 @@ def test_the_smallest_number_wins(world: World) -> None:
 @pytest.mark.parametrize("peers", [5, 16, 23])
 def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: int) -> None:
     weights = build(TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)).weights
-    network, mine = Network(weights, world, Exact(), 0), Layout(peers, world.size).block(world.rank)
+    layout = Layout(peers, world.size)
+    network, mine = Network(layout, weights, world, Speech(Exact()), 0), layout.block(world.rank)
     rows = torch.arange(mine.start, mine.stop, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
-    got = network.at(0).share(rows).average()
+    got = Net(network, 0).share(rows).average()
     expected = weights[0][mine.start : mine.stop] @ np.arange(peers)
     np.testing.assert_allclose(got, np.tile(expected[:, None], 3), atol=1e-9)
     sent = {bytes(row) for row in rows.numpy()[network.peer_plan(0).send]}
@@ -95,15 +97,16 @@ def test_ranks_of_one_machine_are_counted(world: World) -> None:
 def test_messages_are_staged_from_another_device(world: World, topology: str) -> None:
     """Same words, same average, same bytes, although they do not lie in the processor's memory."""
     weights = build(TOPOLOGIES[topology], MIXINGS["metropolis"], 7, np.random.default_rng(0)).weights
-    mine = Layout(7, world.size).block(world.rank)
+    layout = Layout(7, world.size)
+    mine = layout.block(world.rank)
     rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine.start : mine.stop].contiguous()
-    here, there = (Network(weights, world, Quantize(bits=6), 0) for _ in range(2))
-    expected = here.at(1).share(rows).average()
+    here, there = (Network(layout, weights, world, Speech(Quantize(bits=6)), 0) for _ in range(2))
+    expected = Net(here, 1).share(rows).average()
     with Standin() as standin:
-        got = there.at(1).share(rows.to(DEVICE)).average().cpu()
+        got = Net(there, 1).share(rows.to(DEVICE)).average().cpu()
     assert torch.equal(got, expected)
     assert there.wire == here.wire
-    assert {file for file, _ in standin.moved} <= {"net.py", "elsewhere"}
+    assert {file for file, _ in standin.moved} <= {"network.py", "elsewhere"}
 
 
 def test_mpi_takes_tensors_as_they_are(world: World) -> None:

@@ -1,0 +1,37 @@
+"""FedProx: FedAvg whose peers are held near the server's model, and where slow ones do less (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dfl.algorithms import algorithm
+from dfl.algorithms.fedavg import FedAvg
+from dfl.errors import InputError
+
+if TYPE_CHECKING:
+    from dfl.task import Solver
+
+
+@algorithm("fedprox")
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).
+
+    Peer k minimises F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. What stragglers learned is waited for.
+
+    Attributes:
+        mu: μ, at least 0.
+    """
+
+    mu: float = 0.01
+    late: str = "fewer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise InputError(f"--algorithm fedprox: mu must be at least 0, not {self.mu}")
+
+    def solver(self, asked: Solver) -> Solver:
+        """Add the pull towards w."""
+        return replace(asked, pull=self.mu)

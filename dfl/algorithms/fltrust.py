@@ -1,0 +1,50 @@
+"""FLTrust: a server trusts peers as far as they agree with what its own few examples teach (Cao et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dfl.algorithms import algorithm
+from dfl.algorithms.fedavg import FedAvg
+from dfl.local import sgd
+from dfl.roots import root_examples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dfl.algorithms.fedavg import State
+    from dfl.net import Net
+    from dfl.roots import RootRule
+    from dfl.task import Task
+
+
+@algorithm("fltrust")
+@dataclass(frozen=True, kw_only=True)
+class FLTrust(FedAvg):
+    """Byzantine-robust federated learning via trust bootstrapping (Cao, Fang, Liu, Gong, NDSS 2021, Algorithm 2).
+
+    The server has examples of its own, set aside before the peers get theirs, and trains on them as long as a peer
+    does: g_0. The aggregator weighs the steps of the peers by ReLU(cos(g_k, g_0)) and gives them all the length of g_0.
+
+    Attributes:
+        root: the server's examples.
+        bias: share of them that is of label 1, the others being spread alike; 1 / classes is no bias.
+    """
+
+    root: int = 100
+    bias: float = 0.1
+
+    @property
+    def root_rule(self) -> RootRule:
+        """Which examples the server has."""
+        return partial(root_examples, size=self.root, bias=self.bias)
+
+    def trusted(self, w: Tensor, task: Task, net: Net, t: int) -> Tensor:
+        """g_0, the server's step from w."""
+        return net.at_server(lambda server: sgd(w, server, t) - w, task)
+
+    def observe(self, state: State) -> dict[str, Tensor]:
+        """How far each peer was trusted in the last round."""
+        return {"trust": state.scores}

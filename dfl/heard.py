@@ -1,0 +1,103 @@
+"""What did a peer hear, and what does it make of it? An average by the mixing matrix, or whatever a rule makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dfl.aggregators import Outcome, Words, mean
+from dfl.mixing import weigh
+from dfl.plan import EdgePlan, PeerPlan
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+else:
+    from dfl.lazy import torch
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one `share` brought.
+
+    Attributes:
+        own: this rank's words as those who hear them decode them: (p, m), or (a, m) over the a edges that speak.
+        far: (r, m), words from other ranks.
+        plan: who said what to whom.
+        error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's word, the worst of those over its edges; 0 for a word
+            of zeros, NaN in a round that nobody looks at.
+        meant: (p, m), what this rank's peers would say to themselves; it is `own` unless they lie over their edges.
+    """
+
+    own: Tensor
+    far: Tensor
+    plan: PeerPlan | EdgePlan
+    error: Tensor
+    meant: Tensor
+
+    @property
+    def words(self) -> Tensor:
+        """(b, m), what was heard over each edge, in the order of `EdgePlan.into`."""
+        assert isinstance(self.plan, EdgePlan)
+        return (torch.cat([self.own, self.far]) if len(self.far) else self.own)[self.plan.arrange]
+
+    def average(self) -> Tensor:
+        """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
+        assert isinstance(self.plan, PeerPlan), "words over edges are weighed by the method itself"
+        below, own, above = self.plan.weights
+        cut = below.shape[1]
+        return weigh((below, self.far[:cut]), (own, self.own), (above, self.far[cut:]))
+
+    def combine(self, rule: partial[Outcome], origin: Tensor) -> Tensor:
+        """What a rule makes of the words in every closed neighbourhood, (p, m); the mean is `average`.
+
+        A rule sees words as steps away from where the peer stood, and trusts the peer's own step.
+
+        Args:
+            rule: one of `AGGREGATORS` with its options bound.
+            origin: (p, m), where the peers stood before the round.
+        """
+        if rule.func is mean and isinstance(self.plan, PeerPlan):
+            return self.average()
+        rows = torch.empty_like(self.meant)
+        for i, (weights, words) in enumerate(self._around()):
+            start, own = (of[i].cpu().numpy() for of in (origin, self.meant))
+            rows[i] = torch.from_numpy(start + rule(Words(words.cpu().numpy() - start, weights, own - start)).row)
+        return rows
+
+    def _around(self) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
+        """For every peer the weights and the words of its closed neighbourhood, in ascending peer id."""
+        if isinstance(self.plan, EdgePlan):
+            spoken = torch.cat([self.words, self.meant])
+        else:
+            cut = self.plan.weights[0].shape[1]
+            spoken = torch.cat([self.far[:cut], self.own, self.far[cut:]]) if len(self.far) else self.own
+        near = self.plan.near
+        for first, last in pairwise(near.indptr.tolist()):
+            yield near.data[first:last], spoken[torch.from_numpy(near.indices[first:last].astype(np.int64))]
+
+
+def error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
+    """||Q(x) - x||^2 / ||x||^2, the worst of each peer's words, (p,)."""
+    if own.data_ptr() == said.data_ptr():  # said as they are
+        return torch.zeros(len(plan.copies), dtype=torch.float64)
+    worst, owner = np.zeros(len(plan.copies)), plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said))
+    few = max(1, 2**18 // max(1, said.shape[1]))
+    for first in range(0, len(said), few):
+        rows = slice(first, first + few)
+        lost, whole = _squares(own[rows] - said[rows]), _squares(said[rows])
+        with np.errstate(invalid="ignore"):  # of a peer that diverged
+            np.maximum.at(worst, owner[rows], lost / np.maximum(whole, 1e-300))
+    return torch.from_numpy(worst)
+
+
+def _squares(words: Tensor) -> NDArray[np.float64]:
+    """||word||^2 of every row, by numpy: torch splits a lone row among its threads, and rounds otherwise."""
+    values: NDArray[np.float64] = np.square(words.cpu().numpy(), dtype=np.float64).sum(1)
+    return values

@@ -1,0 +1,159 @@
+"""What joins the peers: who speaks to whom, over which ranks, in what manner, and how many bytes it has cost so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dfl.aggregators import Outcome, Words, mean
+from dfl.attacks import Attack, Honest
+from dfl.layout import Group, Layout, columns
+from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dfl.compressors import Compressor
+    from dfl.mpi import World
+else:
+    from dfl.lazy import torch
+
+
+class Route(NamedTuple):
+    """Where messages of one width lie: which to put together first, if any; bytes and places to and from each rank."""
+
+    gather: Tensor | None
+    leaving: tuple[list[int], list[int]]
+    arriving: tuple[list[int], list[int]]
+    heard: int
+
+
+class Speech(NamedTuple):
+    """What becomes of words.
+
+    Attributes:
+        compressor: how they are put in bytes.
+        rule: what a listener makes of those of several.
+        attack: how liars falsify theirs.
+        liars: who they are, ascending.
+    """
+
+    compressor: Compressor
+    rule: partial[Outcome] = partial(mean)
+    attack: Attack = Honest()
+    liars: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class Network:
+    """Who speaks to whom, and counts of bytes.
+
+    Attributes:
+        weights: the sequence of mixing matrices; none where peers only speak to a server.
+        payload: (p,) int64, bytes that each of this rank's peers has said, whatever the ranks.
+        told: (p,) int64, bytes that the server has said to each of them.
+        wire: bytes that this rank has handed to MPI.
+        speeches, answers: how often the server has said something, and how many words it was told, on all ranks.
+    """
+
+    def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
+        self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
+        self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
+        self.wire = self.speeches = self.answers = 0
+        self._links: dict[int, Any] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
+
+    @cached_property
+    def union(self) -> Union:
+        """Every edge that any round uses."""
+        return Union.of(self.weights, self.layout, self.world.rank)
+
+    def peer_plan(self, t: int) -> PeerPlan:
+        """The plan of round t for one word per peer."""
+        return self._peer_plans[t % len(self.weights)]
+
+    def edge_plan(self, t: int) -> EdgePlan:
+        """The plan of round t for one word per edge."""
+        return self._edge_plans[t % len(self.weights)]
+
+    def link(self, plan: PeerPlan | EdgePlan) -> Any:
+        """What joins the ranks of a plan, made at its first use."""
+        if id(plan) not in self._links:
+            self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
+        return self._links[id(plan)]
+
+    def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
+        """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
+        if self.world.size == 1:
+            return messages[:0]
+        route, leaving = self._route(plan, messages), messages.contiguous()
+        if route.gather is not None:
+            leaving = leaving.index_select(0, route.gather.to(messages.device))
+        if not self.world.reads(messages.device.type):
+            leaving = leaving.cpu()
+        elif leaving.device.type == "cuda":
+            torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
+        arriving = leaving.new_empty((route.heard, messages.shape[1]))
+        self.world.exchange(self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving))
+        self.wire += sum(route.leaving[0])
+        return arriving.to(messages.device)
+
+    def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
+        """Where messages of one width go and come from; worked out once."""
+        wide, near = messages.shape[1], self.world.reads(messages.device.type)
+        if (id(plan), wide) not in self._routes:
+            sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
+            behind = np.cumsum(sends) - sends
+            # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
+            runs = plan.runs if near and messages.numel() < 2**31 else None
+            self._routes[id(plan), wide] = Route(
+                None if runs is not None else torch.from_numpy(plan.send),
+                ((sends * wide).tolist(), ((behind if runs is None else runs) * wide).tolist()),
+                ((receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
+                int(receives.sum()),
+            )
+        return self._routes[id(plan), wide]
+
+    @cached_property
+    def everyone(self) -> Group:
+        """All peers."""
+        return self.layout.group(np.arange(self.layout.peers), self.world.rank)
+
+    def words(self, said: Tensor, group: Group, weights: NDArray[np.float64], trusted: Tensor | None = None) -> Words:
+        """What a group says, said (a, m) here, in the coordinates that this rank adds up; trusted is (1, m)."""
+        cut, rank = columns(said.shape[1], self.world.size), self.world.rank
+        mine = slice(cut[rank].start, cut[rank].stop)
+        rows = self.world.columns(said.cpu().numpy(), cut, group.counts)
+        known = None if trusted is None else trusted[0, mine].cpu().numpy()
+        return Words(rows, weights, known, lambda parts: np.add.reduce(self.world.everywhere(parts), axis=0))
+
+    def rows(self, words: NDArray[Any], like: Tensor, counts: list[int]) -> Tensor:
+        """The inverse: columns (m, c) to the rows of this rank, as many as `counts` says, where and as `like` is."""
+        cut = columns(like.shape[1], self.world.size)
+        return torch.from_numpy(self.world.rows(words.astype(like.cpu().numpy().dtype), cut, counts)).to(like.device)
+
+    def close(self) -> None:
+        """Give the links between ranks back to MPI, on every rank at a time."""
+        for link in self._links.values():
+            if link is not None:
+                link.Free()
+        self._links.clear()
+
+    @cached_property
+    def _peer_plans(self) -> list[PeerPlan]:
+        return [peer_plan(matrix, self.layout, self.world.rank) for matrix in self.weights]
+
+    @cached_property
+    def _edge_plans(self) -> list[EdgePlan]:
+        return [edge_plan(matrix, self.layout, self.world.rank, self.union) for matrix in self.weights]
+
+
+def _flat(messages: Tensor) -> Any:
+    """The bytes of messages as MPI takes them."""
+    flat = messages.view(-1)
+    return flat.numpy() if flat.device.type == "cpu" else flat

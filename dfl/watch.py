@@ -1,0 +1,110 @@
+"""Who looks at the states that a run goes through, when, and when has it gone far enough?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl import metrics
+from dfl.config import Run
+
+if TYPE_CHECKING:
+    from dfl.report import Report
+    from dfl.simulation import Setting
+
+COLUMNS = (
+    "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
+    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
+)  # fmt: skip
+"""The columns of metrics.csv; those that the run or its algorithm adds come behind."""
+
+
+def due(t: int, run: Run) -> bool:
+    """Whether the state after t rounds is looked at."""
+    return t % run.eval_every == 0 or t == run.rounds
+
+
+@contextmanager
+def told(report: Report | None, setting: Setting) -> Iterator[Watch]:
+    """Begin a report, and say in it how the run ended, whatever ended it."""
+    watch = Watch(setting, report)
+    try:
+        yield watch
+        watch.finish()
+    except BaseException as error:
+        if report:
+            report.close(error)
+        raise
+    if report:
+        report.close(None)
+
+
+class Watch:
+    """Looks at states when it is time to, and tells the report, which only rank 0 may have.
+
+    Attributes:
+        done: whether the run has gone as far as it was to.
+    """
+
+    def __init__(self, setting: Setting, report: Report | None) -> None:
+        self.setting, self.report = setting, report
+        self.begun = time.perf_counter()
+        self.last: tuple[Any, Any] = (None, None)
+        self.done = False
+        self.telling = bool(setting.world.from_root(self._begin))
+
+    def _begin(self) -> bytes:
+        if self.report is None:
+            return b""
+        self.report.start(self.setting)
+        return b"told"
+
+    def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
+        """Yield a row of figures on the state after t rounds, if one is due."""
+        run, world = self.setting.run, self.setting.world
+        if not due(t, run):
+            if self.report:
+                self.report.tick(t)
+            return
+        figures, peers = _row(state, self.setting)
+        row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
+        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
+        self.done = t == run.rounds or _reached(row, run)
+        if self.done:  # not before: it would be kept beside the states to come
+            self.last = state, peers
+        if self.report:
+            self.report.row(row)
+        yield row
+
+    def finish(self) -> None:
+        """Hand the last state to the report."""
+        state, peers = self.last
+        models = metrics.models(state.x, self.setting) if self.telling else None
+        if self.report and models is not None:
+            self.report.finish(peers, models)
+
+
+def _reached(row: Mapping[str, float], run: Run) -> bool:
+    """Whether a row is as good as `--until` asks."""
+    if run.goal is None:
+        return False
+    column, wanted, at_least = run.goal
+    return row[column] >= wanted if at_least else row[column] <= wanted
+
+
+def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
+    peers = metrics.measure(state, setting)
+    apart, mean = metrics.apart(state.x, setting)
+    wire = setting.world.gather(np.array([setting.network.wire]))
+    if peers is None or mean is None or wire is None:
+        return {}, None
+    row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
+    row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
+    row["accuracy_mean_model"] = float(metrics.on_common(mean[None], setting.task, setting.exam)[0])
+    return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers
