@@ -188,10 +188,12 @@ def multi_krum(words: Words, *, f: int = 1, m: int | None = None) -> Outcome:
     Raises:
         InputError: not n > 2f + 2 >= 2, or not 1 <= m <= n - f - 2.
     """
+    if m is not None and m < 1:
+        raise InputError(f"--aggregator multi_krum: m must be at least 1, not {m}")
     _outvoted("multi_krum", f, 2 * f + 2, words)
     most = len(words.rows) - f - 2
-    if m is not None and not 1 <= m <= most:
-        raise InputError(f"--aggregator multi_krum: m={m} is not one of 1 to {most}, the words less f + 2")
+    if m is not None and m > most:
+        raise InputError(f"--aggregator multi_krum: m={m} is more than {most}, the words less f + 2")
     return _best(words, f, most if m is None else m)
 
 
@@ -273,7 +275,7 @@ def fltrust(words: Words) -> Outcome:
 
 
 @aggregator("clipping")
-def clipping(words: Words, *, tau: float | None = None, f: int = 1) -> Outcome:
+def clipping(words: Words, *, f: int = 1, tau: float | None = None) -> Outcome:
     """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau / ||v_k - c||).
 
     The centre is what is trusted, so a peer's own row makes it self-centred clipping, or else 0. Without tau it is the

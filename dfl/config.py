@@ -119,7 +119,9 @@ class Run:
         """Where to stop early: a column of metrics.csv, its value, and whether that is a least or a most."""
         if self.until is None:
             return None
-        name, _, text = self.until.partition("=")
+        name, equals, text = self.until.partition("=")
+        if not equals:
+            raise InputError(f"--until must be written FIGURE=VALUE, as accuracy=0.97, not {self.until!r}")
         if name not in GOALS:
             raise InputError(f"--until: unknown figure {name!r}{nearest(name, list(GOALS))}")
         column, at_least = GOALS[name]
@@ -165,10 +167,10 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
     if name not in ALGORITHMS:
         return {}  # refused where components are chosen
     method, rule = ALGORITHMS[name], "fltrust" if name == "fltrust" else "mean"
-    aggregator = run.aggregator or rule
+    aggregator = rule if run.aggregator is None else run.aggregator
     for given, idle in (
-        (f"--topology {run.topology}", run.topology and not method.gossips),
-        (f"--mixing {run.mixing}", run.mixing and not method.gossips),
+        (f"--topology {run.topology}", run.topology is not None and not method.gossips),
+        (f"--mixing {run.mixing}", run.mixing is not None and not method.gossips),
         (compressor[1], _name(compressor[0]) != "none" and "compressor" not in method.takes),
         (f"--aggregator {aggregator}", _name(aggregator) != rule and "aggregator" not in method.takes),
         (f"--aggregator {aggregator}", name == "fltrust" and _name(aggregator) != rule),
@@ -176,8 +178,8 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
     ):
         if idle:
             raise InputError(f"{given} has no part in --algorithm {name}: leave it out")
-    graph = {"topology": run.topology or "ring", "mixing": run.mixing or "metropolis"} if method.gossips else {}
-    return {"aggregator": aggregator, **graph}
+    graph = {"topology": "ring", "mixing": "metropolis"} if method.gossips else {}
+    return {"aggregator": aggregator} | {n: d if getattr(run, n) is None else getattr(run, n) for n, d in graph.items()}
 
 
 def _check_kinds(run: Run) -> None:

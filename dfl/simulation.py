@@ -228,7 +228,11 @@ def _rehearse(run: Run, parts: setup.Parts, weights: Sequence[csr_array]) -> Non
     said = run.peers if weights else int(n)
     if "aggregator" in algorithm.takes:
         parts["aggregator"](_blank(heard, trusted if weights or algorithm.root_rule else None))
-    if attack.speaks and len(liars) and said:
+    if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
+        raise InputError(f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm")
+    if attack.speaks and not said:
+        raise InputError(f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none")
+    if attack.speaks and not attack.per_edge and len(liars):
         bad = np.arange(min(len(liars), said))
         attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
 

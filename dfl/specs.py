@@ -70,7 +70,7 @@ def _usage(name: str, component: Component) -> str:
 def _option(key: str, parameter: inspect.Parameter) -> str:
     value = parameter.default
     if value is parameter.empty or value is None:
-        text = f"{key}={_kind(parameter).upper()}"
+        text = f"{key}={_kind(parameter).upper().replace('TUPLE[INT, ...]', 'A+B')}"
         return text if value is not None else f"[{text}]"
     if isinstance(value, tuple):
         return f"{key}={'+'.join(map(str, value))}"

@@ -48,7 +48,9 @@ def quadratic(d: int = 5, **settings: Any) -> Setting:
 def states(setting: Setting, rounds: int) -> Iterator[Any]:
     """The states after round 0, 1, …; the first is the start."""
     network = setting.network
-    state = setting.algorithm.init(*start(setting.run, setting.task, setting.own_module), Net(network, 0))
+    state = setting.algorithm.init(
+        *start(setting.run, setting.task, setting.own_module, setting.algorithm.serves), Net(network, 0)
+    )
     yield state
     for t in range(rounds):
         state = setting.algorithm.round(state, setting.task, Net(network, t), t)

@@ -29,30 +29,30 @@ def made(rows: NDArray[Any], bad: list[int], t: int = 3) -> Seen:
 
 
 def test_a_share_of_all_attacks() -> None:
-    chosen = Attack(fraction=0.2).chosen(100, seed=1)
+    chosen = ATTACKS["scale"](fraction=0.2).chosen(100, seed=1)
     assert len(chosen) == len(set(chosen.tolist())) == 20
     assert np.all(np.diff(chosen) > 0)
-    assert chosen.tolist() == Attack(fraction=0.2).chosen(100, seed=1).tolist()
-    assert chosen.tolist() != Attack(fraction=0.2).chosen(100, seed=2).tolist()
-    assert set(Attack(fraction=0.1).chosen(100, seed=1).tolist()) < set(chosen.tolist())
+    assert chosen.tolist() == ATTACKS["scale"](fraction=0.2).chosen(100, seed=1).tolist()
+    assert chosen.tolist() != ATTACKS["scale"](fraction=0.2).chosen(100, seed=2).tolist()
+    assert set(ATTACKS["scale"](fraction=0.1).chosen(100, seed=1).tolist()) < set(chosen.tolist())
     assert len(ATTACKS["none"]().chosen(100, seed=1)) == 0
 
 
 def test_named_peers_attack() -> None:
-    assert Attack(peers=(5, 2, 5)).chosen(6, seed=0).tolist() == [2, 5]
+    assert ATTACKS["scale"](peers=(5, 2, 5)).chosen(6, seed=0).tolist() == [2, 5]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"peers": (1, 6)}, "--attack: peers must be from 0 to 5, not 6"),
-        ({"fraction": 1.5}, "--attack: fraction must be from 0 to 1, not 1.5"),
-        ({"fraction": 1.0}, "--attack: all 6 peers attack; leave somebody honest"),
+        ({"peers": (1, 6)}, "--attack scale: peers must be from 0 to 5, not 1+6"),
+        ({"fraction": 1.5}, "--attack scale: fraction must be from 0 to 1, not 1.5"),
+        ({"fraction": 1.0}, "--attack scale: all 6 peers lie; leave somebody honest"),
     ],
 )
 def test_nobody_attacks_who_is_not_there(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as raised:
-        Attack(**options).chosen(6, seed=0)
+        ATTACKS["scale"](**options).chosen(6, seed=0)
     assert str(raised.value) == message
 
 
@@ -154,7 +154,7 @@ def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sign_flip_and_scale() -> None:
     rows = rows_of(5, 40)
     assert np.array_equal(ATTACKS["sign_flip"]().say(seen(rows, [0, 3])), -rows[[0, 3]])
-    assert np.array_equal(ATTACKS["scale"](factor=-2.5).say(seen(rows, [1])), np.float32(-2.5) * rows[[1]])
+    assert np.array_equal(ATTACKS["scale"](factor=2.5).say(seen(rows, [1])), np.float32(2.5) * rows[[1]])
     assert np.array_equal(ATTACKS["backdoor"](factor=3).say(seen(rows, [1])), 3 * rows[[1]])
     assert np.array_equal(ATTACKS["backdoor"]().say(seen(rows, [1, 2])), 5 * rows[[1, 2]])
 
@@ -246,14 +246,14 @@ def _not_none(pair: tuple[NDArray[Any], NDArray[Any]] | None) -> tuple[NDArray[A
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("scale", {"factor": float("inf")}, "scale: factor must be a number, not inf"),
+        ("scale", {"factor": float("inf")}, "scale: factor must be positive, not inf"),
         ("backdoor", {"target": -1}, "backdoor: target must be a label, from 0 up, not -1"),
         ("backdoor", {"share": 0.0}, "backdoor: share must be above 0 and at most 1, not 0.0"),
         ("backdoor", {"size": 0}, "backdoor: size must be at least 1, not 0"),
-        ("backdoor", {"factor": float("nan")}, "backdoor: factor must be a number, not nan"),
+        ("backdoor", {"factor": float("nan")}, "backdoor: factor must be positive, not nan"),
         ("ipm", {"eps": 0.0}, "ipm: eps must be a positive number, not 0.0"),
         ("dissensus", {"eps": -1.0}, "dissensus: eps must be a positive number, not -1.0"),
-        ("alie", {"z": float("nan")}, "alie: z must be a number, not nan"),
+        ("alie", {"z": float("nan")}, "alie: z must be at least 0, not nan"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:

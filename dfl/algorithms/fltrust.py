@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dfl.algorithms import algorithm
 from dfl.algorithms.fedavg import FedAvg
+from dfl.errors import InputError
 from dfl.local import sgd
 from dfl.roots import root_examples
 
@@ -35,6 +36,13 @@ class FLTrust(FedAvg):
 
     root: int = 100
     bias: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.root < 2**31:
+            raise InputError(f"--algorithm fltrust: root must be from 1 to {2**31 - 1}, not {self.root}")
+        if not 0 <= self.bias <= 1:
+            raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {self.bias}")
 
     @property
     def root_rule(self) -> RootRule:

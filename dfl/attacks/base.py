@@ -6,7 +6,7 @@ To add one, write a frozen dataclass whose fields are its options and decorate i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -73,8 +73,10 @@ class Attack:
     """
 
     fraction: float = 0.2
-    peers: tuple[int, ...] = ()
+    peers: tuple[int, ...] | None = None
 
+    name: ClassVar[str]
+    """What the command line calls it."""
     speaks: ClassVar[bool] = False
     """Whether attackers lie in their messages."""
     per_edge: ClassVar[bool] = False
@@ -87,17 +89,15 @@ class Attack:
             InputError: a peer that there is not, or nobody left who is honest.
         """
         if self.peers:
-            wrong = [peer for peer in self.peers if not 0 <= peer < peers]
-            if wrong:
-                raise InputError(f"--attack: peers must be from 0 to {peers - 1}, not {wrong[0]}")
+            good = all(0 <= peer < peers for peer in self.peers)
+            check(good, f"{self.name}: peers", f"from 0 to {peers - 1}", "+".join(map(str, self.peers)))
             found = np.unique(self.peers)
         else:
-            if not 0 <= self.fraction <= 1:
-                raise InputError(f"--attack: fraction must be from 0 to 1, not {self.fraction}")
+            check(0 <= self.fraction <= 1, f"{self.name}: fraction", "from 0 to 1", self.fraction)
             order = keys.generator(seed, "attackers").permutation(peers)
             found = np.sort(order[: round(self.fraction * peers)])
         if len(found) == peers:
-            raise InputError(f"--attack: all {peers} peers attack; leave somebody honest")
+            raise InputError(f"--attack {self.name}: all {peers} peers lie; leave somebody honest")
         return found.astype(np.int64)
 
     def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -162,7 +162,7 @@ def attack(name: str) -> Callable[[_A], _A]:
     """Register an attack under `name`."""
 
     def register(kind: _A) -> _A:
-        ATTACKS[name] = kind
+        ATTACKS[name], kind.name = kind, name
         return kind
 
     return register
@@ -173,4 +173,5 @@ def attack(name: str) -> Callable[[_A], _A]:
 class Honest(Attack):
     """Nobody lies."""
 
-    fraction: float = 0.0
+    fraction: float = field(default=0.0, init=False)
+    peers: tuple[int, ...] | None = field(default=None, init=False)

@@ -48,7 +48,7 @@ class Scale(Attack):
     """Say the truth times `factor`.
 
     Raises:
-        InputError: a factor that is not finite.
+        InputError: a factor that is not positive.
     """
 
     factor: float = 10.0
@@ -56,7 +56,7 @@ class Scale(Attack):
     speaks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(math.isfinite(self.factor), "scale: factor", "a number", self.factor)
+        check(0 < self.factor < math.inf, "scale: factor", "positive", self.factor)
 
     def say(self, seen: Seen) -> NDArray[Any]:
         """What they would have said, scaled."""
@@ -112,7 +112,7 @@ class Backdoor(Attack):
         check(self.target >= 0, "backdoor: target", "a label, from 0 up", self.target)
         check(0 < self.share <= 1, "backdoor: share", "above 0 and at most 1", self.share)
         check(self.size >= 1, "backdoor: size", "at least 1", self.size)
-        check(self.factor is None or math.isfinite(self.factor), "backdoor: factor", "a number", self.factor)
+        check(self.factor is None or 0 < self.factor < math.inf, "backdoor: factor", "positive", self.factor)
 
     def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The attacker's examples, a share of them with trigger and target.

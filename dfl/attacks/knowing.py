@@ -52,13 +52,13 @@ class LittleIsEnough(Pointwise):
         z: standard deviations, in place of the formula.
 
     Raises:
-        InputError: a z that is not finite.
+        InputError: a negative z.
     """
 
     z: float | None = None
 
     def __post_init__(self) -> None:
-        check(self.z is None or math.isfinite(self.z), "alie: z", "a number", self.z)
+        check(self.z is None or 0 <= self.z < math.inf, "alie: z", "at least 0", self.z)
 
     def lie(self, seen: Seen) -> NDArray[Any]:
         """One word for all, (c,)."""
