@@ -170,7 +170,7 @@ def prepare(
         read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
         graph = _graph(run, parts) if parts["algorithm"].gossips else None
         found.update(data=read, deal=dealt, graph=graph)
-        _rehearse(run, parts, graph.weights if graph else ())
+        _rehearse(run, parts, read, graph.weights if graph else ())
         return dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
 
     if world.rank:  # while rank 0 reads and decides
@@ -218,8 +218,8 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     return parts
 
 
-def _rehearse(run: Run, parts: setup.Parts, weights: Sequence[csr_array]) -> None:
-    """Let the attack and the aggregator see as many words as they will, so that what they cannot do is refused now."""
+def _rehearse(run: Run, parts: setup.Parts, data: Data, weights: Sequence[csr_array]) -> None:
+    """Show the attack and the aggregator what they will see, so that what they cannot do is refused now."""
     assert run.peers is not None
     algorithm, attack = parts["algorithm"], parts["attack"]
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
@@ -228,6 +228,8 @@ def _rehearse(run: Run, parts: setup.Parts, weights: Sequence[csr_array]) -> Non
     said = run.peers if weights else int(n)
     if "aggregator" in algorithm.takes:
         parts["aggregator"](_blank(heard, trusted if weights or algorithm.root_rule else None))
+    if len(liars):
+        attack.poison(data.train_inputs[:1], data.train_labels[:1], data.classes)
     if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
         raise InputError(f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm")
     if attack.speaks and not said:

@@ -80,7 +80,9 @@ class FedAvg(Algorithm):
             ("late", self.late in ("drop", "fewer"), "drop or fewer"),
         ):
             if not good:
-                raise InputError(f"--algorithm {type(self).__name__.lower()}: {name} must be {accepted}, not {getattr(self, name)!r}")
+                raise InputError(
+                    f"--algorithm {type(self).__name__.lower()}: {name} must be {accepted}, not {getattr(self, name)!r}"
+                )
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x."""

@@ -1,0 +1,219 @@
+"""Do lies reach those who are lied to, through rules and words, and are the honest what is measured?"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import dfl
+from dfl import metrics
+from dfl.aggregators import AGGREGATORS, Words
+from dfl.attacks import ATTACKS
+from dfl.attacks.blind import SignFlip
+from dfl.local import sgd
+from dfl.net import Net
+from dfl.setup import start
+from dfl.simulation import Setting
+from tests.conftest import Command
+from tests.quadratic import digits, quadratic, states
+from tests.test_report import small
+
+RULES = {
+    "median": {},
+    "trimmed_mean": {"f": 1},
+    "krum": {"f": 1},
+    "geometric_median": {},
+    "fltrust": {},
+    "clipping": {},
+}
+
+
+def spoken(setting: Setting, **speech: Any) -> Setting:
+    """The setting with another manner of speaking."""
+    setting.network.speech = setting.network.speech._replace(**speech)
+    return setting
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("topology", ["regular:k=4", "complete"])
+def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology: str) -> None:
+    """Row by row from the dense matrix: steps from where the peer stood, its own step trusted."""
+    setting, rule = digits(topology=topology, peers=7), partial(AGGREGATORS[name], **RULES[name])
+    rng = np.random.default_rng(0)
+    words, origin = (torch.from_numpy(rng.normal(size=(7, 30))) for _ in range(2))
+    got = Net(setting.network, 0).share(words).combine(rule, origin)
+    dense = setting.network.weights[0].toarray()
+    for i, weights in enumerate(dense):
+        near = np.flatnonzero(weights)
+        assert i in near
+        steps = words.numpy()[near] - origin.numpy()[i]
+        expected = origin.numpy()[i] + rule(Words(steps, weights[near], words.numpy()[i] - origin.numpy()[i])).row
+        np.testing.assert_allclose(got[i], expected, rtol=0, atol=1e-12)
+
+
+def test_the_mean_of_a_neighbourhood_is_the_average() -> None:
+    setting = digits()
+    words = torch.randn(6, 40)
+    heard = Net(setting.network, 0).share(words)
+    assert torch.equal(heard.combine(partial(AGGREGATORS["mean"]), torch.randn(6, 40)), heard.average())
+
+
+@pytest.mark.parametrize("topology", ["ring", "one_peer_exponential"])
+@pytest.mark.parametrize("name", ["mean", "median"])
+def test_words_over_edges_are_combined_like_words_of_peers(topology: str, name: str) -> None:
+    """An attack that says the same over every edge changes nothing but the way that words take."""
+
+    class EachEdge(SignFlip):
+        per_edge = True
+
+    words, origin, rule = torch.randn(8, 50), torch.randn(8, 50), partial(AGGREGATORS[name])
+    for t in range(3):
+        once, each = (
+            spoken(digits(topology=topology, peers=8), attack=attack(), liars=np.array([2, 5]))
+            for attack in (ATTACKS["sign_flip"], EachEdge)
+        )
+        one, other = (Net(s.network, t).share(words).combine(rule, origin) for s in (once, each))
+        honest = [i for i in range(8) if i not in (2, 5)]  # to itself a liar over edges tells the truth
+        assert torch.allclose(one[honest], other[honest], rtol=0, atol=1e-5)
+        assert not torch.allclose(one[2], other[2], atol=1e-2)
+        assert once.network.payload.tolist() == each.network.payload.tolist()
+
+
+def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
+    setting = spoken(digits(peers=6), attack=ATTACKS["scale"](factor=10.0), liars=np.array([1]))
+    words = torch.randn(6, 20)
+    heard = Net(setting.network, 0).share(words)
+    assert torch.equal(heard.own[1], words[1] * 10)
+    assert torch.equal(heard.own[[0, 2, 3, 4, 5]], words[[0, 2, 3, 4, 5]])
+    assert heard.own.data_ptr() != words.data_ptr()
+
+
+def test_a_server_hears_the_lie() -> None:
+    setting = spoken(digits(peers=6, algorithm="fedavg"), attack=ATTACKS["sign_flip"](), liars=np.array([0, 4]))
+    words, net = torch.randn(3, 20), Net(setting.network, 0)
+    heard = net.collect(words, net.group(np.array([5, 2, 4])), np.array([1, 2, 3]))  # rows are 2, 4, 5
+    assert torch.allclose(heard.row[0], (words[0] - 2 * words[1] + 3 * words[2]) / 6, atol=1e-6)
+
+
+def test_poisoned_examples_are_the_liars_only() -> None:
+    honest, poisoned = (digits(attack=attack).task.train for attack in ("none", "label_flip:peers=1+3"))
+    for i in range(6):
+        part = slice(int(honest.starts[i]), int(honest.starts[i] + honest.sizes[i]))
+        assert torch.equal(poisoned.inputs[part], honest.inputs[part])
+        expected = 9 - honest.labels[part] if i in (1, 3) else honest.labels[part]
+        assert torch.equal(poisoned.labels[part], expected)
+
+
+def test_figures_are_over_the_honest() -> None:
+    setting = digits(attack="sign_flip:peers=0+4")
+    *_, last = states(setting, 3)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    assert peers["liar"].tolist() == [1, 0, 0, 0, 1, 0]
+    row, honest = metrics.summary(peers, ()), [1, 2, 3, 5]
+    assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
+    assert row["accuracy_min"] == peers["accuracy"][honest].min()
+    apart, mean = metrics.apart(last.x, setting)
+    x = last.x[honest].double()
+    assert apart == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
+    assert mean is not None
+    assert torch.allclose(mean.double(), x.mean(0), atol=1e-6)
+
+
+def test_a_backdoor_is_measured_on_triggered_examples() -> None:
+    setting = digits(attack="backdoor:peers=2,target=3", algorithm="fedavg")
+    assert setting.exam.triggered is not None
+    inputs, labels = setting.exam.triggered
+    assert set(labels.tolist()) == {3}
+    assert len(labels) == (setting.exam.labels != 3).sum()
+    *_, last = states(setting, 2)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    said = setting.task.outputs(setting.task.spec.views(last.x), setting.task.inputs(inputs), each=False).argmax(2)
+    assert set(peers["backdoor_success"]) == {float((said == 3).double().mean())}
+    assert metrics.summary(peers, ())["backdoor_success_mean"] == peers["backdoor_success"][0]
+
+
+def test_trust_is_in_what_the_server_learned_itself() -> None:
+    """g_0 is as many local steps on the root examples as a peer takes, from the same model; by the explicit formula."""
+    setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=1+2", momentum=0.0)
+    server = setting.task.server
+    assert server is not None
+    assert server.steps.tolist() == [3] == [int(setting.task.steps.max())]
+    assert len(server.train.labels) == 20
+    assert (server.train.labels == 1).sum() == 2
+    w = start(setting.run, setting.task, False, True)[0]
+    g = (sgd(w.expand(6, -1), setting.task, 0) - w).double()
+    g[[1, 2]] *= -1
+    g0 = (sgd(w, server, 0) - w)[0].double()
+    trust = torch.relu((g @ g0) / (g.norm(dim=1) * g0.norm()))
+    row = (trust[:, None] * g * (g0.norm() / g.norm(dim=1))[:, None]).sum(0) / trust.sum()
+    state = setting.algorithm.init(w, w, Net(setting.network, 0))
+    after = setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0)
+    assert torch.allclose(after.x[0].double(), w[0].double() + row, atol=1e-6)
+    assert torch.allclose(setting.algorithm.observe(after)["trust"], trust, atol=1e-6)
+    assert trust[[1, 2]].tolist() == [0, 0]
+    assert (trust[[0, 3, 4, 5]] > 0).all()
+
+
+def test_nobody_to_trust_changes_nothing() -> None:
+    setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=0+1+2+3+4", momentum=0.0)
+    w = start(setting.run, setting.task, False, True)[0]
+    spoken(setting, liars=np.arange(6))
+    state = setting.algorithm.init(w, w, Net(setting.network, 0))
+    assert torch.equal(setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x, w)
+
+
+def test_root_examples_are_no_peers() -> None:
+    few, plain = (digits(algorithm=a, examples_per_peer=None) for a in ("fltrust:root=30", "fedavg"))
+    assert few.task.train.sizes.sum() == plain.task.train.sizes.sum() - 30
+
+
+def test_a_run_with_liars_says_so(tmp_path: Path) -> None:
+    run = small(algorithm="fltrust:root=10", attack="label_flip:peers=2", out=tmp_path / "run")
+    for _ in dfl.simulate(run):
+        pass
+    peers = pd.read_csv(tmp_path / "run" / "peers.csv")
+    assert peers["liar"].tolist() == [0, 0, 1, 0]
+    assert peers["trust"].between(0, 1).all()
+    assert "degree" not in peers
+
+
+IMPOSSIBLE = [
+    ("--algorithm fedavg --peers 4 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words, there are 4"),
+    ("--algorithm fedavg:fraction=0.5 --peers 8 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words"),
+    ("--algorithm fedavg:stragglers=0.5 --peers 8 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words"),
+    ("--aggregator krum", "--aggregator krum: f=1 needs more than 4 words, there are 3"),
+    ("--aggregator trimmed_mean:f=2", "--aggregator trimmed_mean: f=2 needs more than 4 words, there are 3"),
+    ("--algorithm fedavg --aggregator fltrust", "--aggregator fltrust"),
+    ("--algorithm fltrust --aggregator median", "--aggregator median has no part in --algorithm fltrust: leave it out"),
+    ("--algorithm qdfedavgm --aggregator median", "--aggregator median has no part in --algorithm qdfedavgm: leave it"),
+    ("--algorithm fedavg --topology ring", "--topology ring has no part in --algorithm fedavg: leave it out"),
+    ("--algorithm pooled --mixing lazy", "--mixing lazy has no part in --algorithm pooled: leave it out"),
+    ("--algorithm local_only --bits 4", "--bits 4 has no part in --algorithm local_only: leave it out"),
+    ("--algorithm fedavg --init independent", "--init independent has no part in --algorithm fedavg: leave it out"),
+    ("--algorithm fedavg --attack adaptive", "--attack adaptive is made for a server that trusts an update: it needs"),
+    ("--algorithm fedavg --attack dissensus", "--attack dissensus tells neighbours different things: choose --algorit"),
+    ("--algorithm qdfedavgm --attack dissensus", "--attack dissensus tells neighbours different things: choose --algo"),
+    ("--algorithm local_only --attack alie", "--attack alie lies in messages, and --algorithm local_only sends none"),
+    ("--attack sign_flip:peers=16", "--attack sign_flip: peers must be from 0 to 15, not 16"),
+    ("--attack sign_flip:fraction=1", "--attack sign_flip: all 16 peers lie; leave somebody honest"),
+    ("--attack backdoor:target=10", "--attack backdoor: target"),
+    ("--algorithm fedsgd --local-epochs 3", "--algorithm fedsgd takes one step on all of a peer's examples: leave"),
+    ("--algorithm fltrust:root=5000", "root data of size=5000 with bias=0.1 need "),
+]
+
+
+@pytest.mark.parametrize(("tokens", "line"), IMPOSSIBLE)
+def test_what_cannot_be_withstood_or_told_is_refused_before(dfl_run: Command, tokens: str, line: str) -> None:
+    peers = [] if "--peers" in tokens else ["--peers", "16"]
+    assert dfl_run.refused(*tokens.split(), *peers).startswith(line)
+
+
+def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
+    with pytest.raises(dfl.InputError, match="label_flip needs labels that are classes"):
+        quadratic(attack="label_flip")
