@@ -59,7 +59,8 @@ class Run:
     rounds: int = 100
     """Rounds of training and mixing."""
     until: str | None = None
-    """Stop at the first evaluation that is this good: accuracy=0.97, or any of the figures that --help lists."""
+    """Stop at the first evaluation this good: accuracy=0.97, accuracy_min, accuracy_mean_model, local_accuracy,
+    validation_accuracy, train_loss or consensus_distance."""
     local_epochs: int | None = None
     """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is given."""
     local_steps: int | None = None

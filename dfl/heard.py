@@ -80,7 +80,7 @@ class Heard:
             spoken = torch.cat([self.far[:cut], self.own, self.far[cut:]]) if len(self.far) else self.own
         near = self.plan.near
         for first, last in pairwise(near.indptr.tolist()):
-            yield near.data[first:last], spoken[torch.from_numpy(near.indices[first:last].astype(np.int64))]
+            yield near.data[first:last], spoken[near.indices[first:last].astype(np.int64)]
 
 
 def error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:

@@ -195,7 +195,7 @@ class Net:
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
         said = network.speech.attack.tell(self._seen(knows, liars.ids, liars, slot), matrix, pairs)
         counts = np.bincount(network.layout.ranks_of(pairs[:, 0]), minlength=network.world.size).tolist()
-        words = words[torch.from_numpy(edges.owner)]
+        words = words[edges.owner]
         return _replaced(words, np.isin(edges.owner, liars.here), network.rows(said, words, counts))
 
     def _seen(self, knows: Words, bad: NDArray[np.int64], liars: Group, slot: str) -> Seen:

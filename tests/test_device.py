@@ -19,7 +19,7 @@ from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin
 
-ALLOWED = {"net.py", "metrics.py", "report.py"}
+ALLOWED = {"net.py", "network.py", "heard.py", "metrics.py", "watch.py", "report.py"}
 """The only files that may move a tensor to the processor."""
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -30,6 +30,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "sign": {"bits": 1, "partition": "dirichlet:alpha=0.3", "validation": 0.2},
     "edges": {"bits": 3, "topology": "one_peer_exponential", "peers": 8},
     "paper": {"algorithm": "qdfedavgm:exchange=paper", "mixing": "lazy", "init": "independent"},
+    "server": {"algorithm": "fedprox:fraction=0.5,stragglers=0.5", "local_epochs": 2, "bits": 4},
+    "trust": {"algorithm": "fltrust:root=20,server_momentum=0.5", "attack": "alie"},
+    "pooled": {"algorithm": "pooled"},
+    "rules": {"aggregator": "median", "attack": "dissensus:peers=1", "topology": "complete"},
     "own steps": {"local_steps": 5, "batch_size": 0, "partition": "dirichlet:alpha=0.3"},
 }
 
