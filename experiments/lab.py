@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 import dfl
 from dfl.config import Run
+from dfl.results import Result
 from dfl.specs import flag
 
 Cell = tuple[Mapping[str, str | int], Run]
@@ -98,9 +99,20 @@ def measure(options: Options, cells: Sequence[Cell]) -> pd.DataFrame:
 def _cell(cells: Path, cell: Cell) -> pd.DataFrame:
     labels, run = cell
     folder = cells / ",".join(f"{name}={value}" for name, value in labels.items())
+    rows = finished(folder, run).rows
+    (folder / "state.safetensors").unlink(missing_ok=True)  # which no page with many cells looks at
+    return rows.assign(**labels)
+
+
+def finished(folder: Path, run: Run) -> Result:
+    """The run that a folder holds, models and all; it is launched first unless it has finished there before.
+
+    Raises:
+        InputError: the run failed, or the folder holds another.
+    """
     if not _finished(folder, run):
         _launch(folder, run)
-    return dfl.load(folder).rows.assign(**labels)
+    return dfl.load(folder)
 
 
 def _finished(folder: Path, run: Run) -> bool:
@@ -119,13 +131,12 @@ def _bare(run: Run) -> Run:
 
 
 def _launch(folder: Path, run: Run) -> None:
-    """Run a cell as its own program; its models, which no page looks at, are not kept."""
+    """Run a cell as its own program."""
     shutil.rmtree(folder, ignore_errors=True)  # an earlier launch was interrupted
     flags = [word for name, value in replace(run, out=folder).to_dict().items() for word in (flag(name), str(value))]
     done = subprocess.run([sys.executable, "-m", "dfl.run", *flags], capture_output=True, text=True)
     if done.returncode not in (0, DIVERGED):
         raise dfl.InputError(f"{folder}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-    (folder / "state.safetensors").unlink(missing_ok=True)
     print(f"{folder.name}: {dfl.load(folder).record['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
