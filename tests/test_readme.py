@@ -68,8 +68,12 @@ def test_the_way_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 EXTENSIONS = """
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 import networkx as nx, numpy as np, torch
+from numpy.typing import NDArray
+from dfl.aggregators import Outcome, Words, aggregator
 from dfl.algorithms import Algorithm, algorithm
+from dfl.attacks import Attack, Seen, attack
 from dfl.algorithms.dfedavgm import State
 from dfl.compressors import register
 from dfl.datasets.data import Data, dataset
@@ -98,13 +102,17 @@ def test_what_the_readme_adds_can_be_used() -> None:
     assert mixed["accuracy_mean"] > 0.8
     assert alone["payload_bytes"] == 0
     assert "blobs" in KINDS["dataset"]
+    led = {"algorithm": "fedavg", "aggregator": "first", "peers": 6, "rounds": 5}
+    *_, honest = dfl.simulate(dfl.Run(**led))
+    *_, silent = dfl.simulate(dfl.Run(**led, attack="silence:peers=0"))
+    assert honest["accuracy_mean"] > 0.6 > 0.3 > silent["accuracy_mean"]
 
 
 def test_the_round_shown_is_the_round_that_runs() -> None:
-    shown = [line.strip() for block in blocks("python")[1:3] for line in block.splitlines()]
-    source = (ROOT / "dfl/algorithms/dfedavgm.py").read_text() + (ROOT / "dfl/algorithms/qdfedavgm.py").read_text()
+    shown = [line.strip() for block in blocks("python")[1:4] for line in block.splitlines()]
+    source = "".join((ROOT / f"dfl/algorithms/{name}.py").read_text() for name in ("dfedavgm", "qdfedavgm", "fedavg"))
     code = [line for line in shown if line and not line.startswith("def ")]
-    assert len(code) == 7
+    assert len(code) == 14
     assert [line for line in code if line not in source] == []
 
 
