@@ -51,28 +51,37 @@ def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
     return right.cpu().numpy() / len(exam.labels)
 
 
-def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam) -> tuple[Floats, Floats]:
+def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool = False) -> tuple[Floats, Floats]:
     """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
 
-    x is (p, d), or the one row (1, d) that all have.
+    Args:
+        x: (p, d), or the one row (1, d) that all share.
+        task, examples, exam: the problem, and on what of it.
+        shared: which of the two.
     """
     starts = examples.starts
     loss, right = np.zeros((2, len(starts)))
-    chunk = min(CHUNK, exam.longest)
+    chunk, many = _even(exam.longest), 1 if shared else LANES
+    row = task.spec.views(x[0]) if shared else {}
     for first in range(0, int(examples.sizes.max(initial=0)), chunk):
         counts = np.clip(examples.sizes - first, 0, chunk)
         some = np.flatnonzero(counts)
-        for lanes in np.split(some, range(LANES, len(some), LANES)):
+        for lanes in np.split(some, range(many, len(some), many)):
             real = np.arange(chunk) < counts[lanes, None]
             index = starts[lanes, None] + (first + np.arange(chunk)) * real
             inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
-            models = task.spec.take(x, lanes) if len(x) == len(starts) else task.spec.views(x.expand(len(lanes), -1))
-            out = task.outputs(models, task.inputs(inputs))
+            seen = task.inputs(inputs)
+            out = task.output(row, seen[0])[None] if shared else task.outputs(task.spec.take(x, lanes), seen)
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
             right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if exam.classes else np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes, right / examples.sizes
+
+
+def _even(longest: int) -> int:
+    """How many examples at a time, CHUNK at most, so that the last ones of the longest are about as many."""
+    return -(-longest // -(-longest // CHUNK))
 
 
 def models(x: Tensor, setting: Setting) -> NDArray[Any] | None:
@@ -124,10 +133,11 @@ def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
     own = {"accuracy": _each(on_common(x, task, exam), task)}
-    own["train_loss"], _ = on_own(x, task, task.train, exam)
-    _, own["local_accuracy"] = on_own(x, task, exam.local, exam)
+    shared = setting.algorithm.serves
+    own["train_loss"], _ = on_own(x, task, task.train, exam, shared)
+    _, own["local_accuracy"] = on_own(x, task, exam.local, exam, shared)
     if setting.run.validation:
-        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam)
+        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam, shared)
     if exam.triggered:
         inputs, labels = exam.triggered
         own["backdoor_success"] = _each(on_common(x, task, replace(exam, inputs=inputs, labels=labels)), task)

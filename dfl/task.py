@@ -181,14 +181,15 @@ class Task:
         a = len(next(iter(parameters.values())))
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
-            return torch.stack([self._call(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
+            return torch.stack([self.output(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
         if a == 1:
             parameters = {name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()}
             inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
-        out: Tensor = torch.func.vmap(self._call, in_dims=(0, 0 if each else None))(parameters, inputs)
+        out: Tensor = torch.func.vmap(self.output, in_dims=(0, 0 if each else None))(parameters, inputs)
         return out[:a]
 
-    def _call(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def output(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """What one model says of inputs (n, *shape), (n, ...)."""
         out: Tensor = torch.func.functional_call(self.module, parameters, (inputs,))
         return out
 
