@@ -16,17 +16,19 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class Group:
-    """Some of the peers.
+    """Some of those who speak, peers or edges.
 
     Attributes:
         ids: (m,) their numbers, ascending.
         here: (a,) the positions of those that are on this rank.
         counts: how many of them each rank hosts.
+        owners: (m,) the peer whose word each says.
     """
 
     ids: NDArray[np.int64]
     here: NDArray[np.int64]
     counts: list[int]
+    owners: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Layout:
         ids = np.sort(ids)
         edges = np.searchsorted(ids, self.starts)
         here = ids[edges[rank] : edges[rank + 1]] - self.starts[rank]
-        return Group(ids, here, np.diff(edges).tolist())
+        return Group(ids, here, np.diff(edges).tolist(), ids)
 
 
 def columns(d: int, ranks: int) -> list[range]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from dfl import keys
 from dfl.aggregators import Outcome, Words
@@ -105,7 +106,7 @@ class Net:
             edges = self.edges
             words = self._tell_lies(words, edges, slot)
         else:
-            words = self._lie(words, network.everyone, slot) if edges is None else words
+            words = self._lie(words, self._edgewise() if edges else network.everyone, slot)
         plan = edges or network.peer_plan(self.t)
         messages = self._encode(words, ("edges" if edges else "peers", plan.ids), slot)
         network.payload += plan.copies * messages.shape[1]
@@ -176,42 +177,51 @@ class Net:
 
     def _lie(self, words: Tensor, group: Group, slot: str, trusted: Tensor | None = None) -> Tensor:
         """The words (a, m) of a group, those of liars falsified; what liars know of the others is not counted."""
-        network = self.network
-        bad = np.flatnonzero(np.isin(group.ids, network.speech.liars))
+        network, n = self.network, len(group.ids)
+        bad = np.flatnonzero(np.isin(group.owners, network.speech.liars))
         if not network.speech.attack.speaks or not len(bad):
             return words
-        liars, n = self.group(group.ids[bad]), len(group.ids)
         knows = network.words(words, group, np.full(n, 1 / n), trusted)
-        said = network.speech.attack.say(self._seen(knows, bad, liars, slot))
-        return _replaced(words, np.isin(group.here, liars.here), network.rows(said, words, liars.counts))
+        said = network.speech.attack.say(self._seen(knows, bad, group.ids[bad], slot))
+        return self._replaced(words, said, bad, group.counts)
 
     def _tell_lies(self, words: Tensor, edges: EdgePlan, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network = self.network
-        matrix = network.weights[self.t % len(network.weights)]
-        arcs, liars = Arcs.of(matrix), self.group(network.speech.liars)
-        pairs = np.stack([arcs.sender, arcs.receiver], axis=1)[np.isin(arcs.sender, liars.ids)]
-        pairs = pairs[np.lexsort(pairs.T[::-1])]
+        network, liars, group = self.network, self.network.speech.liars, self._edgewise()
+        bad = np.flatnonzero(np.isin(group.owners, liars))
+        pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.speech.attack.tell(self._seen(knows, liars.ids, liars, slot), matrix, pairs)
-        counts = np.bincount(network.layout.ranks_of(pairs[:, 0]), minlength=network.world.size).tolist()
-        words = words[edges.owner]
-        return _replaced(words, np.isin(edges.owner, liars.here), network.rows(said, words, counts))
+        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), self._matrix, pairs)
+        return self._replaced(words[edges.owner], said, bad, group.counts)
 
-    def _seen(self, knows: Words, bad: NDArray[np.int64], liars: Group, slot: str) -> Seen:
-        world, d = self.network.world, knows.rows.shape[1]
-        first = int(world.everywhere(np.array([d]))[: world.rank].sum())
-        return Seen(knows, bad, liars.ids, slice(first, first + d), (self.network.seed, self.t, slot))
+    @property
+    def _matrix(self) -> csr_array:
+        return self.network.weights[self.t % len(self.network.weights)]
+
+    def _edgewise(self) -> Group:
+        """Everybody who speaks where edges do: edges by owner * P + other, as `EdgePlan` orders them."""
+        layout, arcs = self.network.layout, Arcs.of(self._matrix)
+        ids = np.sort(arcs.sender * self.peers + arcs.receiver)
+        counts = np.bincount(layout.ranks_of(ids // self.peers), minlength=layout.ranks).tolist()
+        return Group(ids, np.arange(counts[self.network.world.rank]), counts, ids // self.peers)
+
+    def _seen(self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str) -> Seen:
+        network, c = self.network, knows.rows.shape[1]
+        first = int(network.world.everywhere(np.array([c]))[: network.world.rank].sum())
+        return Seen(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))
+
+    def _replaced(self, words: Tensor, said: NDArray[Any], bad: NDArray[np.int64], counts: list[int]) -> Tensor:
+        """The words (a, m) here, with what the members `bad` of a group say, (f, c), in the place of theirs."""
+        network, rank = self.network, self.network.world.rank
+        ranks = np.repeat(np.arange(len(counts)), counts)[bad]
+        rows = network.rows(said, words, np.bincount(ranks, minlength=len(counts)).tolist())
+        here = torch.from_numpy(bad[ranks == rank] - sum(counts[:rank]))
+        return words.index_copy(0, here.to(words.device), rows)
 
     def _span(self, counts: list[int]) -> slice:
         """Where the members of a group that are on this rank stand among all of its members."""
         rank = self.network.world.rank
         return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-
-
-def _replaced(words: Tensor, which: NDArray[np.bool_], others: Tensor) -> Tensor:
-    """The words with some of them replaced."""
-    return words.index_copy(0, torch.from_numpy(np.flatnonzero(which)).to(words.device), others)
 
 
 def _nan(n: int) -> Tensor:

@@ -92,6 +92,16 @@ def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
     assert heard.own.data_ptr() != words.data_ptr()
 
 
+def test_the_lie_goes_over_edges_where_edges_speak() -> None:
+    """On a graph that changes qdfedavgm says a word per edge: those of liars are falsified, each once."""
+    setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8, attack="scale:peers=2+5,factor=3")
+    net = Net(setting.network, 1)
+    words = torch.randn(len(net.edges.owner), 20)
+    heard = net.share(words, net.edges)
+    for k, owner in enumerate(net.edges.owner):
+        assert torch.equal(heard.own[k], words[k] * 3 if owner in (2, 5) else words[k])
+
+
 def test_a_server_hears_the_lie() -> None:
     setting = spoken(digits(peers=6, algorithm="fedavg"), attack=ATTACKS["sign_flip"](), liars=np.array([0, 4]))
     words, net = torch.randn(3, 20), Net(setting.network, 0)

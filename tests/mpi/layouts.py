@@ -66,6 +66,9 @@ def lies() -> Iterator[tuple[str, dfl.Run]]:
         )
         if attack not in ("adaptive", "none"):
             yield name("graph", attack), setting(k, topology="small_world:k=4,p=0.3", attack=attack, rounds=2)
+    for attack in ("gaussian:peers=2+5", "trim"):
+        changing = {"topology": "one_peer_exponential", "bits": 3, "attack": attack}
+        yield name("edges", attack), setting(0, **changing)
     for k, rule in enumerate(AGGREGATORS):
         spec = f"{rule}:f=1" if rule in ("krum", "multi_krum", "trimmed_mean") else rule
         method = "fltrust:root=20" if rule == "fltrust" else "fedavg"
