@@ -88,7 +88,7 @@ def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
     """
     figure, axes = _figure("Accuracy by bytes said", run)
     _accuracy(axes, rows, "payload_bytes")
-    axes.set_xlabel("payload of all peers together (bytes)")
+    axes.set_xlabel("payload of all together (bytes)")
     axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
     return figure
 

@@ -6,7 +6,6 @@ All text is ASCII and unwrapped, so that it may be piped, kept in a cluster's lo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dfl.shares import shares, span
+from dfl.watch import reached
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
     from dfl.setup import Facts
     from dfl.simulation import Setting
 
-MATRIX = (32, 20)
-"""Up to how many peers and labels --dry-run shows who has how much of what."""
-BARS = 8
-"""Bars of a histogram."""
 WORK_ROWS = 2
 """Rows per peer that a round needs besides the state: what a peer trained to, and the state to come."""
 
@@ -84,7 +82,11 @@ class Terminal:
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
         """Print how the peers did, what it cost, and where the files are."""
         self._stop()
-        self._print([*outcome(peers, self.last), ("files", str(self.setting.run.out or "none"))])
+        run = self.setting.run
+        goal = (
+            [("until", f"{run.until} {'reached' if reached(self.last, run) else 'not reached'}")] if run.until else []
+        )
+        self._print([*goal, *outcome(peers, self.last), ("files", str(run.out or "none"))])
 
     def close(self, error: BaseException | None) -> None:
         """Leave the terminal tidy; whoever catches the error prints it."""
@@ -115,7 +117,7 @@ class Terminal:
 def header(setting: Setting) -> list[Line]:
     """What is about to run: names, peers, graph, model, messages, training."""
     run, starts, liars = setting.run, setting.layout.starts, setting.network.speech.liars
-    hosted, steps = _span(np.diff(starts)), local_steps(setting)
+    hosted, steps = span(np.diff(starts)), local_steps(setting)
     once, batch = setting.payload_per_round, setting.task.solver.batch_size or "all"
     return [
         ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
@@ -123,7 +125,7 @@ def header(setting: Setting) -> list[Line]:
                   f"{_many(run.threads, 'thread')} each"),
         *_company(setting),
         ("model", f"{setting.task.spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}"),
-        ("training", f"{run.rounds:,} rounds, local steps per round {_span(steps)}, batch size {batch}, "
+        ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         ("messages", f"{run.compressor}: {size(once)} per round, {size(once * run.rounds)} in all"),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
@@ -140,7 +142,7 @@ def _company(setting: Setting) -> list[Line]:
     spectrum, kind = facts.spectrum, "directed edges" if facts.graph.directed else "edges"
     pace = _pace(spectrum.half_rounds, len(setting.network.weights))
     return [
-        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {_span(facts.graph.degrees)}"),
+        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {span(facts.graph.degrees)}"),
         ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
         *rule,
     ]
@@ -153,26 +155,41 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
         peers: every peer's figures (P,), by name.
         row: the last row of metrics.csv.
     """
-    accuracy = peers["accuracy"]
     lines = [("loss", f"{row['train_loss']:.4g} mean on the peers' training examples")]
-    if not np.isnan(accuracy).all():
-        best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
-        lines += [
-            (
-                "accuracy",
-                f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers",
-            ),
-            ("  best", f"{accuracy[best]:.4f} peer {best}"),
-            ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
-            ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
-            ("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set"),
-        ]
+    if not np.isnan(peers["accuracy"]).all():
+        lines += _quality(peers, row)
+    if "backdoor_success_mean" in row:
+        lines += [("backdoor", f"{row['backdoor_success_mean']:.4f} of the examples with a trigger go where it says")]
+    if "trust" in peers:
+        of = {whom: peers["trust"][peers["liar"] == lies] for lies, whom in enumerate(("the honest", "liars"))}
+        said = [f"{np.nanmean(trust):.3f} in {whom}" for whom, trust in of.items() if not np.isnan(trust).all()]
+        lines += [("trust", ", ".join(said))]
+    payload = f"{size(row['payload_bytes'])} said by the peers"
+    if "upload_bytes" in row:
+        payload = f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"
+    else:
+        lines += [("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean")]
     return [
         *lines,
-        ("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean"),
-        ("payload", f"{size(row['payload_bytes'])} said by the peers"),
+        ("payload", payload),
         ("wire", f"{size(row['wire_bytes'])} moved between ranks"),
         ("time", _clock(row["seconds"])),
+    ]
+
+
+def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
+    """Accuracies over the honest: of one model for all, or their spread."""
+    accuracy = np.where(peers["liar"] == 0, peers["accuracy"], np.nan)
+    local = ("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set")
+    if "upload_bytes" in row:
+        return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), local]
+    best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
+    return [
+        ("accuracy", f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers"),
+        ("  best", f"{accuracy[best]:.4f} peer {best}"),
+        ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
+        ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
+        local,
     ]
 
 
@@ -191,18 +208,6 @@ def memory(setting: Setting) -> list[Line]:
     data, test = int(np.diff(ends[starts]).max()) * example, facts.n_test * example
     parts = f"{size(models)} models and work, {size(data)} examples, {size(test)} test set"
     return [("memory", f"about {size(models + data + test)} on the fullest rank, besides the programs: {parts}")]
-
-
-def shares(facts: Facts) -> list[str]:
-    """Who has how much of what: a matrix where it fits, else the spread over the peers and a histogram."""
-    counts, train = facts.label_counts, facts.sizes[:, 0]
-    columns = dict(zip(("training examples", "validation examples", "own test examples"), facts.sizes.T, strict=True))
-    if counts.size:
-        columns["different labels"] = (counts > 0).sum(1)
-    spread = [f"{name:<20} {_spread(column)}" for name, column in columns.items() if column.any()]
-    if counts.size and counts.shape[0] <= MATRIX[0] and counts.shape[1] <= MATRIX[1]:
-        return ["", *spread, "", *_matrix(counts)]
-    return ["", *spread, "", *_histogram(train)] if train.min() < train.max() else ["", *spread]
 
 
 def local_steps(setting: Setting) -> NDArray[np.int64]:
@@ -226,40 +231,10 @@ def _facts(setting: Setting) -> Facts:
 
 def _figures(row: Mapping[str, float]) -> list[str]:
     accuracy, least = row["accuracy_mean"], row["accuracy_min"]
-    how_well = f"loss {row['train_loss']:.4g}" if np.isnan(accuracy) else f"accuracy {accuracy:.3f} (min {least:.3f})"
-    return [how_well, f"apart {row['consensus_distance']:.3g}", size(row["payload_bytes"])]
-
-
-def _matrix(counts: NDArray[np.int64]) -> list[str]:
-    """Peers by labels; nothing where a peer has none."""
-    wide = max(len(str(counts.max())), len(str(counts.shape[1]))) + 1
-    head = "peer / label" + "".join(f"{label:>{wide}}" for label in range(counts.shape[1]))
-    body = (f"{i:>12}" + "".join(f"{n or '.':>{wide}}" for n in row) for i, row in enumerate(counts.tolist()))
-    return ["training examples", head, *body]
-
-
-def _histogram(values: NDArray[np.int64]) -> list[str]:
-    """How many peers have how many training examples."""
-    low, high = int(values.min()), int(values.max())
-    edges = np.unique(np.linspace(low, high + 1, BARS + 1).round().astype(np.int64))
-    peers, _ = np.histogram(values, edges)
-    longest = int(peers.max())
-    spans = (_ends(a, b - 1) for a, b in pairwise(edges.tolist()))
-    bars = (f"{span:>20}: {n:>7,} {'#' * -(-40 * n // longest)}" for span, n in zip(spans, peers.tolist(), strict=True))
-    return ["training examples: peers", *bars]
-
-
-def _spread(values: NDArray[np.int64]) -> str:
-    mean = "" if values.min() == values.max() else f", mean {values.mean():,.1f}"
-    return f"{_span(values)} per peer{mean}"
-
-
-def _span(values: NDArray[np.int64]) -> str:
-    return _ends(int(values.min()), int(values.max()))
-
-
-def _ends(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    spread = "" if "upload_bytes" in row else f" (min {least:.3f})"
+    how_well = f"loss {row['train_loss']:.4g}" if np.isnan(accuracy) else f"accuracy {accuracy:.3f}{spread}"
+    apart = [] if "upload_bytes" in row else [f"apart {row['consensus_distance']:.3g}"]
+    return [how_well, *apart, size(row["payload_bytes"])]
 
 
 def _many(count: int, thing: str) -> str:

@@ -74,7 +74,7 @@ class Watch:
         figures, peers = _row(state, self.setting)
         row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
         row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        self.done = t == run.rounds or _reached(row, run)
+        self.done = t == run.rounds or reached(row, run)
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
         if self.report:
@@ -89,7 +89,7 @@ class Watch:
             self.report.finish(peers, models)
 
 
-def _reached(row: Mapping[str, float], run: Run) -> bool:
+def reached(row: Mapping[str, float], run: Run) -> bool:
     """Whether a row is as good as `--until` asks."""
     if run.goal is None:
         return False

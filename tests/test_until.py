@@ -9,6 +9,7 @@ import pytest
 
 import dfl
 from dfl.metrics import rounds_to
+from dfl.terminal import size
 from tests.conftest import Command
 from tests.test_report import small
 from tests.test_terminal import dry, shown
@@ -127,6 +128,24 @@ def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
     run = small(algorithm=algorithm, rounds=1)
     *_, last = dfl.simulate(run)
     text = dry(run)
-    said = dfl.terminal.size(last["payload_bytes"])
+    said = size(last["payload_bytes"])
     assert f"none: {said} per round, {said} in all" in text
     assert ("server     none: peers are alone" in text) == (algorithm == "local_only")
+
+
+def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:
+    """One model, so no best and no worst; trust and backdoor where there are such; the goal where there is one."""
+    run = small(algorithm="fltrust:root=20", attack="backdoor:peers=1", rounds=4, eval_every=1, until="accuracy=0.1")
+    *_, last = dfl.simulate(run)
+    lines = dict(line.split(maxsplit=1) for line in shown(run).splitlines())
+    assert lines["until"] == "accuracy=0.1 reached"
+    assert lines["accuracy"] == f"{last['accuracy_mean']:.4f} of the server's model"
+    assert lines["backdoor"].startswith(f"{last['backdoor_success_mean']:.4f} of the examples")
+    assert lines["payload"] == f"{size(last['upload_bytes'])} up to the server, {size(last['download_bytes'])} down"
+    assert not {"best", "worst", "of", "consensus"} & set(lines)
+    honest, liars = (float(part.split()[0]) for part in lines["trust"].split(", "))
+    assert 0 <= liars <= 1
+    assert 0 < honest <= 1
+    assert "until      accuracy=1 not reached" in shown(small(until="accuracy=1"))
+    best = next(line for line in shown(small(attack="sign_flip:peers=0+1+2")).splitlines() if "best" in line)
+    assert best.endswith("peer 3")  # nobody else is honest

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.dfedavgm import State
 from dfl.local import sgd
 from dfl.roots import everything
 
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
     from dfl.net import Net
     from dfl.roots import RootRule
     from dfl.task import Task
-
-
-@dataclass(frozen=True)
-class State:
-    """x: (p, d), the models; (1, d) where there is one."""
-
-    x: Tensor
 
 
 @algorithm("local_only")

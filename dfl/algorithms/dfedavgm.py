@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: (p, d), the models."""
+    """x: (p, d), the models; (1, d) where there is one."""
 
     x: Tensor
 
