@@ -242,29 +242,32 @@ def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
     def column(name: str) -> Floats:
         return rows[name].to_numpy(np.float64)
 
-    x, mean, std = column(by), column("accuracy_mean"), column("accuracy_std")
-    worst, best = column("accuracy_min"), column("accuracy_max")
+    x = column(by)
     dots: dict[str, Any] = {"marker": _marker(rows), "markersize": 4}
-    axes.fill_between(x, worst, best, color=BLUE, alpha=0.15, lw=0, label="worst to best peer")
-    axes.fill_between(
-        x,
-        np.maximum(mean - std, worst),
-        np.minimum(mean + std, best),
-        color=BLUE,
-        alpha=0.3,
-        lw=0,
-        label="one standard deviation",
+    served = "upload_bytes" in rows  # by a server, whose model is everybody's
+    if not served:
+        _spread(axes, x, [column(f"accuracy_{name}") for name in ("min", "max", "mean", "std")])
+    axes.plot(
+        x, column("accuracy_mean"), color=BLUE, label="the server's model" if served else "mean of the peers", **dots
     )
-    axes.plot(x, mean, color=BLUE, label="mean of the peers", **dots)
     for name, colour, dash, label in (
         ("accuracy_mean_model", ORANGE, "--", "the mean model"),
         ("local_accuracy_mean", GREEN, ":", "mean of the peers, own test parts"),
+        ("backdoor_success_mean", GREY, "-.", "success of the backdoor"),
     ):
-        if not np.isnan(column(name)).all():
+        if name in rows and not np.isnan(column(name)).all() and not (served and colour == ORANGE):
             axes.plot(x, column(name), color=colour, linestyle=dash, label=label, **dots)
     axes.set_ylabel("accuracy on the test set (share)")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
+
+
+def _spread(axes: Axes, x: Floats, of: Sequence[Floats]) -> None:
+    """Bands from the worst to the best peer, and of one standard deviation."""
+    worst, best, mean, std = of
+    within = np.maximum(mean - std, worst), np.minimum(mean + std, best)
+    axes.fill_between(x, worst, best, color=BLUE, alpha=0.15, lw=0, label="worst to best peer")
+    axes.fill_between(x, *within, color=BLUE, alpha=0.3, lw=0, label="one standard deviation")
 
 
 def _marker(rows: pd.DataFrame) -> str:

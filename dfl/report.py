@@ -174,7 +174,8 @@ class Folder:
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
         graph = f"{run.topology}, " if run.topology else ""
-        name = f"{graph}{run.peers} peers, {run.algorithm}, {run.dataset} ({run.partition}), {run.model}"
+        said = "".join(f", {each}" for each in (run.aggregator, run.attack) if each not in ("mean", "none", "fltrust"))
+        name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
         drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
         (self.path / "figures").mkdir(exist_ok=True)
         for title, figure in drawn.items():

@@ -163,7 +163,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     if "trust" in peers:
         of = {whom: peers["trust"][peers["liar"] == lies] for lies, whom in enumerate(("the honest", "liars"))}
         said = [f"{np.nanmean(trust):.3f} in {whom}" for whom, trust in of.items() if not np.isnan(trust).all()]
-        lines += [("trust", ", ".join(said))]
+        lines += [("trust", ", ".join(said))] if said else []
     payload = f"{size(row['payload_bytes'])} said by the peers"
     if "upload_bytes" in row:
         payload = f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"

@@ -75,6 +75,17 @@ def test_accuracy_shows_mean_spread_and_mean_model() -> None:
     assert np.asarray(axes.lines[0].get_xydata())[:, 1].tolist() == table(5)["accuracy_mean"].tolist()
 
 
+def test_a_server_has_one_curve_and_no_spread() -> None:
+    rows = table(5).assign(upload_bytes=1.0, backdoor_success_mean=0.3)
+    axes = drawn(plots.accuracy_by_round(rows)).axes[0]
+    assert axes.get_legend_handles_labels()[1] == [
+        "the server's model", "mean of the peers, own test parts", "success of the backdoor",
+    ]  # fmt: skip
+    assert list(plots.figures(rows, peers_of(4), (), np.ones((4, 2), np.int64))) == [
+        "accuracy_by_round", "accuracy_by_bytes", "label_distribution",
+    ]  # fmt: skip
+
+
 def test_bytes_are_in_human_units() -> None:
     axes = drawn(plots.accuracy_by_bytes(table(5))).axes[0]
     assert any(label.get_text().endswith(" kB") for label in axes.get_xticklabels())
