@@ -100,6 +100,17 @@ def test_batches_of_everything_do_not_depend_on_the_number_of_clients(peers: int
     assert row.abs().max() > 0.1
 
 
+def test_a_2nn_on_equal_clients_does_not_depend_on_their_number() -> None:
+    """The same 150 digits at 1, 5 and 30 clients, in batches of everything."""
+    one, *others = (
+        server("fedavg", rounds=8, model="2nn", peers=n, examples_per_peer=150 // n, lr=0.2, **WHOLE)
+        for n in (1, 5, 30)
+    )
+    w = start((few := digits(model="2nn")).run, few.task, False)[0][0]
+    assert (one - w).abs().max() > 0.01
+    assert all(near(one, other) for other in others)
+
+
 def test_weights_are_the_examples_of_the_chosen() -> None:
     """n_k over the sum of the chosen ones, by hand: w + sum n_k (z_k - w) / m_t."""
     setting = digits(algorithm="fedavg:fraction=0.5", partition="dirichlet:alpha=0.5")
