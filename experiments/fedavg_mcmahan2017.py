@@ -59,20 +59,20 @@ CASES = {
         every=2, cap=300, seeds=3,
     ),
     "shards_b10": Case(
-        title="2NN, shards, B=10, E=1", published=664, setting={"partition": SHARDS}, rates=(0.0215, 0.0464, 0.1),
-        tuning=60, every=20, cap=1200, seeds=3,
+        title="2NN, shards, B=10, E=1", published=664, setting={"partition": SHARDS},
+        rates=(0.0215, 0.0464, 0.1, 0.215), tuning=60, every=20, cap=1200, seeds=3,
     ),
     "iid_full": Case(
-        title="2NN, IID, B=inf, E=1", published=1474, setting={"batch_size": 0}, rates=(0.1, 0.215, 0.464), tuning=100,
-        every=50, cap=2500, seeds=3,
+        title="2NN, IID, B=inf, E=1", published=1474, setting={"batch_size": 0},
+        rates=(0.1, 0.215, 0.464, 1.0), tuning=100, every=50, cap=2500, seeds=3,
     ),
     "shards_full": Case(
         title="2NN, shards, B=inf, E=1", published=1796, setting={"batch_size": 0, "partition": SHARDS},
-        rates=(0.1, 0.215, 0.464), tuning=100, every=50, cap=3000, seeds=3,
+        rates=(0.1, 0.215, 0.464, 1.0), tuning=60, every=50, cap=3000, seeds=3,
     ),
     "iid_b10_e20": Case(
-        title="2NN, IID, B=10, E=20", published=32, setting={"local_epochs": 20}, rates=(0.0464, 0.1, 0.215), tuning=3,
-        every=1, cap=100, seeds=3,
+        title="2NN, IID, B=10, E=20", published=32, setting={"local_epochs": 20},
+        rates=(0.0464, 0.1, 0.215, 0.464), tuning=2, every=1, cap=100, seeds=3,
     ),
     "cnn_iid_b10": Case(
         title="CNN, IID, B=10, E=5", published=18, target=0.99, setting={"model": "cnn", "local_epochs": 5},
@@ -200,7 +200,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         case, own = CASES[name], rows[rows["case"] == name]
         for seed, run in lab.groups(own, ["seed"]):
             label = case.title if seed == own["seed"].min() else None
-            axes.plot(run["round"], run["accuracy_mean"].cummax(), color=colour, linewidth=1, label=label)
+            best = run["accuracy_mean"].cummax()[run["round"] > 0]  # the axis knows no round 0
+            axes.plot(run["round"][run["round"] > 0], best, ".-", color=colour, linewidth=1, markersize=4, label=label)
         axes.plot(case.published, case.target, "X", color=colour, markersize=10, markeredgecolor="white", zorder=3)
         axes.axhline(case.target, color="0.6", linestyle=":", linewidth=1, zorder=0)
     for axes, title in zip(panels, ("examples dealt at random (IID)", "two label shards a client"), strict=True):
