@@ -1,8 +1,18 @@
 """How far is what FedAvg finds from the truth, and from what all data in one place would say? A logistic regression.
 
-Command, 80 runs, COST:
+Command, 80 runs, 7 minutes on one core:
 
     python -m experiments.simulation_study
+
+Finding: with a constant learning rate of 0.1 and batches of one example, FedAvg is not consistent. From n = 1,000 to
+10,000 the root mean square error of maximum likelihood on all data falls from 0.069 to 0.019; that of FedAvg stays at
+0.089 to 0.079 with 10 clients, and goes from 0.068 to 0.041 with 100. At n = 10,000 its bias is +0.035 to +0.040
+whatever K is; it is beyond two standard errors in 38 of 40 cells, though at n = 3,000 the data sets themselves lean by
++0.015. What decides is how many examples a client has: with 10 it takes 10 steps between two averages and ends 0.008 from maximum
+likelihood, with 1,000 it walks to where steps of this size end up and is 0.074 from it. More clients are only better
+because each has less to do, and because their average has less noise. A tenth of the learning rate (`--lr 0.01
+--steps 20000 --examples 10000 --clients 10`) takes the bias from +0.035 to +0.004 and the error from 0.079 to 0.022.
+Read as batches of n_k, FedAvg is gradient descent to 9e-16 in every one of the 40 cells.
 
 The study is that of slides on federated learning that this project began with: Z ~ N(1, 2), Y ~ Bernoulli(1 / (1 +
 exp(-beta Z))), n = 1,000 to 10,000 examples at K = 10 to 100 clients of n / K each, E = 1, learning rate 0.1, and "No.
@@ -33,6 +43,7 @@ import torch
 from cyclopts import Parameter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -202,18 +213,29 @@ def finding(table: pd.DataFrame, options: Options) -> str:
     by_size = table.sort_values("each")
     few, many = by_size.iloc[0], by_size.iloc[-1]
     sure = (table["bias"].abs() > 2 * table["bias_se"]).sum()
-    worse = table["rmse"] / table["mle_rmse"]
     off, left = (table[column].astype(float).max() for column in ("descent_apart", "descent_to_mle"))
     return (
-        f"over {options.replications} replications FedAvg's bias is {table['bias'].min():+.4f} to "
-        f"{table['bias'].max():+.4f} (beyond two standard errors in {sure} of {len(table)} cells), that of maximum "
-        f"likelihood on all data {table['mle_bias'].min():+.4f} to {table['mle_bias'].max():+.4f}; its root mean "
-        f"square error is {worse.min():.2f} to {worse.max():.2f} times that of maximum likelihood. From maximum "
-        f"likelihood on the same data it is {few['minus_mle']:+.4f} off in the mean where clients have fewest "
-        f"examples ({few['each']:.0f}) and {many['minus_mle']:+.4f} where they have most ({many['each']:.0f}). With "
-        f"batches of n_k, FedAvg is gradient descent on all data to {off:.0e} for every n and K, and after "
-        f"{options.descent} rounds within {left:.0e} of maximum likelihood."
+        f"over {options.replications} replications and from n = {table['examples'].min():,} to "
+        f"{table['examples'].max():,} the root mean square error of maximum likelihood on all data goes "
+        f"{_ends(table, 'mle_rmse')}; that of FedAvg {_errors_by_clients(table)}. FedAvg's bias is "
+        f"{table['bias'].min():+.4f} to {table['bias'].max():+.4f} (beyond two standard errors in {sure} of "
+        f"{len(table)} cells), that of maximum likelihood {table['mle_bias'].min():+.4f} to "
+        f"{table['mle_bias'].max():+.4f}; from maximum likelihood on the same data FedAvg is {few['minus_mle']:+.4f} "
+        f"off in the mean where clients have fewest examples ({few['each']:.0f}) and {many['minus_mle']:+.4f} where "
+        f"they have most ({many['each']:.0f}). With batches of n_k, FedAvg is gradient descent on all data to "
+        f"{off:.0e} for every n and K, and after {options.descent} rounds within {left:.0e} of maximum likelihood."
     )
+
+
+def _errors_by_clients(table: pd.DataFrame) -> str:
+    own = table.groupby("clients")
+    return ", ".join(f"{_ends(rows, 'rmse')} with {k} clients" for k, rows in own)
+
+
+def _ends(table: pd.DataFrame, column: str) -> str:
+    """A column where there are fewest examples, and where there are most."""
+    ordered = table.sort_values("examples", kind="stable")[column]
+    return f"from {ordered.iloc[0]:.3f} to {ordered.iloc[-1]:.3f}"
 
 
 def draw(table: pd.DataFrame, options: Options) -> Figure:
@@ -246,8 +268,9 @@ def _label(axes: Axes, title: str, across: str, up: str, log: bool = False) -> N
     if log:
         axes.set(xscale="log", yscale="log")
         for each in (axes.xaxis, axes.yaxis):
+            each.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            each.set_minor_locator(NullLocator())
             each.set_major_formatter("{x:g}")
-            each.set_minor_formatter("")
 
 
 if __name__ == "__main__":
