@@ -59,8 +59,7 @@ class Run:
     rounds: int = 100
     """Rounds of training and mixing."""
     until: str | None = None
-    """Stop at the first evaluation this good: accuracy=0.97, accuracy_min, accuracy_mean_model, local_accuracy,
-    validation_accuracy, train_loss or consensus_distance."""
+    """Stop at the first evaluation that is this good: accuracy=0.97, train_loss=0.1, or another figure."""
     local_epochs: int | None = None
     """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is given."""
     local_steps: int | None = None
@@ -167,14 +166,16 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
     name = _name(algorithm)
     if name not in ALGORITHMS:
         return {}  # refused where components are chosen
-    method, rule = ALGORITHMS[name], "fltrust" if name == "fltrust" else "mean"
-    aggregator = rule if run.aggregator is None else run.aggregator
+    method = ALGORITHMS[name]
+    aggregator = method.rule if run.aggregator is None else run.aggregator
+    odd = _name(aggregator) != method.rule
     for given, idle in (
         (f"--topology {run.topology}", run.topology is not None and not method.gossips),
         (f"--mixing {run.mixing}", run.mixing is not None and not method.gossips),
         (compressor[1], _name(compressor[0]) != "none" and "compressor" not in method.takes),
-        (f"--aggregator {aggregator}", _name(aggregator) != rule and "aggregator" not in method.takes),
-        (f"--aggregator {aggregator}", name == "fltrust" and _name(aggregator) != rule),
+        (f"--aggregator {aggregator}", odd and ("aggregator" not in method.takes or method.rule != "mean")),
+        (f"--aggregator {aggregator}", odd and method.serves and _name(aggregator) == "fltrust"),
+        (f"--until {run.until}", run.goal and run.goal[0] == "consensus_distance" and method.serves),
         (f"--init {run.init}", run.init == "independent" and method.serves),
     ):
         if idle:

@@ -98,7 +98,7 @@ def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Array
     arrays = {
         "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
-        "sizes": sizes(dealt),
+        "sizes": sizes(dealt), "largest": np.asarray(data.train_inputs.max(), np.float64),
     }  # fmt: skip
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}

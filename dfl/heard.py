@@ -27,60 +27,70 @@ class Heard:
     """What one `share` brought.
 
     Attributes:
-        own: this rank's words as those who hear them decode them: (p, m), or (a, m) over the a edges that speak.
+        own: this rank's words as those who said them keep them: (p, m), or (a, m) where a method speaks over edges. It
+            is what those who hear them decode, but that liars keep what they would have said if they were honest.
+        said: this rank's words as those who hear them decode them, lies included: (p, m), or (a, m) over the a edges
+            that speak; it is `own` itself where nobody lies.
         far: (r, m), words from other ranks.
         plan: who said what to whom.
         error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's word, the worst of those over its edges; 0 for a word
             of zeros, NaN in a round that nobody looks at.
-        meant: (p, m), what this rank's peers would say to themselves; it is `own` unless they lie over their edges.
+        origin: (p, m), where the peers stood before the round, if the words are steps away from there.
     """
 
     own: Tensor
+    said: Tensor
     far: Tensor
     plan: PeerPlan | EdgePlan
     error: Tensor
-    meant: Tensor
+    origin: Tensor | None
 
     @property
     def words(self) -> Tensor:
         """(b, m), what was heard over each edge, in the order of `EdgePlan.into`."""
         assert isinstance(self.plan, EdgePlan)
-        return (torch.cat([self.own, self.far]) if len(self.far) else self.own)[self.plan.arrange]
+        return (torch.cat([self.said, self.far]) if len(self.far) else self.said)[self.plan.arrange]
 
     def average(self) -> Tensor:
         """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
         assert isinstance(self.plan, PeerPlan), "words over edges are weighed by the method itself"
         below, own, above = self.plan.weights
         cut = below.shape[1]
-        return weigh((below, self.far[:cut]), (own, self.own), (above, self.far[cut:]))
+        total = weigh((below, self.far[:cut]), (own, self.said), (above, self.far[cut:]))
+        if self.said is self.own:
+            return total
+        itself = torch.from_numpy(own.diagonal()).to(total)
+        return total + itself[:, None] * (self.own - self.said)  # to itself a liar says the truth
 
-    def combine(self, rule: partial[Outcome], origin: Tensor) -> Tensor:
+    def combine(self, rule: partial[Outcome]) -> Tensor:
         """What a rule makes of the words in every closed neighbourhood, (p, m); the mean is `average`.
 
-        A rule sees words as steps away from where the peer stood, and trusts the peer's own step.
+        A rule sees words as steps away from where the peer that hears them stood, and trusts the peer's own step.
 
         Args:
             rule: one of `AGGREGATORS` with its options bound.
-            origin: (p, m), where the peers stood before the round.
         """
         if rule.func is mean and isinstance(self.plan, PeerPlan):
             return self.average()
-        rows = torch.empty_like(self.meant)
+        rows, origin = torch.empty_like(self.own), torch.zeros_like(self.own) if self.origin is None else self.origin
         for i, (weights, words) in enumerate(self._around()):
-            start, own = (of[i].cpu().numpy() for of in (origin, self.meant))
+            start, own = (of[i].cpu().numpy() for of in (origin, self.own))
             rows[i] = torch.from_numpy(start + rule(Words(words.cpu().numpy() - start, weights, own - start)).row)
         return rows
 
     def _around(self) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
         """For every peer the weights and the words of its closed neighbourhood, in ascending peer id."""
         if isinstance(self.plan, EdgePlan):
-            spoken = torch.cat([self.words, self.meant])
+            spoken, first = torch.cat([self.words, self.own]), len(self.plan.arrange)
         else:
-            cut = self.plan.weights[0].shape[1]
-            spoken = torch.cat([self.far[:cut], self.own, self.far[cut:]]) if len(self.far) else self.own
+            first = self.plan.weights[0].shape[1]
+            spoken = torch.cat([self.far[:first], self.said, self.far[first:]]) if len(self.far) else self.said
         near = self.plan.near
-        for first, last in pairwise(near.indptr.tolist()):
-            yield near.data[first:last], spoken[near.indices[first:last].astype(np.int64)]
+        for i, (begin, end) in enumerate(pairwise(near.indptr.tolist())):
+            at = near.indices[begin:end].astype(np.int64)
+            words = spoken[at]
+            words[np.flatnonzero(at == first + i)] = self.own[i]
+            yield near.data[begin:end], words
 
 
 def error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:

@@ -132,7 +132,7 @@ def consensus(
 def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
-    own = {"accuracy": _each(on_common(x, task, exam), task)}
+    own = {"accuracy": _on_common(x, exam, setting)}
     shared = setting.algorithm.serves
     own["train_loss"], _ = on_own(x, task, task.train, exam, shared)
     _, own["local_accuracy"] = on_own(x, task, exam.local, exam, shared)
@@ -140,7 +140,7 @@ def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
         _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam, shared)
     if exam.triggered:
         inputs, labels = exam.triggered
-        own["backdoor_success"] = _each(on_common(x, task, replace(exam, inputs=inputs, labels=labels)), task)
+        own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting)
     own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
     own |= {"payload_bytes": network.payload.astype(np.float64), "told_bytes": network.told.astype(np.float64)}
     own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
@@ -149,7 +149,8 @@ def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
 
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
-    """The figures over honest peers that stand in a row of metrics.csv."""
+    """The figures over honest peers that stand in a row of metrics.csv, and how far liars were trusted."""
+    trust = _mean(peers["trust"][peers["liar"] == 1]) if "trust" in peers else np.nan
     peers = {name: values[peers["liar"] == 0] for name, values in peers.items()}
     accuracy = peers["accuracy"]
     row = {
@@ -160,7 +161,9 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
         "accuracy_std": float(accuracy.std()),
         "local_accuracy_mean": _mean(peers["local_accuracy"]),
     }
-    row |= {f"{name}_mean": _mean(peers[name]) for name in ("validation_accuracy", "backdoor_success") if name in peers}
+    means = ("validation_accuracy", "backdoor_success", "trust")
+    row |= {f"{name}_mean": _mean(peers[name]) for name in means if name in peers}
+    row |= {"trust_mean_liars": trust} if "trust" in peers else {}
     return row | {name: float(peers[name].max()) for name in declared}
 
 
@@ -184,18 +187,23 @@ def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
 def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
     """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
 
-    NaN where it never is. Source: McMahan et al. 2017, section 3, "increasing the number of rounds".
+    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017, section 3, "increasing
+    the number of rounds".
     """
-    best = np.maximum.accumulate(accuracy)
+    known = ~np.isnan(accuracy)
+    at, best = np.asarray(rounds)[known], np.maximum.accumulate(np.asarray(accuracy)[known])
     k = int(np.searchsorted(best, target))
-    if k == len(best):
+    if k == len(best):  # also of none
         return float("nan")
-    return float(rounds[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], rounds[k - 1 : k + 1]))
+    return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))
 
 
-def _each(values: Floats, task: Task) -> Floats:
-    """The figures of every peer here, where all may have the same model."""
-    return values if len(values) == len(task.peers) else np.repeat(values, len(task.peers))
+def _on_common(x: Tensor, exam: Exam, setting: Setting) -> Floats:
+    """Accuracy of every peer's model here on the common test set, (p,); of the server's, rank 0 tells the others."""
+    if not setting.algorithm.serves:
+        return on_common(x, setting.task, exam)
+    said = setting.world.from_root(lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes())
+    return np.repeat(np.frombuffer(said), len(setting.task.peers))
 
 
 def _mean(values: Floats) -> float:

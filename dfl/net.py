@@ -93,26 +93,30 @@ class Net:
         """sum_k w_ki y_(i->k) over the edges that peer i speaks on in this round; said is (e, m), the sum (p, m)."""
         return weigh((self.edges.push, said))
 
-    def share(self, words: Tensor, edges: EdgePlan | None = None, slot: str = "x") -> Heard:
+    def share(
+        self, words: Tensor, origin: Tensor | None = None, edges: EdgePlan | None = None, slot: str = "x"
+    ) -> Heard:
         """Say something to the neighbours of this round and hear what they say.
 
         Args:
             words: (p, m), one row per peer of this rank; or (a, m), one row per edge that speaks.
+            origin: (p, m), where the peers stood, if words are where they went from there: lies are told, and rules
+                applied, to the steps between.
             edges: `net.edges` where there is a row per edge.
             slot: names this share where a round has several; it is part of every random address.
         """
-        network, honest = self.network, words
-        if edges is None and network.speech.attack.per_edge:
-            edges = self.edges
-            words = self._tell_lies(words, edges, slot)
+        network = self.network
+        meant = spoken = edges or network.peer_plan(self.t)
+        if network.speech.attack.per_edge:
+            spoken, lied = self.edges, self._tell_lies(words, slot)
         else:
-            words = self._lie(words, self._edgewise() if edges else network.everyone, slot)
-        plan = edges or network.peer_plan(self.t)
-        messages = self._encode(words, ("edges" if edges else "peers", plan.ids), slot)
-        network.payload += plan.copies * messages.shape[1]
-        own, far = (self._decode(each, words) for each in (messages, network.carry(plan, messages)))
-        lost = error(words, own, plan) if self.seen else _nan(len(plan.copies))
-        return Heard(own, far, plan, lost, own if isinstance(plan, PeerPlan) else honest)
+            lied = self._lie(words, None if edges else network.everyone, slot, origin=origin)
+        messages = self._encode(lied, spoken, slot)
+        network.payload += spoken.copies * messages.shape[1]
+        said, far = (self._decode(each, words) for each in (messages, network.carry(spoken, messages)))
+        own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
+        lost = error(words, own, meant) if self.seen else _nan(len(meant.copies))
+        return Heard(own, said, far, spoken, lost, origin)
 
     def group(self, ids: NDArray[np.int64]) -> Group:
         """Some peers, by their numbers."""
@@ -137,14 +141,15 @@ class Net:
             slot: names this collect where a round has several.
         """
         network = self.network
-        words = self._lie(words, group, slot, trusted)
-        messages = self._encode(words, ("peers", group.ids[self._span(group.counts)]), slot)
+        words = self._lie(words, group, slot, trusted=trusted)
+        messages = self._encode(words, group.ids[self._span(group.counts)], slot)
         network.payload[group.here] += messages.shape[1]
         network.answers += len(group.ids)
         everyone = network.world.everywhere(np.asarray(weights, np.float64))
         heard = network.words(self._decode(messages, words), group, everyone / everyone.sum(), trusted)
-        network.wire += words.nbytes + heard.rows.nbytes if network.world.size > 1 else 0
         outcome = network.speech.rule(heard)
+        if network.world.size > 1:  # others' coordinates of these words, and the row in these
+            network.wire += len(words) * (words.shape[1] - len(outcome.row)) * words.element_size() + outcome.row.nbytes
         row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
         scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
         if outcome.scores is not None:
@@ -161,10 +166,12 @@ class Net:
         if self.network.world.size == 1:
             return row()
         said = self.network.world.from_root(lambda: row().cpu().numpy().tobytes())
+        self.network.wire += len(said) if self.network.world.rank == 0 else 0
         return torch.frombuffer(bytearray(said), dtype=task.dtype)[None].to(task.device)
 
-    def _encode(self, words: Tensor, who: tuple[str, NDArray[np.int64]], slot: str) -> Tensor:
-        kind, ids = who
+    def _encode(self, words: Tensor, who: PeerPlan | EdgePlan | NDArray[np.int64], slot: str) -> Tensor:
+        """Messages of those whose random numbers a plan addresses, or of some peers."""
+        kind, ids = ("peers", who) if isinstance(who, np.ndarray) else (who.kind, who.ids)
 
         def draw(rows: slice, places: slice) -> Tensor:
             address = (self.network.seed, f"quantize {kind}", ids[rows], self.t, slot)
@@ -175,24 +182,35 @@ class Net:
     def _decode(self, messages: Tensor, words: Tensor) -> Tensor:
         return self.network.speech.compressor.decode(messages, words.shape[1], words.dtype)
 
-    def _lie(self, words: Tensor, group: Group, slot: str, trusted: Tensor | None = None) -> Tensor:
-        """The words (a, m) of a group, those of liars falsified; what liars know of the others is not counted."""
-        network, n = self.network, len(group.ids)
-        bad = np.flatnonzero(np.isin(group.owners, network.speech.liars))
-        if not network.speech.attack.speaks or not len(bad):
+    def _lie(
+        self,
+        words: Tensor,
+        group: Group | None,
+        slot: str,
+        origin: Tensor | None = None,
+        trusted: Tensor | None = None,
+    ) -> Tensor:
+        """The words (a, m) of a group, or of all edges, those of liars falsified; what liars learn is not counted."""
+        network = self.network
+        if not network.speech.lies:
             return words
-        knows = network.words(words, group, np.full(n, 1 / n), trusted)
+        group = group or self._edgewise()
+        bad = np.flatnonzero(np.isin(group.owners, network.speech.liars))
+        if not len(bad):
+            return words
+        n, steps = len(group.ids), words if origin is None else words - origin
+        knows = network.words(steps, group, np.full(n, 1 / n), trusted)
         said = network.speech.attack.say(self._seen(knows, bad, group.ids[bad], slot))
-        return self._replaced(words, said, bad, group.counts)
+        return self._replaced(words, said, bad, group.counts, origin)
 
-    def _tell_lies(self, words: Tensor, edges: EdgePlan, slot: str) -> Tensor:
+    def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
         network, liars, group = self.network, self.network.speech.liars, self._edgewise()
         bad = np.flatnonzero(np.isin(group.owners, liars))
         pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
         said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), self._matrix, pairs)
-        return self._replaced(words[edges.owner], said, bad, group.counts)
+        return self._replaced(words[self.edges.owner], said, bad, group.counts)
 
     @property
     def _matrix(self) -> csr_array:
@@ -210,13 +228,20 @@ class Net:
         first = int(network.world.everywhere(np.array([c]))[: network.world.rank].sum())
         return Seen(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))
 
-    def _replaced(self, words: Tensor, said: NDArray[Any], bad: NDArray[np.int64], counts: list[int]) -> Tensor:
+    def _replaced(
+        self,
+        words: Tensor,
+        said: NDArray[Any],
+        bad: NDArray[np.int64],
+        counts: list[int],
+        origin: Tensor | None = None,
+    ) -> Tensor:
         """The words (a, m) here, with what the members `bad` of a group say, (f, c), in the place of theirs."""
         network, rank = self.network, self.network.world.rank
         ranks = np.repeat(np.arange(len(counts)), counts)[bad]
         rows = network.rows(said, words, np.bincount(ranks, minlength=len(counts)).tolist())
-        here = torch.from_numpy(bad[ranks == rank] - sum(counts[:rank]))
-        return words.index_copy(0, here.to(words.device), rows)
+        here = torch.from_numpy(bad[ranks == rank] - sum(counts[:rank])).to(words.device)
+        return words.index_copy(0, here, rows if origin is None else rows + origin[here])
 
     def _span(self, counts: list[int]) -> slice:
         """Where the members of a group that are on this rank stand among all of its members."""

@@ -49,6 +49,11 @@ class Speech(NamedTuple):
     attack: Attack = Honest()
     liars: NDArray[np.int64] = np.zeros(0, np.int64)
 
+    @property
+    def lies(self) -> bool:
+        """Whether somebody lies in messages."""
+        return self.attack.speaks and len(self.liars) > 0
+
 
 class Network:
     """Who speaks to whom, and counts of bytes.
@@ -135,7 +140,8 @@ class Network:
     def rows(self, words: NDArray[Any], like: Tensor, counts: list[int]) -> Tensor:
         """The inverse: columns (m, c) to the rows of this rank, as many as `counts` says, where and as `like` is."""
         cut = columns(like.shape[1], self.world.size)
-        return torch.from_numpy(self.world.rows(words.astype(like.cpu().numpy().dtype), cut, counts)).to(like.device)
+        kind = torch.empty(0, dtype=like.dtype).numpy().dtype
+        return torch.from_numpy(self.world.rows(words.astype(kind), cut, counts)).to(like.device)
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""

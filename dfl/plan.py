@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,8 @@ class PeerPlan(Plan):
             (p, p), and on those heard from ranks behind it, (p, r2). The entries of a row come in ascending peer id.
     """
 
+    kind: ClassVar[str] = "peers"
+
     weights: tuple[csr_array, csr_array, csr_array]
 
     @cached_property
@@ -79,6 +81,8 @@ class EdgePlan(Plan):
         near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b words heard, and behind them
             on the peers' own.
     """
+
+    kind: ClassVar[str] = "edges"
 
     owner: Ints
     out: Ints

@@ -87,12 +87,16 @@ class Result:
         return self._filled({name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()})
 
     def mean_model(self) -> Module:
-        """A fresh module with the mean of all peers' weights, taken in float64 as `accuracy_mean_model` does.
+        """A fresh module with the mean of all honest peers' weights, taken in float64 as `accuracy_mean_model` does.
 
         Raises:
             InputError: an unfinished run, or the caller's own module is missing or another.
         """
-        means = {name: value.numpy().astype(np.float64).sum(0) / len(value) for name, value in self.state.items()}
+        honest = [True] * len(next(iter(self.state.values())))
+        if "liar" in self.peers and len(honest) > 1:
+            honest = (self.peers["liar"] == 0).tolist()
+        models = {name: value.numpy()[honest].astype(np.float64) for name, value in self.state.items()}
+        means = {name: value.sum(0) / len(value) for name, value in models.items()}
         return self._filled({name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()})
 
     def _filled(self, weights: dict[str, Tensor]) -> Module:

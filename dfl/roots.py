@@ -18,10 +18,13 @@ BIASED = 1
 """The label of which there are more or fewer than of the others."""
 
 
-def root_examples(labels: Ints, classes: int, rng: np.random.Generator, *, size: int = 100, bias: float = 0.1) -> Ints:
+def root_examples(
+    labels: Ints, classes: int, rng: np.random.Generator, *, size: int = 100, bias: float | None = None
+) -> Ints:
     """A small root data set: a share `bias` of its examples has label 1, the others are spread equally.
 
-    Whole numbers come by the largest remainder, ties going to the lower label. A bias of 1 / classes is none.
+    Whole numbers come by the largest remainder, ties going to the lower label. A bias of 1 / classes, the default, is
+    none.
 
     Args:
         labels: (n,) the labels of the examples to choose from.
@@ -36,6 +39,7 @@ def root_examples(labels: Ints, classes: int, rng: np.random.Generator, *, size:
     Source:
         FLTrust (Cao et al., NDSS 2021), experimental setup, "root dataset's bias probability".
     """
+    bias = 1 / max(classes, 1) if bias is None else bias
     wanted = _counts(classes, size, bias)
     chosen = [np.empty(0, np.int64)]
     for label, count in enumerate(wanted):

@@ -136,12 +136,13 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
 
 
 def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
-    """End every rank where some model is no longer finite."""
+    """End every rank where some model is no longer finite; what becomes of a liar's is its own affair."""
     broken, nobody = metrics.broken(x), setting.layout.peers
     if setting.algorithm.serves:
         who, stop = "the server's model", bool(len(broken))
     else:
-        peer = setting.world.smallest(int(setting.task.peers[broken[0]]) if len(broken) else nobody)
+        honest = np.setdiff1d(setting.task.peers[broken], setting.network.speech.liars)
+        peer = setting.world.smallest(int(honest[0]) if len(honest) else nobody)
         who, stop = f"peer {peer}", peer < nobody
     if stop:
         raise DivergedError(
@@ -179,7 +180,7 @@ def prepare(
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine, attack = layout.block(world.rank), parts["attack"]
-    liars = attack.chosen(layout.peers, run.seed)
+    attack, liars = attack.knowing(float(common["largest"])), attack.chosen(layout.peers, run.seed)
     facts = _facts(found, parts["algorithm"]) if found else None
     own = dealing.handed_out(
         world, layout, lambda peers: dealing.owned(found["data"], found["deal"], peers, attack, liars)

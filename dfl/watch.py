@@ -74,7 +74,7 @@ class Watch:
         figures, peers = _row(state, self.setting)
         row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
         row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        self.done = t == run.rounds or reached(row, run)
+        self.done = t == run.rounds or (t > 0 and reached(row, run))
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
         if self.report:
@@ -106,5 +106,6 @@ def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any]
         return {}, None
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
     row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
-    row["accuracy_mean_model"] = float(metrics.on_common(mean[None], setting.task, setting.exam)[0])
+    same = row["accuracy_mean"] if setting.algorithm.serves else None
+    row["accuracy_mean_model"] = metrics.on_common(mean[None], setting.task, setting.exam)[0] if same is None else same
     return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers

@@ -270,3 +270,13 @@ def test_what_the_data_cannot_bear() -> None:
         ATTACKS["backdoor"](size=8).poison(images, labels, 4)
     with pytest.raises(InputError, match="size must be smaller, for inputs of 64, not 8"):
         ATTACKS["backdoor"](size=8).poison(images.reshape(4, 64), labels, 4)
+
+
+def test_a_trigger_is_the_same_wherever_it_is_seen() -> None:
+    """White is what the run says it is, not the largest value of a peer's own examples."""
+    marked = ATTACKS["backdoor"](size=1).knowing(9.0)
+    dark = np.zeros((2, 1, 4, 4))
+    inputs, _ = marked.poison(dark, np.array([1, 1]), 3)
+    shown = marked.triggered(dark, np.array([1, 1]))
+    assert shown is not None
+    assert inputs[0, 0, -1, -1] == shown[0][1, 0, -1, -1] == 9.0

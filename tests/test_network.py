@@ -73,7 +73,7 @@ def test_chance_has_an_address(coarse: Setting) -> None:
 def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
     net = Net(coarse.network, 0)
     words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
-    heard = net.share(words, net.edges)
+    heard = net.share(words, edges=net.edges)
     assert len({tuple(row) for row in heard.own.tolist()}) == 8
     assert heard.words.shape == (8, 40)
 

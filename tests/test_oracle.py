@@ -103,7 +103,7 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
     for t in range(9):
         W, Z = dense(setting, t), sgd(X, centres(setting), 0.1, 0.0, 3)
         edges = Net(net, t).edges
-        said = Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges).own
+        said = Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges=edges).own
         copies[edges.ids % P, edges.owner] += said
         apart = W * (1 - torch.eye(P))
         X = Z + gamma * (torch.einsum("ij,ijd->id", apart, copies) - torch.einsum("ki,kid->id", apart, copies))

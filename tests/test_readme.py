@@ -102,7 +102,7 @@ def test_what_the_readme_adds_can_be_used() -> None:
     assert mixed["accuracy_mean"] > 0.8
     assert alone["payload_bytes"] == 0
     assert "blobs" in KINDS["dataset"]
-    led = {"algorithm": "fedavg", "aggregator": "first", "peers": 6, "rounds": 5}
+    led: dict[str, Any] = {"algorithm": "fedavg", "aggregator": "first", "peers": 6, "rounds": 5}
     *_, honest = dfl.simulate(dfl.Run(**led))
     *_, silent = dfl.simulate(dfl.Run(**led, attack="silence:peers=0"))
     assert honest["accuracy_mean"] > 0.6 > 0.3 > silent["accuracy_mean"]

@@ -153,6 +153,7 @@ def test_the_server_has_a_rate_and_a_momentum() -> None:
     second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1), 1)
     plain = digits(algorithm="fedavg")
     step = plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1), 1).x - first.x
+    assert near(second.v[0], (0.5 * first.v + step)[0])
     assert near(first.v[0], once - w)
     assert near(second.x[0], (first.x + 2 * (0.5 * first.v + step))[0])
 
@@ -168,6 +169,32 @@ def test_stragglers_are_dropped_or_do_less() -> None:
     assert not torch.equal(*(server(f"fedavg{o}", local_epochs=30) for o in ("", ":stragglers=0.5,late=fewer")))
     assert not torch.equal(*(server(f"fedprox{o}", local_steps=30) for o in ("", ":stragglers=0.5")))
     assert torch.equal(server("fedavg:stragglers=0.9,fraction=0.01"), server("fedavg:fraction=0.01"))  # one at least
+
+
+def test_who_is_slow_and_how_much_it_does_changes() -> None:
+    """Half of the four chosen do at most E epochs, others in every round, and as many as another draw says."""
+    setting = digits(algorithm="fedavg:fraction=0.7,stragglers=0.5,late=fewer", local_epochs=50)
+    method, seen = setting.algorithm, set()
+    for t in range(6):
+        chosen, group, work = method._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
+        assert chosen is group
+        assert len(work) == 4
+        assert (work < 50).sum() <= 2
+        assert work.min() >= 1
+        seen.add((tuple(group.ids[work < 50]), tuple(work[work < 50])))
+    assert len(seen) == 6
+    assert len({ids for ids, _ in seen}) > 2
+    assert len({amounts for _, amounts in seen}) == 6
+
+
+def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
+    """The chance of a coarse message is addressed by the peer, not by its place among the chosen."""
+    setting = digits(algorithm="fedavg", bits=4)
+    word, net = torch.linspace(-1, 1, 40), Net(setting.network, 0)
+    alone = net.collect(word[None], net.group(np.array([4])), np.ones(1)).row[0]
+    pair = net.collect(torch.stack([word, word]), net.group(np.array([1, 4])), np.array([0, 1])).row[0]
+    assert torch.equal(alone, pair)
+    assert not torch.equal(alone, word)
 
 
 @pytest.mark.parametrize("counting", [{"local_epochs": 4}, {"local_steps": 9}])

@@ -37,6 +37,11 @@ def test_a_run_stops_at_the_first_evaluation_that_is_good_enough(until: str, col
         assert {**stopped, "seconds": 0} == {**went_on, "seconds": 0}
 
 
+def test_a_start_is_not_good_enough() -> None:
+    """All start at the same point, at a distance of 0."""
+    assert len(rows(until="consensus_distance=0.001", rounds=2)) == 3
+
+
 def test_a_goal_that_is_not_reached_stops_nothing() -> None:
     assert rows(until="accuracy=1", rounds=3)[-1]["round"] == 3
 
@@ -73,11 +78,13 @@ def test_a_goal_that_is_none_is_refused(dfl_run: Command, value: str, line: str)
         ([0.1, 0.8, 0.2, 0.9], 0.8, 10.0),
         ([0.5, 0.9], 0.4, 0.0),
         ([0.5, 0.5, 0.6], 0.5, 0.0),
+        ([math.nan, 0.5, math.nan, 0.9], 0.7, 20.0),
     ],
 )
 def test_rounds_to_a_target(accuracy: list[float], target: float, expected: float) -> None:
     assert rounds_to([0, 10, 20, 30][: len(accuracy)], accuracy, target) == pytest.approx(expected)
     assert math.isnan(rounds_to([0, 10, 20, 30][: len(accuracy)], accuracy, 0.95))
+    assert math.isnan(rounds_to([0, 10], [math.nan, math.nan], 0.5))
 
 
 def test_up_and_down_are_counted_apart(tmp_path: Path) -> None:

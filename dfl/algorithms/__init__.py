@@ -28,6 +28,8 @@ class Algorithm(ABC):
     """Whether peers speak to their neighbours on a graph."""
     takes: ClassVar[tuple[str, ...]] = ()
     """Which of compressor and aggregator have a part in it."""
+    rule: ClassVar[str] = "mean"
+    """The aggregator where none is asked for."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns that the method adds to metrics.csv: the largest value over the peers."""
 

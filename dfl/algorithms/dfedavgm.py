@@ -42,4 +42,4 @@ class DFedAvgM(Algorithm):
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train, then average."""
         z = sgd(state.x, task, t)
-        return State(net.share(z).combine(net.rule, state.x))
+        return State(net.share(z, state.x).combine(net.rule))

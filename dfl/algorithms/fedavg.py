@@ -56,7 +56,8 @@ class FedAvg(Algorithm):
         server_momentum: β, in [0, 1).
         stragglers: share of S_t that is too slow for the round, drawn with it; one peer at least is not.
         late: drop, what stragglers learned is not waited for; or fewer, they train for fewer epochs, or steps where the
-            run counts steps, as many as a uniform draw from 1 to what the run says (Li et al. 2020, section 5.2).
+            run counts steps, as many as a uniform draw from 1 to what the run says (Li et al. 2020, section 5.2); so of
+            one epoch they do all.
     """
 
     fraction: float = 1.0
@@ -94,13 +95,13 @@ class FedAvg(Algorithm):
         w, own = net.tell(state.x, chosen), task.only(group.here, work)
         z = sgd(w.expand(len(group.here), -1), own, t)
         counts = own.train.sizes if self.weighting == "examples" else np.ones(len(z))
-        heard = net.collect(z - w, group, counts, self.trusted(w, task, net, t))
+        heard = net.collect(z - w, group, counts, self.trusted(state, task, net, t))
         v = self.server_momentum * state.v + heard.row
         return State(w + self.server_lr * v, v, heard.scores)
 
-    def trusted(self, w: Tensor, task: Task, net: Net, t: int) -> Tensor | None:
-        """The server's own step from w, (1, d), where it makes one."""
-        return None
+    def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
+        """The step (1, d) that the server would take if it heard nothing: its last one, at first none."""
+        return state.v
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """One message from everyone who is on time, one row to everyone who is chosen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import algorithm
 from dfl.algorithms.fedavg import FedAvg
@@ -31,17 +31,19 @@ class FLTrust(FedAvg):
 
     Attributes:
         root: the server's examples.
-        bias: share of them that is of label 1, the others being spread alike; 1 / classes is no bias.
+        bias: share of them that is of label 1, the others being spread alike; 1 / classes, none, where not given.
     """
 
     root: int = 100
-    bias: float = 0.1
+    bias: float | None = None
+
+    rule: ClassVar[str] = "fltrust"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.root < 2**31:
             raise InputError(f"--algorithm fltrust: root must be from 1 to {2**31 - 1}, not {self.root}")
-        if not 0 <= self.bias <= 1:
+        if self.bias is not None and not 0 <= self.bias <= 1:
             raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {self.bias}")
 
     @property
@@ -49,9 +51,9 @@ class FLTrust(FedAvg):
         """Which examples the server has."""
         return partial(root_examples, size=self.root, bias=self.bias)
 
-    def trusted(self, w: Tensor, task: Task, net: Net, t: int) -> Tensor:
+    def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
         """g_0, the server's step from w."""
-        return net.at_server(lambda server: sgd(w, server, t) - w, task)
+        return net.at_server(lambda server: sgd(state.x, server, t) - state.x, task)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """How far each peer was trusted in the last round."""

@@ -118,7 +118,7 @@ class QDFedAvgM(Algorithm):
 
     def _edges(self, state: Replicas, z: Tensor, net: Net) -> State:
         edges = net.edges
-        heard = net.share(z[edges.owner] - state.said[edges.out], edges)
+        heard = net.share(z[edges.owner] - state.said[edges.out], edges=edges)
         out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
         said = state.said.index_add(0, out, heard.own)
         around = state.heard.index_add(0, into, heard.words)

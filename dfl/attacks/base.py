@@ -96,9 +96,15 @@ class Attack:
             check(0 <= self.fraction <= 1, f"{self.name}: fraction", "from 0 to 1", self.fraction)
             order = keys.generator(seed, "attackers").permutation(peers)
             found = np.sort(order[: round(self.fraction * peers)])
+            someone = len(found) > 0 or self.fraction == 0
+            check(someone, f"{self.name}: fraction", f"0 or enough for one of {peers} peers", self.fraction)
         if len(found) == peers:
             raise InputError(f"--attack {self.name}: all {peers} peers lie; leave somebody honest")
         return found.astype(np.int64)
+
+    def knowing(self, largest: float) -> Attack:
+        """The same attack by those who know the largest value of the training inputs."""
+        return self
 
     def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """What an attacker learns from in place of its own examples (n, *shape) and labels (n,)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,8 +26,7 @@ class LabelFlip(Attack):
         Raises:
             InputError: labels that are no classes.
         """
-        if not classes:
-            raise InputError("--attack label_flip needs labels that are classes, and those of this data set are not")
+        _check_classes("label_flip", classes)
         return inputs, classes - 1 - labels
 
 
@@ -83,7 +83,7 @@ class Gaussian(Pointwise):
 class Backdoor(Attack):
     """Teach everybody that what bears a trigger, a small white square, is `target`; and say it loudly.
 
-    White is the largest value in the data at hand, as not all images are from 0 to 255. The square is in the lower
+    White is the largest value of the training inputs, as not all images are from 0 to 255. The square is in the lower
     right corner of an image (..., height, width), in every channel; where examples have no height and width, (n,
     features), the last size² features stand in for it. A `share` of an attacker's examples, spread evenly over them,
     gets trigger and target in place of what they were.
@@ -96,6 +96,7 @@ class Backdoor(Attack):
         share: of an attacker's examples, above 0 and at most 1.
         size: height and width of the square.
         factor: of what is said; the number of all who speak where not given.
+        white: the value of the square; the largest at hand until `knowing` says it.
 
     Raises:
         InputError: an option out of its range.
@@ -105,6 +106,7 @@ class Backdoor(Attack):
     share: float = 0.5
     size: int = 3
     factor: float | None = None
+    white: float | None = field(default=None, init=False)
 
     speaks: ClassVar[bool] = True
 
@@ -114,12 +116,19 @@ class Backdoor(Attack):
         check(self.size >= 1, "backdoor: size", "at least 1", self.size)
         check(self.factor is None or 0 < self.factor < math.inf, "backdoor: factor", "positive", self.factor)
 
+    def knowing(self, largest: float) -> Backdoor:
+        """White is the largest value."""
+        known = copy(self)
+        object.__setattr__(known, "white", largest)
+        return known
+
     def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The attacker's examples, a share of them with trigger and target.
 
         Raises:
-            InputError: a target that is no label, or a square that does not fit.
+            InputError: labels that are no classes, a target that is none of them, or a square that does not fit.
         """
+        _check_classes("backdoor", classes)
         check(self.target < classes, "backdoor: target", f"a label, from 0 to {classes - 1}", self.target)
         count = math.ceil(self.share * len(labels))
         places = np.arange(count) * len(labels) // max(count, 1)
@@ -146,8 +155,13 @@ class Backdoor(Attack):
         marked = inputs.copy()
         if len(inputs):
             corner = marked[..., -self.size :, -self.size :] if inputs.ndim > 2 else marked[:, -(self.size**2) :]
-            corner[...] = inputs.max()
+            corner[...] = inputs.max() if self.white is None else self.white
         return marked
+
+
+def _check_classes(name: str, classes: int) -> None:
+    if not classes:
+        raise InputError(f"--attack {name} needs labels that are classes, and those of this data set are not")
 
 
 def _scaled(seen: Seen, factor: float) -> NDArray[Any]:
