@@ -187,8 +187,7 @@ def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
 def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
     """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
 
-    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017, section 3, "increasing
-    the number of rounds".
+    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017, section 3.
     """
     known = ~np.isnan(accuracy)
     at, best = np.asarray(rounds)[known], np.maximum.accumulate(np.asarray(accuracy)[known])
