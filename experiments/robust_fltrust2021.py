@@ -151,21 +151,21 @@ def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says, beside the paper."""
     errors = {key: float(row["error"]) for key, row in lab.by_label(table, LABELS).items()}
-    free = errors["none", "mean"]
-    lost = {rule: errors["trim", rule] - free for rule in RULES}
-    others = ("mean", "median", "trimmed_mean")
-    held = lost["fltrust"] <= CLEAR < min(lost[rule] for rule in others)
-    broken = errors["krum", "krum"]
+    free, broken = errors["none", "mean"], errors["krum", "krum"]
+    lost = {rule: errors["trim", rule] - free for rule in ("fltrust", "mean", "median", "trimmed_mean")}
+    own = lost.pop("fltrust")
     opened = table[table["attack"] == "backdoor"].set_index("rule")["backdoor_success"]
     alike, pairs = ordered(table)
     worst = max((errors[attack, "fltrust"], attack) for attack in PUBLISHED)
     return (
         f"over {options.seeds} seeds the mean has an error of {free:.3f} when nobody lies. Under the trim attack "
-        f"FLTrust loses {lost['fltrust']:+.3f} of that, the {', the '.join(f'{r} {lost[r]:+.3f}' for r in others)} "
-        f"({_verdict(held)}: at most {CLEAR} and more). The krum attack leaves Krum an error of {broken:.3f} "
-        f"({_verdict(broken > BROKEN)}: above {BROKEN}). FLTrust's worst error is {worst[0]:.3f} ({worst[1]}). The "
-        f"backdoor opens in {', '.join(f'{opened[rule]:.0%} ({rule})' for rule in RULES)} of the images. Of {pairs} "
-        f"pairs of rules whose published errors are {CLEAR} or more apart, {alike} stand in the same order here."
+        f"FLTrust loses {own:+.3f} of that ({_verdict(own <= CLEAR)}: at most {CLEAR}), "
+        f"{', '.join(f'the {rule} {value:+.3f}' for rule, value in lost.items())} "
+        f"({_verdict(own < min(lost.values()))}: more than FLTrust). The krum attack leaves Krum an error of "
+        f"{broken:.3f} ({_verdict(broken > BROKEN)}: above {BROKEN}). FLTrust's worst error is {worst[0]:.3f} "
+        f"({worst[1]}). The backdoor opens in {', '.join(f'{opened[rule]:.0%} ({rule})' for rule in RULES)} of the "
+        f"images. Of {pairs} pairs of rules whose published errors are {CLEAR} or more apart, {alike} stand in the "
+        "same order here."
     )
 
 
