@@ -1,8 +1,17 @@
 """What does a rule cost a server, by the number of its clients?
 
-Command, a minute on one core:
+Command, 20 s of one core:
 
     python -m experiments.robust_cost
+
+Finding: FLTrust grows like the mean, with the power 1.05 of the clients, and takes 4.4 times as long (158 ms for 200
+clients); so does clipping (1.08, 142 ms). Krum and the two others that compare all pairs are as cheap up to 50
+clients, where making float64 of the words still takes most of their time, and the dearest with 200: 302 to 337 ms, 8.5
+to 9.4 times the mean, their power 1.6 to 1.7 between 100 and 200 clients and rising towards the 2 of theory. Median and
+trimmed mean, which sort every coordinate, take about 200 ms.
+
+Grid: every rule, 10 to 200 clients, random words of 199,210 numbers as a 2NN has, the least of five processor times in
+one process; the machine was busy, so wall time was not looked at. A fifth lies where a rule wants to know.
 """
 
 from __future__ import annotations
