@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.config import Run
 from dfl.errors import InputError
 from experiments import fedavg_mcmahan2017 as page
 from experiments import lab
@@ -164,3 +166,41 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 def test_every_case_has_a_colour_of_its_own() -> None:
     assert len(page.CASES) <= len(lab.COLOURS)
+
+
+def test_finished_runs_are_not_run_again(published: Path) -> None:
+    """Asked for one of its two cases, the page reads its cells back, and its table holds that case alone."""
+    records = {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")}
+    assert len(records) == len(page.CASES["shards_full"].rates) + 2
+    before = pd.read_csv(published / "table.csv").iloc[:1]
+    options = page.Options(out=published, dataset="digits", rounds=3, seeds=1, cases=("shards_full",))
+    page.page(options)
+    assert {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")} == records
+    assert pd.read_csv(published / "table.csv").equals(before)
+
+
+@pytest.mark.parametrize("name", page.CASES)
+def test_rates_are_a_grid_like_the_papers(name: str) -> None:
+    """Neighbours are a factor of 10^(1/3) apart, to the three digits that they are given with."""
+    rates = page.CASES[name].rates
+    assert [b / a for a, b in pairwise(rates)] == pytest.approx([10 ** (1 / 3)] * (len(rates) - 1), rel=5e-3)
+
+
+def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does worst on test data is best on validation data here, and is chosen; the best evaluation counts."""
+    asked: list[Run] = []
+
+    def measured(options: lab.Options, cells: list[lab.Cell]) -> pd.DataFrame:
+        asked.extend(run for _, run in cells)
+        rates = [labels["lr"] for labels, _ in cells]
+        best = [float(rate) / 10 for rate in rates]
+        rows = pd.DataFrame({"lr": rates, "validation_accuracy_mean": best, "accuracy_mean": [1 - x for x in best]})
+        later = rows.assign(validation_accuracy_mean=0.9 * rows["validation_accuracy_mean"])
+        return pd.concat([rows, later], ignore_index=True)
+
+    monkeypatch.setattr(lab, "measure", measured)
+    tried = page.tune(page.Options(), "iid_b10")
+    assert tried["validation"].tolist() == pytest.approx([0.00464, 0.01, 0.0215, 0.0464])
+    assert page.chosen(tried) == 0.464
+    assert [run.lr for run in asked] == [0.0464, 0.1, 0.215, 0.464]
+    assert {(run.seed, run.rounds, run.eval_every, run.until) for run in asked} == {(0, 30, 6, None)}
