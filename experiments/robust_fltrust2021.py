@@ -1,8 +1,25 @@
 """Which rules of a server survive which lies, as in the tables of the FLTrust paper?
 
-Command:
+Command, 50 runs of half a minute on an idle core, 25 minutes:
 
     python -m experiments.robust_fltrust2021 --data-dir DIR
+
+Finding: two of the paper's claims hold here and two do not. The krum attack breaks Krum (error 0.908, published 0.91),
+and the trim attack hurts the mean (its model is lost in all three seeds, rounds 23 to 28) and the trimmed mean (0.312).
+FLTrust does NOT stay within 0.03 of the 0.062 of the mean unattacked: 0.102 under trim, over seeds 0.071, 0.159 and
+0.075, and the median (0.091) loses less. It is the seed rather than the attack: at that seed FLTrust has 0.118 when
+nobody lies, and with half the learning rate it has 0.131 under trim; against its own 0.086 unattacked, trim costs it
+0.016. And the backdoor opens in 65 % of the images with FLTrust (published: none), also with half the learning rate
+(67 %): after five local steps a poisoned update still points along the server's, so it is trusted, and as long as any
+other. Krum, median and trimmed mean keep it to 4 % at most; the mean is lost in round 4 to updates made 100 times as
+long. Not yet tried: one local step a round for 2,000 rounds, as published.
+
+Grid: rules x attacks on MNIST, 100 clients of whom 20 attack, all of them in every round, partition biased:q=0.5, 2NN,
+batches of 32, no momentum, FLTrust with 100 root examples without bias. Other than the paper: an MLP and no CNN, five
+local steps and not one, 30 rounds and not 2,000. Three seeds where something is asked, ONE elsewhere (`--others`). The
+learning rate is chosen for the mean (0.4 of 0.1 to 0.8) and for FLTrust (0.2) by validation accuracy under no attack at
+one seed; `adaptive` needs the server's own step, so other rules have no figure for it. Published figures are from
+memory of the paper and worth an order only: 25 of 34 clear pairs stand in it.
 """
 
 from __future__ import annotations
@@ -41,7 +58,10 @@ CLEAR = 0.03
 """Published errors that are this far apart say which rule is better; and how much FLTrust may lose."""
 BROKEN = 0.5
 """The error of a rule that is broken."""
-BARS = {("none", "mean"), ("krum", "krum"), *(("trim", rule) for rule in RULES if rule != "krum")}
+BARS = {
+    ("none", "mean"), ("none", "fltrust"), ("krum", "krum"), ("backdoor", "fltrust"),
+    *(("trim", rule) for rule in RULES if rule != "krum"),
+}  # fmt: skip
 """Attacks and rules that something is asked of."""
 LABELS = ["attack", "rule"]
 
@@ -130,6 +150,7 @@ def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
     end = lab.last(rows, [*LABELS, "seed"])
     lost = end["round"] < rounds
     end = end.assign(error=(1 - end["accuracy_mean"]).mask(lost, 0.9), lost=lost)
+    end["backdoor_success_mean"] = end["backdoor_success_mean"].mask(lost)
     each = end.groupby(LABELS, sort=False)
     table = pd.DataFrame(
         {
@@ -163,7 +184,7 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         f"{', '.join(f'the {rule} {value:+.3f}' for rule, value in lost.items())} "
         f"({_verdict(own < min(lost.values()))}: more than FLTrust). The krum attack leaves Krum an error of "
         f"{broken:.3f} ({_verdict(broken > BROKEN)}: above {BROKEN}). FLTrust's worst error is {worst[0]:.3f} "
-        f"({worst[1]}). The backdoor opens in {', '.join(f'{opened[rule]:.0%} ({rule})' for rule in RULES)} of the "
+        f"({worst[1]}). The backdoor opens in {', '.join(f'{_share(opened[rule])} ({rule})' for rule in RULES)} of the "
         f"images. Of {pairs} pairs of rules whose published errors are {CLEAR} or more apart, {alike} stand in the "
         "same order here."
     )
@@ -177,6 +198,10 @@ def ordered(table: pd.DataFrame) -> tuple[int, int]:
         pairs = [(a, b) for a, b in combinations(values, 2) if abs(a[0] - b[0]) > CLEAR - 1e-9]
         found += [(a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs]
     return sum(found), len(found)
+
+
+def _share(value: float) -> str:
+    return "lost" if pd.isna(value) else f"{value:.0%}"
 
 
 def _verdict(held: bool) -> str:

@@ -75,7 +75,7 @@ def test_what_is_asked_for_has_every_seed(page: tuple[Path, pd.DataFrame, str]) 
     assert all(
         table.loc[key, "seeds"] == (2 if key in page_of.BARS else 1) for key in table.dropna(subset="error").index
     )
-    assert table["std_over_seeds"].notna().sum() == len(page_of.BARS) == 6
+    assert table["std_over_seeds"].notna().sum() == len(page_of.BARS) == 8
 
 
 def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) -> None:
