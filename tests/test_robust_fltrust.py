@@ -67,7 +67,8 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
         ends = [last_of(out, f"attack={row['attack']},rule={row['rule']},seed={seed}") for seed in seeds]
         assert row["error"] == pytest.approx(1 - np.mean([end["accuracy_mean"] for end in ends]), rel=1e-5)
         if row["attack"] == "backdoor":
-            assert row["backdoor_success"] == pytest.approx(ends[0]["backdoor_success_mean"], rel=1e-5)
+            opened = np.mean([end["backdoor_success_mean"] for end in ends])
+            assert row["backdoor_success"] == pytest.approx(opened, rel=1e-5)
 
 
 def test_what_is_asked_for_has_every_seed(page: tuple[Path, pd.DataFrame, str]) -> None:
