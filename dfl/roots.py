@@ -46,7 +46,7 @@ def root_examples(
         places = np.flatnonzero(labels == label)
         if count > len(places):
             raise InputError(
-                f"root data of size={size} with bias={bias} need {count} examples of label {label}, "
+                f"--algorithm fltrust: root={size} with bias={bias:g} needs {count} examples of label {label}, "
                 f"there are {len(places)}"
             )
         chosen.append(rng.choice(places, count, replace=False))
@@ -60,11 +60,11 @@ def everything(labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
 
 def _counts(classes: int, size: int, bias: float) -> Ints:
     if classes < 2:
-        raise InputError(f"root data need examples with two labels at least, these have {classes}")
+        raise InputError(f"--algorithm fltrust: root examples need two labels at least, these have {classes}")
     if size < 1:
-        raise InputError(f"root data: size must be at least 1, not {size}")
+        raise InputError(f"--algorithm fltrust: root must be at least 1, not {size}")
     if not 0 <= bias <= 1:
-        raise InputError(f"root data: bias must be from 0 to 1, not {bias}")
+        raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {bias}")
     shares = np.full(classes, (1 - bias) / (classes - 1))
     shares[BIASED] = bias
     exact = size * shares

@@ -169,6 +169,8 @@ def prepare(
     def decide() -> bytes:
         parts = check(asked)
         read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
+        if run.goal and "accuracy" in run.goal[0] and not read.classes:
+            raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
         graph = _graph(run, parts) if parts["algorithm"].gossips else None
         found.update(data=read, deal=dealt, graph=graph)
         _rehearse(run, parts, read, graph.weights if graph else ())

@@ -75,6 +75,8 @@ def test_real_mnist() -> None:
     mean, std = data.train_inputs.mean() * data.scale + data.shift, data.train_inputs.std() * data.scale
     assert abs(mean) < 1e-3
     assert abs(std - 1) < 1e-3
+    unit = DATASETS["mnist"](REAL, unit=True)
+    assert (data.train_inputs.max() * unit.scale + unit.shift, unit.shift) == (1, 0)
 
 
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason=f"no {REAL / 'mnist'}: set DFL_DATA")

@@ -269,7 +269,7 @@ IMPOSSIBLE = [
     ("--attack sign_flip:fraction=1", "--attack sign_flip: all 16 peers lie; leave somebody honest"),
     ("--attack backdoor:target=10", "--attack backdoor: target"),
     ("--algorithm fedsgd --local-epochs 3", "--algorithm fedsgd takes one step on all of a peer's examples: leave"),
-    ("--algorithm fltrust:root=5000", "root data of size=5000 with bias=0.1 need "),
+    ("--algorithm fltrust:root=5000", "--algorithm fltrust: root=5000 with bias=0.1 needs "),
 ]
 
 
@@ -280,8 +280,11 @@ def test_what_cannot_be_withstood_or_told_is_refused_before(dfl_run: Command, to
 
 
 def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
-    with pytest.raises(dfl.InputError, match="label_flip needs labels that are classes"):
-        quadratic(attack="label_flip")
+    for attack in ("label_flip", "backdoor"):
+        with pytest.raises(dfl.InputError, match=f"{attack} needs labels that are classes"):
+            quadratic(attack=attack)
+    with pytest.raises(dfl.InputError, match="no classes have no accuracy"):
+        quadratic(until="accuracy=0.9")
 
 
 def test_the_mean_model_is_that_of_the_honest(tmp_path: Path) -> None:

@@ -94,13 +94,13 @@ def test_root_examples_of_a_label_are_drawn_from_all_of_them() -> None:
         (
             10,
             {"size": 100, "bias": 0.5},
-            "root data of size=100 with bias=0.5 need 50 examples of label 1, there are 40",
+            "--algorithm fltrust: root=100 with bias=0.5 needs 50 examples of label 1, there are 40",
         ),
-        (10, {"size": 0}, "root data: size must be at least 1, not 0"),
-        (10, {"bias": 1.5}, "root data: bias must be from 0 to 1, not 1.5"),
-        (10, {"bias": float("nan")}, "root data: bias must be from 0 to 1, not nan"),
-        (1, {}, "root data need examples with two labels at least, these have 1"),
-        (0, {}, "root data need examples with two labels at least, these have 0"),
+        (10, {"size": 0}, "--algorithm fltrust: root must be at least 1, not 0"),
+        (10, {"bias": 1.5}, "--algorithm fltrust: bias must be from 0 to 1, not 1.5"),
+        (10, {"bias": float("nan")}, "--algorithm fltrust: bias must be from 0 to 1, not nan"),
+        (1, {}, "--algorithm fltrust: root examples need two labels at least, these have 1"),
+        (0, {}, "--algorithm fltrust: root examples need two labels at least, these have 0"),
     ],
 )
 def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) -> None:

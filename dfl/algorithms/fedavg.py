@@ -44,7 +44,7 @@ class State:
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and E as the run says.
 
-        S_t = max(round(C P), 1) peers,   z_k = local steps from w for k in S_t
+        S_t = max(round(C P), 1) peers (halves to even),   z_k = local steps from w for k in S_t
         v <- β v + sum_{k in S_t} n_k (z_k - w) / sum_{k in S_t} n_k,   w <- w + η_s v
 
     An aggregator other than the mean takes the place of the sum. With β > 0 it is FedAvgM (Hsu, Qi, Brown 2019).
