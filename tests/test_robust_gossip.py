@@ -47,7 +47,7 @@ def test_a_row_per_graph_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
     for _, own in table.groupby("data"):
         assert own["rule"].tolist() == [ALONE, "mean", "median", "trimmed_mean", "clipping", "krum", "fltrust"]
     spoke = table[table["graph"] == "torus"]
-    assert spoke[list(ATTACKS)].stack().between(0, 1).all()
+    assert all(spoke[attack].between(0, 1).all() for attack in ATTACKS)
     assert (spoke["liars_heard"] == 0.2).all()  # one of five words
     assert "\nFinding: over 1 seeds on the torus" in printed
     assert "torus (20% of the words are lies at worst)" in printed
@@ -66,7 +66,8 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
 
 
 def test_lies_change_what_is_learned(page: tuple[Path, pd.DataFrame, str]) -> None:
-    mean = page[1].set_index(["graph", "rule"]).loc[("torus", "mean")]
+    table = page[1]
+    mean = table[(table["graph"] == "torus") & (table["rule"] == "mean")]
     for attack in ("label_flip", "sign_flip", "dissensus"):
         assert (mean[attack] != mean["none"]).all()
 
