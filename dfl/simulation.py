@@ -169,8 +169,6 @@ def prepare(
     def decide() -> bytes:
         parts = check(asked)
         read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
-        if run.goal and "accuracy" in run.goal[0] and not read.classes:
-            raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
         graph = _graph(run, parts) if parts["algorithm"].gossips else None
         found.update(data=read, deal=dealt, graph=graph)
         _rehearse(run, parts, read, graph.weights if graph else ())
@@ -225,6 +223,8 @@ def _rehearse(run: Run, parts: setup.Parts, data: Data, weights: Sequence[csr_ar
     """Show the attack and the aggregator what they will see, so that what they cannot do is refused now."""
     assert run.peers is not None
     algorithm, attack = parts["algorithm"], parts["attack"]
+    if run.goal and "accuracy" in run.goal[0] and not data.classes:
+        raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
     n, _ = algorithm.traffic(run.peers, 0)
     heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
