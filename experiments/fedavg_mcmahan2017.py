@@ -22,10 +22,10 @@ on shards (5 s a round, 738 rounds published), which `--cases` has, their rates 
 
 Grid: MNIST, 100 clients of 600 examples, 10 of them in a round, dealt at random or as two label shards each; momentum 0
 and one constant learning rate. Rounds to a target are counted on test accuracy as in the paper: best so far, linear
-between evaluations (2, 20, 50, 50 and 1 rounds apart, in the first order above), the learning rate optimised. Here the rate
-is chosen by validation accuracy, on a tenth of every client's examples that are set aside, in short runs of seed 0
-over a grid of 10^(1/3); the runs that count then have all 600 examples, and test data chose nothing. A run ends at
-its target, or at a cap.
+between evaluations (2, 20, 50, 50 and 1 rounds apart, in the first order above), the learning rate optimised. Here
+the rate is chosen by validation accuracy, on a tenth of every client's examples that are set aside, in short runs of
+seed 0 over a grid of 10^(1/3); the runs that count then have all 600 examples, and test data chose nothing. A run ends
+at its target, or at a cap.
 """
 
 from __future__ import annotations
