@@ -79,8 +79,10 @@ class Options(lab.Place):
     """How many seeds, from 0, where something is asked of a rule."""
     others: int = 1
     """How many seeds elsewhere."""
-    rounds: int = 30
-    """Rounds of five steps of every client."""
+    rounds: int = 400
+    """Rounds of every client."""
+    steps: int = 1
+    """Local steps in a round; one, as published."""
     peers: int = 100
     """Clients; a fifth of them attacks."""
     rates: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.1, 0.2, 0.4, 0.8)
@@ -117,7 +119,7 @@ def setting(options: Options, attack: str, rule: str, **changes: Any) -> Run:
     algorithm = "fltrust:root=100,bias=0.1" if rule == "fltrust" else "fedavg"
     return Run(
         dataset=options.dataset, data_dir=options.data_dir, model=MODELS[options.dataset], peers=options.peers,
-        partition="biased:q=0.5", momentum=0.0, batch_size=32, local_steps=5, rounds=options.rounds,
+        partition="biased:q=0.5", momentum=0.0, batch_size=32, local_steps=options.steps, rounds=options.rounds,
         eval_every=options.rounds, attack=attack if attack == "none" else f"{attack}:fraction=0.2",
         algorithm=algorithm, aggregator=f"{rule}:f={f}" if rule in ("krum", "trimmed_mean") else rule, **changes,
     )  # fmt: skip
