@@ -5,7 +5,7 @@ Command, 27 runs one at a time, 47 minutes on a machine that was busy with other
     python -m experiments.server_or_peers --data-dir DIR
 
 Finding: with 16 peers in float32 a sparse graph saves little or nothing over the server, even by the bytes of its
-busiest node: to 0.5 the exponential graph takes 52 MB there, to 0.75 (a target chosen after a seed missed 0.8) it loses.
+busiest node: to 0.5 the exponential graph takes 52 MB, to 0.75 (a target chosen after a seed missed 0.8) it loses.
 It is few bits that peers win by. After 50 rounds FedAvg is at 0.903 and so is DFedAvgM on the complete graph, which
 computes the same; the exponential graph is at 0.815, FedAvg with a quarter of the clients at 0.825 (but 0.05 apart from
 seed to seed), the ring at 0.557, alone at 0.227, pooled at 0.962. A node of the exponential graph carries a quarter of
