@@ -11,10 +11,10 @@ peers have two label shards a ring does not survive: clipping keeps 0.424 of the
 median 0.261, little better than a peer alone (0.232), and this even when nobody lies (0.274): it takes the word of the
 middle one of three who all know other labels. More neighbours help: clipping keeps at least 0.733 on the torus, and
 trimming 0.733 and clipping 0.785 on the complete graph. A peer that trusts what agrees with its own step (FLTrust)
-keeps the liars out, and everybody else with other labels: 0.23 on every graph. Dissensus is the worst attack on a ring,
-sign flip on clipping elsewhere. On the random graph an honest peer hears two liars of five words, more than f = 1 expects,
-and under trimming and clipping some peers end hundreds of times as far apart. Means over two seeds on the ring and ONE
-elsewhere, on digits: a look, not a measurement.
+keeps keeps the liars out, and everybody else with other labels: 0.23 on every graph. Dissensus is the worst attack on a ring,
+sign flip on clipping elsewhere. On the random graph an honest peer hears two liars of five words, more than f = 1
+expects, and under trimming and clipping some peers end hundreds of times as far apart. Means over two seeds on the ring
+and ONE elsewhere, on digits: a look, not a measurement.
 
 Grid: ring, torus (4 x 4), regular:k=4 and complete graph, 16 peers, of whom 0 and 10 attack; six rules; no attack,
 label flip, sign flip, ALIE (z = 1.5; its formula gives 0 for 2 of 16) and dissensus; IID and two label shards.
