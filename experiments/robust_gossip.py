@@ -11,8 +11,8 @@ peers have two label shards a ring does not survive: clipping keeps 0.424 of the
 median 0.261, little better than a peer alone (0.232), and this even when nobody lies (0.274): it takes the word of the
 middle one of three who all know other labels. More neighbours help: clipping keeps at least 0.733 on the torus, and
 trimming 0.733 and clipping 0.785 on the complete graph. A peer that trusts what agrees with its own step (FLTrust)
-keeps keeps the liars out, and everybody else with other labels: 0.23 on every graph. Dissensus is the worst attack on a ring,
-sign flip on clipping elsewhere. On the random graph an honest peer hears two liars of five words, more than f = 1
+keeps the liars out, and everybody else with other labels: 0.23 on every graph. Dissensus is the worst attack on a ring
+and sign flip on clipping elsewhere. On the random graph an honest peer hears two liars of five words, more than f = 1
 expects, and under trimming and clipping some peers end hundreds of times as far apart. Means over two seeds on the ring
 and ONE elsewhere, on digits: a look, not a measurement.
 
