@@ -8,18 +8,24 @@ Finding: two of the paper's claims hold here and two do not. The krum attack bre
 and the trim attack hurts the mean (its model is lost in all three seeds, rounds 23 to 28) and the trimmed mean (0.312).
 FLTrust does NOT stay within 0.03 of the 0.062 of the mean unattacked: 0.102 under trim, over seeds 0.071, 0.159 and
 0.075, and the median (0.091) loses less. It is the seed rather than the attack: at that seed FLTrust has 0.118 when
-nobody lies, and with half the learning rate it has 0.131 under trim; against its own 0.086 unattacked, trim costs it
-0.016. And the backdoor opens in 65 % of the images with FLTrust (published: none), also with half the learning rate
-(67 %): after five local steps a poisoned update still points along the server's, so it is trusted, and as long as any
-other. Krum, median and trimmed mean keep it to 4 % at most; the mean is lost in round 4 to updates made 100 times as
-long. Not yet tried: one local step a round for 2,000 rounds, as published.
+nobody lies; against its own 0.086 unattacked, trim costs it 0.016. And the backdoor opens in 65 % of the images with
+FLTrust (published: none). Why is not known; that a poisoned update still points along the server's after five local
+steps would explain it, but was not tested. Krum, median and trimmed mean keep it to 4 % at most; the mean is lost in
+round 4 to updates made 100 times as long.
+
+A second setting is nearer to the paper's: one local step a round, 200 rounds (`--steps 1 --rounds 200 --rates 0.2 0.4
+--out DIR`; rates 0.2 for the mean, 0.4 for FLTrust). There the first of the failed claims holds: FLTrust has 0.063
+under trim (0.052, 0.074, 0.063 over seeds 0 to 2) where the mean unattacked has 0.053 (three seeds), and the others
+lose more: median 0.129 and 0.177 (seeds 0 and 1), trimmed mean 0.275 (seed 0). The backdoor was not tried there.
 
 Grid: rules x attacks on MNIST, 100 clients of whom 20 attack, all of them in every round, partition biased:q=0.5, 2NN,
 batches of 32, no momentum, FLTrust with 100 root examples without bias. Other than the paper: an MLP and no CNN, five
-local steps and not one, 30 rounds and not 2,000. Three seeds where something is asked, ONE elsewhere (`--others`). The
-learning rate is chosen for the mean (0.4 of 0.1 to 0.8) and for FLTrust (0.2) by validation accuracy under no attack at
-one seed; `adaptive` needs the server's own step, so other rules have no figure for it. Published figures are from
-memory of the paper and worth an order only: 25 of 34 clear pairs stand in it.
+local steps and not one, 30 rounds and not 2,000. Three seeds where something is asked, ONE elsewhere (`--others`);
+which rows these are was decided while the page ran. The learning rate is chosen for the mean (0.4 of 0.1 to 0.8) and
+for FLTrust (0.2) by validation accuracy under no attack at one seed; FLTrust was given a rate of its own after it did
+badly at that of the mean, and some of the figures that chose were entered by hand from earlier runs. `adaptive` needs
+the server's own step, so other rules have no figure for it. Published figures are from memory of the paper and worth
+an order only: 25 of 34 clear pairs stand in it.
 """
 
 from __future__ import annotations
@@ -79,10 +85,10 @@ class Options(lab.Place):
     """How many seeds, from 0, where something is asked of a rule."""
     others: int = 1
     """How many seeds elsewhere."""
-    rounds: int = 400
+    rounds: int = 30
     """Rounds of every client."""
-    steps: int = 1
-    """Local steps in a round; one, as published."""
+    steps: int = 5
+    """Local steps in a round; the paper takes one."""
     peers: int = 100
     """Clients; a fifth of them attacks."""
     rates: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.1, 0.2, 0.4, 0.8)

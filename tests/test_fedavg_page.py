@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,8 +82,19 @@ PUBLISHED = {
 }
 
 
+UNIT = {"iid_b10_unit": "iid_b10", "shards_b10_unit": "shards_b10"}
+"""Cases that are asked for again, with pixels from 0 to 1."""
+
+
 def test_every_number_of_the_paper_is_asked_for() -> None:
-    assert set(PUBLISHED) == set(page.CASES)
+    assert {*PUBLISHED, *UNIT} == set(page.CASES)
+
+
+@pytest.mark.parametrize("name", UNIT)
+def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
+    [(_, raw), *_], [(_, plain), *_] = (page.grid(page.Options(), each, 0.1) for each in (name, UNIT[name]))
+    assert raw == replace(plain, dataset="mnist:unit=true")
+    assert page.CASES[name].published == page.CASES[UNIT[name]].published
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -165,7 +177,8 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 
 def test_every_case_has_a_colour_of_its_own() -> None:
-    assert len(page.CASES) <= len(lab.COLOURS)
+    drawn = page._drawn(pd.DataFrame({"case": list(page.CASES)}))
+    assert len({(colour, style) for _, colour, style in drawn}) == len(drawn) == len(page.CASES)
 
 
 def test_finished_runs_are_not_run_again(published: Path) -> None:
