@@ -39,6 +39,7 @@ Parcels = tuple[Any, list[int], list[int]]
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_BYTE = "B"  # unsigned bytes, as mpi4py spells them
 
 
 @dataclass
@@ -100,8 +101,8 @@ class World:
         self._wait(self.comm.Iallgather(mine, counts))
         wide = int(np.prod(rows.shape[1:])) * rows.itemsize
         whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype) if self.rank == 0 else None
-        target = None if whole is None else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), self._byte]
-        self._wait(self.comm.Igatherv([_flat(rows), self._byte], target, root=0))
+        target = None if whole is None else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), _BYTE]
+        self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
         return whole
 
     def everywhere(self, rows: NDArray[Any]) -> NDArray[Any]:
@@ -112,7 +113,7 @@ class World:
         self._wait(self.comm.Iallgather(np.array([rows.nbytes], np.int64), counts))
         wide = max(1, int(np.prod(rows.shape[1:])) * rows.itemsize)
         whole = np.empty((int(counts.sum()) // wide, *rows.shape[1:]), rows.dtype)
-        self._wait(self.comm.Iallgatherv([_flat(rows), self._byte], [_flat(whole), *_places(counts), self._byte]))
+        self._wait(self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *_places(counts), _BYTE]))
         return whole
 
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
@@ -142,7 +143,7 @@ class World:
         """Some numbers for every rank, some from every rank, one behind the other."""
         into = np.empty(sum(receives), out.dtype)
         places = (_places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives))
-        boxes = [[_flat(numbers), *place, self._byte] for numbers, place in zip((out, into), places, strict=True)]
+        boxes = [[_flat(numbers), *place, _BYTE] for numbers, place in zip((out, into), places, strict=True)]
         self._wait(self.comm.Ialltoallv(*boxes))
         return into
 
@@ -161,7 +162,7 @@ class World:
             arriving: bytes from each other rank, ascending; overwritten.
         """
         if link is not None:
-            self._wait(link.Ineighbor_alltoallv([*leaving, self._byte], [*arriving, self._byte]))
+            self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
 
     def smallest(self, number: int) -> int:
         """The smallest of the ranks' numbers, on every rank."""
@@ -182,10 +183,15 @@ class World:
         self.busy, request, patience = False, self.comm.Ibarrier(), time.monotonic() + seconds
         while not request.Test():
             if time.monotonic() > patience:
-                sys.stderr.write(f"rank {self.rank} of {self.size} ({self.doing}) stopped alone\n")
-                sys.stderr.flush()
-                self.comm.Abort(code)
+                print(f"rank {self.rank} of {self.size} ({self.doing}) stopped alone", file=sys.stderr, flush=True)
+                self.end(code)
             time.sleep(2e-3)
+
+    def end(self, code: int) -> None:
+        """End every rank. A launcher that is told so may drop what was printed just before: give it a moment."""
+        time.sleep(0.5)
+        self.comm.Abort(code)
+        os._exit(code)  # where Abort only asks the launcher, and returns
 
     @cached_property
     def beside(self) -> int:
@@ -202,12 +208,6 @@ class World:
     def reads(self, kind: str) -> bool:
         """Whether MPI can be handed memory of this kind of device: the processor's own, or a GPU's if it says so."""
         return kind == "cpu" or any(os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE)
-
-    @property
-    def _byte(self) -> MPI.Datatype:
-        from mpi4py import MPI
-
-        return MPI.BYTE
 
     def _broadcast(self, said: bytes) -> bytes:
         if self.size == 1:
@@ -284,8 +284,7 @@ def _ender(world: World) -> Callable[[type[BaseException], BaseException, Traceb
         elif code != 130:
             text = "".join(traceback.format_exception(kind, error, trace))
             print(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}", file=sys.stderr, flush=True)
-        world.comm.Abort(code)
-        os._exit(code)  # where Abort only asks the launcher, and returns
+        world.end(code)
 
     return end
 
