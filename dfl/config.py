@@ -54,6 +54,12 @@ class Run:
     """What the peers train."""
     init: Literal["common", "independent"] = "common"
     """Whether all peers start at the same point."""
+    start: Path | None = None
+    """Folder of a finished run whose models to start from: as many as there are peers, or one for all."""
+    share: str = "all"
+    """What of a model is shared: all, nothing, head:K or first:K layers, or patterns of names joined by +."""
+    pretrain: str | None = None
+    """Share everything at first: for a number of rounds, or until accuracy=0.975 or another figure is reached."""
     peers: int | None = None
     """Number of peers P; as many as there are ranks where not given."""
     rounds: int = 100
@@ -90,12 +96,16 @@ class Run:
     """Folder to write the run to; from the command line runs/<time>-<what> where not given."""
 
     def __post_init__(self) -> None:
-        for name in ("data_dir", "out"):  # files and notebooks say paths as text
+        for name in ("data_dir", "start", "out"):  # files and notebooks say paths as text
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
         _check_numbers(self)
-        _ = self.goal  # refuses what cannot be one
+        _ = self.goal, self.opening  # refuses what cannot be one
+        if self.start is not None and self.init == "independent":
+            raise InputError(f"--start {self.start} says where peers start: leave --init independent out")
+        if self.pretrain is not None and self.share == "all":
+            raise InputError(f"--pretrain {self.pretrain} shares everything at first, as --share all always does")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for TOML and JSON; fields that are None are left out."""
@@ -117,17 +127,26 @@ class Run:
     @property
     def goal(self) -> tuple[str, float, bool] | None:
         """Where to stop early: a column of metrics.csv, its value, and whether that is a least or a most."""
-        if self.until is None:
-            return None
-        name, equals, text = self.until.partition("=")
+        return None if self.until is None else self._figure("until", self.until)
+
+    @property
+    def opening(self) -> int | tuple[str, float, bool]:
+        """How long everything is shared: a number of rounds, or a goal as `goal` has one."""
+        if self.pretrain is None or self.pretrain.isdecimal():
+            return int(self.pretrain or 0)
+        return self._figure("pretrain", self.pretrain)
+
+    def _figure(self, where: str, said: str) -> tuple[str, float, bool]:
+        name, equals, text = said.partition("=")
         if not equals:
-            raise InputError(f"--until must be written FIGURE=VALUE, as accuracy=0.97, not {self.until!r}")
+            also = "a number of rounds or " if where == "pretrain" else ""
+            raise InputError(f"--{where} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}")
         if name not in GOALS:
-            raise InputError(f"--until: unknown figure {name!r}{nearest(name, list(GOALS))}")
+            raise InputError(f"--{where}: unknown figure {name!r}{nearest(name, list(GOALS))}")
         column, at_least = GOALS[name]
         if column == "validation_accuracy_mean" and not self.validation:
-            raise InputError(f"--until {self.until} needs validation examples: say --validation 0.1")
-        return column, read(f"--until {name}", text, "float"), at_least
+            raise InputError(f"--{where} {said} needs validation examples: say --validation 0.1")
+        return column, read(f"--{where} {name}", text, "float"), at_least
 
     def settled(self, ranks: int) -> Run:
         """The same run with peers, algorithm, graph, compressor and aggregator written out.
@@ -176,6 +195,7 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
         (f"--aggregator {aggregator}", odd and ("aggregator" not in method.takes or method.rule != "mean")),
         (f"--aggregator {aggregator}", odd and method.serves and _name(aggregator) == "fltrust"),
         (f"--until {run.until}", run.goal and run.goal[0] == "consensus_distance" and method.serves),
+        (f"--share {run.share}", run.share != "all" and not method.splits),
         (f"--init {run.init}", run.init == "independent" and method.serves),
     ):
         if idle:

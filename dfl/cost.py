@@ -15,23 +15,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import Algorithm
+    from dfl.models import Spec
     from dfl.network import Network
 else:
     from dfl.lazy import torch
 
 
-def payload_per_round(algorithm: Algorithm, network: Network, d: int, dtype: torch.dtype) -> float:
-    """Bytes that all peers, and a server, say in a round, the mean over the sequence of graphs."""
-    word = network.speech.compressor.encode(torch.zeros(1, d, dtype=dtype), _no_bits)
+def payload_per_round(algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype) -> float:
+    """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the graphs."""
+    word = network.speech.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
     edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights)
     messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(network.weights)))
-    return messages * word.shape[1] + rows * d * dtype.itemsize
+    return messages * word.shape[1] + rows * shared * dtype.itemsize
 
 
-def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, int], dtype: torch.dtype) -> int:
-    """Bytes of a method's state for (p, d) models, found by starting it on tensors without storage."""
-    empty = torch.empty(x, dtype=dtype, device="meta")
+def parameters_k_plus_m(algorithm: Algorithm, peers: int, spec: Spec, rounds: tuple[int, int]) -> int:
+    """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K, and from m.
+
+    Args:
+        algorithm: who has a server, and how many answer it in a round.
+        peers: K.
+        spec: how many parameters a model has, and how many of them are shared.
+        rounds: how many share everything, and how many after that share a part.
+    """
+    first, then = rounds
+    answers, _ = algorithm.traffic(peers, 0)
+    return int(peers + answers) * (first * spec.d + then * spec.shared)
+
+
+def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, Spec], dtype: torch.dtype) -> int:
+    """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
+    p, spec = x
+    empty = torch.empty(p, spec.d, dtype=dtype, device="meta")
     state = algorithm.init(empty[:1] if algorithm.serves else empty, empty, Net(network, 0))
+    state = algorithm.part(state, spec.shared)
     values = (getattr(state, each.name) for each in fields(state))
     return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))
 

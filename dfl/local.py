@@ -65,7 +65,7 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
         y^{k+1} = y^k - η (∇f(y^k) + λ y^k + μ (y^k - x)) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
 
     (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening. The term of μ is
-    that of FedProx, Li et al. 2020, eq. 2.)
+    that of FedProx, Li et al. 2020, eq. 2; it holds on to what is shared.)
 
     Args:
         x: (p, d), where each peer starts.
@@ -79,7 +79,8 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     for lanes in groups(task):
         whole = y = task.spec.take(x, lanes)
         v = {name: torch.zeros_like(value) for name, value in y.items()}
-        origin = task.spec.take(x, lanes) if task.solver.pull else {}
+        start = task.spec.take(x, lanes) if task.solver.pull else {}
+        origin = {name: value for name, value in start.items() if name in task.spec.common}
         for batch in batches(task, t, lanes):
             y, v, origin = (_first(len(batch.index), values) for values in (y, v, origin))
             accelerate(v, y, task, batch, rate)

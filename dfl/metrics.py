@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dfl.algorithms import State
     from dfl.mpi import World
     from dfl.setup import Exam
     from dfl.simulation import Setting
@@ -84,9 +85,9 @@ def _even(longest: int) -> int:
     return -(-longest // -(-longest // CHUNK))
 
 
-def models(x: Tensor, setting: Setting) -> NDArray[Any] | None:
-    """All peers' models (P, d), or the server's (1, d), on rank 0; None elsewhere."""
-    mine = x[:0] if setting.algorithm.serves and setting.world.rank else x
+def models(state: State, setting: Setting) -> NDArray[Any] | None:
+    """All peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
+    mine = state.x[:0] if state.one and setting.world.rank else state.x
     return setting.world.gather(mine.cpu().numpy())
 
 
@@ -98,11 +99,11 @@ def broken(x: Tensor) -> NDArray[np.int64]:
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
-def apart(x: Tensor, setting: Setting) -> tuple[float, Tensor | None]:
-    """How far the honest peers are apart, and their mean model, as `consensus` says; the server's where it has one."""
-    if setting.algorithm.serves:
-        return 0.0, x[0]
-    return consensus(x, setting.world, setting.layout, setting.network.speech.liars)
+def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
+    """How far the honest peers are apart, and their mean model, as `consensus` says."""
+    if state.one:
+        return 0.0, state.x[0]
+    return consensus(state.x, setting.world, setting.layout, setting.network.speech.liars)
 
 
 def consensus(
@@ -129,18 +130,18 @@ def consensus(
     return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(x.device, x.dtype)
 
 
-def measure(state: Any, setting: Setting) -> dict[str, Floats] | None:
+def measure(state: State, setting: Setting) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
-    own = {"accuracy": _on_common(x, exam, setting)}
-    shared = setting.algorithm.serves
+    shared = state.one
+    own = {"accuracy": _on_common(x, exam, setting, shared)}
     own["train_loss"], _ = on_own(x, task, task.train, exam, shared)
     _, own["local_accuracy"] = on_own(x, task, exam.local, exam, shared)
     if setting.run.validation:
         _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam, shared)
     if exam.triggered:
         inputs, labels = exam.triggered
-        own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting)
+        own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting, shared)
     own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
     own |= {"payload_bytes": network.payload.astype(np.float64), "told_bytes": network.told.astype(np.float64)}
     own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
@@ -170,17 +171,16 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
 def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
     """What all peers, and a server, have said so far; from a server up and down apart.
 
-    `parameters_k_plus_m` is how LG-FedAvg's Table 1 counts: the server's model goes to all K peers, and m answer.
+    `parameters_k_plus_m` is how LG-FedAvg's Table 1 counts: what a server says goes to all K peers, and m answer.
     """
     up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
     if not setting.algorithm.serves:
         return {"payload_bytes": up}
-    models = setting.network.answers + setting.layout.peers * setting.network.speeches
     return {
         "payload_bytes": up + down,
         "upload_bytes": up,
         "download_bytes": down,
-        "parameters_k_plus_m": models * setting.task.spec.d,
+        "parameters_k_plus_m": setting.network.parameters,
     }
 
 
@@ -197,9 +197,9 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
     return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))
 
 
-def _on_common(x: Tensor, exam: Exam, setting: Setting) -> Floats:
-    """Accuracy of every peer's model here on the common test set, (p,); of the server's, rank 0 tells the others."""
-    if not setting.algorithm.serves:
+def _on_common(x: Tensor, exam: Exam, setting: Setting, shared: bool) -> Floats:
+    """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
+    if not shared:
         return on_common(x, setting.task, exam)
     said = setting.world.from_root(lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes())
     return np.repeat(np.frombuffer(said), len(setting.task.peers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from dfl import keys
 from dfl.errors import InputError
+from dfl.split import shared_names
 
 if TYPE_CHECKING:
     import torch
@@ -97,16 +99,24 @@ def lenet(shape: Shape, classes: int, *, fc2: int = 100) -> Module:
 
 @dataclass(frozen=True)
 class Spec:
-    """Where each parameter lies in a row of d numbers: names, shapes and offsets, in the module's order."""
+    """Where each parameter lies in a row of d numbers: names, shapes and offsets.
+
+    The first `shared` of the d are those that peers share (`dfl.split`); apart from that, the module's order holds.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     offsets: tuple[int, ...]
     d: int
+    shared: int
 
     @classmethod
-    def of(cls, module: Module) -> Spec:
+    def of(cls, module: Module, share: str = "all") -> Spec:
         """Read the layout off a module.
+
+        Args:
+            module: the model.
+            share: which of its parameters are shared, as `--share` says it.
 
         Raises:
             InputError: the module has no parameters, has buffers that averaging would corrupt (BatchNorm), or draws
@@ -125,14 +135,24 @@ class Spec:
                 f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
                 "use GroupNorm in place of BatchNorm"
             )
-        named = list(module.named_parameters())
+        named = dict(module.named_parameters())
         if not named:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
-        ends = [0]
-        for _, value in named:
-            ends.append(ends[-1] + value.numel())
-        shapes = tuple(tuple(value.shape) for _, value in named)
-        return cls(tuple(name for name, _ in named), shapes, tuple(ends[:-1]), ends[-1])
+        common = shared_names(share, list(named))
+        names = (*common, *(name for name in named if name not in common))
+        shapes = tuple(tuple(named[name].shape) for name in names)
+        ends = [0, *accumulate(map(math.prod, shapes))]
+        return cls(names, shapes, tuple(ends[:-1]), ends[-1], ends[len(common)])
+
+    @property
+    def whole(self) -> Spec:
+        """The same layout where everything is shared."""
+        return replace(self, shared=self.d)
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """The names of the parameters that are shared."""
+        return tuple(name for name, start in zip(self.names, self.offsets, strict=True) if start < self.shared)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
@@ -154,7 +174,8 @@ class Spec:
 
     def row(self, module: Module) -> Tensor:
         """The module's own parameters as one row (d,)."""
-        return torch.cat([value.detach().reshape(-1) for value in module.parameters()])
+        named = dict(module.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
 
 def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -195,7 +216,7 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
     return tuple(layers) if flat and not hooked and names == [name for name, _ in module.named_parameters()] else ()
 
 
-def draw(module: Module, seed: int, peers: Sequence[int]) -> Tensor:
+def draw(module: Module, spec: Spec, seed: int, peers: Sequence[int]) -> Tensor:
     """Starting points by address, with torch's default distributions.
 
     Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in); normalisation layers
@@ -207,11 +228,12 @@ def draw(module: Module, seed: int, peers: Sequence[int]) -> Tensor:
     Raises:
         InputError: the module has a layer whose distribution is not known here.
     """
-    columns = []
+    columns = {}
     for name, layer in module.named_modules():
         for kind, value in layer.named_parameters(recurse=False):
-            columns.append(_draw_one(layer, f"{name}.{kind}", value, (seed, peers)))
-    return torch.cat(columns, dim=1)
+            full = f"{name}.{kind}" if name else kind
+            columns[full] = _draw_one(layer, f"{name}.{kind}", value, (seed, peers))
+    return torch.cat([columns[name] for name in spec.names], dim=1)
 
 
 def _draw_one(layer: Module, name: str, value: Tensor, address: tuple[int, Sequence[int]]) -> Tensor:

@@ -35,7 +35,7 @@ else:
 
 
 class Collected(NamedTuple):
-    """What a server made of words: a row (1, d), and a score (p,) of each peer, NaN for those that it did not judge."""
+    """What a server made of words: a row (1, m), and a score (p,) of each peer, NaN for those that it did not judge."""
 
     row: Tensor
     scores: Tensor
@@ -59,6 +59,11 @@ class Net:
     def peers(self) -> int:
         """P."""
         return self.network.layout.peers
+
+    @property
+    def everyone(self) -> Group:
+        """All peers."""
+        return self.network.everyone
 
     @property
     def hosted(self) -> int:
@@ -123,8 +128,8 @@ class Net:
         return self.network.layout.group(ids, self.network.world.rank)
 
     def tell(self, row: Tensor, to: Group) -> Tensor:
-        """What the server says to a group, a row (1, d), as it arrives at each of them."""
-        self.network.speeches += 1
+        """What the server says to a group, a row (1, m), as it arrives at each of them."""
+        self.network.parameters += self.peers * row.shape[1]
         self.network.told[to.here] += row.shape[1] * row.element_size()
         return row
 
@@ -134,17 +139,17 @@ class Net:
         """Let a group say something to the server, whose rule makes one row of it.
 
         Args:
-            words: (a, d), one row per member of the group on this rank: always a step z - w, never a model.
+            words: (a, m), one row per member of the group on this rank: always a step z - w, never a model.
             group: who speaks.
             weights: (a,), how much each of them counts.
-            trusted: (1, d), the server's own step, where it has one.
+            trusted: (1, m), the server's own step, where it has one.
             slot: names this collect where a round has several.
         """
         network = self.network
         words = self._lie(words, group, slot, trusted=trusted)
         messages = self._encode(words, group.ids[self._span(group.counts)], slot)
         network.payload[group.here] += messages.shape[1]
-        network.answers += len(group.ids)
+        network.parameters += len(group.ids) * words.shape[1]
         everyone = network.world.everywhere(np.asarray(weights, np.float64))
         heard = network.words(self._decode(messages, words), group, everyone / everyone.sum(), trusted)
         outcome = network.speech.rule(heard)

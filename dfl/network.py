@@ -63,13 +63,13 @@ class Network:
         payload: (p,) int64, bytes that each of this rank's peers has said, whatever the ranks.
         told: (p,) int64, bytes that the server has said to each of them.
         wire: bytes that this rank has handed to MPI.
-        speeches, answers: how often the server has said something, and how many words it was told, on all ranks.
+        parameters: numbers said to and by a server, as LG-FedAvg's Table 1 counts: what it says goes to all P peers.
     """
 
     def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
-        self.wire = self.speeches = self.answers = 0
+        self.wire = self.parameters = 0
         self._links: dict[int, Any] = {}
         self._routes: dict[tuple[int, int], Route] = {}
 

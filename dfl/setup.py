@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from dfl.batches import widths
 from dfl.config import MOST, Run
 from dfl.dealing import Arrays
 from dfl.errors import InputError
-from dfl.models import Spec, draw
+from dfl.models import Spec
 from dfl.task import Examples, Loss, Solver, Task, normal
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def make_task(
         place: whose problem it is, and where it is worked on.
     """
     (module, loss), (common, own) = problem, arrays
-    spec, sizes = Spec.of(module), common["sizes"][:, 0]
+    spec, sizes = Spec.of(module, run.share), common["sizes"][:, 0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
@@ -187,24 +186,6 @@ def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attac
     return Exam(inputs, labels, local, held_out, int(common["classes"]), int(common["sizes"].max()), triggered)
 
 
-def start(run: Run, task: Task, given: bool, serves: bool = False) -> tuple[Tensor, Tensor]:
-    """Where this rank's peers start, (p, d), or the server does, (1, d), and what neighbours know of that.
-
-    Args:
-        run: says whether all start at the same point.
-        task: the problem.
-        given: whether the module is the caller's own, whose parameters are the common point.
-        serves: whether there is one model, a server's.
-    """
-    p, dtype = 1 if serves else len(task.peers), task.dtype
-    if run.init == "independent":
-        x = draw(task.module, run.seed, task.peers.tolist()).to(task.device, dtype)
-        return x, torch.zeros_like(x)
-    row = task.spec.row(task.module) if given else draw(task.module, run.seed, [0])[0]
-    x = row.to(task.device, dtype).expand(p, -1).contiguous()
-    return x, x
-
-
 def device(asked: str, world: World) -> torch.device:
     """The device that `--device` means on this rank; ranks that share a machine take its GPUs in turn.
 
@@ -222,31 +203,6 @@ def device(asked: str, world: World) -> torch.device:
     if asked == "auto":
         return torch.device("cpu")
     raise InputError(f"--device {asked}: every rank can have {found} GPUs here; choose cpu or auto")
-
-
-def check_start(run: Run, task: Task, given: bool, room: tuple[int, int]) -> None:
-    """Refuse what `start` could not do.
-
-    Args:
-        run, task, given: as for `start`.
-        room: peers on the fullest rank, and bytes of memory of the smallest machine.
-
-    Raises:
-        InputError: the models do not fit into memory even once, or have parameters that nobody knows how to draw.
-    """
-    peers, memory = room
-    if (needed := peers * task.spec.d * task.scale.element_size()) > memory:
-        raise InputError(
-            f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
-            f"{needed / 1e9:,.0f} GB, the machine has {memory / 1e9:,.0f} GB"
-        )
-    if run.init == "independent" or not given:
-        draw(task.module, run.seed, [])
-
-
-def memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _rate(run: Run, factor: Callable[..., float], t: int) -> float:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import cost, dealing, keys, metrics, setup, watch
+from dfl import cost, dealing, keys, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS, Words
-from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS, Seen
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
-    from torch import Tensor
     from torch.nn import Module
 
     import topologies
@@ -72,6 +71,7 @@ class Setting:
     algorithm: Algorithm
     exam: setup.Exam
     own_module: bool
+    starts: starts.Starts | None
     facts: setup.Facts | None
 
     @property
@@ -82,7 +82,7 @@ class Setting:
     @cached_property
     def payload_per_round(self) -> float:
         """Bytes that all peers, and a server, say in a round."""
-        return cost.payload_per_round(self.algorithm, self.network, self.task.spec.d, self.task.scale.dtype)
+        return cost.payload_per_round(self.algorithm, self.network, self.task.spec.shared, self.task.scale.dtype)
 
 
 def simulate(
@@ -124,21 +124,32 @@ def simulate(
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
     run, algorithm, network, task = setting.run, setting.algorithm, setting.network, setting.task
     with watch.told(report, setting) as watching:
-        t, state = 0, algorithm.init(*setup.start(run, task, setting.own_module, algorithm.serves), Net(network, 0))
+        t, task = 0, replace(task, spec=task.spec.whole) if run.pretrain else task
+        state = algorithm.init(
+            *starts.start(run, task, setting.own_module, algorithm.serves, setting.starts), Net(network, 0)
+        )
         yield from watching.look(t, state)
         while not watching.done:
+            task, state = _phase(setting, watching.opening, task, state)
             state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
-            _stop_unless_finite(state.x, setting, t)
+            _stop_unless_finite(state, setting, t)
             t += 1
             yield from watching.look(t, state)
     network.close()
     setting.world.busy = False
 
 
-def _stop_unless_finite(x: Tensor, setting: Setting, t: int) -> None:
+def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
+    """The problem and the state of the next round: when everything has been shared long enough, a part of it is."""
+    if opening or task is setting.task:
+        return task, state
+    return setting.task, setting.algorithm.part(state, setting.task.spec.shared)
+
+
+def _stop_unless_finite(state: State, setting: Setting, t: int) -> None:
     """End every rank where some model is no longer finite; what becomes of a liar's is its own affair."""
-    broken, nobody = metrics.broken(x), setting.layout.peers
-    if setting.algorithm.serves:
+    broken, nobody = metrics.broken(state.x), setting.layout.peers
+    if state.one:
         who, stop = "the server's model", bool(len(broken))
     else:
         honest = np.setdiff1d(setting.task.peers[broken], setting.network.speech.liars)
@@ -185,6 +196,7 @@ def prepare(
     own = dealing.handed_out(
         world, layout, lambda peers: dealing.owned(found["data"], found["deal"], peers, attack, liars)
     )
+    given = starts.given(run, world, layout)
     root = dealing.root(found["data"], found["deal"]) if found else None
     found.clear()  # the data set, which everybody has its part of
     torch.set_num_threads(run.threads)
@@ -192,14 +204,14 @@ def prepare(
         model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
     place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
     task = setup.make_task(run, parts, (model, loss or cross_entropy), (common, own), place)
-    setup.check_start(run, task, "model" in brought, (layout.widest, world.smallest(setup.memory())))
+    starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
     exam = setup.make_exam(run, task, (common, own), attack)
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
-    return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, facts)
+    return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
 
 
 def check(run: Run) -> setup.Parts:

@@ -84,7 +84,9 @@ class Terminal:
         self._stop()
         run = self.setting.run
         goal = (
-            [("until", f"{run.until} {'reached' if reached(self.last, run) else 'not reached'}")] if run.until else []
+            [("until", f"{run.until} {'reached' if reached(self.last, run.goal) else 'not reached'}")]
+            if run.until
+            else []
         )
         self._print([*goal, *outcome(peers, self.last), ("files", str(run.out or "none"))])
 
@@ -199,7 +201,7 @@ def memory(setting: Setting) -> list[Line]:
 
     task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
-    state = memory_of_state(setting.algorithm, setting.network, (len(task.peers), task.spec.d), task.scale.dtype)
+    state = memory_of_state(setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype)
     work = WORK_ROWS * hosted * task.spec.d * task.scale.element_size()
     models = (state + work) / hosted * widest
     ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])

@@ -49,13 +49,14 @@ class Watch:
 
     Attributes:
         done: whether the run has gone as far as it was to.
+        opening: whether everything is shared still.
     """
 
     def __init__(self, setting: Setting, report: Report | None) -> None:
         self.setting, self.report = setting, report
         self.begun = time.perf_counter()
         self.last: tuple[Any, Any] = (None, None)
-        self.done = False
+        self.done, self.opening = False, True
         self.telling = bool(setting.world.from_root(self._begin))
 
     def _begin(self) -> bytes:
@@ -67,6 +68,8 @@ class Watch:
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
         """Yield a row of figures on the state after t rounds, if one is due."""
         run, world = self.setting.run, self.setting.world
+        if isinstance(run.opening, int):
+            self.opening = t < run.opening
         if not due(t, run):
             if self.report:
                 self.report.tick(t)
@@ -74,7 +77,9 @@ class Watch:
         figures, peers = _row(state, self.setting)
         row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
         row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
-        self.done = t == run.rounds or (t > 0 and reached(row, run))
+        self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
+        if not isinstance(run.opening, int) and reached(row, run.opening):
+            self.opening = False
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
         if self.report:
@@ -84,28 +89,28 @@ class Watch:
     def finish(self) -> None:
         """Hand the last state to the report."""
         state, peers = self.last
-        models = metrics.models(state.x, self.setting) if self.telling else None
+        models = metrics.models(state, self.setting) if self.telling else None
         if self.report and models is not None:
             self.report.finish(peers, models)
 
 
-def reached(row: Mapping[str, float], run: Run) -> bool:
-    """Whether a row is as good as `--until` asks."""
-    if run.goal is None:
+def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:
+    """Whether a row is as good as a goal asks, one of `Run.goal` and `Run.opening`."""
+    if goal is None:
         return False
-    column, wanted, at_least = run.goal
+    column, wanted, at_least = goal
     return row[column] >= wanted if at_least else row[column] <= wanted
 
 
 def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
     """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
     peers = metrics.measure(state, setting)
-    apart, mean = metrics.apart(state.x, setting)
+    apart, mean = metrics.apart(state, setting)
     wire = setting.world.gather(np.array([setting.network.wire]))
     if peers is None or mean is None or wire is None:
         return {}, None
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
     row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
-    same = row["accuracy_mean"] if setting.algorithm.serves else None
+    same = row["accuracy_mean"] if state.one else None
     row["accuracy_mean_model"] = metrics.on_common(mean[None], setting.task, setting.exam)[0] if same is None else same
     return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers

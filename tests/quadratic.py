@@ -11,8 +11,8 @@ from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.mpi import World
 from dfl.net import Net
-from dfl.setup import start
 from dfl.simulation import Setting, prepare
+from dfl.starts import start
 
 H = 0.7
 

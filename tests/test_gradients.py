@@ -17,8 +17,8 @@ from dfl.gradients import accelerate
 from dfl.local import sgd
 from dfl.models import dense_layers
 from dfl.mpi import World
-from dfl.setup import start
 from dfl.simulation import Setting, prepare
+from dfl.starts import start
 from dfl.task import Task
 
 

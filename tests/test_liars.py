@@ -16,8 +16,8 @@ from dfl.attacks import ATTACKS
 from dfl.attacks.blind import SignFlip
 from dfl.local import sgd
 from dfl.net import Net
-from dfl.setup import start
 from dfl.simulation import Setting
+from dfl.starts import start
 from tests.conftest import Command
 from tests.quadratic import digits, quadratic, states
 from tests.test_report import small
@@ -129,7 +129,7 @@ def test_figures_are_over_the_honest() -> None:
     row, honest = metrics.summary(peers, ()), [1, 2, 3, 5]
     assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
     assert row["accuracy_min"] == peers["accuracy"][honest].min()
-    apart, mean = metrics.apart(last.x, setting)
+    apart, mean = metrics.apart(last, setting)
     x = last.x[honest].double()
     assert apart == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
     assert mean is not None

@@ -140,7 +140,7 @@ def test_published_numbers_of_parameters(name: str, shape: tuple[int, ...], d: i
 
 def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
     module = MODELS["2nn"]((1, 28, 28), 10)
-    spec, rows = Spec.of(module), draw(module, seed=0, peers=range(3))
+    spec, rows = Spec.of(module), draw(module, Spec.of(module), seed=0, peers=range(3))
     theirs = spec.views(spec.row(module))
     for name, ours in spec.views(rows).items():
         bound = 1 / np.sqrt({"1": 784, "3": 200, "5": 200}[name[0]])
@@ -148,4 +148,4 @@ def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
         assert float(ours[0].std()) == pytest.approx(bound / np.sqrt(3), rel=0.3)
         assert float(theirs[name].abs().max()) <= bound
     assert not torch.equal(rows[0], rows[1])
-    assert torch.equal(draw(module, seed=0, peers=[2])[0], rows[2])
+    assert torch.equal(draw(module, spec, seed=0, peers=[2])[0], rows[2])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dfl.net import Net
-from dfl.setup import start
+from dfl.starts import start
 from tests.quadratic import H, centres, final, quadratic, spread, states
 
 GRAPHS = ("ring", "star", "torus", "erdos_renyi:p=0.5", "complete", "exponential", "one_peer_exponential")

@@ -14,8 +14,8 @@ from dfl.layout import Layout
 from dfl.local import sgd
 from dfl.mpi import World
 from dfl.net import Net
-from dfl.setup import start
 from dfl.simulation import Setting, prepare
+from dfl.starts import start
 from tests.quadratic import FEW, digits, final, quadratic
 
 WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}
@@ -140,7 +140,7 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
         assert sorted(setting.network.payload) == sorted(setting.network.told) == [0] * (peers - m) + [4 * d] * m
         seen.add(setting.network.payload.tobytes())
     assert len(seen) == (1 if m == peers else 3)  # others in every round
-    assert (setting.network.speeches, setting.network.answers) == (3, 3 * m)
+    assert setting.network.parameters == 3 * (setting.layout.peers + m) * setting.task.spec.d
 
 
 def test_the_server_has_a_rate_and_a_momentum() -> None:

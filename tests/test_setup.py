@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dfl
-from dfl import cost, dealing, setup
+from dfl import cost, dealing, starts
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
 from dfl.errors import InputError
@@ -123,17 +123,19 @@ def test_a_batch_is_normalised_as_the_data_say() -> None:
 
 def test_starts_are_common_or_independent() -> None:
     common, independent = (digits(init=init) for init in ("common", "independent"))
-    x, known = setup.start(common.run, common.task, False)
+    x, known = starts.start(common.run, common.task, False)
     assert bool((x == x[0]).all())
     assert torch.equal(known, x)
-    x, known = setup.start(independent.run, independent.task, False)
+    x, known = starts.start(independent.run, independent.task, False)
     assert len({tuple(row) for row in x[:, :20].tolist()}) == len(x)
     assert not known.any()
 
 
 def test_another_seed_is_another_run() -> None:
     first, second = (digits(seed=seed) for seed in (0, 1))
-    assert not torch.equal(setup.start(first.run, first.task, False)[0], setup.start(second.run, second.task, False)[0])
+    assert not torch.equal(
+        starts.start(first.run, first.task, False)[0], starts.start(second.run, second.task, False)[0]
+    )
     assert not torch.equal(first.task.train.inputs, second.task.train.inputs)
 
 
@@ -141,14 +143,14 @@ def test_another_seed_is_another_run() -> None:
 def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> None:
     setting = digits(algorithm=algorithm)
     d = setting.task.spec.d
-    foretold = cost.memory_of_state(setting.algorithm, setting.network, (6, d), torch.float32)
+    foretold = cost.memory_of_state(setting.algorithm, setting.network, (6, setting.task.spec), torch.float32)
     assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
 
 def test_memory_per_edge() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
     d = setting.task.spec.d
-    foretold = cost.memory_of_state(setting.algorithm, setting.network, (8, d), torch.float32)
+    foretold = cost.memory_of_state(setting.algorithm, setting.network, (8, setting.task.spec), torch.float32)
     assert foretold == pytest.approx((1 + 2 * 3) * 8 * d * 4, abs=8 * 8)  # three hops out and three in
 
 
@@ -168,7 +170,7 @@ def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
 
 def test_doubles_stay_doubles() -> None:
     setting = prepare(dfl.Run(peers=3), World(), nn.Linear(4, 3).double(), data())
-    assert setup.start(setting.run, setting.task, True)[0].dtype == torch.float64
+    assert starts.start(setting.run, setting.task, True)[0].dtype == torch.float64
     assert setting.payload_per_round == 15 * 8 * 6
     assert points(3, 2).classes == 0
 

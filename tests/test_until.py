@@ -99,21 +99,6 @@ def test_up_and_down_are_counted_apart(tmp_path: Path) -> None:
     assert (peers["payload_bytes_sent"].sum(), peers["payload_bytes_received"].sum()) == (up, down)
 
 
-def test_a_table_of_lg_fedavg_is_counted_as_published() -> None:
-    """MNIST FedAvg: 725 rounds of 10 of 100 devices, 633,226 parameters, 5.05e10 (Liang et al. 2020, Table 1)."""
-    from dataclasses import replace
-
-    from dfl import metrics
-    from tests.quadratic import digits
-
-    setting = digits(algorithm="fedavg:fraction=0.1", peers=100, examples_per_peer=5)
-    spec = replace(setting.task.spec, d=633_226)
-    setting = replace(setting, task=replace(setting.task, spec=spec))
-    setting.network.speeches, setting.network.answers = 725, 7250
-    none = dict.fromkeys(("payload_bytes", "told_bytes"), setting.network.payload.astype(float))
-    assert metrics.traffic(none, setting)["parameters_k_plus_m"] == 110 * 725 * 633_226
-
-
 def test_a_server_is_shown_in_place_of_a_graph(tmp_path: Path) -> None:
     run = small(algorithm="fedavg:fraction=0.5", attack="alie:peers=1", aggregator="median", out=tmp_path / "run")
     text = shown(run)

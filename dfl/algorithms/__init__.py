@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,11 +19,25 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound="type[Algorithm]")
 
 
+class State(Protocol):
+    """What the loop asks of a method's state."""
+
+    @property
+    def x(self) -> Tensor:
+        """(p, d), the models of this rank's peers; or (1, d), the one that all have."""
+
+    @property
+    def one(self) -> bool:
+        """Which of the two."""
+
+
 class Algorithm(ABC):
-    """A method is `init` and `round`; its state is a frozen dataclass of its own, whose `x` (p, d) are the models."""
+    """A method is `init` and `round`; its state is a frozen dataclass of its own, a `State`."""
 
     serves: ClassVar[bool] = False
-    """Whether all peers have one model, the server's, so that `x` is its row (1, d)."""
+    """Whether there is a server, at which everybody starts."""
+    splits: ClassVar[bool] = True
+    """Whether peers can keep a part of their models to themselves."""
     gossips: ClassVar[bool] = True
     """Whether peers speak to their neighbours on a graph."""
     takes: ClassVar[tuple[str, ...]] = ()
@@ -39,14 +53,18 @@ class Algorithm(ABC):
 
         Args:
             x: (p, d), where each peer starts; (1, d), where the server does.
-            known: (p, d), what neighbours know of a peer before it has spoken: x where all start at the same
-                point, zeros where they do not.
+            known: (p, s), what neighbours know of what a peer shares before it has spoken: that of x where all start
+                at the same point, zeros where they do not.
             net: the network of round 0.
         """
 
     @abstractmethod
     def round(self, state: Any, task: Task, net: Net, t: int) -> Any:
         """The state after round t."""
+
+    def part(self, state: Any, shared: int) -> Any:
+        """The same state, from where on peers share only the first `shared` coordinates of their models."""
+        return state
 
     @property
     def root_rule(self) -> RootRule | None:

@@ -24,10 +24,11 @@ class LocalOnly(Algorithm):
     """Every peer trains on its own examples and says nothing: what a peer gains by joining is measured against it."""
 
     gossips: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x."""
-        return State(x)
+        return State(x, one=self.serves)
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train."""
@@ -55,4 +56,4 @@ class Pooled(LocalOnly):
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train on everything."""
-        return State(net.at_server(lambda server: sgd(state.x, server, t), task))
+        return State(net.at_server(lambda server: sgd(state.x, server, t), task), one=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
 from dfl.local import sgd
+from dfl.split import joined, parted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: (p, d), the models; (1, d) where there is one."""
+    """x: (p, d), the models; (1, d) if it is `one` for all."""
 
     x: Tensor
+    one: bool = False
 
 
 @algorithm("dfedavgm")
@@ -28,6 +30,8 @@ class DFedAvgM(Algorithm):
     """Decentralized federated averaging with momentum (arXiv 2104.11375, Algorithm 1).
 
         z_i = K heavy-ball steps from x_i,   x_i <- sum_j w_ij z_j
+
+    Where peers share a part of their models, the sum is over that part, and the rest of z_i stays.
 
     An aggregator other than the mean takes the place of the sum over the closed neighbourhood. One local step without
     momentum is D-PSGD (Lian et al. 2017) in its adapt-then-combine order.
@@ -40,6 +44,7 @@ class DFedAvgM(Algorithm):
         return State(x)
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
-        """Train, then average."""
-        z = sgd(state.x, task, t)
-        return State(net.share(z, state.x).combine(net.rule))
+        """Train, then average what is shared."""
+        shared = task.spec.shared
+        z, own = parted(sgd(state.x, task, t), shared)
+        return State(joined(net.share(z, state.x[:, :shared]).combine(net.rule), own))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from dfl import keys
 from dfl.algorithms import Algorithm, algorithm
 from dfl.errors import InputError
 from dfl.local import sgd
+from dfl.split import joined, parted
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +27,29 @@ else:
 
 @dataclass(frozen=True)
 class State:
-    """What the server has, the same on every rank.
+    """What the server has, the same on every rank, and what each of this rank's peers keeps to itself.
 
     Attributes:
-        x: (1, d), its model w.
-        v: (1, d), its velocity.
+        w: (1, s), the server's model.
+        v: (1, s), its velocity.
         scores: (p,), what its rule thought of this rank's peers in the last round; NaN where it thought nothing.
+        own: (p, d - s), the rest of the peers' models; a round overwrites the rows of those who train.
     """
 
-    x: Tensor
+    w: Tensor
     v: Tensor
     scores: Tensor
+    own: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """(p, d), w beside what every peer keeps; (1, d), w itself, where they keep nothing."""
+        return joined(self.w, self.own)
+
+    @property
+    def one(self) -> bool:
+        """Whether the server's model is everybody's."""
+        return not self.own.shape[1]
 
 
 @algorithm("fedavg")
@@ -49,9 +62,15 @@ class FedAvg(Algorithm):
 
     An aggregator other than the mean takes the place of the sum. With β > 0 it is FedAvgM (Hsu, Qi, Brown 2019).
 
+    Where peers share a part of their models it is LG-FedAvg (Liang et al. 2020, Algorithm 1): w is that part, the
+    rest of z_k stays with peer k, and who is not in S_t keeps what it had.
+
     Attributes:
         fraction: C, the share of the peers that take part in a round, drawn for every round.
-        weighting: examples, n_k as above; or uniform, every peer of S_t alike.
+        weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient, ||z_k - w||^2 in place of n_k,
+            since the step is η times the sum of the gradients (LG-FedAvg, section 2.2).
+        push: whom the server tells in a round: chosen, the peers of S_t; or everyone, as the published LG-FedAvg does
+            and counts. Learning is the same: who needs w later is told it then.
         server_lr: η_s.
         server_momentum: β, in [0, 1).
         stragglers: share of S_t that is too slow for the round, drawn with it; one peer at least is not.
@@ -62,6 +81,7 @@ class FedAvg(Algorithm):
 
     fraction: float = 1.0
     weighting: str = "examples"
+    push: str = "chosen"
     server_lr: float = 1.0
     server_momentum: float = 0.0
     stragglers: float = 0.0
@@ -74,7 +94,8 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         for name, good, accepted in (
             ("fraction", 0 <= self.fraction <= 1, "from 0 to 1"),
-            ("weighting", self.weighting in ("examples", "uniform"), "examples or uniform"),
+            ("weighting", self.weighting in ("examples", "uniform", "gradient"), "examples, uniform or gradient"),
+            ("push", self.push in ("chosen", "everyone"), "chosen or everyone"),
             ("server_lr", self.server_lr > 0, "positive"),
             ("server_momentum", 0 <= self.server_momentum < 1, "at least 0 and below 1"),
             ("stragglers", 0 <= self.stragglers < 1, "at least 0 and below 1"),
@@ -86,27 +107,43 @@ class FedAvg(Algorithm):
                 )
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
-        """Start at x."""
-        return State(x, torch.zeros_like(x), torch.full((net.hosted,), float("nan"), dtype=torch.float64))
+        """Start at x: the shared part is the server's, the rest everybody's own."""
+        (w, own), nobody = parted(x, known.shape[1]), torch.full((net.hosted,), float("nan"), dtype=torch.float64)
+        return State(w[:1], torch.zeros_like(w[:1]), nobody, own.repeat(net.hosted // len(x) or 1, 1)[: net.hosted])
+
+    def part(self, state: State, shared: int) -> State:
+        """Leave to every peer a copy of what is no longer shared."""
+        (w, own), (v, _) = parted(state.w, shared), parted(state.v, shared)
+        return replace(state, w=w, v=v, own=own.repeat(len(state.own), 1))
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Send the model out, let some peers train, and follow what they learned."""
         chosen, group, work = self._draw(task, net, t)
-        w, own = net.tell(state.x, chosen), task.only(group.here, work)
-        z = sgd(w.expand(len(group.here), -1), own, t)
-        counts = own.train.sizes if self.weighting == "examples" else np.ones(len(z))
-        heard = net.collect(z - w, group, counts, self.trusted(state, task, net, t))
+        w = net.tell(state.w, net.everyone if self.push == "everyone" else chosen)
+        x = joined(w.expand(len(group.here), -1), state.own[group.here])
+        z, own = parted(sgd(x, task.only(group.here, work), t), w.shape[1])
+        heard = net.collect(z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net, t))
         v = self.server_momentum * state.v + heard.row
-        return State(w + self.server_lr * v, v, heard.scores)
+        state.own.index_copy_(0, torch.from_numpy(group.here).to(own.device), own)
+        return State(w + self.server_lr * v, v, heard.scores, state.own)
+
+    def _counts(self, steps: Tensor, task: Task, group: Group) -> NDArray[np.float64]:
+        """How much the steps (a, s) of the members of a group that are here count."""
+        if self.weighting == "examples":
+            return task.train.sizes[group.here].astype(np.float64)
+        if self.weighting == "uniform":
+            return np.ones(len(steps))
+        squares: NDArray[np.float64] = np.square(steps.cpu().numpy(), dtype=np.float64).sum(1)
+        return squares + 1e-300  # where nobody moves, all count alike
 
     def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
-        """The step (1, d) that the server would take if it heard nothing: its last one, at first none."""
+        """The step (1, s) that the server would take if it heard nothing: its last one, at first none."""
         return state.v
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """One message from everyone who is on time, one row to everyone who is chosen."""
         m, slow = self._sizes(peers)
-        return m - slow * (self.late == "drop"), m
+        return m - slow * (self.late == "drop"), peers if self.push == "everyone" else m
 
     def _sizes(self, peers: int) -> tuple[int, int]:
         """How many of the peers are chosen, and how many of these are slow."""

@@ -37,6 +37,7 @@ class FLTrust(FedAvg):
     root: int = 100
     bias: float | None = None
 
+    splits: ClassVar[bool] = False
     rule: ClassVar[str] = "fltrust"
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class FLTrust(FedAvg):
 
     def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
         """g_0, the server's step from w."""
-        return net.at_server(lambda server: sgd(state.x, server, t) - state.x, task)
+        return net.at_server(lambda server: sgd(state.w, server, t) - state.w, task)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """How far each peer was trusted in the last round."""

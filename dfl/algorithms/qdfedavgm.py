@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
 from dfl.errors import InputError
 from dfl.local import sgd
+from dfl.split import joined, parted
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +28,12 @@ class State:
         x: (p, d), the models.
         error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message, the worst of a peer's edges; NaN where
             nobody looks at it.
+        one: there is a model for every peer.
     """
 
     x: Tensor
     error: Tensor
+    one: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Replicas(State):
     """The models and what is publicly known of them.
 
     Attributes:
-        said: public copies of this rank's peers: y_i (p, d), or y_(i->k) per outgoing edge (e, d).
-        heard: what is known of the neighbours: sum_j w_ij y_j (p, d), or y_(j->i) per incoming edge (e', d).
+        said: public copies of this rank's peers: y_i (p, s), or y_(i->k) per outgoing edge (e, s).
+        heard: what is known of the neighbours: sum_j w_ij y_j (p, s), or y_(j->i) per incoming edge (e', s).
     """
 
     said: Tensor
@@ -62,6 +65,8 @@ class QDFedAvgM(Algorithm):
 
     The second keeps the mean of the z_i whatever W; the first, and with Q the identity and γ = 1 their being
     DFedAvgM, takes a doubly stochastic W.
+
+    Where peers share a part of their models, all of this is about that part, and the rest of z_i stays.
 
     exchange=paper: the published form, x_i <- x_i + α sum_j w_ij Q(z_j - x_j), which never averages the x_j:
     an eigenvalue λ < 0 of W makes the peers drift apart.
@@ -100,15 +105,24 @@ class QDFedAvgM(Algorithm):
         return Replicas(x, error, known[net.union.out_owner], known[net.union.into_owner])
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
-        """Train, say what changed, and move towards the neighbours' public copies."""
-        z = sgd(state.x, task, t)
+        """Train, say what changed of what is shared, and move that towards the neighbours' public copies."""
+        z, own = parted(sgd(state.x, task, t), task.spec.shared)
         if not isinstance(state, Replicas):
-            return self._updates(state, z, net)
-        return self._replicas(state, z, net) if net.fixed else self._edges(state, z, net)
+            new = self._updates(state, z, net)
+        else:
+            new = self._replicas(state, z, net) if net.fixed else self._edges(state, z, net)
+        return replace(new, x=joined(new.x, own))
+
+    def part(self, state: State, shared: int) -> State:
+        """Forget what was said of the rest."""
+        if not isinstance(state, Replicas):
+            return state
+        return replace(state, said=parted(state.said, shared)[0], heard=parted(state.heard, shared)[0])
 
     def _updates(self, state: State, z: Tensor, net: Net) -> State:
-        heard = net.share(z - state.x)
-        return State(state.x + self.alpha * heard.average(), heard.error)
+        x = state.x[:, : z.shape[1]]
+        heard = net.share(z - x)
+        return State(x + self.alpha * heard.average(), heard.error)
 
     def _replicas(self, state: Replicas, z: Tensor, net: Net) -> State:
         heard = net.share(z - state.said)

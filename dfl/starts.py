@@ -1,0 +1,147 @@
+"""Where do peers start? At one common point, each at its own, or where another run ended."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.config import Run
+from dfl.dealing import Arrays, handed_out, packed, unpacked
+from dfl.errors import InputError
+from dfl.models import draw
+from dfl.results import load
+from dfl.split import parted
+from dfl.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.layout import Layout
+    from dfl.mpi import World
+else:
+    from dfl.lazy import torch
+
+
+class Starts(NamedTuple):
+    """Models to start from: (p, *shape) of this rank's peers by parameter name, or the (1, *shape) that all have."""
+
+    rows: Arrays
+    alike: bool
+
+
+def given(run: Run, world: World, layout: Layout) -> Starts | None:
+    """The models of `--start` that are for this rank; None where it is not given.
+
+    Peers that the other run did not have start at the mean of those that it had, added up in float64.
+
+    Raises:
+        InputError: on every rank, for no finished run, or one of more models than there are peers.
+    """
+    if run.start is None:
+        return None
+    found: dict[str, NDArray[Any]] = {}
+
+    def read() -> bytes:
+        found.update(_models(run))
+        return packed({"models": np.array(len(next(iter(found.values()))))})
+
+    alike = int(unpacked(world.from_root(read))["models"]) == 1
+    return Starts(handed_out(world, layout, lambda peers: _some(found, peers)), alike)
+
+
+def _models(run: Run) -> Arrays:
+    """(P, *shape) or (1, *shape) by parameter name."""
+    assert run.start is not None
+    models = {name: value.numpy() for name, value in load(run.start).state.items()}
+    peers, known = run.peers or 1, len(next(iter(models.values())))
+    if known > peers:
+        raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")
+    if known == 1:
+        return models
+    return {name: np.concatenate([rows, np.repeat(_mean(rows), peers - known, 0)]) for name, rows in models.items()}
+
+
+def _mean(rows: NDArray[Any]) -> NDArray[Any]:
+    mean: NDArray[Any] = rows.mean(0, dtype=np.float64, keepdims=True).astype(rows.dtype)
+    return mean
+
+
+def _some(models: Arrays, peers: range) -> Arrays:
+    """Where some peers start, a row each; the first row of all where it is the only one, or nobody is there."""
+    return {n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1] for n, rows in models.items()}
+
+
+def start(
+    run: Run, task: Task, given: bool, serves: bool = False, starts: Starts | None = None
+) -> tuple[Tensor, Tensor]:
+    """Where this rank's peers start, (p, d), or the server does, (1, d), and what others know of what they share.
+
+    Args:
+        run: says whether all start at the same point.
+        task: the problem.
+        given: whether the module is the caller's own, whose parameters are the common point.
+        serves: whether there is a server.
+        starts: the models of `--start`, where it is given.
+    """
+    p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
+    if run.init == "independent":
+        x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
+        return x, torch.zeros_like(x[:, :shared])
+    if starts:
+        x = torch.cat([torch.from_numpy(starts.rows[name]).flatten(1) for name in task.spec.names], dim=1).to(
+            task.device, dtype
+        )
+    else:
+        row = task.spec.row(task.module) if given else draw(task.module, task.spec, run.seed, [0])[0]
+        x = row.to(task.device, dtype)[None]
+    if serves and shared == task.spec.d:
+        x = x[:1]
+    elif not serves and len(x) != p:
+        x = x.expand(p, -1).contiguous()
+    known, _ = parted(x, shared)
+    return x, known if starts is None or starts.alike else torch.zeros_like(known)
+
+
+def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], world: World) -> None:
+    """Refuse what `start` could not do.
+
+    Args:
+        run, task: as for `start`.
+        given: whether the start is known, and if it is that of `--start`, what it is.
+        kind: whether there is a server, and how many peers are on the fullest rank.
+        world: the ranks, who all refuse or none.
+
+    Raises:
+        InputError: the models do not fit into memory even once; are not those of `--start`, or differ in what a
+            server says; or have parameters that nobody knows how to draw.
+    """
+    (serves, peers), room = kind, world.smallest(memory())
+    if (needed := peers * task.spec.d * task.scale.element_size()) > room:
+        raise InputError(
+            f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
+            f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
+        )
+    if isinstance(given, Starts):
+        _check_given(run, task, given, serves, world)
+    elif run.init == "independent" or not given:
+        draw(task.module, task.spec, run.seed, [])
+
+
+def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World) -> None:
+    found = {name: rows.shape[1:] for name, rows in given.rows.items()}
+    if found != dict(zip(task.spec.names, task.spec.shapes, strict=True)):
+        raise InputError(f"--start {run.start} has models of other parameters, {found}, than --model {run.model}")
+    shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
+    first = world.everywhere(shared[:1].cpu().numpy())
+    same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
+    if serves and not given.alike and not world.smallest(int(same)):
+        raise InputError(f"--start {run.start}: a server starts at one model, and these differ in what is shared")
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
