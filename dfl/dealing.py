@@ -56,8 +56,8 @@ def _check_data(data: Data) -> None:
     """Refuse what a caller's own data may have wrong.
 
     Raises:
-        InputError: unequal lengths, no examples, labels that are not whole numbers in range(classes), or groups
-            that are not one whole number per example.
+        InputError: unequal lengths, no examples, labels that are not whole numbers in range(classes), groups
+            that are not one whole number per example, or protected attributes that are not one 0 or 1 per name.
     """
     for part, inputs, labels, groups in (
         ("train", data.train_inputs, data.train_labels, data.train_groups),
@@ -76,6 +76,25 @@ def _check_data(data: Data) -> None:
             raise InputError(
                 f"{part} groups of shape {groups.shape} as {groups.dtype}: they must be int64, one for each of "
                 f"{len(labels)} examples"
+            )
+    _check_protected(data)
+
+
+def _check_protected(data: Data) -> None:
+    """Refuse protected attributes that are not a 0 or 1 for every example and name, in both halves or in none."""
+    for part, labels, z in (
+        ("train", data.train_labels, data.train_protected),
+        ("test", data.test_labels, data.test_protected),
+    ):
+        if z is None and data.protected:
+            raise InputError(f"no {part}_protected: data that name {', '.join(data.protected)} have it in both halves")
+        if z is None:
+            continue
+        right = z.dtype == np.int64 and z.shape == (len(labels), len(data.protected)) and data.protected
+        if not (right and np.isin(z, (0, 1)).all()):
+            raise InputError(
+                f"{part}_protected of shape {z.shape} as {z.dtype}, {len(data.protected)} names in protected: it must "
+                f"be int64, 0 or 1, one for each of {len(labels)} examples and each name"
             )
 
 

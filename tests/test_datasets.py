@@ -8,15 +8,18 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dfl.datasets import DATASETS, Data, digits, mnist
+from tests.adult_files import write_adult
 from tests.cifar_files import write_batches
 from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, refused, write
 
+WRITERS: dict[str, Callable[[Path], Path]] = {"adult": write_adult, "cifar10": write_batches}
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -26,7 +29,7 @@ REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" /
 @pytest.fixture(params=sorted(DATASETS))
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
     name = str(request.param)
-    (write_batches if name == "cifar10" else write)(tmp_path / name)
+    WRITERS.get(name, write)(tmp_path / name)
     return DATASETS[name](tmp_path)
 
 
