@@ -48,12 +48,23 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         yield partition, setting(k, partition=spec, validation=0.2, bits=4)
         yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
     yield from lies()
+    yield from splits()
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
     yield "threads-together", setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3")
     yield "threads", setting(0, model="2nn", threads=2, bits=4, examples_per_peer=20)
     yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
+
+
+def splits() -> Iterator[tuple[str, dfl.Run]]:
+    """A part of the models is shared: with a server and over graphs, from the start and after some rounds."""
+    served = {"algorithm": "fedavg:fraction=0.4,weighting=gradient,push=everyone", "share": "head:1"}
+    yield "split-server", setting(0, **served)
+    yield "split-server-later", setting(1, **served, pretrain="1", bits=4)
+    yield "split-graph", setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie")
+    yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
+    yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5)
 
 
 def lies() -> Iterator[tuple[str, dfl.Run]]:
