@@ -254,7 +254,7 @@ def test_how_it_is_asked_for(dfl_run: Command, tokens: list[str], file: str, ask
 
 
 def test_what_is_no_answer_is_refused(dfl_run: Command) -> None:
-    assert "--ensemble" in dfl_run.refused("--ensemble=perhaps")
+    assert dfl_run.refused("--ensemble=perhaps") == "--ensemble must be true or false, not 'perhaps'"
     (dfl_run.folder / "run.toml").write_text('ensemble = "yes"')
     assert dfl_run.refused("--config", "run.toml").endswith("--ensemble must be true or false, not 'yes'")
 
