@@ -86,6 +86,8 @@ class Run:
     """Rounds between two evaluations."""
     eval_examples: int | None = None
     """Test examples to evaluate on, the same at every evaluation; all of them where not given."""
+    ensemble: bool = False
+    """Measure what all peers' models say together, by their mean output and by vote, as for a new device."""
     threads: int = 1
     """Threads per rank; parallelism comes from ranks."""
     engine: Literal["auto", "batched", "loop"] = "auto"
@@ -146,6 +148,8 @@ class Run:
         column, at_least = GOALS[name]
         if column == "validation_accuracy_mean" and not self.validation:
             raise InputError(f"--{where} {said} needs validation examples: say --validation 0.1")
+        if name in ("accuracy_ensemble", "accuracy_vote") and not self.ensemble:
+            raise InputError(f"--{where} {said} needs what all models say together: say --ensemble")
         return column, read(f"--{where} {name}", text, "float"), at_least
 
     def settled(self, ranks: int) -> Run:
@@ -235,7 +239,8 @@ def _check_numbers(run: Run) -> None:
 
 GOALS = {
     "accuracy": ("accuracy_mean", True), "accuracy_min": ("accuracy_min", True),
-    "accuracy_mean_model": ("accuracy_mean_model", True), "local_accuracy": ("local_accuracy_mean", True),
+    "accuracy_mean_model": ("accuracy_mean_model", True), "accuracy_ensemble": ("accuracy_ensemble", True),
+    "accuracy_vote": ("accuracy_vote", True), "local_accuracy": ("local_accuracy_mean", True),
     "validation_accuracy": ("validation_accuracy_mean", True), "train_loss": ("train_loss", False),
     "consensus_distance": ("consensus_distance", False),
 }  # fmt: skip

@@ -75,6 +75,8 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
     Returns:
         (p, d), z = y^K; x is left as it was.
     """
+    if task.kinds:
+        return _by_kind(x, task, t)
     z, rate = torch.empty_like(x), task.solver.lr(t)
     for lanes in groups(task):
         whole = y = task.spec.take(x, lanes)
@@ -87,6 +89,14 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
             _pull(v, y, origin, rate * task.solver.pull)
             _move(y, v)
         task.spec.put(whole, z, lanes)
+    return z
+
+
+def _by_kind(x: Tensor, task: Task, t: int) -> Tensor:
+    """`sgd` for models of several kinds; what is behind a shorter one stays zero."""
+    z = torch.zeros_like(x)
+    for here, part in task.parts():
+        z[here, : part.spec.d] = sgd(x[here, : part.spec.d], part, t)
     return z
 
 

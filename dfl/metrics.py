@@ -6,7 +6,7 @@ order, so that no figure depends on the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import State
+    from dfl.ensembles import Ensemble
     from dfl.mpi import World
     from dfl.setup import Exam
     from dfl.simulation import Setting
@@ -35,21 +36,45 @@ LANES = 256
 Floats = NDArray[np.float64]
 
 
-def on_common(x: Tensor, task: Task, exam: Exam) -> Floats:
+def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = None) -> Floats:
     """Accuracy of every row of x (p, d) on the common test set, (p,); NaN where labels are no classes.
 
     Rows that are all the same, as at the start, are evaluated once.
+
+    Args:
+        x, task, exam: the models, the problem, and on what of it.
+        together: hears what the models say; then every rank must ask, also one without peers.
     """
-    if len(x) > 1 and bool((x == x[:1]).all()):
-        return np.repeat(on_common(x[:1], task, exam), len(x))
-    if not len(x) or not exam.classes or not len(exam.labels):
+    if not exam.classes or not len(exam.labels):
         return np.full(len(x), np.nan)
-    right = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
+    right = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
     for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
-        seen = task.inputs(inputs)
-        for rows, count in zip(x.split(LANES), right.split(LANES), strict=True):
-            count += (task.outputs(task.spec.views(rows), seen, each=False).argmax(2) == labels).sum(1)
-    return right.cpu().numpy() / len(exam.labels)
+        said = _said(rows, task, inputs)
+        said = said if together is None else iter(together.hear(said, labels))
+        for first, out in zip(range(0, len(rows), LANES), said, strict=True):
+            right[first : first + LANES] += (out.argmax(2) == labels).sum(1)
+    return np.broadcast_to(right.cpu().numpy() / len(exam.labels), len(x))
+
+
+def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """What models (a, d) say of inputs, some models at a time; nothing where there are none."""
+    if task.kinds:
+        yield from _said_by_kind(rows, task, inputs)
+        return
+    seen = task.inputs(inputs)
+    for first in range(0, len(rows), LANES):
+        yield task.outputs(task.spec.views(rows[first : first + LANES]), seen, each=False)
+
+
+def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """`_said` for all peers of this rank, whose models are of several kinds."""
+    said: dict[int, Tensor] = {}
+    for here, part in task.parts():
+        outputs = (each for some in _said(x[here], part, inputs) for each in some)
+        said |= dict(zip(here.tolist(), outputs, strict=True))
+    for first in range(0, len(x), LANES):
+        yield torch.stack([said[i] for i in range(first, min(first + LANES, len(x)))])
 
 
 def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool = False) -> tuple[Floats, Floats]:
@@ -62,6 +87,10 @@ def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool =
     """
     starts = examples.starts
     loss, right = np.zeros((2, len(starts)))
+    if task.kinds:
+        for here, part in task.parts():
+            loss[here], right[here] = on_own(x[here], part, examples.only(here), exam)
+        return loss, right
     chunk, many = _even(exam.longest), 1 if shared else LANES
     row = task.spec.views(x[0]) if shared else {}
     for first in range(0, int(examples.sizes.max(initial=0)), chunk):
@@ -100,10 +129,19 @@ def broken(x: Tensor) -> NDArray[np.int64]:
 
 
 def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
-    """How far the honest peers are apart, and their mean model, as `consensus` says."""
+    """How far the honest peers are apart, and their mean model, as `consensus` says.
+
+    Peers with models of several kinds are apart, and have a mean, in what they share.
+    """
     if state.one:
         return 0.0, state.x[0]
-    return consensus(state.x, setting.world, setting.layout, setting.network.speech.liars)
+    x = state.x[:, : setting.task.spec.shared] if setting.task.kinds else state.x
+    return consensus(x, setting.world, setting.layout, setting.network.speech.liars)
+
+
+def of_mean(mean: Tensor, setting: Setting) -> float:
+    """Accuracy of a mean model (d,) on the common test set; NaN where peers have models of several kinds."""
+    return np.nan if setting.task.kinds else float(on_common(mean[None], setting.task, setting.exam)[0])
 
 
 def consensus(
@@ -130,11 +168,11 @@ def consensus(
     return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(x.device, x.dtype)
 
 
-def measure(state: State, setting: Setting) -> dict[str, Floats] | None:
-    """Every peer's figures, (P,) each by name, on rank 0; None elsewhere."""
+def measure(state: State, setting: Setting, together: Ensemble | None = None) -> dict[str, Floats] | None:
+    """Every peer's figures, (P,) each by name, on rank 0; None elsewhere. What is said to all may be heard."""
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
     shared = state.one
-    own = {"accuracy": _on_common(x, exam, setting, shared)}
+    own = {"accuracy": _on_common(x, exam, setting, shared, together)}
     own["train_loss"], _ = on_own(x, task, task.train, exam, shared)
     _, own["local_accuracy"] = on_own(x, task, exam.local, exam, shared)
     if setting.run.validation:
@@ -197,10 +235,10 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
     return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))
 
 
-def _on_common(x: Tensor, exam: Exam, setting: Setting, shared: bool) -> Floats:
+def _on_common(x: Tensor, exam: Exam, setting: Setting, shared: bool, together: Ensemble | None = None) -> Floats:
     """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
     if not shared:
-        return on_common(x, setting.task, exam)
+        return on_common(x, setting.task, exam, together)
     said = setting.world.from_root(lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes())
     return np.repeat(np.frombuffer(said), len(setting.task.peers))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999"
 DOTS = 30
 """Up to how many evaluations each is marked by a dot."""
 NAMED = 32
@@ -253,6 +253,7 @@ def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
     for name, colour, dash, label in (
         ("accuracy_mean_model", ORANGE, "--", "the mean model"),
         ("local_accuracy_mean", GREEN, ":", "mean of the peers, own test parts"),
+        ("accuracy_ensemble", PINK, (0, (1, 1)), "all models together, by their mean output"),
         ("backdoor_success_mean", GREY, "-.", "success of the backdoor"),
     ):
         if name in rows and not np.isnan(column(name)).all() and not (served and colour == ORANGE):

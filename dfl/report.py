@@ -35,8 +35,10 @@ from dfl.errors import DivergedError, InputError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dfl.simulation import Setting
+    from dfl.task import Task
 else:
     from dfl.lazy import torch
 
@@ -148,7 +150,7 @@ class Folder:
         """Write the models, the peers and the figures."""
         from safetensors.numpy import save
 
-        views = self.setting.task.spec.views(torch.from_numpy(models))
+        views = by_name(self.setting.task, torch.from_numpy(models))
         state = {name: np.ascontiguousarray(view.numpy()) for name, view in views.items()}
         with atomically(self.path / "state.safetensors") as part:
             part.write_bytes(save(state))
@@ -227,6 +229,21 @@ def circumstances(setting: Setting) -> dict[str, Any]:
         "exit": None,
         "ending": "running",
     }
+
+
+def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
+    """Models (P, d) by parameter name, (P, *shape).
+
+    Of several kinds, what peers keep to themselves is called `kind/name`, with a row for each peer of the kind.
+    """
+    if not task.kinds:
+        return task.spec.views(models)
+    shared = task.spec.common
+    named: dict[str, Tensor] = {}
+    for k, (_, spec) in enumerate(task.kinds):
+        own = spec.views(models[k :: len(task.kinds)])
+        named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
+    return {name: value for name, value in task.spec.views(models).items() if name in shared} | named
 
 
 def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,12 +37,12 @@ class Result:
     Attributes:
         folder: where it lies.
         record: run.json.
-        module: the caller's own module, where the run trained one.
+        module: the caller's own module, where the run trained one; all of them, where it trained several kinds.
     """
 
     folder: Path
     record: dict[str, Any]
-    module: Module | None = None
+    module: Module | Sequence[Module] | None = None
 
     @cached_property
     def run(self) -> Run:
@@ -83,8 +83,15 @@ class Result:
         peers = self.run.peers or 0
         if not 0 <= peer < peers:
             raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {peer}")
-        # A server's model is everybody's, and the only one.
-        return self._filled({name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()})
+        if not isinstance(self.module, Sequence):
+            # A server's model is everybody's, and the only one.
+            weights = {name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()}
+            return self._filled(weights, self._module())
+        row, kind = divmod(peer, len(self.module))
+        own = {name: value[row].clone() for name, value in self.state.items() if name.startswith(f"{kind}/")}
+        common = {name: value[peer].clone() for name, value in self.state.items() if "/" not in name}
+        own = {name.partition("/")[2]: value for name, value in own.items()}
+        return self._filled(common | own, copy.deepcopy(self.module[kind]))
 
     def mean_model(self) -> Module:
         """A fresh module with the mean of all honest peers' weights, taken in float64 as `accuracy_mean_model` does.
@@ -97,10 +104,10 @@ class Result:
             honest = (self.peers["liar"] == 0).tolist()
         models = {name: value.numpy()[honest].astype(np.float64) for name, value in self.state.items()}
         means = {name: value.sum(0) / len(value) for name, value in models.items()}
-        return self._filled({name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()})
+        weights = {name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()}
+        return self._filled(weights, self._module())
 
-    def _filled(self, weights: dict[str, Tensor]) -> Module:
-        module = self._module()
+    def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
         wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found:
@@ -112,6 +119,8 @@ class Result:
 
     def _module(self) -> Module:
         """The run's model, its weights still to come."""
+        if isinstance(self.module, Sequence):
+            raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
         if self.module is not None:
             return copy.deepcopy(self.module)
         made = self.record["model"]
@@ -132,12 +141,12 @@ class Result:
         return self.folder / name
 
 
-def load(folder: Path | str, module: Module | None = None) -> Result:
+def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:
     """Read a run back.
 
     Args:
         folder: its run directory.
-        module: the caller's own module, if the run trained one; it is copied, never changed.
+        module: the caller's own module or modules, if the run trained such; they are copied, never changed.
 
     Raises:
         InputError: the folder holds no run.

@@ -18,7 +18,7 @@ from dfl.config import Run
 from dfl.errors import DivergedError, InputError
 from dfl.mpi import World, connect, first
 from dfl.specs import describe, flag
-from dfl.values import nearest, read
+from dfl.values import KINDS, nearest, read
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError, Token
@@ -133,9 +133,17 @@ def _value(kind: Any, tokens: Sequence["Token"]) -> Any:
 
 def _complaint(error: "CycloptsError") -> str:
     """What is wrong with a command line, in the words of all other errors."""
-    from cyclopts import MissingArgumentError, RepeatArgumentError, UnknownOptionError, UnusedCliTokensError
+    from cyclopts import (
+        CoercionError,
+        MissingArgumentError,
+        RepeatArgumentError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
 
     match error:
+        case CoercionError(token=token, target_type=kind) if token and kind is bool:  # which no converter reads
+            return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
         case UnknownOptionError(token=token, argument_collection=arguments):
             name = (token.keyword or token.value).partition("=")[0]
             known = [each.name for each in arguments if each.name.startswith("--")]

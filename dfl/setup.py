@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from dfl.attacks import Attack
     from dfl.mpi import World
+
+    Models = Module | Sequence[Module]
+    """A caller's own, of one kind or of several."""
 else:
     from dfl.lazy import torch
 
@@ -93,20 +96,36 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
     return module
 
 
+def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -> tuple[Module, ...]:
+    """The kinds of model of a run, mostly one: those that a caller brings, or the one that is asked for.
+
+    Raises:
+        InputError: of several kinds, everything is to be shared, or they are to start where another run ended.
+    """
+    if model is None:
+        return (make_module(parts, common["inputs"].shape[1:], int(common["classes"])),)
+    modules = tuple(model) if isinstance(model, Sequence) else (model,)
+    if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
+        idle = f"--pretrain {run.pretrain}" if run.pretrain else f"--start {run.start}" if run.start else "--share all"
+        raise InputError(f"{idle} with {len(modules)} kinds of model: they have a part in common, which --share names")
+    return modules
+
+
 def make_task(
-    run: Run, parts: Parts, problem: tuple[Module, Loss], arrays: tuple[Arrays, Arrays], place: Place
+    run: Run, parts: Parts, problem: tuple[Sequence[Module], Loss], arrays: tuple[Arrays, Arrays], place: Place
 ) -> Task:
     """Put a rank's learning problem together.
 
     Args:
         run: how to train.
         parts: the components of the run.
-        problem: the model and the loss.
+        problem: the kinds of model, mostly one, and the loss.
         arrays: what everyone was told, and what is this rank's own.
         place: whose problem it is, and where it is worked on.
     """
-    (module, loss), (common, own) = problem, arrays
-    spec, sizes = Spec.of(module, run.share), common["sizes"][:, 0]
+    (modules, loss), (common, own) = problem, arrays
+    specs, sizes = specs_of(modules, run.share), common["sizes"][:, 0]
+    spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
@@ -115,8 +134,27 @@ def make_task(
     task = Task(
         module, spec, loss, mine, Examples.of(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
         int(common["classes"]), scale, shift, solver, run.seed,
+        kinds=tuple(zip(modules, specs, strict=True)) if len(modules) > 1 else (),
     )  # fmt: skip
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
+
+
+def specs_of(modules: Sequence[Module], share: str) -> list[Spec]:
+    """The layouts of models of several kinds, which must agree in what is shared.
+
+    Raises:
+        InputError: they do not, or are not of one dtype.
+    """
+    specs = [Spec.of(module, share) for module in modules]
+    common = [dict(zip(spec.common, spec.shapes, strict=False)) for spec in specs]
+    for k, (module, shared) in enumerate(zip(modules, common, strict=True)):
+        if list(shared.items()) != list(common[0].items()):
+            raise InputError(
+                f"--share {share}: models 0 and {k} do not agree in what is shared, {common[0]} and {shared}"
+            )
+        if (ours := next(module.parameters()).dtype) != (theirs := next(modules[0].parameters()).dtype):
+            raise InputError(f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype")
+    return specs
 
 
 def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:
@@ -162,7 +200,8 @@ def _together(run: Run, task: Task, widest: int) -> bool:
     if run.engine != "auto":
         return run.engine == "batched"
     small = task.spec.d * widest <= AFFORDABLE
-    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in task.module.modules())
+    modules = [module for module, _ in task.kinds] or [task.module]
+    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for each in modules for layer in each.modules())
     return task.device.type != "cpu" or bool(task.dense and run.threads == 1) or (small and not convolves)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl import cost, dealing, keys, metrics, setup, starts, watch
-from dfl.aggregators import AGGREGATORS, Words
+from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
-from dfl.attacks import ATTACKS, Seen
+from dfl.attacks import ATTACKS
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
@@ -23,19 +23,18 @@ from dfl.models import MODELS
 from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
+from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, flag
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
-    from scipy.sparse import csr_array
-    from torch.nn import Module
 
     import topologies
     from dfl.datasets.data import Data
     from dfl.report import Report
+    from dfl.setup import Models
     from dfl.task import Loss, Task
 else:
     from dfl.lazy import torch
@@ -87,7 +86,7 @@ class Setting:
 
 def simulate(
     run: Run,
-    model: Module | None = None,
+    model: Models | None = None,
     data: Data | None = None,
     loss: Loss | None = None,
     report: Report | None = None,
@@ -96,7 +95,8 @@ def simulate(
 
     Args:
         run: what to simulate; `run.out` is the folder to write to, if any.
-        model: the caller's own module in place of `run.model`; its parameters are the common starting point.
+        model: the caller's own module in place of `run.model`; its parameters are the common starting point. Of
+            several, which agree in what `run.share` says is shared, peer i has the one numbered i mod their number.
         data: the caller's own data in place of `run.dataset`.
         loss: (outputs, labels) -> (n,); cross entropy where not given.
         report: who is told of the progress; by default the files of `run.out`.
@@ -163,7 +163,7 @@ def _stop_unless_finite(state: State, setting: Setting, t: int) -> None:
 
 
 def prepare(
-    run: Run, world: World, model: Module | None = None, data: Data | None = None, loss: Loss | None = None
+    run: Run, world: World, model: Models | None = None, data: Data | None = None, loss: Loss | None = None
 ) -> Setting:
     """Check a run, read and deal its data, and set every rank up.
 
@@ -182,7 +182,7 @@ def prepare(
         read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
         graph = _graph(run, parts) if parts["algorithm"].gossips else None
         found.update(data=read, deal=dealt, graph=graph)
-        _rehearse(run, parts, read, graph.weights if graph else ())
+        rehearse(run, parts, read, graph.weights if graph else ())
         return dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
 
     if world.rank:  # while rank 0 reads and decides
@@ -200,10 +200,9 @@ def prepare(
     root = dealing.root(found["data"], found["deal"]) if found else None
     found.clear()  # the data set, which everybody has its part of
     torch.set_num_threads(run.threads)
-    if model is None:
-        model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
+    modules = setup.make_modules(run, parts, common, model)
     place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
-    task = setup.make_task(run, parts, (model, loss or cross_entropy), (common, own), place)
+    task = setup.make_task(run, parts, (modules, loss or cross_entropy), (common, own), place)
     starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
@@ -229,33 +228,6 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack")}
     parts["lr_schedule"](0, run.rounds)
     return parts
-
-
-def _rehearse(run: Run, parts: setup.Parts, data: Data, weights: Sequence[csr_array]) -> None:
-    """Show the attack and the aggregator what they will see, so that what they cannot do is refused now."""
-    assert run.peers is not None
-    algorithm, attack = parts["algorithm"], parts["attack"]
-    if run.goal and "accuracy" in run.goal[0] and not data.classes:
-        raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
-    liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
-    n, _ = algorithm.traffic(run.peers, 0)
-    heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
-    said = run.peers if weights else int(n)
-    if "aggregator" in algorithm.takes:
-        parts["aggregator"](_blank(heard, trusted if weights or algorithm.root_rule else None))
-    if len(liars):
-        attack.poison(data.train_inputs[:1], data.train_labels[:1], data.classes)
-    if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
-        raise InputError(f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm")
-    if attack.speaks and not said:
-        raise InputError(f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none")
-    if attack.speaks and not attack.per_edge and len(liars):
-        bad = np.arange(min(len(liars), said))
-        attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
-
-
-def _blank(n: int, trusted: NDArray[np.float64] | None) -> Words:
-    return Words(np.zeros((n, 1)), np.full(n, 1 / n), trusted)
 
 
 def _graph(run: Run, parts: setup.Parts) -> topologies.Network:

@@ -19,8 +19,10 @@ from dfl.task import Task
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.nn import Module
 
     from dfl.layout import Layout
+    from dfl.models import Spec
     from dfl.mpi import World
 else:
     from dfl.lazy import torch
@@ -88,6 +90,8 @@ def start(
         starts: the models of `--start`, where it is given.
     """
     p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
+    if task.kinds:
+        return _by_kind(run, task, given)
     if run.init == "independent":
         x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
         return x, torch.zeros_like(x[:, :shared])
@@ -96,14 +100,32 @@ def start(
             task.device, dtype
         )
     else:
-        row = task.spec.row(task.module) if given else draw(task.module, task.spec, run.seed, [0])[0]
-        x = row.to(task.device, dtype)[None]
+        x = _point(run, task.module, task.spec, given).to(task.device, dtype)[None]
     if serves and shared == task.spec.d:
         x = x[:1]
     elif not serves and len(x) != p:
         x = x.expand(p, -1).contiguous()
     known, _ = parted(x, shared)
     return x, known if starts is None or starts.alike else torch.zeros_like(known)
+
+
+def _by_kind(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
+    """`start` for models of several kinds: what is shared starts as it does in the first, zeros end the shorter."""
+    p, shared = len(task.peers), task.spec.shared
+    rows = max(1, p)  # a server starts even where there is nobody
+    x = torch.zeros(rows, task.spec.d, dtype=task.dtype, device=task.device)
+    for here, part in task.parts():
+        x[here, : part.spec.d] = start(run, part, given)[0]
+    if run.init == "independent":
+        return x[:p], torch.zeros_like(x[:p, :shared])
+    module, spec = task.kinds[0]
+    x[:, :shared] = _point(run, module, spec, given)[:shared]
+    return x, x[:, :shared].clone()
+
+
+def _point(run: Run, module: Module, spec: Spec, given: bool) -> Tensor:
+    """The point (d,) at which all start with a model."""
+    return spec.row(module) if given else draw(module, spec, run.seed, [0])[0]
 
 
 def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], world: World) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -81,6 +81,10 @@ class Examples:
         """All examples that there are."""
         return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes)
 
+    def only(self, here: Ints) -> Examples:
+        """Those of the peers at some positions."""
+        return replace(self, sizes=self.sizes[here], starts=self.starts[here])
+
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
         flat = index.flatten()
@@ -104,6 +108,8 @@ class Task:
         solver: how a peer trains.
         seed: the run's seed.
         server: on rank 0, the server's own problem, where it has examples of its own.
+        kinds: where peers have models of several kinds, each with the layout of its rows, which all begin with the same
+            shared coordinates: peer i has the kind i mod their number, and rows are as long as the longest.
     """
 
     module: Module
@@ -118,6 +124,13 @@ class Task:
     solver: Solver
     seed: int
     server: Task | None = None
+    kinds: tuple[tuple[Module, Spec], ...] = ()
+
+    def parts(self) -> Iterator[tuple[Ints, Task]]:
+        """The peers of every kind, by their positions on this rank, and their problem."""
+        for k, (module, spec) in enumerate(self.kinds):
+            here = np.flatnonzero(self.peers % len(self.kinds) == k)
+            yield here, replace(self.only(here), module=module, spec=spec, kinds=())
 
     def only(self, here: Ints, work: Ints | None = None) -> Task:
         """The problem of some of the peers.
@@ -127,7 +140,7 @@ class Task:
             work: (a,) their epochs, or their steps where steps are counted; those of the solver where not given.
         """
         train, solver = self.train, self.solver
-        train = replace(train, sizes=train.sizes[here], starts=train.starts[here])
+        train = train.only(here)
         if work is not None:
             solver = replace(solver, steps=work) if np.any(solver.steps) else replace(solver, epochs=work)
         return replace(self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver)

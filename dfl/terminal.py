@@ -182,16 +182,19 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     """Accuracies over the honest: of one model for all, or their spread."""
     accuracy = np.where(peers["liar"] == 0, peers["accuracy"], np.nan)
-    local = ("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set")
+    local = [("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set")]
+    if "accuracy_ensemble" in row:
+        said = f"{row['accuracy_ensemble']:.4f} the mean output of all models, {row['accuracy_vote']:.4f} their vote"
+        local = [("  together", said), *local]
     if "upload_bytes" in row:
-        return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), local]
+        return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), *local]
     best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
     return [
         ("accuracy", f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers"),
         ("  best", f"{accuracy[best]:.4f} peer {best}"),
         ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
         ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
-        local,
+        *local,
     ]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dfl import metrics
 from dfl.config import Run
+from dfl.ensembles import Ensemble
 
 if TYPE_CHECKING:
     from dfl.report import Report
@@ -104,13 +105,14 @@ def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> b
 
 def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
     """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
-    peers = metrics.measure(state, setting)
+    together = Ensemble.of(setting)
+    peers = metrics.measure(state, setting, together)
     apart, mean = metrics.apart(state, setting)
     wire = setting.world.gather(np.array([setting.network.wire]))
     if peers is None or mean is None or wire is None:
         return {}, None
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
     row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
-    same = row["accuracy_mean"] if state.one else None
-    row["accuracy_mean_model"] = metrics.on_common(mean[None], setting.task, setting.exam)[0] if same is None else same
+    row["accuracy_mean_model"] = row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
+    row |= {} if together is None else together.figures(row["accuracy_mean"])
     return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers

@@ -133,7 +133,7 @@ def _bare(run: Run) -> Run:
 def _launch(folder: Path, run: Run) -> None:
     """Run a cell as its own program."""
     shutil.rmtree(folder, ignore_errors=True)  # an earlier launch was interrupted
-    flags = [word for name, value in replace(run, out=folder).to_dict().items() for word in (flag(name), str(value))]
+    flags = [f"{flag(name)}={value}" for name, value in replace(run, out=folder).to_dict().items()]
     done = subprocess.run([sys.executable, "-m", "dfl.run", *flags], capture_output=True, text=True)
     if done.returncode not in (0, DIVERGED):
         raise dfl.InputError(f"{folder}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")

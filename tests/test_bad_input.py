@@ -65,7 +65,7 @@ def test_every_type_of_option_is_tried() -> None:
     assert {each for *_, each in OPTIONS} <= set(BAD)
     assert set(BAD) == set(VALUES)
     assert all(len(values) >= 2 for values in BAD.values())
-    assert set(PLAIN) - set(FLAGS) == {"data_dir", "init", "engine", "device", "until", "out"}
+    assert set(PLAIN) - set(FLAGS) == {"data_dir", "init", "engine", "device", "until", "ensemble", "out"}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_nearest_option(dfl_run: Command) -> None:
         ("ring", "'ring' belongs to no flag"),
         ("--peers 3 4", "'4' belongs to no flag"),
         ("--no-dry-run", "unknown flag '--no-dry-run'"),
-        ("--dry-run=maybe", 'Invalid value for --dry-run: unable to convert "maybe" into bool'),
+        ("--dry-run=maybe", "--dry-run must be true or false, not 'maybe'"),
+        ("--ensemble=2", "--ensemble must be true or false, not '2'"),
         ("--bits 0", "--bits must be from 1 to 16, not 0"),
         ("--bits 17", "--bits must be from 1 to 16, not 17"),
         ("--validation 1", "--validation must be at least 0 and below 1, not 1.0"),

@@ -53,6 +53,7 @@ runs = st.builds(
     momentum=shares,
     weight_decay=sizes,
     seed=st.integers(0, 2**63 - 1),
+    ensemble=st.booleans(),
     threads=st.integers(1, 1024),
     engine=st.sampled_from(["auto", "batched", "loop"]),
 )
@@ -86,7 +87,8 @@ def test_a_command_line_says_the_same(dfl_run: Command, run: Run) -> None:
     run = replace(run, out=run.out or Path("out"), topology="ring")
     tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
     assert Run.from_dict(_asked(tokens, 1)["run"]) == run
-    assert Run.from_dict(_asked([word for t in tokens for word in t.split("=", 1)], 1)["run"]) == run
+    apart = [word for t in tokens for word in ([t] if t.startswith("--ensemble") else t.split("=", 1))]
+    assert Run.from_dict(_asked(apart, 1)["run"]) == run
 
 
 @given(runs, runs)
@@ -97,7 +99,7 @@ def test_flags_go_over_a_file(dfl_run: Command, under: Run, over: Run) -> None:
     path = dfl_run.folder / "settings.toml"
     under = replace(under, out=Path("out"), topology="ring", bits=None)
     path.write_text(toml(under), encoding="utf-8")
-    chosen = ("rounds", "lr", "init", "peers", "seed", "validation", "model")
+    chosen = ("rounds", "lr", "init", "peers", "seed", "validation", "model", "ensemble")
     said = {name: value for name, value in over.to_dict().items() if name in chosen}
     tokens = [f"{flag(name)}={value}" for name, value in said.items()]
     half = len(tokens) // 2
@@ -135,6 +137,7 @@ WRONG: dict[type, list[Any]] = {
     int: ["x", "3", 2.5, 3.0, True, [3], {}, math.nan, np.int64(3), b"3", -1, 10**30],
     float: ["x", "0.5", True, [0.5], {}, math.nan, math.inf, -math.inf, 10**400, 1j, -1, -0.5],
     str: [1, 1.5, True, b"ring", ["ring"], {"name": "ring"}, Path("ring")],
+    bool: ["x", "true", "", 0, 1, 1.5, [True], np.True_],
     Path: [1, True, b"out", ["out"], "", "a\0b"],
 }
 

@@ -19,7 +19,7 @@ from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin
 
-ALLOWED = {"net.py", "network.py", "heard.py", "metrics.py", "watch.py", "report.py"}
+ALLOWED = {"net.py", "network.py", "heard.py", "metrics.py", "ensembles.py", "watch.py", "report.py"}
 """The only files that may move a tensor to the processor."""
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -34,6 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "trust": {"algorithm": "fltrust:root=20,server_momentum=0.5", "attack": "alie"},
     "pooled": {"algorithm": "pooled"},
     "rules": {"aggregator": "median", "attack": "dissensus:peers=1", "topology": "complete"},
+    "together": {"ensemble": True, "algorithm": "local_only"},
     "own steps": {"local_steps": 5, "batch_size": 0, "partition": "dirichlet:alpha=0.3"},
 }
 

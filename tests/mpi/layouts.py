@@ -54,6 +54,8 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
     yield "threads-together", setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3")
     yield "threads", setting(0, model="2nn", threads=2, bits=4, examples_per_peer=20)
+    clouds = "gaussian:features=16,examples=300,test=900"
+    yield "together", setting(0, ensemble=True, dataset=clouds, eval_examples=700, peers=5, attack="sign_flip:peers=3")
     yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
 
 
