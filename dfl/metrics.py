@@ -122,7 +122,7 @@ def models(state: State, setting: Setting) -> NDArray[Any] | None:
 
 def broken(x: Tensor) -> NDArray[np.int64]:
     """The rows of x (p, d) that hold a number that is not finite."""
-    if not len(x):
+    if not x.numel():
         return np.zeros(0, np.int64)
     ends = torch.stack([x.amin(1), x.amax(1)])  # NaN where there is one; reads x twice and writes nothing
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())

@@ -147,19 +147,24 @@ def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Tas
 
 
 def _stop_unless_finite(state: State, setting: Setting, t: int) -> None:
-    """End every rank where some model is no longer finite; what becomes of a liar's is its own affair."""
-    broken, nobody = metrics.broken(state.x), setting.layout.peers
-    if state.one:
-        who, stop = "the server's model", bool(len(broken))
-    else:
-        honest = np.setdiff1d(setting.task.peers[broken], setting.network.speech.liars)
-        peer = setting.world.smallest(int(honest[0]) if len(honest) else nobody)
-        who, stop = f"peer {peer}", peer < nobody
-    if stop:
+    """End every rank where some model is no longer finite."""
+    if who := _broken(state, setting):
         raise DivergedError(
             f"{who} is no longer finite after round {t + 1}: "
             f"try a smaller --lr (it is {setting.run.lr}) or other messages"
         )
+
+
+def _broken(state: State, setting: Setting) -> str:
+    """Whose model is not finite, if somebody's; what becomes of a liar's is its own affair."""
+    (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
+    if any(map(len, shared)) or (state.one and len(own)):
+        return "the server's model"
+    if state.one:
+        return ""
+    honest = np.setdiff1d(setting.task.peers[own], setting.network.speech.liars)
+    peer = setting.world.smallest(int(honest[0]) if len(honest) else nobody)
+    return f"peer {peer}" if peer < nobody else ""
 
 
 def prepare(

@@ -102,9 +102,10 @@ def lengths(options: Options) -> list[int]:
 
 def setting(options: Options, seed: int, **changes: Any) -> Run:
     """100 devices with two label shards each, a tenth of their examples set aside for choices."""
-    common: dict[str, Any] = {"dataset": options.dataset, "data_dir": options.data_dir, "peers": options.devices, "momentum": 0.5}
-    dealt: dict[str, Any] = {"partition": "shards:per_peer=2", "validation": 0.1, "seed": seed}
-    return Run(**common, **dealt, **SETTINGS[options.dataset], **changes)
+    return Run(
+        dataset=options.dataset, data_dir=options.data_dir, peers=options.devices, partition="shards:per_peer=2",
+        validation=0.1, momentum=0.5, seed=seed, **SETTINGS[options.dataset], **changes,
+    )  # fmt: skip
 
 
 def grid(options: Options) -> list[lab.Cell]:

@@ -30,6 +30,10 @@ class State(Protocol):
     def one(self) -> bool:
         """Which of the two."""
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """What x is put together from, a row for every peer or one for all, where that takes work; else x."""
+
 
 class Algorithm(ABC):
     """A method is `init` and `round`; its state is a frozen dataclass of its own, a `State`."""

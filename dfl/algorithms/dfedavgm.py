@@ -23,6 +23,11 @@ class State:
     x: Tensor
     one: bool = False
 
+    @property
+    def parts(self) -> tuple[Tensor]:
+        """The models."""
+        return (self.x,)
+
 
 @algorithm("dfedavgm")
 @dataclass(frozen=True, kw_only=True)

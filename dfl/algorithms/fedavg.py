@@ -47,6 +47,11 @@ class State:
         return joined(self.w, self.own)
 
     @property
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """What is shared, and what is not."""
+        return self.w, self.own
+
+    @property
     def one(self) -> bool:
         """Whether the server's model is everybody's."""
         return not self.own.shape[1]

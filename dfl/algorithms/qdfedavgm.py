@@ -35,6 +35,11 @@ class State:
     error: Tensor
     one: ClassVar[bool] = False
 
+    @property
+    def parts(self) -> tuple[Tensor]:
+        """The models."""
+        return (self.x,)
+
 
 @dataclass(frozen=True)
 class Replicas(State):
