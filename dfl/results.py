@@ -99,6 +99,8 @@ class Result:
         Raises:
             InputError: an unfinished run, or the caller's own module is missing or another.
         """
+        if isinstance(self.module, Sequence):
+            raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
         honest = [True] * len(next(iter(self.state.values())))
         if "liar" in self.peers and len(honest) > 1:
             honest = (self.peers["liar"] == 0).tolist()
@@ -119,9 +121,7 @@ class Result:
 
     def _module(self) -> Module:
         """The run's model, its weights still to come."""
-        if isinstance(self.module, Sequence):
-            raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
-        if self.module is not None:
+        if self.module is not None and not isinstance(self.module, Sequence):
             return copy.deepcopy(self.module)
         made = self.record["model"]
         if made["own_module"]:

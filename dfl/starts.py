@@ -91,7 +91,7 @@ def start(
     """
     p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
     if task.kinds:
-        return _by_kind(run, task, given)
+        return _by_kind(run, task, given, serves)
     if run.init == "independent":
         x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
         return x, torch.zeros_like(x[:, :shared])
@@ -109,15 +109,15 @@ def start(
     return x, known if starts is None or starts.alike else torch.zeros_like(known)
 
 
-def _by_kind(run: Run, task: Task, given: bool) -> tuple[Tensor, Tensor]:
+def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> tuple[Tensor, Tensor]:
     """`start` for models of several kinds: what is shared starts as it does in the first, zeros end the shorter."""
     p, shared = len(task.peers), task.spec.shared
-    rows = max(1, p)  # a server starts even where there is nobody
+    rows = max(1, p) if serves else p  # a server starts even where there is nobody
     x = torch.zeros(rows, task.spec.d, dtype=task.dtype, device=task.device)
     for here, part in task.parts():
         x[here, : part.spec.d] = start(run, part, given)[0]
     if run.init == "independent":
-        return x[:p], torch.zeros_like(x[:p, :shared])
+        return x, torch.zeros_like(x[:, :shared])
     module, spec = task.kinds[0]
     x[:, :shared] = _point(run, module, spec, given)[:shared]
     return x, x[:, :shared].clone()
