@@ -244,7 +244,7 @@ def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
 
     x = column(by)
     dots: dict[str, Any] = {"marker": _marker(rows), "markersize": 4}
-    served = "upload_bytes" in rows  # by a server, whose model is everybody's
+    served = "upload_bytes" in rows and not rows["consensus_distance"].any()  # the server's model is everybody's
     if not served:
         _spread(axes, x, [column(f"accuracy_{name}") for name in ("min", "max", "mean", "std")])
     axes.plot(

@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dfl.cost import memory_of_state, payload_per_round
 from dfl.shares import shares, span
 from dfl.watch import reached
 
@@ -120,18 +121,30 @@ def header(setting: Setting) -> list[Line]:
     """What is about to run: names, peers, graph, model, messages, training."""
     run, starts, liars = setting.run, setting.layout.starts, setting.network.speech.liars
     hosted, steps = span(np.diff(starts)), local_steps(setting)
-    once, batch = setting.payload_per_round, setting.task.solver.batch_size or "all"
+    batch, spec = setting.task.solver.batch_size or "all", setting.task.spec
+    part = f", {spec.shared:,} of them shared" if spec.shared < spec.d else ""
     return [
         ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
         ("peers", f"{setting.layout.peers:,} on {_many(setting.layout.ranks, 'rank')}, {hosted} per rank, "
                   f"{_many(run.threads, 'thread')} each"),
         *_company(setting),
-        ("model", f"{setting.task.spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}"),
+        ("model", f"{spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}{part}"),
         ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
-        ("messages", f"{run.compressor}: {size(once)} per round, {size(once * run.rounds)} in all"),
+        ("messages", f"{run.compressor}: {_messages(setting)}"),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
     ]  # fmt: skip
+
+
+def _messages(setting: Setting) -> str:
+    """Bytes of a round, and of all rounds where it is known how long everything is shared."""
+    run, once = setting.run, setting.payload_per_round
+    whole = payload_per_round(setting.algorithm, setting.network, setting.task.spec.d, setting.task.scale.dtype)
+    if not isinstance(run.opening, int):
+        return f"{size(whole)} per round until {run.pretrain}, {size(once)} from then on"
+    first = min(run.opening, run.rounds)
+    opening = f"{size(whole)} per round for {_many(first, 'round')}, then " if first else ""
+    return f"{opening}{size(once)} per round, {size(whole * first + once * (run.rounds - first))} in all"
 
 
 def _company(setting: Setting) -> list[Line]:
@@ -169,7 +182,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     payload = f"{size(row['payload_bytes'])} said by the peers"
     if "upload_bytes" in row:
         payload = f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"
-    else:
+    if not _one(row):
         lines += [("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean")]
     return [
         *lines,
@@ -186,7 +199,7 @@ def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     if "accuracy_ensemble" in row:
         said = f"{row['accuracy_ensemble']:.4f} the mean output of all models, {row['accuracy_vote']:.4f} their vote"
         local = [("  together", said), *local]
-    if "upload_bytes" in row:
+    if _one(row):
         return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), *local]
     best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
     return [
@@ -200,8 +213,6 @@ def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 
 def memory(setting: Setting) -> list[Line]:
     """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
-    from dfl.cost import memory_of_state
-
     task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
     state = memory_of_state(setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype)
@@ -234,11 +245,16 @@ def _facts(setting: Setting) -> Facts:
     return setting.facts
 
 
+def _one(row: Mapping[str, float]) -> bool:
+    """Whether all peers have the server's model."""
+    return "upload_bytes" in row and row["consensus_distance"] == 0
+
+
 def _figures(row: Mapping[str, float]) -> list[str]:
     accuracy, least = row["accuracy_mean"], row["accuracy_min"]
-    spread = "" if "upload_bytes" in row else f" (min {least:.3f})"
+    spread = "" if _one(row) else f" (min {least:.3f})"
     how_well = f"loss {row['train_loss']:.4g}" if np.isnan(accuracy) else f"accuracy {accuracy:.3f}{spread}"
-    apart = [] if "upload_bytes" in row else [f"apart {row['consensus_distance']:.3g}"]
+    apart = [] if _one(row) else [f"apart {row['consensus_distance']:.3g}"]
     return [how_well, *apart, size(row["payload_bytes"])]
 
 

@@ -58,7 +58,7 @@ class Options(lab.Options):
     out: Path = Path("results/lg_table1")
     scale: float = 1.0
     """Share of the published rounds."""
-    epochs: int = 30
+    epochs: int = 10
     """Passes of a peer that trains alone; which of them is kept is chosen on validation data."""
     devices: int = 100
     """How many devices."""
@@ -119,7 +119,7 @@ def grid(options: Options) -> list[lab.Cell]:
         "ring": {**ring, "eval_every": ring["rounds"]},
         "ring_8_bits": {**ring, "eval_every": ring["rounds"], "bits": 8},
         "local_only": {"algorithm": "local_only", "ensemble": True, "rounds": options.epochs,
-                       "eval_every": max(1, options.epochs // 3)},
+                       "eval_every": max(1, options.epochs // 2)},
     }  # fmt: skip
     return [
         (
