@@ -52,6 +52,8 @@ class Run:
     """Share of each peer's training examples to set aside for choices."""
     model: str = "mlp"
     """What the peers train."""
+    augment: str = "none"
+    """How examples are altered by chance before a peer learns from them."""
     init: Literal["common", "independent"] = "common"
     """Whether all peers start at the same point."""
     peers: int | None = None

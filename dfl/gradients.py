@@ -30,7 +30,7 @@ def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: flo
         rate: η.
     """
     raw, labels = task.train.at(batch.index)
-    inputs, decay = task.inputs(raw), task.solver.weight_decay
+    inputs, decay = task.inputs(task.augment(raw, batch, task.zero)), task.solver.weight_decay
     (_by_products if task.dense else _by_autograd)(v, y, task, (inputs, labels, batch.weight), rate)
     for name in v if decay else ():
         v[name].sub_(y[name] * (rate * decay))

@@ -115,7 +115,7 @@ def make_task(
     padded = widths(sizes, solver.batch_size)
     task = Task(
         module, spec, loss, mine, Examples.of(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
-        int(common["classes"]), scale, shift, solver, run.seed,
+        int(common["classes"]), scale, shift, solver, run.seed, augment=parts["augment"],
     )  # fmt: skip
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
 

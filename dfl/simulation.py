@@ -14,6 +14,7 @@ from dfl import cost, dealing, keys, metrics, setup, watch
 from dfl.aggregators import AGGREGATORS, Words
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.attacks import ATTACKS, Seen
+from dfl.augment import AUGMENTS
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
@@ -47,6 +48,7 @@ LOCAL: dict[str, Mapping[str, Component]] = {
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "model": MODELS,
+    "augment": AUGMENTS,
     "lr_schedule": SCHEDULES,
 }
 """The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
@@ -214,7 +216,7 @@ def check(run: Run) -> setup.Parts:
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
     named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
-    parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack")}
+    parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack", "augment")}
     parts["lr_schedule"](0, run.rounds)
     return parts
 
@@ -223,6 +225,7 @@ def _rehearse(run: Run, parts: setup.Parts, data: Data, weights: Sequence[csr_ar
     """Show the attack and the aggregator what they will see, so that what they cannot do is refused now."""
     assert run.peers is not None
     algorithm, attack = parts["algorithm"], parts["attack"]
+    parts["augment"].check(data.train_inputs.shape[1:])
     if run.goal and "accuracy" in run.goal[0] and not data.classes:
         raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)

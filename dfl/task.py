@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.augment import AS_THEY_ARE, Augment
 from dfl.models import Dense, dense_layers
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Task:
         solver: how a peer trains.
         seed: the run's seed.
         server: on rank 0, the server's own problem, where it has examples of its own.
+        augment: what becomes of training examples before a peer learns from them.
     """
 
     module: Module
@@ -118,6 +120,7 @@ class Task:
     solver: Solver
     seed: int
     server: Task | None = None
+    augment: Augment = AS_THEY_ARE
 
     def only(self, here: Ints, work: Ints | None = None) -> Task:
         """The problem of some of the peers.
@@ -164,6 +167,12 @@ class Task:
     def inputs(self, raw: Tensor) -> Tensor:
         """What the model sees of examples: float(x) * scale + shift, unless they were floats and set-up has done it."""
         return raw if raw.is_floating_point() else normal(raw, self.scale, self.shift)
+
+    @cached_property
+    def zero(self) -> Tensor:
+        """What a raw number of zero is among the training examples."""
+        inputs = self.train.inputs
+        return self.shift if inputs.is_floating_point() else inputs.new_zeros(())
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
         """What models say.
