@@ -31,20 +31,20 @@ def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: flo
     """
     raw, labels = task.train.at(batch.index)
     inputs, decay = task.inputs(task.augment(raw, batch, task.zero)), task.solver.weight_decay
-    (_by_products if task.dense else _by_autograd)(v, y, task, (inputs, labels, batch.weight), rate)
+    (_by_products if task.dense else _by_autograd)(v, y, task, (inputs, labels, batch), rate)
     for name in v if decay else ():
         v[name].sub_(y[name] * (rate * decay))
 
 
-def _by_products(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+def _by_products(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch], rate: float) -> None:
     """Forward and backward through dense layers; a product with the batch adds each gradient to its velocity."""
-    inputs, labels, weight = seen
+    inputs, labels, batch = seen
     theta, out = task.solver.momentum, [inputs.flatten(2)]
     for layer in task.dense:
         x, w = out[-1], y[layer.weight].mT
         said = torch.baddbmm(y[layer.bias].unsqueeze(1), x, w) if layer.bias else torch.bmm(x, w)
         out.append(said.relu_() if layer.relu else said)
-    slope = _slope(out[-1], labels, weight * -rate, task)
+    slope = _slope(out[-1], labels, batch.weight * -rate, task)
     for k, layer in reversed(list(enumerate(task.dense))):
         if layer.relu:
             slope = torch.ops.aten.threshold_backward(slope, out[k + 1], 0)
@@ -66,14 +66,20 @@ def _slope(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
     return slope
 
 
-def _by_autograd(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
-    inputs, labels, weight = seen
+def _by_autograd(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch], rate: float) -> None:
+    inputs, labels, batch = seen
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-    loss = _loss(task.outputs(leaves, inputs), labels, weight, task)
+    loss = _loss(task.outputs(leaves | masks(task, batch), inputs), labels, batch.weight, task)
     for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
         # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row. Not in
         # place: two parameters may share one gradient.
         v[name].mul_(task.solver.momentum).sub_(g * rate)
+
+
+def masks(task: Task, batch: Batch) -> Parameters:
+    """What replaces the masks (a, b, units) of Dropout layers in a step, drawn for each layer, example and unit."""
+    drawn = ((name, layer.rate, batch.draw(f"dropout {name}", layer.units)) for name, layer in task.dropouts.items())
+    return {f"{name}.mask": (numbers >= rate).to(task.dtype).div_(1 - rate) for name, rate, numbers in drawn}
 
 
 def _loss(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from dfl.layers import Dropout
     from dfl.models import Spec
 else:
     from dfl.lazy import torch
@@ -149,6 +150,13 @@ class Task:
     def dense(self) -> tuple[Dense, ...]:
         """The layers of the model if it is a plain stack of dense ones, else nothing."""
         return dense_layers(self.module, self.train.inputs.shape[1:])
+
+    @cached_property
+    def dropouts(self) -> dict[str, Dropout]:
+        """The layers of the model that leave units out, by name."""
+        from dfl.layers import dropouts
+
+        return dropouts(self.module)
 
     @property
     def _one_thread(self) -> bool:
