@@ -36,6 +36,7 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
     data = given if given is not None else parts["dataset"](named)
     _check_data(data)
+    _check_protected(data)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
@@ -79,6 +80,26 @@ def _check_data(data: Data) -> None:
             )
 
 
+def _check_protected(data: Data) -> None:
+    """Refuse protected attributes of a caller's own that are not 0 or 1 in both halves, k of each example.
+
+    Raises:
+        InputError: they are not.
+    """
+    halves = (data.train_protected, len(data.train_labels)), (data.test_protected, len(data.test_labels))
+    if all(given is None for given, _ in halves) and not data.protected:
+        return
+    for given, n in halves:
+        form = "none" if given is None else f"{given.dtype} of shape {given.shape}"
+        if given is None or given.dtype != np.int64 or given.shape != (n, len(data.protected)) or not given.size:
+            raise InputError(
+                f"protected attributes {form}: they must be int64 of shape ({n}, {len(data.protected)}), "
+                f"for {n} examples and {len(data.protected)} names"
+            )
+        if given.min() < 0 or given.max() > 1:
+            raise InputError(f"protected attributes from {given.min()} to {given.max()}: each must be 0 or 1")
+
+
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
     """Training examples of every label at every peer, (P, classes)."""
     return (
@@ -100,6 +121,7 @@ def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Array
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
         "sizes": sizes(dealt), "largest": np.asarray(data.train_inputs.max(), np.float64),
     }  # fmt: skip
+    arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
     return arrays
@@ -125,6 +147,7 @@ def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, b
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
         "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
     }  # fmt: skip
+    arrays |= {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     ends = np.cumsum([len(dealt.train[i]) for i in peers])
     for i, end in zip(peers, ends, strict=True):
         if attack is not None and i in bad:
@@ -143,7 +166,8 @@ def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None
 
 def root(data: Data, dealt: Deal) -> Arrays:
     """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
-    return {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
+    arrays = {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
+    return arrays | ({"protected": data.train_protected[dealt.root]} if data.train_protected is not None else {})
 
 
 def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:

@@ -27,6 +27,9 @@ class Data:
             over the shape of one example.
         train_groups, test_groups: (n,) int64, from which person, author or place an example came, in both halves
             by the same numbers; None where that is not known.
+        train_protected, test_protected: (n, k) int64, k protected attributes of every example, each 0 or 1, in both
+            halves; None where there are none.
+        protected: the names of the k attributes.
     """
 
     train_inputs: NDArray[Any]
@@ -38,6 +41,9 @@ class Data:
     shift: float | NDArray[np.float32] = 0.0
     train_groups: NDArray[np.int64] | None = None
     test_groups: NDArray[np.int64] | None = None
+    train_protected: NDArray[np.int64] | None = None
+    test_protected: NDArray[np.int64] | None = None
+    protected: tuple[str, ...] = ()
 
 
 _L = TypeVar("_L", bound=Callable[..., Data])
