@@ -5,9 +5,14 @@ This file imports torch when it is imported: what a command line is checked with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
 from torch import Tensor, nn
 
 from dfl.errors import InputError
+from dfl.models import HOOKS
 
 
 class Dropout(nn.Module):
@@ -46,3 +51,83 @@ class Dropout(nn.Module):
 def dropouts(module: nn.Module) -> dict[str, Dropout]:
     """The Dropout layers of a module, by name."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, Dropout)}
+
+
+class Split(nn.Module):
+    """A stack in two, f and then g, and further nets on what f says; it says g(f(x)) unless it is asked for a part.
+
+    Layers keep the names that they have in the stack.
+
+    Attributes:
+        parts: the parameters of every part, by name: of f, of g, and of each further net under its own name.
+    """
+
+    def __init__(self, stack: nn.Sequential, cut: int, nets: nn.ModuleDict) -> None:
+        super().__init__()
+        for name, layer in (*stack._modules.items(), *nets.items()):
+            self.add_module(name, layer)
+        layers = tuple(stack._modules)
+        self._layers = {"f": layers[:cut], "g": layers[cut:], **{name: (name,) for name in nets}}
+        self.parts = {
+            part: tuple(name for name, _ in self.named_parameters() if name.partition(".")[0] in inside)
+            for part, inside in self._layers.items()
+        }
+
+    def forward(self, x: Tensor, part: str = "") -> Tensor:
+        """What the model says of x, or f does; or what another part says of what f said."""
+        for name in self._layers[part] if part else (*self._layers["f"], *self._layers["g"]):
+            x = self._modules[name](x)  # type: ignore[misc]  # none of them is None
+        return x
+
+
+def split(
+    module: nn.Module, behind: int, sizes: Mapping[str, tuple[int, ...]], about: tuple[tuple[int, ...], str]
+) -> tuple[Split, nn.ModuleDict]:
+    """Take a model apart and put nets to it.
+
+    Args:
+        module: the model, a plain stack.
+        behind: how many of its layers with parameters are g; whatever comes before the first of them is f.
+        sizes: the widths of the layers of every further net, by name, with ReLU between them.
+        about: the shape of an example, and the flag that asks for this.
+
+    Returns:
+        The model, and the further nets, whose values are still to come.
+
+    Raises:
+        InputError: it is no plain stack, or there is no such place.
+    """
+    shape, flag = about
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    alone = len(names) == len(list(module.parameters())) and not any(getattr(module, hooks) for hooks in HOOKS)
+    if type(module) is not nn.Sequential or not alone or set(sizes) & set(module._modules):
+        raise InputError(
+            f"{flag} takes apart a plain nn.Sequential whose layers share nothing, not this {type(module).__name__}"
+        )
+    assert isinstance(module, nn.Sequential)
+    places = [k for k, layer in enumerate(module) if any(True for _ in layer.parameters())]
+    if not behind < len(places):
+        raise InputError(
+            f"{flag}: behind={behind} leaves nothing before the representation: the model has {len(places)} layers "
+            "with parameters"
+        )
+    cut = places[-behind]
+    with torch.device("meta"):
+        width = _width(nn.Sequential(*list(module)[:cut]), shape, next(module.parameters()).dtype)
+        nets = nn.ModuleDict({name: _stack(width, each) for name, each in sizes.items()})
+    return Split(module, cut, nets), nets
+
+
+def _width(f: nn.Sequential, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """How many numbers f says of an example, found without any."""
+    values = {name: torch.empty_like(value, device="meta") for name, value in f.named_parameters()}
+    h: Tensor = torch.func.functional_call(f, values, (torch.empty(1, *shape, dtype=dtype),))
+    return h.numel()
+
+
+def _stack(width: int, sizes: tuple[int, ...]) -> nn.Sequential:
+    """Dense layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in pairwise((width, *sizes)):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -29,7 +29,8 @@ MODELS: dict[str, Callable[..., Module]] = {}
 WIDEST = 1_000_000
 """Units of the widest layer that is built."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what somebody else has it do."""
 
 Shape = tuple[int, ...]
 
@@ -198,7 +199,7 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
             flat = True
         else:
             return ()
-    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS)
+    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in HOOKS)
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     return tuple(layers) if flat and not hooked and names == [name for name, _ in module.named_parameters()] else ()
 

@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.errors import InputError
 from dfl.metrics import rounds_to
 from dfl.models import MODELS
+from dfl.objectives import NETS
 from dfl.specs import choose, flag
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Result:
 
     def _filled(self, weights: dict[str, Tensor]) -> Module:
         module = self._module()
+        idle = tuple(f"{net}." for net in NETS if getattr(self.run, net) != "none")  # which only training has use for
+        weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
         wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dfl.attacks import Attack
     from dfl.mpi import World
+    from dfl.objectives import Objective
 else:
     from dfl.lazy import torch
 
@@ -94,6 +95,17 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
     return module
 
 
+def trained_module(given: Module | None, parts: Parts, common: Arrays, seed: int) -> Module:
+    """The caller's module or the run's, with the nets that only training has use for.
+
+    Raises:
+        InputError: a model that does not fit the data, or the objective.
+    """
+    module = make_module(parts, common["inputs"].shape[1:], int(common["classes"])) if given is None else given
+    objective: Objective | None = parts["objective"]
+    return objective.around(module, common, seed) if objective else module
+
+
 def make_task(
     run: Run, parts: Parts, problem: tuple[Module, Loss], arrays: tuple[Arrays, Arrays], place: Place
 ) -> Task:
@@ -113,9 +125,10 @@ def make_task(
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
     mine, solver = place.peers, parts["algorithm"].solver(_solver(run, parts))
     padded = widths(sizes, solver.batch_size)
+    train = Examples.of(_ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device))
     task = Task(
-        module, spec, loss, mine, Examples.of(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
-        int(common["classes"]), scale, shift, solver, run.seed, augment=parts["augment"],
+        module, spec, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
+        augment=parts["augment"], objective=parts["objective"],
     )  # fmt: skip
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
 
@@ -135,7 +148,8 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
     if not pools:
         most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
         solver = replace(solver, steps=int(solver.steps or most))
-    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held)
+    protected = _protected(root, "", task.device)
+    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held, protected)
     server = np.array([len(sizes)])  # its address, behind all peers
     return replace(
         task,
@@ -256,6 +270,12 @@ def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
 def _ready(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Floats as the model sees them, once and for all; whole numbers stay what they are until they are used."""
     return normal(inputs, scale, shift) if inputs.is_floating_point() else inputs
+
+
+def _protected(arrays: Arrays, which: str, device: torch.device) -> Tensor | None:
+    """The protected attributes of some examples, where there are any."""
+    name = f"{which}protected"
+    return _tensor(arrays[name]).to(device) if name in arrays else None
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

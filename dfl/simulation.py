@@ -15,6 +15,7 @@ from dfl.aggregators import AGGREGATORS, Words
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.attacks import ATTACKS, Seen
 from dfl.augment import AUGMENTS
+from dfl.auxiliaries import AUXILIARIES
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
@@ -24,6 +25,7 @@ from dfl.models import MODELS
 from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
+from dfl.objectives import ADVERSARIES, objective
 from dfl.roots import everything
 from dfl.specs import Component, choose, flag
 from dfl.task import cross_entropy
@@ -49,6 +51,8 @@ LOCAL: dict[str, Mapping[str, Component]] = {
     "attack": ATTACKS,
     "model": MODELS,
     "augment": AUGMENTS,
+    "auxiliary": AUXILIARIES,
+    "adversary": ADVERSARIES,
     "lr_schedule": SCHEDULES,
 }
 """The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
@@ -190,8 +194,7 @@ def prepare(
     root = dealing.root(found["data"], found["deal"]) if found else None
     found.clear()  # the data set, which everybody has its part of
     torch.set_num_threads(run.threads)
-    if model is None:
-        model = setup.make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
+    model = setup.trained_module(model, parts, common, run.seed)
     place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
     task = setup.make_task(run, parts, (model, loss or cross_entropy), (common, own), place)
     setup.check_start(run, task, "model" in brought, (layout.widest, world.smallest(setup.memory())))
@@ -216,7 +219,9 @@ def check(run: Run) -> setup.Parts:
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
     named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
-    parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack", "augment")}
+    made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary")
+    parts |= {name: parts[name]() for name in made}
+    parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dfl.layers import Dropout
     from dfl.models import Spec
+    from dfl.objectives import Objective
 else:
     from dfl.lazy import torch
 
@@ -71,17 +72,19 @@ class Examples:
         labels: (n, ...).
         sizes: (p,), examples per peer; known to the processor, which plans with it.
         starts: (p,), where each peer's examples begin.
+        protected: (n, k), k protected attributes of each, 0 or 1; None where there are none.
     """
 
     inputs: Tensor
     labels: Tensor
     sizes: Ints
     starts: Ints
+    protected: Tensor | None = None
 
     @classmethod
-    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints) -> Examples:
+    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints, protected: Tensor | None = None) -> Examples:
         """All examples that there are."""
-        return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes)
+        return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes, protected)
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
@@ -107,6 +110,7 @@ class Task:
         seed: the run's seed.
         server: on rank 0, the server's own problem, where it has examples of its own.
         augment: what becomes of training examples before a peer learns from them.
+        objective: what a step descends besides the loss, if anything.
     """
 
     module: Module
@@ -122,6 +126,7 @@ class Task:
     seed: int
     server: Task | None = None
     augment: Augment = AS_THEY_ARE
+    objective: Objective | None = None
 
     def only(self, here: Ints, work: Ints | None = None) -> Task:
         """The problem of some of the peers.
@@ -182,7 +187,12 @@ class Task:
         inputs = self.train.inputs
         return self.shift if inputs.is_floating_point() else inputs.new_zeros(())
 
-    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
+    @cached_property
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """The parameters that move together in a local step, turn by turn; without an adversary there is one turn."""
+        return self.objective.turns(self.spec.names) if self.objective else (self.spec.names,)
+
+    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True, part: str = "") -> Tensor:
         """What models say.
 
         A lone model is computed twice in a batch of its own, for the reason that `dfl.batches.groups` gives.
@@ -191,23 +201,25 @@ class Task:
             parameters: name -> (a, *shape), one model per row.
             inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all.
             each: whether inputs are each model's own.
+            part: of which part of the models, where they were taken apart.
 
         Returns:
             (a, n, ...).
         """
         a = len(next(iter(parameters.values())))
+        say = partial(self.output, part=part) if part else self.output
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
-            return torch.stack([self.output(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
+            return torch.stack([say(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
         if a == 1:
             parameters = {name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()}
             inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
-        out: Tensor = torch.func.vmap(self.output, in_dims=(0, 0 if each else None))(parameters, inputs)
+        out: Tensor = torch.func.vmap(say, in_dims=(0, 0 if each else None))(parameters, inputs)
         return out[:a]
 
-    def output(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """What one model says of inputs (n, *shape), (n, ...)."""
-        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs,))
+    def output(self, parameters: dict[str, Tensor], inputs: Tensor, part: str = "") -> Tensor:
+        """What one model, or a part of it, says of inputs (n, *shape), (n, ...)."""
+        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs, part) if part else (inputs,))
         return out
 
     @cached_property
