@@ -15,6 +15,7 @@ from dfl.auxiliaries import Auxiliary, check
 from dfl.errors import InputError
 from dfl.gradients import Parameters, masks, mean_loss
 from dfl.models import Spec, draw
+from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +62,13 @@ class Adversary:
                 raise InputError(f"{self.flag}: {name} must be at least 0, not {getattr(self, name)}")
 
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
-        """The loss (n,) of what is said (n, k) of k attributes."""
-        each = torch.nn.functional.binary_cross_entropy_with_logits(said, wanted.to(said.dtype), reduction="none")
-        return each.mean(1)
+        """The loss (n,) of what is said (n, k) of k attributes.
+
+        As a softmax of two, 0 and s, whose rows are worked out alike wherever they lie: torch's sigmoid rounds
+        differently at the end of an array, and where that is depends on who trains together.
+        """
+        each = cross_entropy(torch.stack([torch.zeros_like(said), said], 2).flatten(0, 1), wanted.flatten())
+        return each.view(said.shape).mean(1)
 
 
 def none() -> None:
