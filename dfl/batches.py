@@ -6,6 +6,7 @@ epoch holds what is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,10 +39,25 @@ class Batch:
     Attributes:
         index: (a, b) int64 into the rank's examples; places behind a peer's own are padding.
         weight: (a, b) of an example in its peer's mean loss, 0 on padding; (1, b) where it is the same for all.
+        address: the run's seed, the numbers (a,) of the peers among all, the round t and the local step k.
     """
 
     index: Tensor
     weight: Tensor
+    address: tuple[int, Ints, int, int]
+
+    def draw(self, purpose: str, *shape: int) -> Tensor:
+        """Uniform numbers in [0, 1) for every example, (a, b, *shape) float32: a peer's own in every step.
+
+        They do not depend on who trains together, on how wide the batch is padded, or on who else draws.
+
+        Args:
+            purpose: what the numbers are for; two purposes never share numbers.
+            shape: of the numbers that one example needs.
+        """
+        (seed, peers, t, k), (a, b) = self.address, self.index.shape
+        n = b * math.prod(shape)
+        return keys.uniform(seed, purpose, peers, t, k, n=n, device=self.index.device).view(a, b, *shape)
 
 
 def widths(sizes: Ints, batch_size: int) -> Ints:
@@ -94,19 +110,19 @@ def batches(task: Task, t: int, lanes: Ints) -> Iterator[Batch]:
     )
     alike = all(np.ptp(each) == 0 for each in (sizes, width, steps))
     starts = torch.from_numpy(task.train.starts[lanes, None]).to(task.device)
-    padded, orders = int(task.padded[lanes[0]]), _Orders(task, t, lanes)
+    padded, peers, orders = int(task.padded[lanes[0]]), task.peers[lanes], _Orders(task, t, lanes)
     for k in range(int(steps[0])):
         a = int(np.count_nonzero(steps > k))
         epochs, slot = np.divmod(k, per_epoch[:a])
         first, alive = slot * width[:a], orders.of(epochs)
-        counts = np.minimum(sizes[:a] - first, width[:a])
+        counts, address = np.minimum(sizes[:a] - first, width[:a]), (task.seed, peers[:a], t, k)
         if alike and (counts[0] == padded or not task.solver.batched):
             begin, count = int(first[0]), int(counts[0])
             weight = torch.full((1, count), 1 / count, dtype=task.dtype, device=task.device)
-            yield Batch(starts + alive[0, :, begin : begin + count], weight)
+            yield Batch(starts + alive[0, :, begin : begin + count], weight, address)
         else:
             own, weight = _padded(alive, epochs - epochs.min(), first, (counts, padded))
-            yield Batch(starts[:a] + own, weight.to(task.dtype))
+            yield Batch(starts[:a] + own, weight.to(task.dtype), address)
 
 
 class _Orders:

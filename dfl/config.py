@@ -52,6 +52,12 @@ class Run:
     """Share of each peer's training examples to set aside for choices."""
     model: str = "mlp"
     """What the peers train."""
+    augment: str = "none"
+    """How examples are altered by chance before a peer learns from them."""
+    auxiliary: str = "none"
+    """What else the model's representation is trained for, by a small net on it."""
+    adversary: str = "none"
+    """From whom the representation is to hide protected attributes, a net that learns to predict them."""
     init: Literal["common", "independent"] = "common"
     """Whether all peers start at the same point."""
     start: Path | None = None

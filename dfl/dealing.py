@@ -36,6 +36,7 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
     data = given if given is not None else parts["dataset"](named)
     _check_data(data)
+    _check_protected(data)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
@@ -119,6 +120,7 @@ def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Array
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
         "sizes": sizes(dealt), "largest": np.asarray(data.train_inputs.max(), np.float64),
     }  # fmt: skip
+    arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
     return arrays
@@ -144,6 +146,7 @@ def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, b
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
         "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
     }  # fmt: skip
+    arrays |= {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     ends = np.cumsum([len(dealt.train[i]) for i in peers])
     for i, end in zip(peers, ends, strict=True):
         if attack is not None and i in bad:
@@ -162,7 +165,8 @@ def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None
 
 def root(data: Data, dealt: Deal) -> Arrays:
     """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
-    return {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
+    arrays = {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
+    return arrays | ({"protected": data.train_protected[dealt.root]} if data.train_protected is not None else {})
 
 
 def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:

@@ -59,9 +59,14 @@ def bits(
     return _shift_xor(x, 14, scratch)
 
 
-def uniform(seed: int, purpose: str, peers: Ids, *address: Part, n: int) -> torch.Tensor:
+def uniform(
+    seed: int, purpose: str, peers: Ids, *address: Part, n: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
-    return bits(seed, purpose, peers, *address, n=n).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF) * 2.0**-24
+    return (
+        bits(seed, purpose, peers, *address, n=n, device=device).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+        * 2.0**-24
+    )
 
 
 def permutations(

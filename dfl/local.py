@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dfl.batches import batches, groups
+from dfl.batches import Batch, batches, groups
 from dfl.errors import InputError
 from dfl.gradients import Parameters, accelerate
 from dfl.task import Task
@@ -85,9 +85,7 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
         origin = {name: value for name, value in start.items() if name in task.spec.common}
         for batch in batches(task, t, lanes):
             y, v, origin = (_first(len(batch.index), values) for values in (y, v, origin))
-            accelerate(v, y, task, batch, rate)
-            _pull(v, y, origin, rate * task.solver.pull)
-            _move(y, v)
+            _step((v, y, origin), task, batch, rate)
         task.spec.put(whole, z, lanes)
     return z
 
@@ -100,15 +98,25 @@ def _by_kind(x: Tensor, task: Task, t: int) -> Tensor:
     return z
 
 
+def _step(held: tuple[Parameters, Parameters, Parameters], task: Task, batch: Batch, rate: float) -> None:
+    """Move velocities and models, turn by turn; what does not move in a turn keeps its velocity, too."""
+    v, y, origin = held
+    for names in task.turns:
+        moving = {name: v[name] for name in names}
+        accelerate(moving, y, task, batch, rate)
+        _pull(moving, y, origin, rate * task.solver.pull)
+        _move(y, moving)
+
+
 def _pull(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
     """v <- v - η μ (y - x), where there is something to hold on to."""
-    for name, value in origin.items():
-        v[name].sub_((y[name] - value) * factor)
+    for name in v.keys() & origin.keys():
+        v[name].sub_((y[name] - origin[name]) * factor)
 
 
 def _move(y: Parameters, v: Parameters) -> None:
-    for name, value in y.items():
-        value.add_(v[name])
+    for name, velocity in v.items():
+        y[name].add_(velocity)
 
 
 def _first(a: int, values: Parameters) -> Parameters:

@@ -31,7 +31,8 @@ MODELS: dict[str, Callable[..., Module]] = {}
 WIDEST = 1_000_000
 """Units of the widest layer that is built."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what somebody else has it do."""
 
 Shape = tuple[int, ...]
 
@@ -53,13 +54,20 @@ def softmax(shape: Shape, classes: int) -> Module:
 
 
 @model("mlp")
-def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,)) -> Module:
-    """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units."""
+def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,), dropout: float = 0.0) -> Module:
+    """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units.
+
+    Behind every ReLU `dropout` of the units are left out in training.
+    """
     if not all(1 <= width <= WIDEST for width in hidden):
         raise InputError(f"--model mlp: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}")
+    if not 0 <= dropout < 1:
+        raise InputError(f"--model mlp: dropout must be at least 0 and below 1, not {dropout}")
     nn = torch.nn
     widths = [math.prod(shape), *hidden]
-    body = [layer for a, b in zip(widths, hidden, strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    body: list[Module] = []
+    for a, b in zip(widths, hidden, strict=False):
+        body += [nn.Linear(a, b), nn.ReLU(), *_dropout(dropout, b)]
     return nn.Sequential(nn.Flatten(), *body, nn.Linear(widths[-1], classes))
 
 
@@ -127,7 +135,8 @@ class Spec:
         ]
         if draws:
             raise InputError(
-                f"the model's layer {draws[0]} drops units at random, which no seed of the run decides: set p=0"
+                f"the model's layer {draws[0]} drops units at random, which no seed of the run decides: set p=0, "
+                "or take dfl.layers.Dropout"
             )
         buffers = [name for name, _ in module.named_buffers()]
         if buffers:
@@ -211,7 +220,7 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
             flat = True
         else:
             return ()
-    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS)
+    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in HOOKS)
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     return tuple(layers) if flat and not hooked and names == [name for name, _ in module.named_parameters()] else ()
 
@@ -249,6 +258,12 @@ def _draw_one(layer: Module, name: str, value: Tensor, address: tuple[int, Seque
         f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
         "it knows linear, convolutional and normalisation layers"
     )
+
+
+def _dropout(rate: float, units: int) -> list[Module]:
+    from dfl.layers import Dropout
+
+    return [Dropout(rate, units)] if rate else []
 
 
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:

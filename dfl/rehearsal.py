@@ -33,6 +33,7 @@ def rehearse(run: Run, parts: Parts, data: Data, weights: Sequence[csr_array]) -
     """
     assert run.peers is not None
     algorithm, attack = parts["algorithm"], parts["attack"]
+    parts["augment"].check(data.train_inputs.shape[1:])
     if run.goal and "accuracy" in run.goal[0] and not data.classes:
         raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)

@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.errors import InputError
 from dfl.metrics import rounds_to
 from dfl.models import MODELS
+from dfl.split import NETS
 from dfl.specs import choose, flag
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Result:
         return self._filled(weights, self._module())
 
     def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
+        idle = tuple(f"{net}." for net in NETS if getattr(self.run, net) != "none")  # which only training has use for
+        weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
         wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found:

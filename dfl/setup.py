@@ -99,16 +99,20 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
 def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -> tuple[Module, ...]:
     """The kinds of model of a run, mostly one: those that a caller brings, or the one that is asked for.
 
+    They come with the nets that only training has use for.
+
     Raises:
-        InputError: of several kinds, everything is to be shared, or they are to start where another run ended.
+        InputError: a model that does not fit the data, or the objective; or, of several kinds, everything is to be
+            shared, or they are to start where another run ended.
     """
     if model is None:
-        return (make_module(parts, common["inputs"].shape[1:], int(common["classes"])),)
+        model = make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
     modules = tuple(model) if isinstance(model, Sequence) else (model,)
+    objective: Objective | None = parts["objective"]
     if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
         idle = f"--pretrain {run.pretrain}" if run.pretrain else f"--start {run.start}" if run.start else "--share all"
         raise InputError(f"{idle} with {len(modules)} kinds of model: they have a part in common, which --share names")
-    return modules
+    return tuple(objective.around(each, common, run.seed) for each in modules) if objective else modules
 
 
 def make_task(
@@ -131,10 +135,11 @@ def make_task(
     inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
     mine, solver = place.peers, parts["algorithm"].solver(_solver(run, parts))
     padded = widths(sizes, solver.batch_size)
+    train = Examples.of(_ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device))
     task = Task(
-        module, spec, loss, mine, Examples.of(_ready(inputs, scale, shift), labels, sizes[mine]), padded[mine],
-        int(common["classes"]), scale, shift, solver, run.seed,
+        module, spec, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
         kinds=tuple(zip(modules, specs, strict=True)) if len(modules) > 1 else (),
+        augment=parts["augment"], objective=parts["objective"],
     )  # fmt: skip
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
 
@@ -172,7 +177,8 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
     if not pools:
         most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
         solver = replace(solver, steps=int(solver.steps or most))
-    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held)
+    protected = _protected(root, "", task.device)
+    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held, protected)
     server = np.array([len(sizes)])  # its address, behind all peers
     return replace(
         task,
@@ -251,6 +257,12 @@ def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
 def _ready(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Floats as the model sees them, once and for all; whole numbers stay what they are until they are used."""
     return normal(inputs, scale, shift) if inputs.is_floating_point() else inputs
+
+
+def _protected(arrays: Arrays, which: str, device: torch.device) -> Tensor | None:
+    """The protected attributes of some examples, where there are any."""
+    name = f"{which}protected"
+    return _tensor(arrays[name]).to(device) if name in arrays else None
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

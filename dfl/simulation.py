@@ -14,6 +14,8 @@ from dfl import cost, dealing, keys, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
+from dfl.augment import AUGMENTS
+from dfl.auxiliaries import AUXILIARIES
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
@@ -23,6 +25,7 @@ from dfl.models import MODELS
 from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
+from dfl.objectives import ADVERSARIES, objective
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, flag
@@ -45,6 +48,9 @@ LOCAL: dict[str, Mapping[str, Component]] = {
     "aggregator": AGGREGATORS,
     "attack": ATTACKS,
     "model": MODELS,
+    "augment": AUGMENTS,
+    "auxiliary": AUXILIARIES,
+    "adversary": ADVERSARIES,
     "lr_schedule": SCHEDULES,
 }
 """The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
@@ -230,7 +236,9 @@ def check(run: Run) -> setup.Parts:
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
     named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
-    parts |= {name: parts[name]() for name in ("algorithm", "compressor", "attack")}
+    made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary")
+    parts |= {name: parts[name]() for name in made}
+    parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 else:
     from dfl.lazy import torch
 
+NETS = ("auxiliary", "adversary")
+"""The parts of a model that only training has use for, and that are no layers; names of their parameters begin so."""
+
 _ENDS = {"head": lambda layers, k: layers[-k:], "first": lambda layers, k: layers[:k]}
 
 
@@ -32,7 +35,7 @@ def shared_names(share: str, names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InputError: a pattern that no name matches, or a number of layers that the model does not have.
     """
-    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in NETS))
     if share in ("all", "nothing"):
         return tuple(names) if share == "all" else ()
     end, colon, number = share.partition(":")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.augment import AS_THEY_ARE, Augment
 from dfl.models import Dense, dense_layers
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from dfl.layers import Dropout
     from dfl.models import Spec
+    from dfl.objectives import Objective
 else:
     from dfl.lazy import torch
 
@@ -69,17 +72,19 @@ class Examples:
         labels: (n, ...).
         sizes: (p,), examples per peer; known to the processor, which plans with it.
         starts: (p,), where each peer's examples begin.
+        protected: (n, k), k protected attributes of each, 0 or 1; None where there are none.
     """
 
     inputs: Tensor
     labels: Tensor
     sizes: Ints
     starts: Ints
+    protected: Tensor | None = None
 
     @classmethod
-    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints) -> Examples:
+    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints, protected: Tensor | None = None) -> Examples:
         """All examples that there are."""
-        return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes)
+        return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes, protected)
 
     def only(self, here: Ints) -> Examples:
         """Those of the peers at some positions."""
@@ -110,6 +115,8 @@ class Task:
         server: on rank 0, the server's own problem, where it has examples of its own.
         kinds: where peers have models of several kinds, each with the layout of its rows, which all begin with the same
             shared coordinates: peer i has the kind i mod their number, and rows are as long as the longest.
+        augment: what becomes of training examples before a peer learns from them.
+        objective: what a step descends besides the loss, if anything.
     """
 
     module: Module
@@ -131,6 +138,9 @@ class Task:
         for k, (module, spec) in enumerate(self.kinds):
             here = np.flatnonzero(self.peers % len(self.kinds) == k)
             yield here, replace(self.only(here), module=module, spec=spec, kinds=())
+
+    augment: Augment = AS_THEY_ARE
+    objective: Objective | None = None
 
     def only(self, here: Ints, work: Ints | None = None) -> Task:
         """The problem of some of the peers.
@@ -160,6 +170,13 @@ class Task:
         """The layers of the model if it is a plain stack of dense ones, else nothing."""
         return dense_layers(self.module, self.train.inputs.shape[1:])
 
+    @cached_property
+    def dropouts(self) -> dict[str, Dropout]:
+        """The layers of the model that leave units out, by name."""
+        from dfl.layers import dropouts
+
+        return dropouts(self.module)
+
     @property
     def _one_thread(self) -> bool:
         return self.device.type == "cpu" and torch.get_num_threads() == 1
@@ -178,7 +195,18 @@ class Task:
         """What the model sees of examples: float(x) * scale + shift, unless they were floats and set-up has done it."""
         return raw if raw.is_floating_point() else normal(raw, self.scale, self.shift)
 
-    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True) -> Tensor:
+    @cached_property
+    def zero(self) -> Tensor:
+        """What a raw number of zero is among the training examples."""
+        inputs = self.train.inputs
+        return self.shift if inputs.is_floating_point() else inputs.new_zeros(())
+
+    @cached_property
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """The parameters that move together in a local step, turn by turn; without an adversary there is one turn."""
+        return self.objective.turns(self.spec.names) if self.objective else (self.spec.names,)
+
+    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True, part: str = "") -> Tensor:
         """What models say.
 
         A lone model is computed twice in a batch of its own, for the reason that `dfl.batches.groups` gives.
@@ -187,23 +215,25 @@ class Task:
             parameters: name -> (a, *shape), one model per row.
             inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all.
             each: whether inputs are each model's own.
+            part: of which part of the models, where they were taken apart.
 
         Returns:
             (a, n, ...).
         """
         a = len(next(iter(parameters.values())))
+        say = partial(self.output, part=part) if part else self.output
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
-            return torch.stack([self.output(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
+            return torch.stack([say(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
         if a == 1:
             parameters = {name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()}
             inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
-        out: Tensor = torch.func.vmap(self.output, in_dims=(0, 0 if each else None))(parameters, inputs)
+        out: Tensor = torch.func.vmap(say, in_dims=(0, 0 if each else None))(parameters, inputs)
         return out[:a]
 
-    def output(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """What one model says of inputs (n, *shape), (n, ...)."""
-        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs,))
+    def output(self, parameters: dict[str, Tensor], inputs: Tensor, part: str = "") -> Tensor:
+        """What one model, or a part of it, says of inputs (n, *shape), (n, ...)."""
+        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs, part) if part else (inputs,))
         return out
 
     @cached_property

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from dfl import keys
 from dfl.batches import ROOM, _Orders, batches, groups, widths
 from tests.quadratic import digits, final, quadratic
 
@@ -135,3 +136,25 @@ def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
     assert torch.allclose(setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift)
     floats = quadratic(d=3).task
     assert floats.inputs(floats.train.inputs) is floats.train.inputs
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_examples_draw_by_address(engine: str) -> None:
+    """By peer, round, step and place in the batch: not by company, double or padding."""
+    task = digits(partition="dirichlet:alpha=0.3", batch_size=7, local_epochs=2, engine=engine, seed=5).task
+    taken = [(lanes, k, batch) for lanes in groups(task) for k, batch in enumerate(batches(task, 3, lanes))]
+    for lanes, k, batch in taken:
+        drawn = batch.draw("test", 2, 3)
+        assert drawn.shape == (*batch.index.shape, 2, 3)
+        alone = keys.uniform(5, "test", task.peers[lanes], 3, k, n=7 * 6).view(-1, 7, 2, 3)
+        assert torch.equal(drawn, alone[: len(drawn), : drawn.shape[1]])
+    assert sum(len(batch.index) for *_, batch in taken) >= task.steps.sum()
+
+
+def test_every_purpose_draws_its_own() -> None:
+    batch = next(batches(digits().task, 0, np.arange(6)))
+    one, other, wide = batch.draw("one"), batch.draw("other"), batch.draw("one", 4)
+    assert one.shape == batch.index.shape
+    assert not torch.equal(one, other)
+    assert torch.equal(one, wide.flatten(1)[:, : one.shape[1]])  # the places of a longer row begin as a short one's
+    assert 0 <= float(wide.min()) < float(wide.max()) < 1

@@ -11,6 +11,7 @@ from dfl.algorithms import ALGORITHMS
 from dfl.attacks import ATTACKS
 from dfl.compressors import COMPRESSORS
 from dfl.datasets import PARTITIONS
+from tests.protected import shaded
 
 METHODS = {
     "dfedavgm": ["dfedavgm"],
@@ -67,6 +68,22 @@ def splits() -> Iterator[tuple[str, dfl.Run]]:
     yield "split-graph", setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie")
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
     yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5)
+    yield from steps()
+    yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
+
+
+def steps() -> Iterator[tuple[str, dfl.Run]]:
+    """Steps that draw numbers, and steps with several losses, in batches that are padded."""
+    uneven = {"partition": "dirichlet:alpha=0.3", "momentum": 0.5}
+    yield (
+        "draws",
+        setting(1, **uneven, model="mlp:hidden=12+8,dropout=0.3", augment="crop_flip:padding=2", local_epochs=2),
+    )
+    yield "auxiliary", setting(0, **uneven, auxiliary="jigsaw:hidden=9", bits=4)
+    for engine in ("batched", "loop"):
+        hidden = {"adversary": "adversary:lambda_global=0.5,lambda_local=0.2", "auxiliary": "autoencoder"}
+        few = {"peers": 7, "eval_examples": 20, "batch_size": 3}
+        yield f"adversary-{engine}", setting(0, **uneven, **hidden, **few, engine=engine)
 
 
 def lies() -> Iterator[tuple[str, dfl.Run]]:
@@ -108,5 +125,6 @@ if __name__ == "__main__":
 
     plots.figures = lambda *args: {}  # drawn from the tables that are compared anyway
     for folder, run in runs():
-        for _ in dfl.simulate(replace(run, out=Path(sys.argv[1]) / folder)):
+        data = shaded() if run.adversary != "none" else None
+        for _ in dfl.simulate(replace(run, out=Path(sys.argv[1]) / folder), data=data):
             pass

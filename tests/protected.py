@@ -1,0 +1,158 @@
+"""Small images with two protected attributes, and a model in parts that plain torch trains on them."""
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dfl import keys
+from dfl.batches import batches, groups
+from dfl.config import Run
+from dfl.datasets.data import Data
+from dfl.mpi import World
+from dfl.simulation import Setting, prepare
+from dfl.task import Task
+
+F = nn.functional
+MODEL = "mlp:hidden=7+5,dropout=0.2"
+BOTH = "adversary:lambda_global=0.7,lambda_local=0.6,hidden=6+4"
+
+
+def shaded(n: int = 60) -> Data:
+    """Images whose left and upper pixels tell of the attributes, and all of them of the label."""
+    rng = np.random.default_rng(4)
+    protected = rng.integers(0, 2, (n + 20, 2))
+    images: Any = rng.integers(0, 120, (n + 20, 1, 6, 6))
+    images[:, 0, :, :2] += 60 * protected[:, :1, None]
+    images[:, 0, :2] += 60 * protected[:, 1:, None]
+    labels = (images.mean((1, 2, 3)) // 30 % 3).astype(np.int64)
+    images = images.astype(np.uint8)
+    return Data(
+        images[:n], labels[:n], images[n:], labels[n:], classes=3, scale=1 / 60, shift=-1.0,
+        train_protected=protected[:n], test_protected=protected[n:], protected=("left", "upper"),
+    )  # fmt: skip
+
+
+def one_attribute() -> Data:
+    """The same with the first attribute only."""
+    data = shaded()
+    assert data.train_protected is not None
+    assert data.test_protected is not None
+    first: dict[str, Any] = {
+        "train_protected": data.train_protected[:, :1],
+        "test_protected": data.test_protected[:, :1],
+    }
+    return replace(data, **first, protected=("left",))
+
+
+def setting(module: nn.Module | None = None, data: Data | None = None, **more: Any) -> Setting:
+    """Five peers, ready to start."""
+    few = {"peers": 5, "model": MODEL, "batch_size": 4, "lr": 0.1, "init": "independent"}
+    return prepare(Run(**{**few, **more}), World(), module, data or shaded())
+
+
+class Plain:
+    """One peer's parts, as torch's own layers with the values of its row; dropout by hand."""
+
+    def __init__(self, task: Task, row: Tensor) -> None:
+        self.task, self.values = task, {k: v.clone().requires_grad_() for k, v in task.spec.views(row).items()}
+        self.speed = {name: torch.zeros_like(value) for name, value in self.values.items()}
+        self.start = {name: value.detach().clone() for name, value in self.values.items()}
+        self.masks: dict[str, Tensor] = {}
+
+    def dense(self, x: Tensor, *names: str) -> Tensor:
+        for name in names:
+            x = F.linear(x, self.values[f"{name}.weight"], self.values[f"{name}.bias"])
+            x = x if name == names[-1] else x.relu()
+        return x
+
+    def h(self, inputs: Tensor) -> Tensor:
+        first = self.dense(inputs.flatten(1), "1").relu() * self.masks["3"][: len(inputs)]
+        return self.dense(first, "4").relu() * self.masks["6"][: len(inputs)]
+
+    def loss_g(self, h: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.dense(h, "7"), labels)
+
+    def loss_r(self, h: Tensor, protected: Tensor) -> Tensor:
+        p = torch.sigmoid(self.dense(h, *(f"adversary.{k}" for k in (1, 3, 5)))).clamp(1e-7, 1 - 1e-7)
+        y = protected.float()
+        return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+    def named(self, *beginnings: str) -> list[str]:
+        return [name for name in self.values if name.startswith(beginnings)]
+
+    def step(self, terms: dict[tuple[str, ...], Tensor]) -> None:
+        """Every part follows its own loss: heavy ball, weight decay and pull."""
+        solver = self.task.solver
+        found: dict[str, Tensor] = {}
+        for beginnings, loss in terms.items():
+            names = self.named(*beginnings)
+            slopes = torch.autograd.grad(loss, [self.values[n] for n in names], retain_graph=True)
+            found.update(zip(names, slopes, strict=True))
+        for name, g in found.items():
+            value = self.values[name].detach()
+            g = g + solver.weight_decay * value + solver.pull * (value - self.start[name])
+            self.speed[name] = solver.momentum * self.speed[name] - solver.lr(0) * g
+            self.values[name] = (value + self.speed[name]).requires_grad_()
+
+    def row(self) -> Tensor:
+        return torch.cat([self.values[name].detach().flatten() for name in self.task.spec.names])
+
+
+def posed(kind: str, inputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Images turned, or cut in four and put together again, each by its number, and how."""
+    new, which = [], []
+    for image, u in zip(inputs.numpy(), drawn.tolist(), strict=False):
+        k = int(u * (4 if kind == "rotation" else 24))
+        a, b, c, d = image[:, :3, :3], image[:, :3, 3:], image[:, 3:, :3], image[:, 3:, 3:]
+        order = list(permutations((a, b, c, d)))[k] if kind == "jigsaw" else (a, b, c, d)
+        turned = np.rot90(image, k, (1, 2)) if kind == "rotation" else np.block([[*order[:2]], [*order[2:]]])
+        new.append(torch.from_numpy(np.ascontiguousarray(turned)))
+        which.append(k)
+    return torch.stack(new), torch.tensor(which)
+
+
+def loss_a(peer: Plain, kind: str, seen: tuple[Tensor, Tensor], drawn: Tensor) -> Tensor:
+    """The loss of the auxiliary net, which has one hidden layer."""
+    inputs, labels = seen
+    if kind in ("rotation", "jigsaw"):
+        inputs, labels = posed(kind, inputs, drawn)
+    said = peer.dense(peer.h(inputs), "auxiliary.1", "auxiliary.3")
+    return ((said - inputs.flatten(1)) ** 2).mean() if kind == "autoencoder" else F.cross_entropy(said, labels)
+
+
+def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
+    """A round of peer i as the appendix of the paper writes it."""
+    peer, objective, taken = Plain(task, row), task.objective, 0
+    lanes = next(lanes for lanes in groups(task) if i in lanes)
+    for k, batch in enumerate(batches(task, t, lanes)):
+        taken += list(lanes).index(i) < len(batch.index)
+        if taken == k:
+            break
+        place = list(lanes).index(i)
+        index = batch.index[place][batch.weight.expand(batch.index.shape)[place] > 0]
+        inputs, labels = task.inputs(task.train.inputs[index]), task.train.labels[index]
+
+        def u(purpose: str, n: int, k: int = k) -> Tensor:
+            return keys.uniform(task.seed, purpose, [i], t, k, n=4 * n)[0].view(4, n)
+
+        peer.masks = {name: (u(f"dropout {name}", n) >= 0.2) / 0.8 for name, n in (("3", 7), ("6", 5))}
+        assert objective is not None
+        h = peer.h(inputs)
+        loss_g = whole = peer.loss_g(h, labels)
+        terms: dict[tuple[str, ...], Tensor] = {("7.",): loss_g}
+        if objective.auxiliary:
+            kind = objective.auxiliary.name
+            terms["auxiliary.",] = loss_a(peer, kind, (inputs, labels), u(kind, 1)[:, 0])
+            whole = whole + objective.auxiliary.weight * terms["auxiliary.",]
+        if objective.adversary:
+            assert task.train.protected is not None
+            whole = whole - objective.strength * peer.loss_r(h, task.train.protected[index])
+        peer.step({**terms, ("1.", "4."): whole})
+        if objective.adversary:
+            assert task.train.protected is not None
+            peer.step({("adversary.",): peer.loss_r(peer.h(inputs), task.train.protected[index])})
+    return peer.row()
