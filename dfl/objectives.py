@@ -136,8 +136,9 @@ class Objective:
         assert first is not None
         whole, nets = split(module, first.behind, sizes, (shape, first.flag))
         if not any(value.is_meta for value in module.parameters()):  # the caller's own, whose values are the start
-            row = draw(nets, seed, [0])[0].to(next(module.parameters()).dtype)
-            nets.load_state_dict(Spec.of(nets).views(row), assign=True)
+            spec = Spec.of(nets)
+            row = draw(nets, spec, seed, [0])[0].to(next(module.parameters()).dtype)
+            nets.load_state_dict(spec.views(row), assign=True)
         return whole
 
     def turns(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

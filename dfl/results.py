@@ -19,8 +19,8 @@ from dfl.config import Run
 from dfl.errors import InputError
 from dfl.metrics import rounds_to
 from dfl.models import MODELS
-from dfl.split import NETS
 from dfl.specs import choose, flag
+from dfl.split import NETS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from dfl.attacks import Attack
     from dfl.mpi import World
+    from dfl.objectives import Objective
 
     Models = Module | Sequence[Module]
     """A caller's own, of one kind or of several."""

@@ -17,8 +17,8 @@ from dfl.errors import InputError
 from dfl.local import sgd
 from dfl.metrics import on_own
 from dfl.mpi import World
-from dfl.setup import start
 from dfl.simulation import Setting, prepare
+from dfl.starts import start
 from tests.conftest import Command
 from tests.quadratic import digits, final
 from tests.test_identities import part

@@ -18,8 +18,8 @@ from dfl.layers import Dropout
 from dfl.local import sgd
 from dfl.models import MODELS, Spec, draw
 from dfl.mpi import World
-from dfl.setup import start
 from dfl.simulation import prepare
+from dfl.starts import start
 from dfl.task import Task
 from tests.conftest import Command
 from tests.quadratic import digits, final
@@ -62,7 +62,7 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:alpha=0.3"])
 def test_a_round_is_sgd_with_units_left_out(engine: str, partition: str) -> None:
     task = digits(**LEFT_OUT, engine=engine, partition=partition, init="independent", local_epochs=2).task
-    x = draw(task.module, 0, range(6))
+    x = draw(task.module, task.spec, 0, range(6))
     ours = sgd(x, task, 1)
     for i in range(6):
         assert torch.allclose(ours[i], trained(task, x[i], i, 1), rtol=0, atol=2e-6)

@@ -14,11 +14,11 @@ from dfl.auxiliaries import AUXILIARIES, Jigsaw, Rotation
 from dfl.errors import InputError
 from dfl.layers import Split
 from dfl.local import sgd
-from dfl.models import MODELS, draw
+from dfl.models import MODELS, Spec, draw
 from dfl.mpi import World
 from dfl.objectives import ADVERSARIES, Adversary
-from dfl.setup import start
 from dfl.simulation import Setting, prepare
+from dfl.starts import start
 from dfl.task import Examples, Task
 from tests.conftest import Command
 from tests.protected import BOTH, one_attribute, setting, shaded, trained
@@ -217,7 +217,7 @@ def test_the_callers_own_module_starts_as_it_is() -> None:
     for name, value in module.named_parameters():
         assert torch.equal(views[name][1], value.detach()), name
     nets = nn.ModuleDict({"adversary": MODELS["mlp"]((4,), 2, hidden=(6, 4))})
-    drawn = draw(nets, 3, [0])[0].double()
+    drawn = draw(nets, Spec.of(nets), 3, [0])[0].double()
     assert torch.equal(of(given.task, at_start(given), "adversary")[2], drawn)
     assert given.task.dtype == torch.float64
     assert torch.isfinite(sgd(at_start(given), given.task, 0)).all()
