@@ -22,6 +22,7 @@ from dfl.watch import reached
 if TYPE_CHECKING:
     from typing import Any
 
+    from dfl.config import Run
     from dfl.report import Peers
     from dfl.setup import Facts
     from dfl.simulation import Setting
@@ -131,9 +132,16 @@ def header(setting: Setting) -> list[Line]:
         ("model", f"{spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}{part}"),
         ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
+        *_learning(run),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
     ]  # fmt: skip
+
+
+def _learning(run: Run) -> list[Line]:
+    """What a step does besides descending the loss of the examples as they are."""
+    asked = {"augment": run.augment, "auxiliary": run.auxiliary, "adversary": run.adversary}
+    return [(name, spec) for name, spec in asked.items() if spec != "none"]
 
 
 def _messages(setting: Setting) -> str:

@@ -68,9 +68,9 @@ def test_products_agree_with_autograd(widths: list[int], bias: bool, last: bool,
     assert len(setting.task.dense) == len(widths)
     ours = stepped(setting)
     for batched in (True, False):
-        assert torch.allclose(ours, by_autograd(setting, batched), rtol=0, atol=1e-6)
+        assert torch.allclose(ours, by_autograd(setting, batched), rtol=0, atol=4e-6)  # over a few float32 steps
     one_by_one = replace(setting.task.solver, batched=False)
-    assert torch.allclose(ours, stepped(setting, solver=one_by_one), rtol=0, atol=1e-6)
+    assert torch.allclose(ours, stepped(setting, solver=one_by_one), rtol=0, atol=4e-6)
 
 
 def test_any_loss_has_a_slope() -> None:

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
 RANKS = (1, 2, 3, 5, 16)
+EVERY = {16: 3}
+"""Ranks that outnumber the cores by far run every so many-th combination only."""
 CLOCKS = ["seconds", "wire_bytes"]
 """What may differ between launches: the time that passed, and what MPI moved between ranks."""
 
@@ -46,16 +48,17 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Every combination, on every number of ranks."""
     folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in RANKS}
     for ranks, folder in folders.items():
-        done = mpirun(ranks, "-m", "tests.mpi.layouts", str(folder), timeout=900)
+        done = mpirun(ranks, "-m", "tests.mpi.layouts", str(folder), str(EVERY.get(ranks, 1)), timeout=900)
         assert done.returncode == 0, done.stderr[-3000:]
     return folders
 
 
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_results_do_not_depend_on_the_launch(launched: dict[int, Path], ranks: int) -> None:
-    names = sorted(f.name for f in launched[1].iterdir())
+    everything, names = (sorted(f.name for f in launched[n].iterdir()) for n in (1, ranks))
     assert len(names) > 40
-    assert names == sorted(f.name for f in launched[ranks].iterdir())
+    assert set(names) <= set(everything)
+    assert len(names) == -(-len(everything) // EVERY.get(ranks, 1))
     for name in names:
         alone, other = launched[1] / name, launched[ranks] / name
         assert (alone / "state.safetensors").read_bytes() == (other / "state.safetensors").read_bytes(), name

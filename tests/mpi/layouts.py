@@ -1,8 +1,8 @@
-"""Run every combination once, on as many ranks as there are: python -m tests.mpi.layouts FOLDER."""
+"""Run every so many-th combination once, on all ranks: python -m tests.mpi.layouts FOLDER SO_MANY."""
 
 import sys
 from collections.abc import Iterator
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 
 import dfl
@@ -67,7 +67,7 @@ def splits() -> Iterator[tuple[str, dfl.Run]]:
     yield "split-server-later", setting(1, **served, pretrain="1", bits=4)
     yield "split-graph", setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie")
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
-    yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5)
+    yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
     yield from steps()
     yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
 
@@ -124,7 +124,7 @@ if __name__ == "__main__":
     from dfl import plots
 
     plots.figures = lambda *args: {}  # drawn from the tables that are compared anyway
-    for folder, run in runs():
+    for folder, run in islice(runs(), 0, None, int(sys.argv[2])):
         data = shaded() if run.adversary != "none" else None
         for _ in dfl.simulate(replace(run, out=Path(sys.argv[1]) / folder), data=data):
             pass
