@@ -26,15 +26,16 @@ from dfl.results import Result
 from experiments import lab
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp:hidden=32+16", "lr": 0.05, "batch_size": 10},
     "mnist": {"model": "mlp:hidden=512+256+256+128", "lr": 0.05, "batch_size": 10},
     "cifar10": {"model": "lenet", "lr": 0.1, "batch_size": 50, "augment": "crop_flip"},
 }
-"""Table 5 and 6 of the paper; momentum is that of the released code."""
+"""Tables 5 and 6 of the paper, and a quick look; momentum is that of the released code."""
 
-SHARED = {"mnist": "head:2", "cifar10": "first:2"}
+SHARED = {"digits": "head:2", "mnist": "head:2", "cifar10": "first:2"}
 """The global part: the last two layers of the MLP, which is what Table 1 counts; the convolutions of the CNN."""
 
-ROUNDS = {"mnist": (400, 725, 50), "cifar10": (1200, 1850, 60)}
+ROUNDS = {"digits": (20, 36, 10), "mnist": (400, 725, 50), "cifar10": (1200, 1850, 60)}
 """Published: FedAvg until the goal is reached, FedAvg to its end, and local-global rounds from the goal on."""
 
 SERVER = "fedavg:fraction=0.1,push=everyone"
@@ -56,8 +57,8 @@ class Options(lab.Options):
     """What this page can be asked for."""
 
     out: Path = Path("results/lg_table1")
-    scale: float = 1.0
-    """Share of the published rounds."""
+    end: int | None = None
+    """Rounds of FedAvg in all, if not the published ones."""
     epochs: int = 10
     """Passes of a peer that trains alone; which of them is kept is chosen on validation data."""
     devices: int = 100
@@ -71,6 +72,8 @@ class Options(lab.Options):
         for name in self.methods:
             if name not in METHODS:
                 raise dfl.InputError(f"--methods must be some of {', '.join(METHODS)}, not {name!r}")
+        if self.end is not None and self.end <= ROUNDS[self.dataset][0]:
+            raise dfl.InputError(f"--end must be more than {ROUNDS[self.dataset][0]} rounds, not {self.end}")
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -95,9 +98,10 @@ def folder(options: Options, seed: int) -> Path:
     return options.out / "cells" / f"method=first,seed={seed}"
 
 
-def lengths(options: Options) -> list[int]:
+def lengths(options: Options) -> tuple[int, int, int]:
     """Rounds of FedAvg to the goal and to its end, and local-global rounds behind the goal."""
-    return [max(1, round(options.scale * rounds)) for rounds in ROUNDS[options.dataset]]
+    goal, end, rounds = ROUNDS[options.dataset]
+    return goal, options.end or end, rounds
 
 
 def setting(options: Options, seed: int, **changes: Any) -> Run:

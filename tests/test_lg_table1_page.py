@@ -1,0 +1,99 @@
+"""Does the page on LG-FedAvg's Table 1 count and choose as it says, and run as a reader would run it?"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import lg_table1 as page
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_page(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.lg_table1", "--out", str(out), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a page that has run on digits."""
+    out = tmp_path_factory.mktemp("page")
+    done = run_page(out, "--dataset", "digits", "--devices", "10", "--seeds", "2", "--epochs", "6")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == (out / "table.md").read_text().strip()
+    return out
+
+
+def test_a_reader_gets_a_row_for_every_method(published: Path) -> None:
+    table = pd.read_csv(published / "table.csv").set_index("method")
+    assert list(table.index) == list(page.METHODS)
+    assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert table["parameters_published"].isna().all()  # nobody published digits
+    # Peers who keep a part do better on their own data than one model for all.
+    assert table.loc["lg", "local_test"] > table.loc["fedavg", "local_test"]
+    assert table.loc["lg", "parameters"] < table.loc["fedavg", "parameters"]
+    assert table.loc["local_only", ["parameters", "megabytes"]].tolist() == [0, 0]
+    assert table.loc["ring_8_bits", "megabytes"] < table.loc["ring", "megabytes"]
+
+
+def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
+    options = page.Options(out=published, dataset="digits", devices=10, seeds=2, epochs=6)
+    cells = {(labels["method"], labels["seed"]): run for labels, run in page.grid(options)}
+    for (method, seed), run in cells.items():
+        begun = None if method == "local_only" else page.folder(options, int(seed))
+        assert (run.start, run.seed, run.validation) == (begun, seed, 0.1)
+        assert run.share == ("all" if method in ("fedavg", "local_only") else "head:2")
+
+
+def rows(method: str, columns: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(columns).assign(method=method, seed=0)
+
+
+def test_the_round_is_chosen_on_validation_data_and_parameters_add_up() -> None:
+    """Published: 110 (400 x 633,226 + 50 x 34,186) for LG-FedAvg, 110 x 725 x 633,226 for FedAvg."""
+    before = pd.DataFrame({"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]})
+    common: dict[str, Any] = {"validation_accuracy_mean": [0.9, 0.99, 0.98], "accuracy_mean_model": [0.1, 0.2, 0.3]}
+    found = pd.concat(
+        [
+            rows("fedavg", {**common, "round": [0, 325, 330], "local_accuracy_mean": [0.5, 0.6, 0.7],
+                 "accuracy_mean": [0.4, 0.8, 0.9], "payload_bytes": [0, 1e9, 2e9],
+                 "parameters_k_plus_m": [0, 110 * 325 * 633_226, 1]}),
+            rows("lg", {**common, "round": [0, 50, 60], "local_accuracy_mean": [0.5, 0.97, 0.99],
+                 "accuracy_ensemble": [0.4, 0.95, 0.99], "accuracy_vote": [0.4, 0.94, 0.99],
+                 "accuracy_mean": [0.1, 0.1, 0.1], "payload_bytes": [0, 2e9, 3e9],
+                 "parameters_k_plus_m": [0, 110 * 50 * 34_186, 1]}),
+            rows("local_only", {**common, "round": [0, 5, 10], "local_accuracy_mean": [0.5, 0.9, 0.99],
+                 "accuracy_ensemble": [0.4, 0.7, 0.9], "accuracy_vote": [0.4, 0.6, 0.9],
+                 "accuracy_mean": [0.1, 0.1, 0.1], "payload_bytes": [0, 0, 0]}),
+        ]
+    )  # fmt: skip
+    options = page.Options(seeds=1)
+    table = page.tabulate(found, {0: before}, options).set_index("method")
+    assert table.loc["lg", ["local_test", "new_test", "new_by_vote", "rounds"]].tolist() == [97, 95, 94, 450]
+    assert table.loc["lg", "parameters"] == pytest.approx(2.805e10, rel=1e-4)
+    assert table.loc["fedavg", "parameters"] == pytest.approx(5.05e10, rel=1e-4)
+    assert table.loc["fedavg", ["local_test", "new_test", "megabytes"]].tolist() == [60, 80, 5000]
+    assert np.isnan(table.loc["fedavg", "new_by_vote"])
+    assert table.loc["local_only", ["rounds", "parameters", "megabytes"]].tolist() == [5, 0, 0]
+    assert table.loc["lg", ["local_test_published", "new_test_published"]].tolist() == [98.66, 97.81]
+    said = page.finding(table.reset_index(), options)
+    assert "LG-FedAvg: local test 97.00 %, new test 95.00 %, 450 rounds, 6,000 MB" in said
+    left, right = page.draw(table.reset_index(), options).axes
+    assert (left.get_title(), right.get_title()) == ("local test", "new test")
+    assert [each.get_width() for each in left.patches] == [60, 97, 90]
+
+
+@pytest.mark.parametrize(
+    "words", [("--dataset", "adult"), ("--methods", "lg", "sgd"), ("--end", "400"), ("--nonsense", "1")]
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run_page(tmp_path, *words)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    if words[0] != "--nonsense":
+        assert len(done.stderr.splitlines()) == 1
