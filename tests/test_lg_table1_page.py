@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import lab
 from experiments import lg_table1 as page
 
 ROOT = Path(__file__).parents[1]
@@ -30,15 +31,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_reader_gets_a_row_for_every_method(published: Path) -> None:
-    table = pd.read_csv(published / "table.csv").set_index("method")
-    assert list(table.index) == list(page.METHODS)
+    table = pd.read_csv(published / "table.csv")
+    of = lab.by_label(table, ["method"])
+    assert list(of) == list(page.METHODS)
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert table["parameters_published"].isna().all()  # nobody published digits
     # Peers who keep a part do better on their own data than one model for all.
-    assert table.loc["lg", "local_test"] > table.loc["fedavg", "local_test"]
-    assert table.loc["lg", "parameters"] < table.loc["fedavg", "parameters"]
-    assert table.loc["local_only", ["parameters", "megabytes"]].tolist() == [0, 0]
-    assert table.loc["ring_8_bits", "megabytes"] < table.loc["ring", "megabytes"]
+    assert of["lg"]["local_test"] > of["fedavg"]["local_test"]
+    assert of["lg"]["parameters"] < of["fedavg"]["parameters"]
+    assert of["local_only"]["parameters"] == of["local_only"]["megabytes"] == 0
+    assert of["ring_8_bits"]["megabytes"] < of["ring"]["megabytes"]
 
 
 def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
@@ -73,19 +75,21 @@ def test_the_round_is_chosen_on_validation_data_and_parameters_add_up() -> None:
         ]
     )  # fmt: skip
     options = page.Options(seeds=1)
-    table = page.tabulate(found, {0: before}, options).set_index("method")
-    assert table.loc["lg", ["local_test", "new_test", "new_by_vote", "rounds"]].tolist() == [97, 95, 94, 450]
-    assert table.loc["lg", "parameters"] == pytest.approx(2.805e10, rel=1e-4)
-    assert table.loc["fedavg", "parameters"] == pytest.approx(5.05e10, rel=1e-4)
-    assert table.loc["fedavg", ["local_test", "new_test", "megabytes"]].tolist() == [60, 80, 5000]
-    assert np.isnan(table.loc["fedavg", "new_by_vote"])
-    assert table.loc["local_only", ["rounds", "parameters", "megabytes"]].tolist() == [5, 0, 0]
-    assert table.loc["lg", ["local_test_published", "new_test_published"]].tolist() == [98.66, 97.81]
-    said = page.finding(table.reset_index(), options)
+    table = page.tabulate(found, {0: before}, options)
+    of = lab.by_label(table, ["method"])
+    assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [97, 95, 94, 450]
+    assert of["lg"]["parameters"] == pytest.approx(2.805e10, rel=1e-4)
+    assert of["fedavg"]["parameters"] == pytest.approx(5.05e10, rel=1e-4)
+    assert [of["fedavg"][name] for name in ("local_test", "new_test", "megabytes")] == [60, 80, 5000]
+    assert np.isnan(of["fedavg"]["new_by_vote"])
+    assert [of["local_only"][name] for name in ("rounds", "parameters", "megabytes")] == [5, 0, 0]
+    assert [of["lg"][name] for name in ("local_test_published", "new_test_published")] == [98.66, 97.81]
+    said = page.finding(table, options)
     assert "LG-FedAvg: local test 97.00 %, new test 95.00 %, 450 rounds, 6,000 MB" in said
-    left, right = page.draw(table.reset_index(), options).axes
+    left, right = page.draw(table, options).axes
     assert (left.get_title(), right.get_title()) == ("local test", "new test")
-    assert [each.get_width() for each in left.patches] == [60, 97, 90]
+    bars: list[Any] = list(left.patches)
+    assert [each.get_width() for each in bars] == [60, 97, 90]
 
 
 @pytest.mark.parametrize(
