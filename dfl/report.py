@@ -176,7 +176,9 @@ class Folder:
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
         graph = f"{run.topology}, " if run.topology else ""
-        said = "".join(f", {each}" for each in (run.aggregator, run.attack) if each not in ("mean", "none", "fltrust"))
+        ways = (f"sharing {run.share}", run.aggregator, run.attack)
+        plain = ("sharing all", "mean", "none", "fltrust")
+        said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
         drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
         (self.path / "figures").mkdir(exist_ok=True)
