@@ -237,6 +237,7 @@ def _check_numbers(run: Run) -> None:
         ("momentum", 0 <= run.momentum < 1, "at least 0 and below 1"),
         ("weight_decay", 0 <= run.weight_decay <= largest, "at least 0"),
         ("validation", 0 <= run.validation < 1, "at least 0 and below 1"),
+        ("share", run.share, "all, nothing, head:K, first:K or patterns of names"),
         ("device", re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device), "auto, cpu, cuda or cuda:NUMBER"),
     ):
         if not good:

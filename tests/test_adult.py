@@ -230,7 +230,8 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_sizes_out_of_range(tmp_path: Path, size: int) -> None:
     write_adult(tmp_path)
     most = sum(row[8] in ("White", "Black") for row in ROWS) // 2
-    assert refused(lambda: load(tmp_path, size)) == f"--dataset adult: size must be from 1 to {most}, not {size}"
+    allowed = f"at most {most}" if size > most else "at least 1"
+    assert refused(lambda: load(tmp_path, size)) == f"--dataset adult: size must be {allowed}, not {size}"
 
 
 # --- protected attributes in a caller's own data ----------------------------------------------------------------------

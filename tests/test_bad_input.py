@@ -65,7 +65,9 @@ def test_every_type_of_option_is_tried() -> None:
     assert {each for *_, each in OPTIONS} <= set(BAD)
     assert set(BAD) == set(VALUES)
     assert all(len(values) >= 2 for values in BAD.values())
-    assert set(PLAIN) - set(FLAGS) == {"data_dir", "init", "engine", "device", "until", "ensemble", "out"}
+    assert set(PLAIN) - set(FLAGS) == {
+        "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "pretrain", "start",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def adult(directory: Path | None, *, size: int | None = None) -> Data:
         B. Becker, R. Kohavi, "Adult", UCI Machine Learning Repository, 1996; P. P. Liang et al., "Think locally, act
         globally", arXiv 2001.01523, section 3.3, and its main_fair.py; equalgo, "fairness-in-ml".
     """
+    if size is not None and size < 1:
+        raise InputError(f"--dataset adult: size must be at least 1, not {size}")
     path = find(locate("adult", directory, SOURCE), FILE)
     table = _kept(_read(path))
     inputs, labels = _inputs(table), (table["income"] == ">50K").astype(np.int64)
@@ -97,8 +99,8 @@ def _halves(path: Path, labels: NDArray[np.int64], size: int | None) -> tuple[ND
     """Which people are for training and which for testing, in the order in which they were drawn."""
     from sklearn.model_selection import train_test_split
 
-    if size is not None and not 1 <= size <= len(labels) // 2:
-        raise InputError(f"--dataset adult: size must be from 1 to {len(labels) // 2}, not {size}")
+    if size is not None and size > len(labels) // 2:
+        raise InputError(f"--dataset adult: size must be at most {len(labels) // 2}, not {size}")
     labels = labels[: 2 * size if size else None]
     poor, rich = np.bincount(labels, minlength=2)
     if min(poor, rich) < 2:
