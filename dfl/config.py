@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dfl.errors import InputError
 from dfl.specs import flag, options
+from dfl.split import NETS
 from dfl.values import KINDS, nearest, read
 
 
@@ -65,7 +66,7 @@ class Run:
     share: str = "all"
     """What of a model is shared: all, nothing, head:K or first:K layers, or patterns of names joined by +."""
     pretrain: str | None = None
-    """Share everything at first: for a number of rounds, or until accuracy=0.975 or another figure is reached."""
+    """Share everything at first: for a number of rounds, or until an evaluation that is this good: accuracy=0.975."""
     peers: int | None = None
     """Number of peers P; as many as there are ranks where not given."""
     rounds: int = 100
@@ -138,10 +139,19 @@ class Run:
         return None if self.until is None else self._figure("until", self.until)
 
     @property
+    def nets(self) -> tuple[str, ...]:
+        """The parts of the models that only training has use for."""
+        return tuple(name for name in NETS if getattr(self, name) != "none")
+
+    @property
     def opening(self) -> int | tuple[str, float, bool]:
         """How long everything is shared: a number of rounds, or a goal as `goal` has one."""
-        if self.pretrain is None or self.pretrain.isdecimal():
-            return int(self.pretrain or 0)
+        if self.pretrain is None:
+            return 0
+        if self.pretrain.isdecimal():
+            if len(self.pretrain) > 9 or int(self.pretrain) > self.rounds:
+                raise InputError(f"--pretrain {self.pretrain[:20]} is more than all --rounds {self.rounds}")
+            return int(self.pretrain)
         return self._figure("pretrain", self.pretrain)
 
     def _figure(self, where: str, said: str) -> tuple[str, float, bool]:
@@ -205,6 +215,7 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
         (f"--aggregator {aggregator}", odd and ("aggregator" not in method.takes or method.rule != "mean")),
         (f"--aggregator {aggregator}", odd and method.serves and _name(aggregator) == "fltrust"),
         (f"--until {run.until}", run.goal and run.goal[0] == "consensus_distance" and method.serves),
+        (f"--pretrain {run.pretrain}", "consensus_distance" in str(run.pretrain)),
         (f"--share {run.share}", run.share != "all" and not method.splits),
         (f"--init {run.init}", run.init == "independent" and method.serves),
     ):

@@ -47,7 +47,8 @@ def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, Spec],
     """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
     p, spec = x
     empty = torch.empty(p, spec.d, dtype=dtype, device="meta")
-    state = algorithm.init(empty[:1] if algorithm.serves else empty, empty, Net(network, 0))
+    start = empty.new_empty(1, spec.d) if algorithm.serves else empty
+    state = algorithm.init(start, start, Net(network, 0))
     state = algorithm.part(state, spec.shared)
     values = (getattr(state, each.name) for each in fields(state))
     return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))

@@ -36,7 +36,6 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
     data = given if given is not None else parts["dataset"](named)
     _check_data(data)
-    _check_protected(data)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"

@@ -119,20 +119,19 @@ class Spec:
     shared: int
 
     @classmethod
-    def of(cls, module: Module, share: str = "all") -> Spec:
+    def of(cls, module: Module, share: str = "all", nets: Sequence[str] = ()) -> Spec:
         """Read the layout off a module.
 
         Args:
             module: the model.
             share: which of its parameters are shared, as `--share` says it.
+            nets: its children that only training has use for, which are no layers.
 
         Raises:
             InputError: the module has no parameters, has buffers that averaging would corrupt (BatchNorm), or draws
                 from torch's own generator (dropout).
         """
-        draws = [
-            name for name, layer in module.named_modules() if getattr(layer, "p", 0) or getattr(layer, "dropout", 0)
-        ]
+        draws = [name for name, layer in module.named_modules() if _draws(layer)]
         if draws:
             raise InputError(
                 f"the model's layer {draws[0]} drops units at random, which no seed of the run decides: set p=0, "
@@ -147,7 +146,7 @@ class Spec:
         named = dict(module.named_parameters())
         if not named:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
-        common = shared_names(share, list(named))
+        common = shared_names(share, list(named), nets)
         names = (*common, *(name for name in named if name not in common))
         shapes = tuple(tuple(named[name].shape) for name in names)
         ends = [0, *accumulate(map(math.prod, shapes))]
@@ -185,6 +184,12 @@ class Spec:
         """The module's own parameters as one row (d,)."""
         named = dict(module.named_parameters())
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
+
+
+def _draws(layer: Module) -> bool:
+    """Whether a layer draws from torch's own generator when it trains."""
+    shares = (getattr(layer, name, 0) for name in ("p", "dropout"))
+    return isinstance(layer, torch.nn.RReLU) or any(isinstance(each, int | float) and each > 0 for each in shares)
 
 
 def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:

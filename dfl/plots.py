@@ -244,7 +244,8 @@ def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
 
     x = column(by)
     dots: dict[str, Any] = {"marker": _marker(rows), "markersize": 4}
-    served = "upload_bytes" in rows and not rows["consensus_distance"].any()  # the server's model is everybody's
+    apart = rows[["consensus_distance", "accuracy_std"]].to_numpy() > 1e-9
+    served = "upload_bytes" in rows and not apart.any()  # the server's model is everybody's
     if not served:
         _spread(axes, x, [column(f"accuracy_{name}") for name in ("min", "max", "mean", "std")])
     axes.plot(

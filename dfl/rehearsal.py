@@ -34,8 +34,9 @@ def rehearse(run: Run, parts: Parts, data: Data, weights: Sequence[csr_array]) -
     assert run.peers is not None
     algorithm, attack = parts["algorithm"], parts["attack"]
     parts["augment"].check(data.train_inputs.shape[1:])
-    if run.goal and "accuracy" in run.goal[0] and not data.classes:
-        raise InputError(f"--until {run.until}: labels that are no classes have no accuracy, choose train_loss")
+    for goal in (f"--until {run.until}", f"--pretrain {run.pretrain}"):
+        if "accuracy" in goal and not data.classes:
+            raise InputError(f"{goal}: labels that are no classes have no accuracy, choose train_loss")
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
     n, _ = algorithm.traffic(run.peers, 0)
     heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)

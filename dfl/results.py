@@ -20,7 +20,6 @@ from dfl.errors import InputError
 from dfl.metrics import rounds_to
 from dfl.models import MODELS
 from dfl.specs import choose, flag
-from dfl.split import NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +74,12 @@ class Result:
         except SafetensorError as error:
             raise InputError(f"{self.folder}/state.safetensors is damaged: {error}") from None
 
+    @property
+    def honest(self) -> list[bool]:
+        """Which of the models are those of honest peers."""
+        models = max(map(len, self.state.values()))
+        return (self.peers["liar"] == 0).tolist() if "liar" in self.peers and models > 1 else [True] * models
+
     def model(self, peer: int) -> Module:
         """A fresh module with the weights of one peer.
 
@@ -102,16 +107,13 @@ class Result:
         """
         if isinstance(self.module, Sequence):
             raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
-        honest = [True] * len(next(iter(self.state.values())))
-        if "liar" in self.peers and len(honest) > 1:
-            honest = (self.peers["liar"] == 0).tolist()
-        models = {name: value.numpy()[honest].astype(np.float64) for name, value in self.state.items()}
+        models = {name: value.numpy()[self.honest].astype(np.float64) for name, value in self.state.items()}
         means = {name: value.sum(0) / len(value) for name, value in models.items()}
         weights = {name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()}
         return self._filled(weights, self._module())
 
     def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
-        idle = tuple(f"{net}." for net in NETS if getattr(self.run, net) != "none")  # which only training has use for
+        idle = tuple(f"{net}." for net in self.run.nets)  # which only training has use for
         weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
         wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
         found = {name: tuple(value.shape) for name, value in weights.items()}

@@ -109,6 +109,8 @@ def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -
     if model is None:
         model = make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
     modules = tuple(model) if isinstance(model, Sequence) else (model,)
+    if not modules:
+        raise InputError("model: no module is given")
     objective: Objective | None = parts["objective"]
     if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
         idle = f"--pretrain {run.pretrain}" if run.pretrain else f"--start {run.start}" if run.start else "--share all"
@@ -129,7 +131,7 @@ def make_task(
         place: whose problem it is, and where it is worked on.
     """
     (modules, loss), (common, own) = problem, arrays
-    specs, sizes = specs_of(modules, run.share), common["sizes"][:, 0]
+    specs, sizes = specs_of(modules, run), common["sizes"][:, 0]
     spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
@@ -145,18 +147,18 @@ def make_task(
     return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
 
 
-def specs_of(modules: Sequence[Module], share: str) -> list[Spec]:
+def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
     """The layouts of models of several kinds, which must agree in what is shared.
 
     Raises:
         InputError: they do not, or are not of one dtype.
     """
-    specs = [Spec.of(module, share) for module in modules]
+    specs = [Spec.of(module, run.share, run.nets) for module in modules]
     common = [dict(zip(spec.common, spec.shapes, strict=False)) for spec in specs]
     for k, (module, shared) in enumerate(zip(modules, common, strict=True)):
         if list(shared.items()) != list(common[0].items()):
             raise InputError(
-                f"--share {share}: models 0 and {k} do not agree in what is shared, {common[0]} and {shared}"
+                f"--share {run.share}: models 0 and {k} do not agree in what is shared, {common[0]} and {shared}"
             )
         if (ours := next(module.parameters()).dtype) != (theirs := next(modules[0].parameters()).dtype):
             raise InputError(f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype")

@@ -24,18 +24,20 @@ NETS = ("auxiliary", "adversary")
 _ENDS = {"head": lambda layers, k: layers[-k:], "first": lambda layers, k: layers[:k]}
 
 
-def shared_names(share: str, names: Sequence[str]) -> tuple[str, ...]:
+def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> tuple[str, ...]:
     """The parameters that `--share` means, in their order.
 
     Args:
         share: all; nothing; head:K or first:K, the last or the first K layers; or patterns of parameter or layer
             names, joined by +, in which * stands for anything.
         names: of the model's parameters, layer by layer: `layer.kind`.
+        nets: the first words of names of parameters that belong to no layer, but to nets that only training has use
+            for: `all` shares them, too, and a pattern that does not begin with *.
 
     Raises:
         InputError: a pattern that no name matches, or a number of layers that the model does not have.
     """
-    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in NETS))
+    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in nets))
     if share in ("all", "nothing"):
         return tuple(names) if share == "all" else ()
     end, colon, number = share.partition(":")
@@ -46,13 +48,15 @@ def shared_names(share: str, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name.rpartition(".")[0] in chosen)
     patterns = share.split("+")
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in names):
+        if not any(_matches(name, pattern, nets) for name in names):
             choices = ["all", "nothing", "head:1", *layers, *names]
             raise InputError(f"--share: no layer or parameter is called {pattern!r}{nearest(pattern, choices)}")
-    return tuple(name for name in names if any(_matches(name, pattern) for pattern in patterns))
+    return tuple(name for name in names if any(_matches(name, pattern, nets) for pattern in patterns))
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:
+    if name.partition(".")[0] in nets and pattern.startswith("*"):
+        return False
     return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Starts(NamedTuple):
 def given(run: Run, world: World, layout: Layout) -> Starts | None:
     """The models of `--start` that are for this rank; None where it is not given.
 
-    Peers that the other run did not have start at the mean of those that it had, added up in float64.
+    Peers that the other run did not have start at the mean of its honest ones, added up in float64.
 
     Raises:
         InputError: on every rank, for no finished run, or one of more models than there are peers.
@@ -58,18 +59,17 @@ def given(run: Run, world: World, layout: Layout) -> Starts | None:
 def _models(run: Run) -> Arrays:
     """(P, *shape) or (1, *shape) by parameter name."""
     assert run.start is not None
-    models = {name: value.numpy() for name, value in load(run.start).state.items()}
+    ended = load(run.start)
+    models = {name: value.numpy() for name, value in ended.state.items()}
     peers, known = run.peers or 1, len(next(iter(models.values())))
     if known > peers:
         raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")
     if known == 1:
         return models
-    return {name: np.concatenate([rows, np.repeat(_mean(rows), peers - known, 0)]) for name, rows in models.items()}
-
-
-def _mean(rows: NDArray[Any]) -> NDArray[Any]:
-    mean: NDArray[Any] = rows.mean(0, dtype=np.float64, keepdims=True).astype(rows.dtype)
-    return mean
+    honest = ended.honest
+    means = {name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()}
+    come = {name: np.repeat(mean.astype(models[name].dtype), peers - known, 0) for name, mean in means.items()}
+    return {name: np.concatenate([rows, come[name]]) for name, rows in models.items()}
 
 
 def _some(models: Arrays, peers: range) -> Arrays:
@@ -148,9 +148,11 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
             f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
         )
     if isinstance(given, Starts):
-        _check_given(run, task, given, serves, world)
-    elif run.init == "independent" or not given:
-        draw(task.module, task.spec, run.seed, [])
+        whole = replace(task, spec=task.spec.whole) if run.pretrain else task
+        _check_given(run, whole, given, serves, world)
+    for module, spec in task.kinds or ((task.module, task.spec),):
+        if run.init == "independent" or not given:
+            draw(module, spec, run.seed, [])
 
 
 def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World) -> None:

@@ -63,6 +63,11 @@ class Solver:
     batched: bool = True
 
 
+def _cut(work: int | Ints, here: Ints) -> int | Ints:
+    """The work of peers at some positions, where it is not the same for all."""
+    return work if isinstance(work, int) else work[here]
+
+
 @dataclass(frozen=True)
 class Examples:
     """Examples of this rank's peers, one peer after the other, on the device where they are used.
@@ -132,15 +137,14 @@ class Task:
     seed: int
     server: Task | None = None
     kinds: tuple[tuple[Module, Spec], ...] = ()
+    augment: Augment = AS_THEY_ARE
+    objective: Objective | None = None
 
     def parts(self) -> Iterator[tuple[Ints, Task]]:
         """The peers of every kind, by their positions on this rank, and their problem."""
         for k, (module, spec) in enumerate(self.kinds):
             here = np.flatnonzero(self.peers % len(self.kinds) == k)
             yield here, replace(self.only(here), module=module, spec=spec, kinds=())
-
-    augment: Augment = AS_THEY_ARE
-    objective: Objective | None = None
 
     def only(self, here: Ints, work: Ints | None = None) -> Task:
         """The problem of some of the peers.
@@ -151,6 +155,7 @@ class Task:
         """
         train, solver = self.train, self.solver
         train = train.only(here)
+        solver = replace(solver, epochs=_cut(solver.epochs, here), steps=_cut(solver.steps, here))
         if work is not None:
             solver = replace(solver, steps=work) if np.any(solver.steps) else replace(solver, epochs=work)
         return replace(self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver)

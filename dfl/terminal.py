@@ -255,7 +255,7 @@ def _facts(setting: Setting) -> Facts:
 
 def _one(row: Mapping[str, float]) -> bool:
     """Whether all peers have the server's model."""
-    return "upload_bytes" in row and row["consensus_distance"] == 0
+    return "upload_bytes" in row and row["consensus_distance"] == 0 and not row["accuracy_std"] > 1e-9
 
 
 def _figures(row: Mapping[str, float]) -> list[str]:

@@ -75,6 +75,7 @@ WAYS: list[dict[str, Any]] = [
     {"topology": "ring"},
     {"topology": "one_peer_exponential", "bits": 3},
     {"bits": 5, "init": "independent"},
+    {"algorithm": "fedprox:stragglers=0.5", "local_epochs": 3},
 ]
 
 
@@ -104,6 +105,12 @@ def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Pa
         outputs = torch.stack([result.model(i)(seen) for i in range(7)])
     accuracy = (outputs.argmax(2) == exam.labels).double().mean(1).numpy()
     assert result.peers["accuracy"].to_numpy() == pytest.approx(accuracy)
+    inputs, labels = setting.task.train.at(torch.arange(7 * 30).view(7, 30))
+    with torch.no_grad():
+        losses = [
+            nn.functional.cross_entropy(result.model(i)(setting.task.inputs(inputs[i])), labels[i]) for i in range(7)
+        ]
+    assert result.peers["train_loss"].to_numpy() == pytest.approx(np.array(losses), rel=1e-5)
     assert row["accuracy_ensemble"] == pytest.approx(float((outputs.mean(0).argmax(1) == exam.labels).double().mean()))
     assert np.isnan(row["accuracy_mean_model"])
     assert row["consensus_distance"] > 0

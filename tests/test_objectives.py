@@ -241,20 +241,6 @@ def test_the_adversarys_loss_is_torchs_binary_cross_entropy() -> None:
     assert torch.allclose(Adversary().loss(said, wanted), each.mean(1), rtol=0, atol=1e-5)
 
 
-BAD_DATA = [
-    ({"train_protected": None}, r"protected attributes none: they must be int64 of shape \(60, 2\)"),
-    ({"protected": ("left",)}, r"int64 of shape \(60, 2\): they must be int64 of shape \(60, 1\)"),
-    ({"test_protected": np.zeros((20, 2), np.int32)}, r"int32 of shape \(20, 2\): they must be int64"),
-    ({"train_protected": np.full((60, 2), 2)}, "from 2 to 2: each must be 0 or 1"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_DATA)
-def test_attributes_that_are_none(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        setting(data=replace(shaded(), **change))
-
-
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [

@@ -147,6 +147,13 @@ def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> N
     assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
 
+def test_a_rank_without_peers_has_the_servers_model_only() -> None:
+    setting = digits(algorithm="fedavg", share="head:1", peers=1)
+    setting.network.payload = setting.network.payload[:0]
+    d = setting.task.spec.d
+    assert cost.memory_of_state(setting.algorithm, setting.network, (0, setting.task.spec), torch.float32) < 2 * 4 * d
+
+
 def test_memory_per_edge() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
     d = setting.task.spec.d

@@ -79,6 +79,13 @@ def test_a_row_begins_with_what_is_shared_and_holds_the_same_model() -> None:
         assert torch.equal(spec.row(module), rows[1])
 
 
+def test_nets_of_training_are_no_layers_and_are_shared_with_all_or_by_name() -> None:
+    names = ["1.weight", "3.weight", "auxiliary.0.weight"]
+    for share, expected in (("head:1", names[1:2]), ("*", names[:2]), ("aux*", names[2:]), ("all", names)):
+        assert list(shared_names(share, names, ("auxiliary",))) == expected
+    assert list(shared_names("head:1", names)) == names[2:]  # a layer of the caller's own that is called so
+
+
 def test_rows_are_parted_and_joined_again() -> None:
     x = torch.arange(12.0).view(3, 4)
     for s in range(5):
@@ -171,82 +178,6 @@ def test_steps_can_count_by_their_length() -> None:
     assert not torch.allclose(weight, torch.full((6,), 1 / 6, dtype=torch.float64), rtol=1e-2)
 
 
-def test_at_first_everything_can_be_shared() -> None:
-    """Two rounds of FedAvg, then local-global rounds from there; the bytes of both kinds are counted."""
-    few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "eval_every": 1, **MLP}
-    few |= {"algorithm": "fedavg"}
-    rows = list(simulate(Run(share="head:1", pretrain="2", **few)))
-    whole = list(simulate(Run(**few)))
-    spec = digits(share="head:1", **MLP).task.spec
-    assert [row["train_loss"] for row in rows[:3]] == [row["train_loss"] for row in whole[:3]]
-    assert rows[3]["train_loss"] != whole[3]["train_loss"]
-    assert [row["consensus_distance"] > 0 for row in rows] == [False, False, False, True, True]
-    steps = np.diff([row["parameters_k_plus_m"] for row in rows])
-    assert steps.tolist() == [12 * spec.d, 12 * spec.d, 12 * spec.shared, 12 * spec.shared]
-    goal = whole[1]["accuracy_mean"]
-    until = list(simulate(Run(share="head:1", pretrain=f"accuracy={goal}", **few)))
-    turns = [row["accuracy_mean"] >= goal for row in whole].index(True)
-    assert [row["consensus_distance"] > 0 for row in until].index(True) == turns + 1
-
-
-def test_copies_of_neighbours_are_cut_when_less_is_shared() -> None:
-    few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "bits": 8, **MLP}
-    for topology in ("ring", "one_peer_exponential"):
-        setting = digits(share="head:1", **few, topology=topology)
-        whole = replace(setting.task, spec=setting.task.spec.whole)
-        state, s = next(states(replace(setting, task=whole), 0)), setting.task.spec.shared
-        state = setting.algorithm.round(state, whole, Net(setting.network, 0), 0)
-        cut = setting.algorithm.part(state, s)
-        assert torch.equal(cut.said, state.said[:, :s])
-        assert torch.equal(cut.heard, state.heard[:, :s])
-        after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1), 1)
-        assert torch.equal(after.x[:, s:], sgd(state.x, setting.task, 1)[:, s:])
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "share", "rounds", "total"),
-    [
-        ("mlp:hidden=512+256+256+128", (1, 28, 28), "all", (725, 0), 5.05e10),
-        ("mlp:hidden=512+256+256+128", (1, 28, 28), "head:2", (400, 50), 2.805e10),
-        ("lenet", (3, 32, 32), "all", (1850, 0), 13.0448e9),
-        ("lenet", (3, 32, 32), "first:2", (1200, 60), 8.4804e9),
-    ],
-)
-def test_the_counts_of_table_1_come_out(
-    model: str, shape: tuple[int, ...], share: str, rounds: tuple[int, int], total: float
-) -> None:
-    """Liang et al. 2020, Table 1: K = 100, m = 10, from the published rounds."""
-    spec = Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), share)
-    told = cost.parameters_k_plus_m(choose("--algorithm", "fedavg:fraction=0.1", ALGORITHMS)(), 100, spec, rounds)
-    assert told == pytest.approx(total, rel=1e-4)
-    published = {"all": spec.d, "head:2": 34_186, "first:2": 2_872}
-    assert (spec.d, spec.shared) == (633_226 if "mlp" in model else 64_102, published[share])
-    assert Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), "head:3").shared in (
-        99_978,
-        48_120 + 12_100 + 1_010,
-    )
-
-
-def test_what_is_counted_is_what_was_foretold() -> None:
-    settings: dict[str, Any] = {"algorithm": "fedavg:fraction=0.5", "share": "head:1", "peers": 6, "rounds": 5, **MLP}
-    *_, last = simulate(Run(**settings, pretrain="2", examples_per_peer=25))
-    setting = digits(**settings)
-    told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.spec, (2, 3))
-    assert last["parameters_k_plus_m"] == told == 9 * (2 * setting.task.spec.d + 3 * setting.task.spec.shared)
-
-
-def test_everyone_can_be_told() -> None:
-    chosen, everyone = (
-        digits(algorithm=f"fedavg:fraction=0.5,push={whom}", share="head:1", **MLP) for whom in ("chosen", "everyone")
-    )
-    assert torch.equal(final(chosen, 3), final(everyone, 3))
-    s = chosen.task.spec.shared
-    assert chosen.network.told.sum() == 3 * 3 * 4 * s
-    assert everyone.network.told.tolist() == [3 * 4 * s] * 6
-    assert chosen.network.parameters == everyone.network.parameters == 3 * 9 * s
-    assert everyone.payload_per_round == (3 + 6) * 4 * s
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -254,6 +185,9 @@ def test_everyone_can_be_told() -> None:
         ({"algorithm": "fltrust", "share": "head:1"}, "no part in --algorithm fltrust"),
         ({"pretrain": "3"}, "--pretrain 3"),
         ({"share": "head:1", "pretrain": "loss=3"}, "--pretrain: unknown figure 'loss'"),
+        ({"share": "head:1", "pretrain": "9"}, "--pretrain 9 is more than all --rounds 4"),
+        ({"share": "head:1", "pretrain": "9" * 5000}, "is more than all --rounds 4"),
+        ({"share": "head:1", "pretrain": "consensus_distance=1"}, "has no part in --algorithm dfedavgm"),
         ({"share": "head:1", "pretrain": "soon"}, "--pretrain must be written a number of rounds or"),
         ({"share": "conv*"}, "no layer or parameter is called 'conv*'"),
         ({"algorithm": "fedavg:push=nobody"}, "push must be chosen or everyone"),

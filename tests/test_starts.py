@@ -67,6 +67,14 @@ def test_newcomers_start_at_the_mean(many: Path) -> None:
     assert torch.allclose(x[6], x[:6].mean(0), atol=1e-7)
 
 
+def test_newcomers_do_not_start_at_what_liars_say(tmp_path: Path) -> None:
+    lies = ended(tmp_path / "lies", share="head:1", attack="label_flip:peers=1")
+    x, _ = beginning(start=lies, peers=7)
+    honest = [0, 2, 3, 4, 5]
+    assert torch.allclose(x[6], x[honest].mean(0), atol=1e-7)
+    assert not torch.allclose(x[6], x[:6].mean(0), atol=1e-5)
+
+
 def test_a_run_goes_on_where_another_stopped(one: Path, many: Path) -> None:
     """At round 0 the figures are those at the end of the other run."""
     for folder, settings in ((one, {"algorithm": "fedavg"}), (many, {"share": "head:1"})):
@@ -90,6 +98,7 @@ def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) ->
         ({"peers": 5}, "has 6 models, for 5 peers: one, or at most as many"),
         ({"init": "independent"}, "leave --init independent out"),
         ({"algorithm": "fedavg"}, "these differ in what is shared"),
+        ({"algorithm": "fedavg", "share": "first:1", "pretrain": "1"}, "these differ in what is shared"),
         ({"start": Path("/nowhere/at/all")}, "is no run directory"),
     ],
 )

@@ -73,7 +73,8 @@ class FedAvg(Algorithm):
     Attributes:
         fraction: C, the share of the peers that take part in a round, drawn for every round.
         weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient, ||z_k - w||^2 in place of n_k,
-            since the step is η times the sum of the gradients (LG-FedAvg, section 2.2).
+            since the step is η times the sum of the gradients (LG-FedAvg, section 2.2): of the step as it was meant,
+            so that a liar gains no weight by its lie.
         push: whom the server tells in a round: chosen, the peers of S_t; or everyone, as the published LG-FedAvg does
             and counts. Learning is the same: who needs w later is told it then.
         server_lr: η_s.
