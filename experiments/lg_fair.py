@@ -2,9 +2,35 @@
 
 Table 4 of Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
 
-Command:
+Command, 40 runs, ten minutes on half a core:
 
     python -m experiments.lg_fair --data-dir DIR
+
+Finding: f learns to deceive the adversary that it has; whether it hides anything is another question. Percent, IID
+and non-IID, five seeds. In the published network the adversary's AUC falls from 65.5 and 65.7 to 55.8 and 54.8
+(published: 63.3 and 62.7 to 50.1 and 49.8) for less than a point of accuracy, but a probe fitted afterwards reads
+73.4 and 72.7, more than without an adversary (68.8 and 69.1). That the probe is as close to chance as the adversary,
+as section 3.3 says, is not found here. It is with a representation of three numbers, normalised, and a wider
+adversary: 52.1 and 52.5 for the adversary, 54.4 and 55.4 for the probe, at 80.5 and 77.1 % right where LG-FedAvg
+without an adversary has 82.5 and 81.6 (75.75 is always to say no; AUC 83.3 and 80.2 against 87.9 and 87.2). The width
+alone hides little: without an adversary that network leaves 64.9 and 64.8 to its adversary and 65.7 and 60.8 to the
+probe (seed 0). The gap in decisions between groups falls from 16.4 and 16.0 points to 5.1 and 5.0, that in equalised
+odds does not: 10.9 and 11.4 before, 14.8 and 11.2 after. The non-IID mean suffers from two devices of one seed, right
+for 26 and 30 %, whose f disagrees with the shared layer.
+
+Grid: Adult's first 30,000 people in two halves, 10 devices, a tenth of each one's examples set aside for choices. 8
+rounds of one epoch, batches of 32, learning rate 0.1, momentum 0.5. Published network 93-32-32-32-32-32-2 with
+dropout 0.2, h behind the third layer, adversary 32-32-32; the auxiliary net of the two LG-FedAvg rows is one layer.
+Narrow: 93-32-32-3, LayerNorm without parameters, 2; adversary 256, momentum 0, no auxiliary net. FedAvg trains the
+adversary but f does not heed it. All are means over the devices on the whole test half, and over race and sex; the
+probe is of the first three devices. The paper has 50 rounds of 10 epochs for FedAvg, 10 epochs of local training
+before and 10 rounds for LG-FedAvg; here there is no training before, since a server does not start from models that
+differ in what it shares.
+
+Lambda was chosen on validation data at seed 0. Published network, IID: 1 to 8 leave the adversary at 59 or more, 30
+at 55, 100 diverges. h of 8 normalised numbers: 20 brings the adversary to 53, the probe stays at 67. h of 3: 6,
+adversary 56 and probe 55; 10 and 15 are alike (51 and 50 IID, 54 and 53 non-IID), with 30 a run says no to all (the
+first run of this page, seen on the test half). 15 is taken.
 """
 
 from __future__ import annotations
@@ -174,8 +200,9 @@ def device(result: Result, data: Data, deal: Deal, i: int, options: Options) -> 
 def taken_apart(model: Module, behind: int) -> tuple[Sequential, Sequential]:
     """f and g of a stack, whose last `behind` layers with parameters are g."""
     assert isinstance(model, Sequential)
-    places = [k for k, layer in enumerate(model) if any(True for _ in layer.parameters())]
-    return Sequential(*model[: places[-behind]]), Sequential(*model[places[-behind] :])
+    layers = list(model)
+    cut = [k for k, layer in enumerate(layers) if any(True for _ in layer.parameters())][-behind]
+    return Sequential(*layers[:cut]), Sequential(*layers[cut:])
 
 
 def groups(data: Data, deal: Deal, i: int, validate: bool) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
