@@ -263,8 +263,8 @@ def draw_bars(table: pd.DataFrame, options: Options) -> Figure:
         places = np.arange(len(own))
         for axes, (name, title) in zip(line, titles.items(), strict=True):
             axes.barh(places, own[name], xerr=own[f"{name}_std"], color=lab.COLOURS[0])
-            if f"{name}_published" in own:
-                axes.plot(own[f"{name}_published"], places, "d", color=lab.COLOURS[1], label="published")
+            known = own.get(f"{name}_published", np.full(len(own), np.nan))
+            axes.plot(known, places, "d", color=lab.COLOURS[1], label="published")
             axes.set(title=title, xlim=(70, 90) if name == "accuracy" else (45, 80))
             axes.set_yticks(places, [NAMES[str(method)] for method in own["method"]] if name == "accuracy" else [])
             axes.invert_yaxis()
