@@ -1,6 +1,5 @@
 """Is what peers share, and only that, said and mixed, and does the rest stay with them?"""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,16 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfl import Data, Run, cost, metrics, simulate
-from dfl.algorithms import ALGORITHMS
+from dfl import Data, Run, metrics
 from dfl.errors import InputError
 from dfl.local import sgd
 from dfl.models import MODELS, Spec, draw
 from dfl.mpi import World
 from dfl.net import Net
-from dfl.setup import make_module
 from dfl.simulation import Setting, prepare
-from dfl.specs import choose
 from dfl.split import joined, parted, shared_names
 from tests.quadratic import digits, final, states
 
