@@ -196,7 +196,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         axes.set_yticks(places, [NAMES[str(name)] for name in table["method"]])
         axes.grid(axis="x", alpha=0.3)
     figure.axes[0].invert_yaxis()
-    figure.axes[1].legend(loc="lower left")
+    figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"LG-FedAvg's Table 1 on {options.dataset}, {options.devices} devices with two labels each")
     return figure
 
