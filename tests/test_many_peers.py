@@ -33,11 +33,11 @@ def run(peers: int = PEERS, **more: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two thousand peers that have run for three rounds and reported, within a minute."""
+    """Two thousand peers that have run for three rounds and reported, within minutes."""
     out, begun = tmp_path_factory.mktemp("many") / "run", time.perf_counter()
     for _ in dfl.simulate(run(rounds=3, eval_every=3, out=out)):
         pass
-    assert time.perf_counter() - begun < 60
+    assert time.perf_counter() - begun < 300
     return out
 
 

@@ -76,7 +76,7 @@ def test_accuracy_shows_mean_spread_and_mean_model() -> None:
 
 
 def test_a_server_has_one_curve_and_no_spread() -> None:
-    rows = table(5).assign(upload_bytes=1.0, backdoor_success_mean=0.3)
+    rows = table(5).assign(upload_bytes=1.0, backdoor_success_mean=0.3, consensus_distance=0.0, accuracy_std=1e-16)
     axes = drawn(plots.accuracy_by_round(rows)).axes[0]
     assert axes.get_legend_handles_labels()[1] == [
         "the server's model", "mean of the peers, own test parts", "success of the backdoor",
@@ -84,6 +84,13 @@ def test_a_server_has_one_curve_and_no_spread() -> None:
     assert list(plots.figures(rows, peers_of(4), (), np.ones((4, 2), np.int64))) == [
         "accuracy_by_round", "accuracy_by_bytes", "label_distribution",
     ]  # fmt: skip
+
+
+def test_peers_who_keep_a_part_have_a_spread_with_a_server_too() -> None:
+    for apart in ({"consensus_distance": 0.0}, {"accuracy_std": 0.0}):
+        axes = drawn(plots.accuracy_by_round(table(5).assign(upload_bytes=1.0, **apart))).axes[0]
+        assert "mean of the peers" in axes.get_legend_handles_labels()[1]
+        assert "the server's model" not in axes.get_legend_handles_labels()[1]
 
 
 def test_bytes_are_in_human_units() -> None:
