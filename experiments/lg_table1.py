@@ -2,9 +2,26 @@
 
 Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
 
-Command:
+Command, an hour and a half on a core that other programs shared (the published 725 rounds of FedAvg without `--end`):
 
-    python -m experiments.lg_table1 --data-dir DIR
+    python -m experiments.lg_table1 --data-dir DIR --end 450
+
+Finding: as published. On their own labels devices get 99.0 % right with LG-FedAvg, 97.9 % with FedAvg and 97.6 % alone
+(published 98.7, 98.2, 97.2); on new digits, by all models together, 98.0, 97.9 and 81.8 % (published 97.8, 98.2, 84.0).
+Until then LG-FedAvg says 2.805e10 parameters by the paper's count, its very figure; FedAvg is stopped here after 450
+rounds, of which validation data choose 433 in the mean, 3.0e10, so its published 98.15 % after 725 and 5.05e10 is not
+tried. The 50 local-global rounds themselves are cheap: they say 0.75 of 112 GB. Without a server, from the same model
+on, five rounds of LG-DFedAvgM on a ring do as well, 99.0 and 98.0 %, for 137 MB; in 8 bits the same for 34 MB. One by
+one the models know what their devices see: 95 % of all test digits behind a server and on the ring, 19 % alone.
+
+Grid: MNIST, 100 devices with two label shards each, a tenth of their examples set aside; 784-512-256-256-128-10 whose
+last two layers are shared, batches of 10, one epoch a round, learning rate 0.05, momentum 0.5, C = 0.1, three seeds.
+FedAvg until round 400, and from there on what each method does: 50 rounds with a server, or five of all devices on
+the ring, which is as much training. Alone: 10 epochs (published 500) from the common start. The round that counts is
+the one with the best validation accuracy, among the two to six that are looked at. Nothing was tuned.
+
+CIFAR-10 (`--dataset cifar10`: LeNet, crop and flip) was not run: 10 rounds with two looks took two and a half minutes
+on the busy machine, the published 1,850 are hours.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
     yield from lies()
     yield from splits()
+    yield from steps()
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
@@ -68,8 +69,6 @@ def splits() -> Iterator[tuple[str, dfl.Run]]:
     yield "split-graph", setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie")
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
     yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
-    yield from steps()
-    yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
 
 
 def steps() -> Iterator[tuple[str, dfl.Run]]:
