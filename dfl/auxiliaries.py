@@ -6,6 +6,7 @@ To add one, write a frozen dataclass whose fields are its options and decorate i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,7 +137,7 @@ class Autoencoder(Auxiliary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Puzzle(Auxiliary):
+class Puzzle(Auxiliary, ABC):
     """Which of a few rearrangements of its pixels an image has gone through, drawn for every image and step."""
 
     def outputs(self, shape: Shape, classes: int) -> int:
@@ -160,14 +161,14 @@ class Puzzle(Auxiliary):
     """Of which form images must be."""
 
     @staticmethod
+    @abstractmethod
     def fits(height: int, width: int) -> bool:
         """Whether images are of that form."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def table(height: int, width: int) -> Tensor:
         """Every rearrangement by the places (height * width,) that the pixels come from."""
-        raise NotImplementedError
 
 
 @auxiliary("rotation")

@@ -61,6 +61,8 @@ def _models(run: Run) -> Arrays:
     assert run.start is not None
     ended = load(run.start)
     models = {name: value.numpy() for name, value in ended.state.items()}
+    if any("/" in name for name in models):
+        raise InputError(f"--start {run.start} has models of several kinds: only those of one can be started from")
     peers, known = run.peers or 1, len(next(iter(models.values())))
     if known > peers:
         raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")

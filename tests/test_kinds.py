@@ -133,6 +133,13 @@ def test_kinds_do_not_start_where_another_run_ended(kinds: list[nn.Module], tmp_
         setting_of(kinds, start=tmp_path / "run")
 
 
+def test_nobody_starts_where_peers_of_several_kinds_ended(kinds: list[nn.Module], tmp_path: Path) -> None:
+    list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds))
+    for peers in (7, 9):
+        with pytest.raises(InputError, match="has models of several kinds"):
+            prepare(Run(**{**FEW, "peers": peers, "start": tmp_path / "run"}), World(), kinds[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
