@@ -93,6 +93,10 @@ class Run:
     """Rounds between two evaluations."""
     eval_examples: int | None = None
     """Test examples to evaluate on, the same at every evaluation; all of them where not given."""
+    faults: str = "none"
+    """What goes wrong: links that lose words, peers that are down, late or slow; several are joined by +."""
+    network: str = "none"
+    """How fast links and peers are, from which sim_seconds is counted."""
     ensemble: bool = False
     """Measure what all peers' models say together, by their mean output and by vote, as for a new device."""
     threads: int = 1
@@ -103,9 +107,17 @@ class Run:
     """Where peers train: cpu, cuda, cuda:NUMBER, or auto, a GPU where every rank finds one."""
     out: Path | None = None
     """Folder to write the run to; from the command line runs/<time>-<what> where not given."""
+    checkpoint_every: int | None = None
+    """Rounds between two checkpoints; where not given there is one only when SIGTERM or SIGUSR1 ends the run."""
+    resume: Path | None = None
+    """Folder of a run to go on with, from its last checkpoint, with the settings that it has."""
+    timeout: float = 600
+    """Seconds for which a rank waits for others that do not arrive, before it names them and ends the job."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What to write to the log of every rank."""
 
     def __post_init__(self) -> None:
-        for name in ("data_dir", "start", "out"):  # files and notebooks say paths as text
+        for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
@@ -268,7 +280,7 @@ MOST = 2**31 - 1
 _RANGES = {
     "bits": (1, 16), "examples_per_peer": (1, MOST), "peers": (1, MOST), "rounds": (0, MOST), "local_epochs": (1, MOST),
     "local_steps": (1, MOST), "batch_size": (0, MOST), "seed": (0, 2**63 - 1), "eval_every": (1, MOST),
-    "eval_examples": (1, MOST), "threads": (1, 1024),
+    "eval_examples": (1, MOST), "threads": (1, 1024), "checkpoint_every": (1, MOST), "timeout": (1, MOST),
 }  # fmt: skip
 
 

@@ -16,9 +16,11 @@ from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
 from dfl.augment import AUGMENTS
 from dfl.auxiliaries import AUXILIARIES
+from dfl.clock import NETWORKS
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
+from dfl.faults import FAULTS
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
 from dfl.models import MODELS
@@ -28,7 +30,7 @@ from dfl.network import Network, Speech
 from dfl.objectives import ADVERSARIES, objective
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
-from dfl.specs import Component, choose, flag
+from dfl.specs import Component, choose, choose_several, flag
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ LOCAL: dict[str, Mapping[str, Component]] = {
     "auxiliary": AUXILIARIES,
     "adversary": ADVERSARIES,
     "lr_schedule": SCHEDULES,
+    "network": NETWORKS,
+    "faults": FAULTS,
 }
 """The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
 
@@ -235,9 +239,11 @@ def check(run: Run) -> setup.Parts:
 
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
     named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
+    several = named.pop("faults")
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
-    made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary")
+    made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
     parts |= {name: parts[name]() for name in made}
+    parts["faults"] = tuple(each() for each in choose_several(flag("faults"), several, registries["faults"]))
     parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts

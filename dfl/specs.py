@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -49,6 +50,18 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
         if parameter.default is parameter.empty and key not in given:
             raise InputError(f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}")
     return partial(registry[name], **given)
+
+
+def choose_several(where: str, specs: str, registry: Mapping[str, Component]) -> list[partial[Any]]:
+    """Read specs that are joined by +; a + before a digit belongs to an option.
+
+    Raises:
+        InputError: as `choose` does, or a component that is named twice.
+    """
+    found = [choose(where, spec, registry) for spec in re.split(r"\+(?![0-9])", specs)]
+    if len({each.func for each in found}) < len(found):
+        raise InputError(f"{where} {specs} names something twice: give each once")
+    return found
 
 
 def options(component: Component) -> dict[str, inspect.Parameter]:
