@@ -28,6 +28,7 @@ from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
 from dfl.objectives import ADVERSARIES, objective
+from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
@@ -120,15 +121,21 @@ def simulate(
     """
     world = connect()
     world.busy = True
-    setting = prepare(run, world, model, data, loss)
-    if report is None and run.out is not None and world.rank == 0:
+    with alive(world, run.out, run.timeout):
+        setting = prepare(run, world, model, data, loss)
+        yield from _rounds(setting, report or _reported(setting))
+    world.busy = False
+
+
+def _reported(setting: Setting) -> Report | None:
+    """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
+    if setting.run.out is not None and setting.facts:
         from dfl.report import Report
 
-        report = Report(run.out)
-    if report is None and setting.facts:
-        for note in setting.facts.notes:
-            warnings.warn(note, stacklevel=2)
-    yield from _rounds(setting, report)
+        return Report(setting.run.out)
+    for note in setting.facts.notes if setting.facts else ():
+        warnings.warn(note, stacklevel=3)
+    return None
 
 
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
@@ -146,7 +153,6 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
             t += 1
             yield from watching.look(t, state)
     network.close()
-    setting.world.busy = False
 
 
 def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
@@ -224,7 +230,7 @@ def prepare(
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
     exam = setup.make_exam(run, task, (common, own), attack)
-    world.doing = f"peers {mine.start} to {mine.stop - 1}"
+    world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
 
 

@@ -69,6 +69,7 @@ class Watch:
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
         """Yield a row of figures on the state after t rounds, if one is due."""
         run, world = self.setting.run, self.setting.world
+        world.pulse.round = t
         if isinstance(run.opening, int):
             self.opening = t < run.opening
         if not due(t, run):
@@ -90,6 +91,7 @@ class Watch:
     def finish(self) -> None:
         """Hand the last state to the report."""
         state, peers = self.last
+        self.setting.world.pulse.round = None
         models = metrics.models(state, self.setting) if self.telling else None
         if self.report and models is not None:
             self.report.finish(peers, models)
