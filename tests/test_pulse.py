@@ -24,7 +24,7 @@ GAP = 10.0
 
 def sign(rank: int, **more: Any) -> Sign:
     """A rank that has begun 7 turns and has waited in the last of them for 30 seconds."""
-    known = {"rank": rank, "host": "vm", "pid": 100 + rank, "turns": 7, "waiting": True, "seconds": 30.0}
+    known: dict[str, Any] = {"rank": rank, "host": "vm", "pid": 100 + rank, "turns": 7, "waiting": True, "seconds": 30.0}
     return Sign(**known | {"doing": f"peers {rank} to {rank}", "round": 5, "when": 1000.0} | more)
 
 
