@@ -108,6 +108,7 @@ class Pulse:
             stop.set()
             thread.join()
             watch.hide()
+            self.round = None
 
 
 class Watch:
@@ -207,7 +208,7 @@ def take_back(folders: Sequence[str]) -> None:
 
 @contextmanager
 def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
-    """Show the other ranks that this one is alive, wait for none that is not, and end well only together.
+    """Show the other ranks that this one is alive, and end the job when others are not.
 
     Args:
         out: the folder of the run, if it has one; without it nobody knows who is late.
@@ -231,7 +232,6 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
     try:
         with world.pulse.beating(folder, timeout, late):
             yield
-            world.meet()
     finally:
         take_back(made)
 

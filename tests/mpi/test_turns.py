@@ -37,7 +37,7 @@ def test_every_verb_is_the_same_turns_on_every_rank(world: World) -> None:
         lambda: world.gather(rows),
         lambda: world.everywhere(rows),
         lambda: world.rows(world.columns(rows, cut, counts), cut, counts),
-        lambda: world.smallest(world.rank),
+        lambda: world.smallest(world.rank, 1),
         lambda: world.exchange(link, (np.zeros(1, np.uint8), [1], [0]), (np.zeros(1, np.uint8), [1], [0])),
         lambda: world.beside,
     )
@@ -59,6 +59,7 @@ def test_ranks_see_each_other_until_all_are_done(world: World) -> None:
             assert [each.rank for each in shown if each] == list(range(world.size))
             names = json.loads(world.from_root(lambda: json.dumps([each.pid for each in shown if each]).encode()))
             assert len(set(names)) == world.size
+        world.smallest(0)
     world.smallest(0)
     assert list(parent.iterdir()) == []
     world.smallest(0)
