@@ -5,6 +5,8 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.plots`
+    DIR/tensorboard/        `dfl.board`
+    DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
 All but metrics.csv appear whole or not at all. Nothing is pickled. `dfl.results` reads it back.
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.board import Board
 from dfl.errors import InputError
 from dfl.files import Lock, atomically, cut_back
 from dfl.record import circumstances, continued, ending
@@ -71,6 +74,8 @@ class Report:
         Raises:
             InputError: the folder holds a run already, or cannot be written to.
         """
+        if setting.run.tensorboard and setting.run.out is not None:
+            self.listeners.append(Board(setting.run.out / "tensorboard"))
         for each in self.listeners:
             each.start(setting)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, keys, metrics, setup, starts, watch
+from dfl import board, checkpoint, cost, dealing, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -119,9 +119,11 @@ def simulate(
         InputError: something asked for cannot be done.
         DivergedError: a peer's model is no longer finite.
     """
+    if run.tensorboard and run.out is None:
+        raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
-    with alive(world, run.out, run.timeout):
+    with alive(world, run.out, run.timeout), logs.gathered(world, run):
         setting = prepare(run, world, model, data, loss)
         yield from _rounds(setting, report or _reported(setting))
     world.busy = False
@@ -244,6 +246,7 @@ def check(run: Run) -> setup.Parts:
     Raises:
         InputError: an unknown component or option, or a bad value.
     """
+    board.check(run)
     return _chosen(run, components())
 
 

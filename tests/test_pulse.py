@@ -25,7 +25,8 @@ GAP = 10.0
 def sign(rank: int, **more: Any) -> Sign:
     """A rank that has begun 7 turns and has waited in the last of them for 30 seconds."""
     state: dict[str, Any] = {"turns": 7, "waiting": True, "seconds": 30.0, "round": 5, "when": 1000.0} | more
-    return Sign(**{"rank": rank, "host": "vm", "pid": 100 + rank, "doing": f"peers {rank} to {rank}"} | state)
+    known: dict[str, Any] = {"rank": rank, "host": "vm", "pid": 100 + rank, "doing": f"peers {rank} to {rank}"}
+    return Sign(**known | state)
 
 
 def judged(*others: Sign | None, mine: Sign | None = None, silent: tuple[int, ...] = ()) -> str:
