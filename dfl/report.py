@@ -125,15 +125,11 @@ class Folder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = Lock(self.path)
-        try:
-            self.record = circumstances(setting)
-            with self._writing():
-                if (self.path / "run.json").exists():
-                    self._go_on()
-                self._write_record()
-        except InputError:
-            self.lock.release()
-            raise
+        self.record = circumstances(setting)
+        with self.lock.unless_this_fails(), self._writing():
+            if (self.path / "run.json").exists():
+                self._go_on()
+            self._write_record()
 
     def tick(self, t: int) -> None:
         """Rounds without an evaluation leave nothing behind."""
