@@ -135,6 +135,7 @@ def header(setting: Setting) -> list[Line]:
         *_learning(run),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
+        *([("faults", run.faults)] if setting.network.speech.faults else []),
     ]  # fmt: skip
 
 
