@@ -11,8 +11,10 @@ from scipy.sparse import csr_array
 
 from dfl.aggregators import Outcome, Words, mean
 from dfl.attacks import Attack, Honest
+from dfl.faults import Fault, Today
 from dfl.layout import Group, Layout, columns
 from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.weather import Weather, weather
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +44,14 @@ class Speech(NamedTuple):
         rule: what a listener makes of those of several.
         attack: how liars falsify theirs.
         liars: who they are, ascending.
+        faults: what keeps them from being said or heard.
     """
 
     compressor: Compressor
     rule: partial[Outcome] = partial(mean)
     attack: Attack = Honest()
     liars: NDArray[np.int64] = np.zeros(0, np.int64)
+    faults: tuple[Fault, ...] = ()
 
     @property
     def lies(self) -> bool:
@@ -63,13 +67,14 @@ class Network:
         payload: (p,) int64, bytes that each of this rank's peers has said, whatever the ranks.
         told: (p,) int64, bytes that the server has said to each of them.
         wire: bytes that this rank has handed to MPI.
+        lost: messages that links have lost, of those that this rank's peers said or a server said to them.
         parameters: numbers said to and by a server, as LG-FedAvg's Table 1 counts: what it says goes to all P peers.
     """
 
     def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
-        self.wire = self.parameters = 0
+        self.wire = self.parameters = self.lost = 0
         self._links: dict[int, Any] = {}
         self._routes: dict[tuple[int, int], Route] = {}
 
@@ -78,19 +83,25 @@ class Network:
         """Every edge that any round uses."""
         return Union.of(self.weights, self.layout, self.world.rank)
 
+    def weather(self, t: int) -> Weather:
+        """What the faults do to round t."""
+        return weather(self.speech.faults, Today(self.layout.peers, self.seed, t))
+
     def peer_plan(self, t: int) -> PeerPlan:
         """The plan of round t for one word per peer."""
-        return self._peer_plans[t % len(self.weights)]
+        plan = self._peer_plans[t % len(self.weights)]
+        return self.weather(t).on_peers(plan, self.edge_plan(t)) if self.speech.faults else plan
 
     def edge_plan(self, t: int) -> EdgePlan:
         """The plan of round t for one word per edge."""
-        return self._edge_plans[t % len(self.weights)]
+        plan = self._edge_plans[t % len(self.weights)]
+        return self.weather(t).on_edges(plan) if self.speech.faults else plan
 
     def link(self, plan: PeerPlan | EdgePlan) -> Any:
-        """What joins the ranks of a plan, made at its first use."""
-        if id(plan) not in self._links:
-            self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
-        return self._links[id(plan)]
+        """What joins the ranks of a plan, made at its first use; it is the same whatever the weather."""
+        if id(plan.send) not in self._links:
+            self._links[id(plan.send)] = self.world.link(plan.sends, plan.receives)
+        return self._links[id(plan.send)]
 
     def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
         """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
@@ -111,18 +122,18 @@ class Network:
     def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
         """Where messages of one width go and come from; worked out once."""
         wide, near = messages.shape[1], self.world.reads(messages.device.type)
-        if (id(plan), wide) not in self._routes:
+        if (id(plan.send), wide) not in self._routes:
             sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
             behind = np.cumsum(sends) - sends
             # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
             runs = plan.runs if near and messages.numel() < 2**31 else None
-            self._routes[id(plan), wide] = Route(
+            self._routes[id(plan.send), wide] = Route(
                 None if runs is not None else torch.from_numpy(plan.send),
                 ((sends * wide).tolist(), ((behind if runs is None else runs) * wide).tolist()),
                 ((receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
                 int(receives.sum()),
             )
-        return self._routes[id(plan), wide]
+        return self._routes[id(plan.send), wide]
 
     @cached_property
     def everyone(self) -> Group:

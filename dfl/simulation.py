@@ -138,7 +138,8 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
         yield from watching.look(t, state)
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
-            state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
+            net = Net(network, t, seen=watch.due(t + 1, run))
+            state = algorithm.round(state, net.paced(task), net, t)
             told, t = _agreed(state, setting, t), t + 1
             checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
@@ -213,7 +214,7 @@ def prepare(
     starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
-    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
+    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
     exam = setup.make_exam(run, task, (common, own), attack)
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
@@ -247,7 +248,8 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
     made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
     parts |= {name: parts[name]() for name in made}
-    parts["faults"] = tuple(each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    parts["faults"] = tuple(each for each in faults if each.touches != "nothing")
     parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts

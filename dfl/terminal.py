@@ -136,6 +136,7 @@ def header(setting: Setting) -> list[Line]:
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *_begun(setting),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
+        *([("faults", run.faults)] if setting.network.speech.faults else []),
     ]  # fmt: skip
 
 
