@@ -118,6 +118,8 @@ class Net:
             lied = self._lie(words, None if edges else network.everyone, slot, origin=origin)
         messages = self._encode(lied, spoken, slot)
         network.payload += spoken.copies * messages.shape[1]
+        if network.clock:
+            network.clock.share(Arcs.of(self._matrix), messages.shape[1])
         said, far = (self._decode(each, words) for each in (messages, network.carry(spoken, messages)))
         own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
         lost = error(words, own, meant) if self.seen else _nan(len(meant.copies))
@@ -131,6 +133,8 @@ class Net:
         """What the server says to a group, a row (1, m), as it arrives at each of them."""
         self.network.parameters += self.peers * row.shape[1]
         self.network.told[to.here] += row.shape[1] * row.element_size()
+        if self.network.clock:
+            self.network.clock.tell(row.shape[1] * row.element_size(), to.ids)
         return row
 
     def collect(
@@ -149,6 +153,8 @@ class Net:
         words = self._lie(words, group, slot, trusted=trusted)
         messages = self._encode(words, group.ids[self._span(group.counts)], slot)
         network.payload[group.here] += messages.shape[1]
+        if network.clock:
+            network.clock.collect(messages.shape[1], group.ids)
         network.parameters += len(group.ids) * words.shape[1]
         everyone = network.world.everywhere(np.asarray(weights, np.float64))
         heard = network.words(self._decode(messages, words), group, everyone / everyone.sum(), trusted)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from dfl.clock import Clock
     from dfl.compressors import Compressor
     from dfl.mpi import World
 else:
@@ -64,12 +65,14 @@ class Network:
         told: (p,) int64, bytes that the server has said to each of them.
         wire: bytes that this rank has handed to MPI.
         parameters: numbers said to and by a server, as LG-FedAvg's Table 1 counts: what it says goes to all P peers.
+        clock: how long it would take in the field; None where nobody asks.
     """
 
     def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
         self.wire = self.parameters = 0
+        self.clock: Clock | None = None
         self._links: dict[int, Any] = {}
         self._routes: dict[tuple[int, int], Route] = {}
 
