@@ -154,7 +154,7 @@ class Clock:
             return self.pace * steps
         assert self.spent is not None
         mine = self.network.layout.block(self.network.world.rank)
-        everyone = self.network.world.everywhere(self.spent[mine.start : mine.stop])
+        everyone = self.network.world.everywhere(self.spent[mine.start : mine.stop].copy())
         self.spent[:] = 0
         return everyone
 
