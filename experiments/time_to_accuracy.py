@@ -164,11 +164,11 @@ def finding(table: pd.DataFrame, options: Options) -> str:
 
 
 def _fastest(table: pd.DataFrame, link: str, target: str) -> str:
-    """Who gets to an accuracy in the least time, and who does not."""
+    """Who gets to an accuracy, the fastest first, and who does not."""
     column = f"{link}_s_to_{target}"
     order = table.dropna(subset=column).sort_values(column)
     there = [f"{row['graph']} in {lab.in_bits(row['width'])} {row[column]:.3g} s" for _, row in order.iterrows()]
-    late = sorted(set(table["graph"]) - set(order["graph"]))
+    late = [graph for graph in table["graph"].unique() if graph not in set(order["graph"])]
     missing = f" ({', '.join(late)} NOT with every seed)" if late else ""
     return f"To {target} by {link}{missing}: {', '.join(there) or 'nobody'}."
 

@@ -182,9 +182,11 @@ def test_a_round_may_have_other_steps() -> None:
 
 
 def test_links_have_figures_of_their_own() -> None:
-    """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 2 says nothing."""
-    clock = Clock(joined(3), Links(np.array([1, 2]), np.array([1e-6, 2e-6]), np.array([0.1, 0])), np.ones(3, int), None)
+    """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one of 3 s to peer 2."""
+    ways = Links(np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0]))
+    clock = Clock(joined(3), ways, np.ones(3, int), None)
     assert after(clock, arcs((0, 2), (0, 1)), MB) == pytest.approx([2, 1.1, 2])
+    assert after(clock, arcs((1, 2)), MB) == pytest.approx([2, 4.1, 4.1])
 
 
 def test_a_clock_goes_on_where_another_stood() -> None:
