@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from dfl import keys
 from dfl.aggregators import Outcome, Words
@@ -22,7 +21,7 @@ from dfl.heard import Heard, error, silenced
 from dfl.layout import Group
 from dfl.mixing import weigh
 from dfl.network import Network
-from dfl.plan import Arcs, EdgePlan, PeerPlan, Union
+from dfl.plan import EdgePlan, PeerPlan, Union
 
 if TYPE_CHECKING:
     import torch
@@ -121,6 +120,9 @@ class Net:
         messages = self._encode(lied, spoken, slot)
         network.payload += spoken.copies * messages.shape[1]
         network.lost += spoken.lost
+        if network.clock:
+            arcs, up = network.speaking(self.t)
+            network.clock.share(arcs, messages.shape[1], up)
         said, far = (self._decode(each, words) for each in (messages, network.carry(spoken, messages)))
         own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
         off = error(words, own, meant) if self.seen else _nan(len(meant.copies))
@@ -155,6 +157,8 @@ class Net:
             to = self.group(self.present(to.ids))
             self.network.lost += len(to.here) - len(self.reached(to).here)
         self.network.told[to.here] += row.shape[1] * row.element_size()
+        if self.network.clock:
+            self.network.clock.tell(row.shape[1] * row.element_size(), to.ids)
         return row
 
     def collect(
@@ -173,6 +177,8 @@ class Net:
         words = self._lie(words, group, slot, trusted=trusted)
         messages = self._encode(words, group.ids[self._span(group.counts)], slot)
         network.payload[group.here] += messages.shape[1]
+        if network.clock:
+            network.clock.collect(messages.shape[1], group.ids)
         network.parameters += len(group.ids) * words.shape[1]
         scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
         come, group = self._uploaded(group)
@@ -239,7 +245,7 @@ class Net:
         network = self.network
         if not network.speech.lies:
             return words
-        group = group or self._edgewise()
+        group = group or self.network.edgewise(self.t)
         bad = np.flatnonzero(np.isin(group.owners, self.present(network.speech.liars)))
         if not len(bad):
             return words
@@ -250,23 +256,12 @@ class Net:
 
     def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network, liars, group = self.network, self.network.speech.liars, self._edgewise()
+        network, liars, group = self.network, self.network.speech.liars, self.network.edgewise(self.t)
         bad = np.flatnonzero(np.isin(group.owners, liars))
         pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), self._matrix, pairs)
+        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), network.matrix(self.t), pairs)
         return self._replaced(words[self.edges.owner], said, bad, group.counts)
-
-    @property
-    def _matrix(self) -> csr_array:
-        return self.network.weights[self.t % len(self.network.weights)]
-
-    def _edgewise(self) -> Group:
-        """Everybody who speaks where edges do: edges by owner * P + other, as `EdgePlan` orders them."""
-        layout, arcs = self.network.layout, Arcs.of(self._matrix)
-        ids = np.sort(arcs.sender * self.peers + arcs.receiver)
-        counts = np.bincount(layout.ranks_of(ids // self.peers), minlength=layout.ranks).tolist()
-        return Group(ids, np.arange(counts[self.network.world.rank]), counts, ids // self.peers)
 
     def _seen(self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str) -> Seen:
         network, c = self.network, knows.rows.shape[1]

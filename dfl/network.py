@@ -13,7 +13,7 @@ from dfl.aggregators import Outcome, Words, mean
 from dfl.attacks import Attack, Honest
 from dfl.faults import Fault, Today
 from dfl.layout import Group, Layout, columns
-from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
 from dfl.weather import Weather, weather
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from dfl.clock import Clock
     from dfl.compressors import Compressor
     from dfl.mpi import World
 else:
@@ -69,12 +70,14 @@ class Network:
         wire: bytes that this rank has handed to MPI.
         lost: messages that links have lost, of those that this rank's peers said or a server said to them.
         parameters: numbers said to and by a server, as LG-FedAvg's Table 1 counts: what it says goes to all P peers.
+        clock: how long it would take in the field; None where nobody asks.
     """
 
     def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
         self.wire = self.parameters = self.lost = 0
+        self.clock: Clock | None = None
         self._links: dict[int, Any] = {}
         self._routes: dict[tuple[int, int], Route] = {}
 
@@ -96,6 +99,26 @@ class Network:
         """The plan of round t for one word per edge."""
         plan = self._edge_plans[t % len(self.weights)]
         return self.weather(t).on_edges(plan) if self.speech.faults else plan
+
+    def matrix(self, t: int) -> csr_array:
+        """The mixing matrix of round t."""
+        return self.weights[t % len(self.weights)]
+
+    def speaking(self, t: int) -> tuple[Arcs, NDArray[np.bool_] | None]:
+        """The edges, of all peers, that speak in round t; and (P,) who is up, None where all are."""
+        arcs = Arcs.of(self.matrix(t))
+        if not self.speech.faults:
+            return arcs, None
+        up = self.weather(t).up
+        both = up[arcs.sender] & up[arcs.receiver]
+        return Arcs(arcs.sender[both], arcs.receiver[both], arcs.weight[both]), up
+
+    def edgewise(self, t: int) -> Group:
+        """Everybody who speaks where edges do: edges by owner * P + other, as `EdgePlan` orders them."""
+        layout, arcs = self.layout, Arcs.of(self.matrix(t))
+        ids = np.sort(arcs.sender * layout.peers + arcs.receiver)
+        counts = np.bincount(layout.ranks_of(ids // layout.peers), minlength=layout.ranks).tolist()
+        return Group(ids, np.arange(counts[self.world.rank]), counts, ids // layout.peers)
 
     def link(self, plan: PeerPlan | EdgePlan) -> Any:
         """What joins the ranks of a plan, made at its first use; it is the same whatever the weather."""
@@ -153,6 +176,11 @@ class Network:
         cut = columns(like.shape[1], self.world.size)
         kind = torch.empty(0, dtype=like.dtype).numpy().dtype
         return torch.from_numpy(self.world.rows(words.astype(kind), cut, counts)).to(like.device)
+
+    def turn(self) -> None:
+        """End a round."""
+        if self.clock:
+            self.clock.turn()
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""

@@ -64,6 +64,13 @@ class Solver:
     pull: float = 0.0
     batched: bool = True
 
+    def steps_for(self, sizes: Ints) -> Ints:
+        """Local steps of a round for peers with so many examples, (p,): K_i = E * ceil(n_i / b), or a fixed number."""
+        if np.any(self.steps):
+            return np.full_like(sizes, self.steps)
+        steps: Ints = self.epochs * -(-sizes // (self.batch_size or np.maximum(sizes, 1)))
+        return steps
+
 
 def _cut(work: Any, here: Ints) -> Any:
     """The work of peers at some positions, where it is not the same for all."""
@@ -124,6 +131,7 @@ class Task:
             shared coordinates: peer i has the kind i mod their number, and rows are as long as the longest.
         augment: what becomes of training examples before a peer learns from them.
         objective: what a step descends besides the loss, if anything.
+        spent: (P,) seconds that this rank's peers have trained, to which training adds; None where nobody measures it.
     """
 
     module: Module
@@ -141,6 +149,7 @@ class Task:
     kinds: tuple[tuple[Module, Spec], ...] = ()
     augment: Augment = AS_THEY_ARE
     objective: Objective | None = None
+    spent: NDArray[np.float64] | None = None
 
     def parts(self) -> Iterator[tuple[Ints, Task]]:
         """The peers of every kind, by their positions on this rank, and their problem."""
@@ -251,10 +260,9 @@ class Task:
 
     @cached_property
     def steps(self) -> Ints:
-        """(p,), the local steps of a round: K_i = E * ceil(n_i / b), or the solver's fixed number; or fewer."""
-        solver = self.solver
-        asked = np.full_like(self.train.sizes, solver.steps) if np.any(solver.steps) else solver.epochs * self.per_epoch
-        return asked if solver.most is None else np.minimum(asked, solver.most)
+        """(p,), the local steps of this round."""
+        asked, most = self.solver.steps_for(self.train.sizes), self.solver.most
+        return asked if most is None else np.minimum(asked, most)
 
     @cached_property
     def width(self) -> Ints:

@@ -22,7 +22,7 @@ COLUMNS = (
     "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
     "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
 )  # fmt: skip
-"""The columns of metrics.csv; those that the run or its algorithm adds come behind."""
+"""The columns of metrics.csv; behind them come sim_seconds, if asked for, and those of the run or its algorithm."""
 
 
 def due(t: int, run: Run) -> bool:
@@ -126,4 +126,5 @@ def _row(t: int, state: Any, setting: Setting) -> tuple[dict[str, float], dict[s
         row |= {"peers_up": int(network.weather(max(t - 1, 0)).up.sum()), "messages_lost": lost}
     row["accuracy_mean_model"] = row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
     row |= {} if together is None else together.figures(row["accuracy_mean"])
-    return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers
+    row |= {"sim_seconds": clock.seconds} if (clock := setting.network.clock) else {}
+    return {name: row[name] for name in (*COLUMNS, "sim_seconds", *row) if name in row}, peers
