@@ -44,6 +44,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "opened": {"share": "head:1", "pretrain": "4", "bits": 5},
     "opened by a goal": {"share": "head:1", "pretrain": "train_loss=2.317", "lr": 0.01, "eval_every": 1},
     "stopped by a goal": {"until": "train_loss=2.310", "lr": 0.01, "eval_every": 1, "rounds": 40},
+    "faulty": {"bits": 8, "faults": "link_loss:p=0.3+outage:p=0.2,length=2+stragglers:fraction=0.4"},
+    "bursts": {
+        "faults": "burst:p=0.3,length=3+join:at=4,peers=1",
+        "network": "uplink:mbps=8,compute=constant,step_ms=9",
+    },
+    "faulty and served": {"algorithm": "fedavg", "faults": "link_loss:p=0.3+leave:at=4", "network": "phone"},
     "drawn": {"model": "mlp:hidden=12,dropout=0.3", "auxiliary": "rotation", "partition": "dirichlet:alpha=0.3"},
 }
 
