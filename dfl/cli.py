@@ -43,6 +43,8 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
     except InputError as error:
         complain(error)
         return error.code
+    except KeyboardInterrupt:
+        return 130
 
 
 def complain(error: Exception) -> None:
