@@ -138,6 +138,8 @@ def _cells(settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: 
             raise InputError(f"cell {name}: {error}") from None
         if settled in seen:
             raise InputError(f"cell {name} is the same run as {seen[settled]}: leave one of them out")
+        if name in seen.values():
+            raise InputError(f"two cells are called {name}: write one of them otherwise")
         seen[settled] = name
         yield Cell(name, values, run)
 

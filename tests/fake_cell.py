@@ -81,7 +81,7 @@ def row(run: Run, t: int) -> dict[str, Any]:
 def keep(folder: Path, run: Run, code: int | None, ending: str) -> None:
     """Write run.json."""
     with atomically(folder / "run.json") as part:
-        part.write_text(json.dumps({"run": run.settled(1).to_dict(), "exit": code, "ending": ending, "seconds": 1.0}))
+        part.write_text(json.dumps({"run": run.to_dict(), "exit": code, "ending": ending, "seconds": 1.0}))
 
 
 if __name__ == "__main__":
