@@ -4,11 +4,12 @@ Rank 0 alone reads the command line and talks to the terminal; the other ranks a
 """
 
 import json
+import signal
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl import cli
 from dfl.config import Run
-from dfl.errors import DivergedError, InputError
+from dfl.errors import DivergedError, InputError, Suspended
 from dfl.mpi import World, connect, first
+from dfl.resume import over, settings
 from dfl.specs import describe, flag
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def main() -> int:
     """Run what the command line asks for.
 
     Returns:
-        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged.
+        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged, 75 told to stop.
     """
     world = World()
     try:
@@ -38,14 +40,32 @@ def main() -> int:
         world.busy = True
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
-            _simulate(asked, world)
-    except (InputError, DivergedError) as error:
+            with _heeding(world):
+                _simulate(asked, world)
+    except (InputError, DivergedError, Suspended) as error:
         if world.rank == 0 and first():
             cli.complain(error)
         world.leave(error.code)
         return error.code
     world.busy = False
     return 0
+
+
+@contextmanager
+def _heeding(world: World) -> Iterator[None]:
+    """Have SIGTERM and SIGUSR1, by which clusters warn, end the run after its round; a second one, at once."""
+
+    def told(number: int, frame: object) -> None:
+        world.told = number
+        signal.signal(number, signal.SIG_DFL)
+
+    world.told = 0
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _simulate(asked: dict[str, Any], world: World) -> None:
@@ -107,8 +127,13 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         dry_run: bool
             Check everything, show the graph, the data and what a round costs, and train nothing.
         """
-        settings = _settings(config) if config else {}
-        run = replace(run, **{name: value for name, value in settings.items() if flag(name) not in given})
+        filed = _filed(config) if config else {}
+        run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
+        if run.resume:
+            run = settings(run, {*filed, *(name for name in Run.__annotations__ if flag(name) in given)}, ranks)
+            if done := over(run):
+                print(f"dfl: {done}")
+                return
         settled = run.settled(ranks)
         check(settled)
         made = None if run.out or dry_run else _new_folder(settled)
@@ -119,7 +144,7 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     return found
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _filed(path: Path) -> dict[str, Any]:
     """What a file of settings says; where a run.json wrote to is left out, as a replay is another run.
 
     Raises:
