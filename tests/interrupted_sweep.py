@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ model = "softmax"
 examples_per_peer = 60
 [sweep]
 """
+HOWS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 MANY = GRID + 'topology = ["ring", "star", "complete"]\nbits = ["none", 8, 4, 2]\nseed = [0, 1]\n'
 
 
@@ -47,15 +49,15 @@ def at_work(folder: Path, cells: int) -> bool:
     return found.count("done") >= cells and "running" in found
 
 
-def check(folder: Path, grid: str, seed: int) -> list[str]:
+def check(folder: Path, grid: str, seed: int, hows: Sequence[signal.Signals] = HOWS) -> list[str]:
     """Run a grid whole and interrupted, and compare; what happened, a line each."""
     (folder / "grid.toml").write_text(grid)
     code, said = ended(start(folder, "whole"))
     assert code == 0, said
     whole, happened = without_clocks(folder / "whole"), []
     draw = random.Random(seed)
-    moments = sorted(draw.sample(range(len(whole) - 1), 3))
-    for done, how in zip(moments, draw.sample((signal.SIGTERM, signal.SIGINT, signal.SIGKILL), 3), strict=True):
+    moments = sorted(draw.sample(range(len(whole) - 1), len(hows)))
+    for done, how in zip(moments, draw.sample(hows, len(hows)), strict=True):
         running = start(folder, "parts")
         wait_for(partial(at_work, folder / "parts", done), 600)
         time.sleep(draw.uniform(0, 2))
@@ -63,6 +65,7 @@ def check(folder: Path, grid: str, seed: int) -> list[str]:
         now = statuses(folder / "parts")
         happened.append(f"{how.name}: exit code {code}, cells {dict(Counter(now))}")
         assert code == {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[how], said
+    wait_for(lambda: "running" not in statuses(folder / "parts"), 600)  # the cells of a sweep that was killed
     code, said = ended(start(folder, "parts"))
     assert code == 0, said
     assert without_clocks(folder / "parts").equals(whole)
