@@ -1,6 +1,6 @@
 """How do the cells of a sweep become a job array of Slurm?
 
-Every submission has a number N and files of its own in FOLDER/slurm: the script N.sh, and N.cells with the cell of every
+Each submission has a number N and files of its own in FOLDER/slurm: the script N.sh, and N.cells with the cell of every
 task, a line each. Neither is written to again, so that tasks that wait mean the same cells whatever comes after.
 """
 
@@ -23,37 +23,41 @@ from dfl.specs import flag
 STOPPED = 75
 """The exit code of a run that was warned, wrote a checkpoint and can be resumed (sysexits.h: EX_TEMPFAIL)."""
 
+LATE = 30
+"""Seconds after which the ranks that are left are ended when one has ended, as those wait that miss a dead one."""
+
 _NAME = r"[\w.,@+-]+"
 _MEANT = {
     "time": (
         r"\d+(:[0-5]?\d){0,2}|\d+-\d+(:[0-5]?\d){0,2}|UNLIMITED",
-        "minutes, H:MM:SS, DAYS-HOURS, DAYS-H:MM:SS or UNLIMITED",
+        "MINUTES, M:SS, H:MM:SS, DAYS-H, DAYS-H:MM, DAYS-H:MM:SS or UNLIMITED",
     ),
     "partition": (_NAME, "the name of a partition, or several joined by ,"),
     "account": (_NAME, "the name of an account"),
-    "mpi": (r"[\w.-]+(/[\w.-]+)?", "a kind of MPI that srun --mpi=list shows"),
-    "setup": (r"[^\x00-\x08\x0a-\x1f\x7f]+", "one line of shell"),
+    "mpi": (r"[\w.-]+", "one that srun --mpi=list shows"),
+    "setup": (r"[^\x00-\x08\x0a-\x1f\x7f]+", "a line of shell"),
     "sbatch": (r"[a-z][a-z-]*(=[^\s\x00-\x1f\x7f'\"#\\]+)?", "an option of sbatch without its dashes, as gres=gpu:1"),
 }
-_OURS = ("array", "output", "open-mode", "requeue", "no-requeue", "signal", "wrap", "nodes", "ntasks", "cpus-per-task")
+_OURS = ("array", "cpus-per-task", "no-requeue", "nodes", "ntasks", "open-mode", "output", "requeue", "signal", "wrap")
 _TEMPLATE = """\
 #!/bin/bash
 {directives}
-# Task N of the array has line N of {listed} for its cell. The line that runs it may be run
-# any number of times: it starts the cell, goes on with it, or finds it done.
-{setup}
+
+# Task N has line N of {listed} for its cell. The line with srun may run any number of times:
+# it starts the cell, goes on with it, or finds it done.
 cd {here} || exit
-cell=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {cells})
+{setup}cell=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {cells})
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-echo "$(date '+%F %T') $task begins on $SLURM_JOB_NODELIST, restarts ${{SLURM_RESTART_COUNT:-0}}: $cell"
+echo "$(date '+%F %T') task $task on $SLURM_JOB_NODELIST, restarts ${{SLURM_RESTART_COUNT:-0}}: $cell"
 export OMP_NUM_THREADS=1
 {srun} {python} -m dfl.run --config "$cell/cell.toml" --resume "$cell"
 code=$?
-echo "$(date '+%F %T') $task ends with exit code $code"
+echo "$(date '+%F %T') task $task ends with exit code $code"
 {after}exit $code
 """
 _AGAIN = """\
-if [ $code -eq {stopped} ]; then # the time is nearly over, and a checkpoint is written
+if [ $code -eq {stopped} ]; then
+    echo "task $task was told to stop, has written a checkpoint and goes back into the queue"
     scontrol requeue "$task"
 fi
 """
@@ -67,20 +71,20 @@ class Slurm:
         InputError: a value that Slurm would not read as what it is meant to be.
     """
 
-    nodes: int = 1
-    """Nodes of a cell."""
+    nodes: int | None = None
+    """Nodes of a cell; as few as its ranks fit on where not given."""
     ntasks: int = 1
     """Ranks of a cell, over all its nodes."""
     cpus_per_task: int = 1
     """Cores of a rank: as many as the --threads of the runs."""
     time: str | None = None
-    """Time limit of a task: minutes, H:MM:SS, DAYS-HOURS or DAYS-H:MM:SS. What is not done by then goes on later."""
+    """Time limit of a task, as Slurm writes it: 90, 1:30:00, 2-12. What is not done by then goes on in another."""
     partition: str | None = None
     """The partition to submit to."""
     account: str | None = None
     """The account to charge."""
     mpi: str | None = None
-    """How srun starts the ranks: pmi2, pmix, ..."""
+    """How srun starts the ranks: pmi2, pmix or another that srun --mpi=list shows."""
     signal: int = 120
     """Seconds before the time limit at which a run is told to write a checkpoint and stop."""
     requeue: bool = True
@@ -104,8 +108,12 @@ class Slurm:
         for name in (option.partition("=")[0] for option in self.sbatch):
             if name in _OURS:
                 raise InputError(f"--sbatch {name} is for the sweep to say: leave it out")
-        if self.nodes > self.ntasks:
+        if self.nodes and self.nodes > self.ntasks:
             raise InputError(f"--nodes {self.nodes} needs as many ranks: --ntasks {self.ntasks} is less")
+        if self.time and self.time.upper() != "UNLIMITED" and _seconds(self.time) <= self.signal:
+            raise InputError(
+                f"--time {self.time} is over before runs are told to stop, --signal {self.signal} s earlier"
+            )
 
 
 def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
@@ -200,16 +208,15 @@ def _free(slurm: Path) -> Path:
 
 
 def _script(script: Path, tasks: int, options: Slurm) -> str:
-    python, cells = shlex.quote(sys.executable), script.with_suffix(".cells")
-    srun = f"srun --cpus-per-task={options.cpus_per_task}" + (f" --mpi={options.mpi}" if options.mpi else "")
+    cells, started = script.with_suffix(".cells"), f"--cpus-per-task={options.cpus_per_task} --wait={LATE}"
     return _TEMPLATE.format(
         directives="\n".join(f"#SBATCH --{line}" for line in _directives(script.parent, tasks, options)),
         setup="".join(f"{line}\n" for line in options.setup),
         listed=cells.name,
         here=shlex.quote(os.getcwd()),
         cells=shlex.quote(str(cells)),
-        srun=srun,
-        python=python,
+        srun=f"srun {started} --kill-on-bad-exit=0" + (f" --mpi={options.mpi}" if options.mpi else ""),
+        python=shlex.quote(sys.executable),
         after=_AGAIN.format(stopped=STOPPED) if options.requeue else "",
     )
 
@@ -225,3 +232,11 @@ def _directives(slurm: Path, tasks: int, options: Slurm) -> Iterator[str]:
         if (value := getattr(options, name)) is not None:
             yield f"{name.replace('_', '-')}={value}"
     yield from options.sbatch
+
+
+def _seconds(time: str) -> int:
+    """A time limit of Slurm: minutes, and what is behind them, unless there are days or all three of a clock."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
