@@ -122,6 +122,10 @@ class Run:
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
         _check_numbers(self)
+        if self.resume is not None:
+            if self.out not in (None, self.resume):
+                raise InputError(f"--resume {self.resume} writes to that folder: leave --out {self.out} out")
+            object.__setattr__(self, "out", self.resume)
         _ = self.goal, self.opening  # refuses what cannot be one
         if self.start is not None and self.init == "independent":
             raise InputError(f"--start {self.start} says where peers start: leave --init independent out")

@@ -51,6 +51,7 @@ class World:
         comm: the communicator; None where there is one rank and no MPI.
         doing: what this rank is at, for the message of a failure.
         busy: whether the other ranks count on this one.
+        told: the signal by which this rank was told to stop; 0 for none.
     """
 
     rank: int = 0
@@ -58,6 +59,7 @@ class World:
     comm: Any = None
     doing: str = "starting"
     busy: bool = False
+    told: int = 0
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Rank 0 makes something, every rank gets it.
@@ -164,13 +166,13 @@ class World:
         if link is not None:
             self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
 
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers, on every rank."""
+    def smallest(self, *numbers: int) -> tuple[int, ...]:
+        """The smallest of the ranks' numbers, each of several, on every rank."""
         if self.size == 1:
-            return number
-        everyone = np.zeros(self.size, np.int64)
-        self._wait(self.comm.Iallgather(np.array([number], np.int64), everyone))
-        return int(everyone.min())
+            return numbers
+        everyone = np.zeros((self.size, len(numbers)), np.int64)
+        self._wait(self.comm.Iallgather(np.array(numbers, np.int64), everyone))
+        return tuple(everyone.min(0).tolist())
 
     def leave(self, code: int = 1, seconds: float = 60.0) -> None:
         """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.

@@ -134,8 +134,15 @@ def header(setting: Setting) -> list[Line]:
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         *_learning(run),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
+        *_begun(setting),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
     ]  # fmt: skip
+
+
+def _begun(setting: Setting) -> list[Line]:
+    """Where a run goes on, if it does."""
+    found = _facts(setting).begun.found
+    return [("resumed", f"after round {found.round:,}, from {found.path}")] if found else []
 
 
 def _learning(run: Run) -> list[Line]:

@@ -41,8 +41,6 @@ def told(report: Report | None, setting: Setting) -> Iterator[Watch]:
         if report:
             report.close(error)
         raise
-    if report:
-        report.close(None)
 
 
 class Watch:
@@ -76,23 +74,33 @@ class Watch:
                 self.report.tick(t)
             return
         figures, peers = _row(state, self.setting)
-        row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
-        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
+
+        def told() -> bytes:
+            row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
+            if self.report:
+                self.report.row(json.loads(row))
+            return row.encode()
+
+        row = json.loads(world.from_root(told))
         self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
         if not isinstance(run.opening, int) and reached(row, run.opening):
             self.opening = False
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
-        if self.report:
-            self.report.row(row)
         yield row
 
     def finish(self) -> None:
-        """Hand the last state to the report."""
+        """Hand the last state to the report, and end it."""
         state, peers = self.last
         models = metrics.models(state, self.setting) if self.telling else None
-        if self.report and models is not None:
-            self.report.finish(peers, models)
+
+        def told() -> bytes:
+            if self.report and models is not None:
+                self.report.finish(peers, models)
+                self.report.close(None)
+            return b""
+
+        self.setting.world.from_root(told)
 
 
 def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:

@@ -67,6 +67,7 @@ def test_every_type_of_option_is_tried() -> None:
     assert all(len(values) >= 2 for values in BAD.values())
     assert set(PLAIN) - set(FLAGS) == {
         "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "pretrain", "start",
+        "resume", "log_level",
     }  # fmt: skip
 
 

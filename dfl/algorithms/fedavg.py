@@ -40,6 +40,7 @@ class State:
     v: Tensor
     scores: Tensor
     own: Tensor
+    alike: ClassVar[tuple[str, ...]] = ("w", "v")
 
     @property
     def x(self) -> Tensor:
