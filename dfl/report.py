@@ -5,7 +5,7 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.plots`
-    DIR/tensorboard/        `dfl.board`
+    DIR/tensorboard/        `dfl.events`
     DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.board import Board
 from dfl.errors import InputError
+from dfl.events import Events
 from dfl.files import Lock, atomically, cut_back
 from dfl.record import circumstances, continued, ending
 
@@ -75,7 +75,7 @@ class Report:
             InputError: the folder holds a run already, or cannot be written to.
         """
         if setting.run.tensorboard and setting.run.out is not None:
-            self.listeners.append(Board(setting.run.out / "tensorboard"))
+            self.listeners.append(Events(setting.run.out / "tensorboard"))
         for each in self.listeners:
             each.start(setting)
 
@@ -130,15 +130,11 @@ class Folder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = Lock(self.path)
-        try:
-            self.record = circumstances(setting)
-            with self._writing():
-                if (self.path / "run.json").exists():
-                    self._go_on()
-                self._write_record()
-        except InputError:
-            self.lock.release()
-            raise
+        self.record = circumstances(setting)
+        with self.lock.unless_this_fails(), self._writing():
+            if (self.path / "run.json").exists():
+                self._go_on()
+            self._write_record()
 
     def tick(self, t: int) -> None:
         """Rounds without an evaluation leave nothing behind."""
@@ -212,7 +208,7 @@ class Folder:
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
         graph = f"{run.topology}, " if run.topology else ""
-        ways = (f"sharing {run.share}", run.aggregator, run.attack)
+        ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
         plain = ("sharing all", "mean", "none", "fltrust")
         said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
