@@ -115,6 +115,8 @@ class Run:
     """Seconds for which a rank waits for others that do not arrive, before it names them and ends the job."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to write to the log of every rank."""
+    tensorboard: bool = False
+    """Write the rows of metrics.csv for TensorBoard as well."""
 
     def __post_init__(self) -> None:
         for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text

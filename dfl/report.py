@@ -5,6 +5,8 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.plots`
+    DIR/tensorboard/        `dfl.scalars`
+    DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
 All but metrics.csv appear whole or not at all. Nothing is pickled. `dfl.results` reads it back.
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from dfl.errors import InputError
 from dfl.files import Lock, atomically, cut_back
 from dfl.record import circumstances, continued, ending
+from dfl.scalars import Board
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +74,8 @@ class Report:
         Raises:
             InputError: the folder holds a run already, or cannot be written to.
         """
+        if setting.run.tensorboard and setting.run.out is not None:
+            self.listeners.append(Board(setting.run.out / "tensorboard"))
         for each in self.listeners:
             each.start(setting)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, keys, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, keys, logs, metrics, scalars, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -27,6 +27,7 @@ from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
 from dfl.objectives import ADVERSARIES, objective
+from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
@@ -118,17 +119,25 @@ def simulate(
         InputError: something asked for cannot be done.
         DivergedError: a peer's model is no longer finite.
     """
+    if run.tensorboard and run.out is None:
+        raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
-    setting = prepare(run, world, model, data, loss)
-    if report is None and run.out is not None and world.rank == 0:
+    with alive(world, run.out, run.timeout), logs.gathered(world, run):
+        setting = prepare(run, world, model, data, loss)
+        yield from _rounds(setting, report or _reported(setting))
+    world.busy = False
+
+
+def _reported(setting: Setting) -> Report | None:
+    """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
+    if setting.run.out is not None and setting.facts:
         from dfl.report import Report
 
-        report = Report(run.out)
-    if report is None and setting.facts:
-        for note in setting.facts.notes:
-            warnings.warn(note, stacklevel=2)
-    yield from _rounds(setting, report)
+        return Report(setting.run.out)
+    for note in setting.facts.notes if setting.facts else ():
+        warnings.warn(note, stacklevel=3)
+    return None
 
 
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
@@ -145,7 +154,6 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
             checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
     network.close()
-    setting.world.busy = False
 
 
 def _beginning(setting: Setting) -> checkpoint.Moment:
@@ -220,7 +228,7 @@ def prepare(
     network.clock = parts["network"].start(network, task.solver.steps_for(common["sizes"][:, 0]))
     task = replace(task, spent=network.clock.spent) if network.clock else task
     exam = setup.make_exam(run, task, (common, own), attack)
-    world.doing = f"peers {mine.start} to {mine.stop - 1}"
+    world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
 
 
@@ -242,6 +250,7 @@ def check(run: Run) -> setup.Parts:
     Raises:
         InputError: an unknown component or option, or a bad value.
     """
+    scalars.check(run)
     return _chosen(run, components())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import metrics
+from dfl import logs, metrics
 from dfl.config import Run
 from dfl.ensembles import Ensemble
 
@@ -35,8 +35,9 @@ def told(report: Report | None, setting: Setting) -> Iterator[Watch]:
     """Begin a report, and say in it how the run ended, whatever ended it."""
     watch = Watch(setting, report)
     try:
-        yield watch
-        watch.finish()
+        with logs.opened(setting):
+            yield watch
+            watch.finish()
     except BaseException as error:
         if report:
             report.close(error)
@@ -53,7 +54,7 @@ class Watch:
 
     def __init__(self, setting: Setting, report: Report | None) -> None:
         self.setting, self.report = setting, report
-        self.begun = time.perf_counter()
+        self.begun = self.since = time.perf_counter()
         self.last: tuple[Any, Any] = (None, None)
         self.done, self.opening = False, True
         self.telling = bool(setting.world.from_root(self._begin))
@@ -67,11 +68,14 @@ class Watch:
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
         """Yield a row of figures on the state after t rounds, if one is due."""
         run, world = self.setting.run, self.setting.world
+        world.pulse.round = t
+        logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
         if isinstance(run.opening, int):
             self.opening = t < run.opening
         if not due(t, run):
             if self.report:
                 self.report.tick(t)
+            self.since = time.perf_counter()
             return
         figures, peers = _row(t, state, self.setting)
 
@@ -79,6 +83,7 @@ class Watch:
             row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
             if self.report:
                 self.report.row(json.loads(row))
+            logs.LOG.info("%s", row)
             return row.encode()
 
         row = json.loads(world.from_root(told))
@@ -88,10 +93,12 @@ class Watch:
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
         yield row
+        self.since = time.perf_counter()
 
     def finish(self) -> None:
         """Hand the last state to the report, and end it."""
         state, peers = self.last
+        self.setting.world.pulse.round = None
         models = metrics.models(state, self.setting) if self.telling else None
 
         def told() -> bytes:

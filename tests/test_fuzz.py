@@ -50,7 +50,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "checkpoint_every": st.sampled_from([None, 1]), "threads": st.just(1), "device": st.just("cpu"),
 }  # fmt: skip
 """Fields that choose no component."""
-LEFT = {"data_dir", "start", "out", "resume", "timeout", "log_level"}
+LEFT = {"data_dir", "start", "out", "resume", "timeout", "log_level", "tensorboard"}
 """Fields that are about files and launches."""
 
 
