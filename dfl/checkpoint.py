@@ -39,6 +39,8 @@ else:
 
 COUNTERS = "counters"
 """Under which name there is what is counted of every peer; fields of states have other names."""
+CLOCK = "clock"
+"""Under which name there is the simulated time of every peer."""
 
 
 class Moment(NamedTuple):
@@ -142,7 +144,8 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
         rows = value.cpu().numpy()
         arrays[name] = rows if name in state.alike else world.gather(rows)
     arrays[COUNTERS] = world.gather(np.stack([network.payload, network.told], axis=1))
-    wire = world.gather(np.array([network.wire]))
+    arrays |= {CLOCK: network.clock.now} if network.clock else {}
+    counts = world.gather(np.array([[network.wire, network.lost]]))
     content = {
         "round": t,
         "run": comparable(setting.run.to_dict()),
@@ -155,9 +158,10 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
     def write() -> bytes:
         assert setting.run.out is not None
         assert setting.facts is not None
-        assert wire is not None
+        assert counts is not None
         table = measured(setting.run.out / "metrics.csv")
-        content.update(wire=int(wire.sum()), data=setting.facts.begun.data, table=table, versions=versions())
+        wire, lost = counts.sum(0).tolist()
+        content.update(wire=wire, lost=lost, data=setting.facts.begun.data, table=table, versions=versions())
         keeping.write(setting.run.out, arrays, content)
         return b""
 
@@ -185,9 +189,12 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
         task, state = setting.task, setting.algorithm.part(state, setting.task.spec.shared)
     like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
     like[COUNTERS] = np.stack([network.payload, network.told], axis=1)
-    rows = _handed_out(last, like, state.alike, world)
+    like |= {CLOCK: network.clock.now} if network.clock else {}
+    rows = _handed_out(last, like, (*state.alike, CLOCK), world)
     network.payload[:], network.told[:] = rows.pop(COUNTERS).T
-    network.wire = 0 if world.rank else content["wire"]
+    network.wire, network.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
+    if network.clock:
+        network.clock.now = rows.pop(CLOCK)
     network.parameters, watch.opening = content["parameters"], content["opening"]
     watch.begun -= content["seconds"]
     values = {name: torch.from_numpy(value).to(getattr(state, name).device) for name, value in rows.items()}

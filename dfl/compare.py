@@ -19,7 +19,7 @@ from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import atomically
 from dfl.grid import shown
-from dfl.sweep_plots import Y_LABELS, Curve, draw, label_x, shades, title
+from dfl.lines import Y_LABELS, draw, label_x, shades, title
 from dfl.terminal import size
 
 _ABOUT = "Lay runs over each other: a table, compare.csv and compare.png."
@@ -172,16 +172,17 @@ def figure(runs: Sequence[Compared]) -> Figure:
     made = Figure(figsize=(10.5 + 0.08 * min(widest, 60), max(4.2, 0.25 * len(runs) + 1)), layout="constrained")
     panels = made.subplots(1, 2, sharey=True)
     for run, colour in zip(drawn, shades(len(drawn)), strict=True):
-        rows = run.rows.assign(mean=run.rows[measure], deviation=float("nan"))
+        rows = run.rows.assign(mean=run.rows[measure])
         worst = rows.assign(mean=rows["accuracy_min"])
         for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
-            draw(axes, Curve(rows, {"color": colour, "label": run.label}), x)
+            draw(axes, rows, x, {"color": colour, "label": run.label})
             if accurate:
-                draw(axes, Curve(worst, {"color": colour, "linewidth": 0.7, "alpha": 0.8}), x)
+                draw(axes, worst, x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
     what = measure.removesuffix("_mean").replace("_", " ").capitalize()
     thin = "thin: the worst peer" if accurate else ""
     for axes, x, by in zip(panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True):
         title(axes, f"{what} by {by}", thin)
+        axes.spines[["top", "right"]].set_visible(False)
         label_x(axes, x)
     panels[0].set_ylabel(Y_LABELS[measure])
     if drawn:

@@ -234,6 +234,7 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
         (f"--pretrain {run.pretrain}", "consensus_distance" in str(run.pretrain)),
         (f"--share {run.share}", run.share != "all" and not method.splits),
         (f"--init {run.init}", run.init == "independent" and method.serves),
+        (f"--network {run.network}", run.network != "none" and name == "pooled"),
     ):
         if idle:
             raise InputError(f"{given} has no part in --algorithm {name}: leave it out")

@@ -66,6 +66,15 @@ class Lock:
         except FileNotFoundError:
             return False
 
+    @contextmanager
+    def unless_this_fails(self) -> Iterator[None]:
+        """Keep it only if all goes well."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
     def release(self) -> None:
         """Let others write."""
         if not self.file.closed:

@@ -31,6 +31,8 @@ from dfl.values import nearest
 
 OURS = ("out", "resume")
 """The fields of `Run` that a sweep gives to its cells."""
+FREE = ("checkpoint_every", "timeout", "log_level")
+"""The fields that may change from one call to the next: no result depends on them."""
 LONGEST = 40
 """Characters of a value in a name; the middle of a longer one is left out."""
 _WHOLE = 200
@@ -170,25 +172,25 @@ def name_of(values: Mapping[str, Any]) -> str:
 def keep(grid: Grid, folder: Path) -> None:
     """Write grid.toml, and a cell.toml for every cell, into the folder of a sweep.
 
-    Cells may be added to those that it holds; all else must be as it was, and none may be missing.
+    Cells may be added to those that it holds, and what is `FREE` may change; all else must be as it was.
 
     Raises:
         InputError: the folder holds something else, or cannot be written to.
     """
-    held = fits(grid, folder)
+    fits(grid, folder)
+    files = {folder / "grid.toml": grid.text}
+    files |= {folder / cell.name / "cell.toml": as_toml(cell.run) for cell in grid.cells}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "grid.toml", grid.text)
-        for cell in grid.cells:
-            if cell.name not in held:
-                (folder / cell.name).mkdir(exist_ok=True)
-                _write(folder / cell.name / "cell.toml", as_toml(cell.run))
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                _write(path, text)
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
 
 
-def fits(grid: Grid, folder: Path) -> set[str]:
-    """The cells of a grid that a folder holds, which may be all, some or none.
+def fits(grid: Grid, folder: Path) -> None:
+    """See that a folder holds cells of a grid, which may be all, some or none, and nothing else.
 
     Raises:
         InputError: it holds something that is no sweep, a cell that is none of the grid's, or one with other settings.
@@ -206,7 +208,6 @@ def fits(grid: Grid, folder: Path) -> set[str]:
             raise InputError(f"--out {folder} holds a cell that is not in this grid, {name}: give another folder")
         if (other := _differing(folder / name / "cell.toml", cells[name])) is not None:
             raise InputError(f"--out {folder} holds {name} with another {other}: give another folder")
-    return set(found)
 
 
 def _differing(path: Path, run: Run) -> str | None:
@@ -215,7 +216,8 @@ def _differing(path: Path, run: Run) -> str | None:
         ours, theirs = run.to_dict(), Run.from_dict(tomllib.loads(path.read_text(encoding="utf-8"))).to_dict()
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}): remove it") from None
-    return next((name for name in options(Run) if ours.get(name) != theirs.get(name)), None)
+    fixed = (name for name in options(Run) if name not in FREE)
+    return next((name for name in fixed if ours.get(name) != theirs.get(name)), None)
 
 
 def as_toml(run: Run) -> str:

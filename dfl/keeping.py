@@ -91,9 +91,9 @@ def find(run: Path) -> Found | None:
     for path in _newest_first(run / "checkpoint"):
         try:
             return Found(path, _opened(path), tuple(damaged))
+        except InputError:
+            raise
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
             damaged.append(f"{path} is damaged ({type(error).__name__}: {error})")
     if damaged:
         raise InputError(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dfl.batches import Batch, batches, groups
 from dfl.errors import InputError
@@ -13,6 +16,7 @@ from dfl.task import Task
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 else:
     from dfl.lazy import torch
@@ -79,6 +83,7 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
         return _by_kind(x, task, t)
     z, rate = torch.empty_like(x), task.solver.lr(t)
     for lanes in groups(task):
+        begun = time.perf_counter()
         whole = y = task.spec.take(x, lanes)
         v = {name: torch.zeros_like(value) for name, value in y.items()}
         start = task.spec.take(x, lanes) if task.solver.pull else {}
@@ -87,7 +92,17 @@ def sgd(x: Tensor, task: Task, t: int) -> Tensor:
             y, v, origin = (_first(len(batch.index), values) for values in (y, v, origin))
             _step((v, y, origin), task, batch, rate)
         task.spec.put(whole, z, lanes)
+        if task.spent is not None:
+            _note(task.spent, task, lanes, begun)
     return z
+
+
+def _note(spent: NDArray[np.float64], task: Task, lanes: NDArray[np.int64], begun: float) -> None:
+    """Share the seconds since `begun` among the peers that trained together."""
+    if task.device.type == "cuda":
+        torch.cuda.synchronize(task.device)
+    who = np.unique(task.peers[lanes])
+    spent[who] += (time.perf_counter() - begun) / len(who)
 
 
 def _by_kind(x: Tensor, task: Task, t: int) -> Tensor:

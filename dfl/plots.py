@@ -58,6 +58,7 @@ def figures(
     if not np.isnan(peers["accuracy"]).all():
         value, name = peers["accuracy"], "accuracy on the common test set"
         drawn |= {"accuracy_by_round": accuracy_by_round(rows, run), "accuracy_by_bytes": accuracy_by_bytes(rows, run)}
+        drawn |= {"accuracy_by_sim_seconds": accuracy_by_sim_seconds(rows, run)} if "sim_seconds" in rows else {}
     if weights:
         drawn["graph"] = graph(weights, value, name, run)
     if label_counts.size:
@@ -86,11 +87,12 @@ def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
         rows: metrics.csv.
         run: what ran, for the title.
     """
-    figure, axes = _figure("Accuracy by bytes said", run)
-    _accuracy(axes, rows, "payload_bytes")
-    axes.set_xlabel("payload of all together (bytes)")
-    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-    return figure
+    return _accuracy_by(rows, run, ("bytes said", "payload_bytes", "payload of all together (bytes)", "B"))
+
+
+def accuracy_by_sim_seconds(rows: pd.DataFrame, run: str = "") -> Figure:
+    """The same curves by the time that it would have taken on the simulated network; arguments as above."""
+    return _accuracy_by(rows, run, ("simulated time", "sim_seconds", "time of the slowest peer (seconds)", "s"))
 
 
 def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
@@ -236,6 +238,16 @@ def _edges(axes: Axes, hears: csr_array, places: Floats, side: float) -> None:
     length = np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
     reach = (end - start) * np.maximum(0.0, 1 - 0.004 * np.sqrt(side) / length)  # arrows end at the rim of a dot
     axes.quiver(*start.T, *reach.T, angles="xy", scale_units="xy", scale=1, width=0.0025, headwidth=5, **pale)
+
+
+def _accuracy_by(rows: pd.DataFrame, run: str, by: tuple[str, str, str, str]) -> Figure:
+    """Accuracy by something: what it is, its column, how the axis is called, and its unit."""
+    what, column, label, unit = by
+    figure, axes = _figure(f"Accuracy by {what}", run)
+    _accuracy(axes, rows, column)
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_formatter(EngFormatter(unit=unit))
+    return figure
 
 
 def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:

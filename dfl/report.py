@@ -125,15 +125,11 @@ class Folder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = Lock(self.path)
-        try:
-            self.record = circumstances(setting)
-            with self._writing():
-                if (self.path / "run.json").exists():
-                    self._go_on()
-                self._write_record()
-        except InputError:
-            self.lock.release()
-            raise
+        self.record = circumstances(setting)
+        with self.lock.unless_this_fails(), self._writing():
+            if (self.path / "run.json").exists():
+                self._go_on()
+            self._write_record()
 
     def tick(self, t: int) -> None:
         """Rounds without an evaluation leave nothing behind."""
@@ -207,7 +203,7 @@ class Folder:
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
         graph = f"{run.topology}, " if run.topology else ""
-        ways = (f"sharing {run.share}", run.aggregator, run.attack)
+        ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
         plain = ("sharing all", "mean", "none", "fltrust")
         said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"

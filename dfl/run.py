@@ -40,8 +40,7 @@ def main() -> int:
         world.busy = True
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
-            with _heeding(world):
-                _simulate(asked, world)
+            _heeding(world)(_simulate)(asked, world)
     except (InputError, DivergedError, Suspended) as error:
         if world.rank == 0 and first():
             cli.complain(error)
@@ -129,11 +128,10 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         """
         filed = _filed(config) if config else {}
         run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
-        if run.resume:
-            run = settings(run, {*filed, *(name for name in Run.__annotations__ if flag(name) in given)}, ranks)
-            if done := over(run):
-                print(f"dfl: {done}")
-                return
+        run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
+        if run.resume and (done := over(run)):
+            print(f"dfl: {done}")
+            return
         settled = run.settled(ranks)
         check(settled)
         made = None if run.out or dry_run else _new_folder(settled)
@@ -142,6 +140,11 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
 
     cli.call(app, tokens)
     return found
+
+
+def _fields(flags: set[str]) -> set[str]:
+    """The fields of `Run` that flags name."""
+    return {name for name in Run.__annotations__ if flag(name) in flags}
 
 
 def _filed(path: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
 from dfl.augment import AUGMENTS
 from dfl.auxiliaries import AUXILIARIES
-from dfl.clock import NETWORKS
 from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
@@ -31,6 +30,7 @@ from dfl.objectives import ADVERSARIES, objective
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
+from dfl.speeds import NETWORKS
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
         yield from watching.look(t, state)
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
-            state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
+            net = Net(network, t, seen=watch.due(t + 1, run))
+            state = algorithm.round(state, net.paced(task), net, t)
+            network.turn()
             told, t = _agreed(state, setting, t), t + 1
             checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
@@ -213,8 +215,10 @@ def prepare(
     starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
-    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
+    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
+    network.clock = parts["network"].start(network, task.solver.steps_for(common["sizes"][:, 0]))
+    task = replace(task, spent=network.clock.spent) if network.clock else task
     exam = setup.make_exam(run, task, (common, own), attack)
     world.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
@@ -247,7 +251,8 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
     made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
     parts |= {name: parts[name]() for name in made}
-    parts["faults"] = tuple(each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    parts["faults"] = tuple(each for each in faults if each.touches != "nothing")
     parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -12,32 +11,13 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from dfl.plots import GREY
+from dfl.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, title
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers can tell apart; more values than these are shades of viridis."""
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 1, 1, 1, 1, 2)))
-MARKS = ("", "o", "s", "^", "D", "v")
-"""Behind the last dash, dashes begin again with another mark."""
-PANELS = 9
+LINES = 12
+"""Up to how many lines are drawn in one panel, where what varies can be split over several."""
+MAPS = 9
 """Up to how many maps are drawn side by side."""
-Y_LABELS = {"accuracy_mean": "accuracy on the test set\n(mean over the peers)", "train_loss": "training loss (mean)"}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a figure.
-
-    Attributes:
-        rows: `round` and `payload_bytes`, and under `mean` and `deviation` what is shown of them.
-        style: its colour, dash and mark.
-    """
-
-    rows: pd.DataFrame
-    style: dict[str, Any]
 
 
 def figures(rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: str) -> dict[str, Figure]:
@@ -52,11 +32,10 @@ def figures(rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: s
     if rows.empty:
         return {}
     measure = "accuracy_mean" if rows["accuracy_mean"].notna().any() else "train_loss"
-    sweep += seeds_of(rows, by)
-    drawn = {
-        f"{measure.removesuffix('_mean')}_by_{name}": _lines(rows, by, (column, measure), sweep)
-        for name, column in (("round", "round"), ("bytes", "payload_bytes"))
-    }
+    name, sweep = measure.removesuffix("_mean"), sweep + _seeds(rows, by)
+    drawn = {f"{name}_by_round": _lines(rows, by, ("round", measure), sweep)}
+    if rows["payload_bytes"].any():
+        drawn[f"{name}_by_bytes"] = _lines(rows, by, ("payload_bytes", measure), sweep)
     if axes := map_axes(found, by):
         drawn["map_" + "_by_".join(axes)] = _maps(found, axes, [n for n in by if n not in axes], (measure, sweep))
     return drawn
@@ -68,142 +47,44 @@ def map_axes(found: pd.DataFrame, by: Sequence[str]) -> tuple[str, str] | None:
     first = [name for name in ("topology", "bits") if name in several]
     pair = [*first, *(name for name in several if name not in first)][:2]
     rest = [name for name in several if name not in pair]
-    panels = len(found.groupby(rest)) if rest else 1
-    return (pair[0], pair[1]) if len(pair) == 2 and panels <= PANELS else None
+    maps = len(groups(found, rest))
+    return (pair[0], pair[1]) if len(pair) == 2 and maps <= MAPS else None
+
+
+def panels(rows: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Which fields tell panels apart, and which the lines in a panel: few lines are all in one."""
+    apart = 0
+    while apart < len(by) - 1 and len(groups(rows, by[apart:])) > LINES:
+        apart += 1
+    return list(by[:apart]), list(by[apart:])
+
+
+def _seeds(rows: pd.DataFrame, by: Sequence[str]) -> str:
+    """What lines and bands stand for."""
+    counts = [group["cell"].nunique() for _, group in groups(rows, by)]
+    many = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{max(counts)}"
+    return f", mean and standard deviation over {many} seeds" if max(counts) > 1 else ""
 
 
 def _lines(rows: pd.DataFrame, by: Sequence[str], columns: tuple[str, str], sweep: str) -> Figure:
-    x, measure = columns
-    named = Styles.of(rows, by)
-    figure = Figure(figsize=(6.4 + 0.09 * named.width, max(4.2, 0.23 * named.height)), layout="constrained")
-    axes = figure.subplots()
-    what = measure.removesuffix("_mean").replace("_", " ")
-    title(axes, f"{what.capitalize()} by {'round' if x == 'round' else 'bytes said'}", sweep)
-    for values, group in groups(rows, by):
-        mean = over_seeds(group, measure)
-        draw(axes, Curve(mean, named.style(values)), x)
-    axes.set_ylabel(Y_LABELS[measure])
-    label_x(axes, x)
-    named.legend(figure)
+    (x, measure), (apart, together) = columns, panels(rows, by)
+    styles, parts = Styles.of(rows, together), groups(rows, apart)
+    wide = min(3, len(parts))
+    width, height = styles.size
+    panel = (6.4, 4.2) if len(parts) == 1 else (3.8, 3.0)
+    size = panel[0] * wide + width, max(panel[1] * -(-len(parts) // wide), height)
+    figure, grid = _grid(size, len(parts), share=True)
+    for (values, part), axes in zip(parts, grid.flat, strict=False):
+        for each, group in groups(part, together):
+            draw(axes, over_seeds(group, measure), x, styles.style(each))
+        axes.set_title(_said(apart, values), fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        label_x(axes, x)
+        axes.set_ylabel(Y_LABELS[measure])
+        axes.label_outer() if len(parts) > wide else None
+    _head(figure, grid, f"{_called(measure)} by {'round' if x == 'round' else 'bytes said'}", sweep)
+    styles.legend(figure)
     return figure
-
-
-def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
-    """The rows by what they have of some columns, in the order in which they come."""
-    if not by:
-        return [((), rows)]
-    return [(tuple(map(str, values)), group) for values, group in rows.groupby(list(by), sort=False)]
-
-
-def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """The mean and deviation over cells, at the rounds at which all of them were looked at."""
-    each = group.groupby("round", as_index=False)
-    mean = each.agg(
-        payload_bytes=("payload_bytes", "mean"), mean=(measure, "mean"), deviation=(measure, "std"), n=(measure, "size")
-    )
-    return mean[mean["n"] == group["cell"].nunique()]
-
-
-def draw(axes: Axes, curve: Curve, x: str) -> None:
-    """Draw a line, and a band of the deviation around it; by bytes, only where some were said."""
-    rows = curve.rows[curve.rows[x] > 0] if x == "payload_bytes" else curve.rows
-    dots = {} if len(rows) > 1 else {"marker": "o"}
-    axes.plot(rows[x], rows["mean"], **({"linewidth": 1.6, "markersize": 4, "markevery": 0.1} | curve.style | dots))
-    if rows["deviation"].notna().any():
-        low, high = rows["mean"] - rows["deviation"], rows["mean"] + rows["deviation"]
-        axes.fill_between(rows[x], low, high, color=curve.style["color"], alpha=0.12, lw=0)
-
-
-def label_x(axes: Axes, x: str) -> None:
-    """Say what is to the right; bytes, which differ by magnitudes, on a logarithmic axis."""
-    if x == "round":
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        return
-    axes.set_xlabel("payload of all peers together (bytes)")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-
-
-def title(axes: Axes, text: str, below: str) -> None:
-    """Head a figure as `dfl.plots` does."""
-    axes.set_title(text, loc="left", fontsize=12, fontweight="bold", pad=20)
-    axes.annotate(below, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def seeds_of(rows: pd.DataFrame, by: Sequence[str]) -> str:
-    """What lines and bands stand for."""
-    counts = sorted({group["cell"].nunique() for _, group in groups(rows, by)})
-    if counts[-1] == 1:
-        return ""
-    return f", mean and standard deviation over {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seeds"
-
-
-def shades(count: int) -> list[Any]:
-    """Colours for so many lines."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    return [colormaps["viridis"](0.95 * i / (count - 1)) for i in range(count)]
-
-
-@dataclass(frozen=True)
-class Styles:
-    """How lines are told apart: by colour for the first of what varies, by dash for the rest together.
-
-    Attributes:
-        by: what varies.
-        first: the values that have a colour each.
-        rest: the combinations of all other values, with a dash each.
-    """
-
-    by: tuple[str, ...]
-    first: tuple[str, ...]
-    rest: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame, by: Sequence[str]) -> Styles:
-        """Styles for all values that there are."""
-        found = [values for values, _ in groups(rows, by)]
-        firsts, rests = (dict.fromkeys(each) for each in ([v[:1] for v in found], [v[1:] for v in found]))
-        return cls(tuple(by), tuple(v[0] for v in firsts if v), tuple(rests))
-
-    def style(self, values: tuple[str, ...]) -> dict[str, Any]:
-        """The colour, dash and mark of a line."""
-        if not values:
-            return {"color": COLOURS[0]}
-        return {"color": self._colour(values[0]), **self._dash(values[1:])}
-
-    def _colour(self, value: str) -> Any:
-        return shades(len(self.first))[self.first.index(value)]
-
-    def _dash(self, values: tuple[str, ...]) -> dict[str, Any]:
-        marks, dash = divmod(self.rest.index(values), len(DASHES))
-        return {"linestyle": DASHES[dash], "marker": MARKS[marks % len(MARKS)]}
-
-    def legend(self, figure: Figure) -> None:
-        """Explain colours and dashes beside a figure, each under a heading."""
-        if not self.by:
-            return
-        head, *others = self.by
-        colours = [Line2D([], [], color=self._colour(value), label=value) for value in self.first]
-        dashes = [Line2D([], [], color=GREY, **self._dash(values), label=", ".join(values)) for values in self.rest]
-        heads = [Line2D([], [], linestyle="none", label=text) for text in (head, ", ".join(others))]
-        lines = [heads[0], *colours, *([heads[1], *dashes] if len(dashes) > 1 else [])]
-        legend = figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
-        for line, text in zip(lines, legend.get_texts(), strict=True):
-            text.set_fontweight("bold" if line in heads else "normal")
-
-    @property
-    def height(self) -> int:
-        """Lines of the legend."""
-        return len(self.first) + len(self.rest) + 4
-
-    @property
-    def width(self) -> int:
-        """Letters of the widest line of the legend."""
-        texts = [*self.first, *(", ".join(values) for values in self.rest), ", ".join(self.by[1:])]
-        return max(map(len, texts), default=0) + 8 if self.by else 0
 
 
 def _maps(found: pd.DataFrame, axes: tuple[str, str], rest: list[str], names: tuple[str, str]) -> Figure:
@@ -211,21 +92,14 @@ def _maps(found: pd.DataFrame, axes: tuple[str, str], rest: list[str], names: tu
     measure, sweep = names
     parts, texts = groups(found, rest), [list(dict.fromkeys(found[name])) for name in axes]
     wide = min(3, len(parts))
-    high = -(-len(parts) // wide)
     size = 1.6 + 0.08 * max(map(len, texts[0])) + 0.85 * len(texts[1]), 1.5 + 0.5 * len(texts[0])
-    figure = Figure(figsize=(max(5.2, size[0] * wide + 1.2), max(3.2, size[1] * high + 0.4)), layout="constrained")
-    grid = figure.subplots(high, wide, squeeze=False)
+    size = max(5.2, size[0] * wide + 1.2), max(3.2, size[1] * -(-len(parts) // wide) + 0.4)
+    figure, grid = _grid(size, len(parts), share=False)
     limits = found[measure].min(), found[measure].max()
     for (values, part), panel in zip(parts, grid.flat, strict=False):
         _map(panel, part, (axes, texts), (measure, limits))
-        panel.set_title(", ".join(f"{n} {v}" for n, v in zip(rest, values, strict=True)), fontsize=9, loc="left")
-    for idle in grid.flat[len(parts) :]:
-        idle.set_visible(False)
-    what = f"{measure.removesuffix('_mean').replace('_', ' ').capitalize()} at the end"
-    if len(parts) == 1:
-        title(grid[0, 0], what, sweep)
-    else:
-        figure.suptitle(f"{what}, {sweep}", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        panel.set_title(_said(rest, values), fontsize=9, loc="left")
+    _head(figure, grid, f"{_called(measure)} at the end", sweep)
     figure.colorbar(grid[0, 0].images[0], ax=grid, label=Y_LABELS[measure])
     return figure
 
@@ -250,3 +124,30 @@ def _map(
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=across, ylabel=down)
+    axes.spines[:].set_visible(False)
+
+
+def _grid(size: tuple[float, float], count: int, share: bool) -> tuple[Figure, Any]:
+    """A figure with so many panels, three abreast."""
+    wide = min(3, count)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(-(-count // wide), wide, squeeze=False, sharex=share, sharey=share)
+    for idle in grid.flat[count:]:
+        idle.set_visible(False)
+    return figure, grid
+
+
+def _head(figure: Figure, grid: Any, text: str, below: str) -> None:
+    """Head a figure, above its only panel or above all."""
+    if grid.size == 1:
+        title(grid[0, 0], text, below)
+    else:
+        figure.suptitle(f"{text}: {below}", x=0.01, ha="left", fontsize=12, fontweight="bold")
+
+
+def _said(names: Sequence[str], values: Sequence[str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+
+
+def _called(measure: str) -> str:
+    return measure.removesuffix("_mean").replace("_", " ").capitalize()

@@ -136,6 +136,8 @@ def header(setting: Setting) -> list[Line]:
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *_begun(setting),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
+        *([("faults", run.faults)] if setting.network.speech.faults else []),
+        *([("network", run.network)] if setting.network.clock else []),
     ]  # fmt: skip
 
 
@@ -203,7 +205,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
         *lines,
         ("payload", payload),
         ("wire", f"{size(row['wire_bytes'])} moved between ranks"),
-        ("time", _clock(row["seconds"])),
+        ("time", _clock(row["seconds"]) + _simulated(row)),
     ]
 
 
@@ -243,11 +245,7 @@ def memory(setting: Setting) -> list[Line]:
 
 def local_steps(setting: Setting) -> NDArray[np.int64]:
     """Local steps of every peer in a round, (P,)."""
-    solver, examples = setting.task.solver, _facts(setting).sizes[:, 0]
-    if solver.steps:
-        return np.full_like(examples, solver.steps)
-    steps: NDArray[np.int64] = solver.epochs * -(-examples // (solver.batch_size or np.maximum(examples, 1)))
-    return steps
+    return setting.task.solver.steps_for(_facts(setting).sizes[:, 0])
 
 
 def size(count: float) -> str:
@@ -283,6 +281,14 @@ def _pace(half_rounds: float, graphs: int) -> str:
     if half_rounds == 0:
         return f"agreement after {_many(graphs, 'round')}"
     return f"disagreement halves in {half_rounds:,.1f} rounds" if np.isfinite(half_rounds) else "no agreement ever"
+
+
+def _simulated(row: Mapping[str, float]) -> str:
+    """What it would have taken on the network that was asked for."""
+    if "sim_seconds" not in row:
+        return ""
+    seconds = row["sim_seconds"]
+    return f", {f'{seconds:.3g} s' if seconds < 60 else _clock(seconds)} on the simulated network"
 
 
 def _clock(seconds: float) -> str:

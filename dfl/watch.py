@@ -22,7 +22,7 @@ COLUMNS = (
     "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
     "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
 )  # fmt: skip
-"""The columns of metrics.csv; those that the run or its algorithm adds come behind."""
+"""The columns of metrics.csv; behind them come sim_seconds, if asked for, and those of the run or its algorithm."""
 
 
 def due(t: int, run: Run) -> bool:
@@ -73,7 +73,7 @@ class Watch:
             if self.report:
                 self.report.tick(t)
             return
-        figures, peers = _row(state, self.setting)
+        figures, peers = _row(t, state, self.setting)
 
         def told() -> bytes:
             row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
@@ -111,16 +111,20 @@ def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> b
     return row[column] >= wanted if at_least else row[column] <= wanted
 
 
-def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
+def _row(t: int, state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
     """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
-    together = Ensemble.of(setting)
+    together, network = Ensemble.of(setting), setting.network
     peers = metrics.measure(state, setting, together)
     apart, mean = metrics.apart(state, setting)
-    wire = setting.world.gather(np.array([setting.network.wire]))
-    if peers is None or mean is None or wire is None:
+    counts = setting.world.gather(np.array([[network.wire, network.lost]]))
+    if peers is None or mean is None or counts is None:
         return {}, None
+    wire, lost = counts.sum(0).tolist()
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
-    row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
+    row |= {"consensus_distance": apart, "wire_bytes": wire}
+    if network.speech.faults:  # of the round that led here
+        row |= {"peers_up": int(network.weather(max(t - 1, 0)).up.sum()), "messages_lost": lost}
     row["accuracy_mean_model"] = row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
     row |= {} if together is None else together.figures(row["accuracy_mean"])
-    return {name: row[name] for name in (*COLUMNS, *row) if name in row}, peers
+    row |= {"sim_seconds": clock.seconds} if (clock := setting.network.clock) else {}
+    return {name: row[name] for name in (*COLUMNS, "sim_seconds", *row) if name in row}, peers

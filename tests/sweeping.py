@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dfl.cells import look
 from dfl.tables import CLOCKS
 
 ROOT = Path(__file__).parents[1]
@@ -30,9 +31,10 @@ bits = ["none", 4, 2]
 
 FAKE = """
 import sys
-from dfl import jobs, sweep
+from dfl import jobs, sweep, sweep_plots
 pause = sys.argv.pop(1)
 jobs.command = lambda folder: ["-m", "tests.fake_cell", str(folder), pause]
+sweep_plots.figures = lambda *given: {}  # they have tests of their own
 sys.exit(sweep.main())
 """
 
@@ -45,9 +47,14 @@ def fake(folder: Path, pause: float, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def statuses(folder: Path) -> list[str]:
+    """How the cells are of which a sweep's folder has a file."""
+    return [look(path.parent).status for path in folder.glob("*/cell.toml")]
+
+
 def ended(sweep: subprocess.Popen[str]) -> tuple[int, list[str]]:
     """The exit code of a sweep, and its lines."""
-    said, _ = sweep.communicate(timeout=200)
+    said, _ = sweep.communicate(timeout=1200)
     return sweep.returncode, said.splitlines()
 
 

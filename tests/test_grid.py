@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dfl.config import Run
 from dfl.errors import InputError
-from dfl.grid import Grid, as_toml, fits, keep, name_of, read
+from dfl.grid import Grid, as_toml, keep, name_of, read
 
 BASE = 'peers = 4\nmodel = "softmax"\n'
 
@@ -134,19 +134,25 @@ def test_a_cell_is_written_as_it_is_read(text: str) -> None:
 
 
 def test_a_sweep_is_kept_and_grows(tmp_path: Path) -> None:
-    small = grid(tmp_path, BASE + "[sweep]\nseed = [0]\n")
-    out = tmp_path / "out"
-    assert fits(small, out) == set()
+    small, out = grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out"
     keep(small, out)
     keep(small, out)
-    assert fits(small, out) == {"seed=0"}
+    assert sorted(path.name for path in out.iterdir()) == ["grid.toml", "seed=0"]
     assert (out / "grid.toml").read_text() == small.text
+    assert read(out / "grid.toml", 1) == small
     before = (out / "seed=0/cell.toml").stat().st_mtime_ns
     same = grid(tmp_path, "# the same\n" + BASE + 'lr = 0.05\ndataset = "digits"\n[sweep]\nseed = [1, 0]\n')
     keep(same, out)
-    assert fits(same, out) == {"seed=0", "seed=1"}
     assert (out / "grid.toml").read_text() == same.text
     assert (out / "seed=0/cell.toml").stat().st_mtime_ns == before
+    for cell in same.cells:
+        assert Run.from_dict(tomllib.loads((out / cell.name / "cell.toml").read_text())) == cell.run
+
+
+def test_what_no_result_depends_on_may_change(tmp_path: Path) -> None:
+    keep(grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out")
+    keep(grid(tmp_path, BASE + "checkpoint_every = 7\n[sweep]\nseed = [0]\n"), tmp_path / "out")
+    assert "checkpoint_every = 7\n" in (tmp_path / "out/seed=0/cell.toml").read_text()
 
 
 @pytest.mark.parametrize(

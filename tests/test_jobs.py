@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dfl import jobs
-from dfl.cells import DIVERGED, DONE, FAILED, STOPPED, look
+from dfl.cells import DIVERGED, DONE, FAILED, STOPPED, Seen, look
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import Lock
@@ -169,9 +169,13 @@ def test_what_another_program_lets_go_of_is_taken_up_at_the_end(tmp_path: Path, 
 def test_a_race_that_another_program_wins_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: list[Lock]
 ) -> None:
-    monkeypatch.setattr(
-        jobs, "look", lambda folder: look(folder) if locks else locks.append(Lock(folder)) or look(tmp_path)
-    )
+    def too_early(folder: Path) -> Seen:
+        seen = look(folder)
+        if not locks:
+            locks.append(Lock(folder))
+        return seen
+
+    monkeypatch.setattr(jobs, "look", too_early)
     one = cell(tmp_path, "one")
     found = work([one])
     assert launches(one) == 1

@@ -1,0 +1,294 @@
+"""How fast are lines and peers? The kinds of `--network`, from which `dfl.clock` counts."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dfl import keys
+from dfl.clock import Clock, Floats, Ints, Lines, Links, Ways
+from dfl.errors import InputError
+from dfl.plan import Arcs
+from dfl.values import read
+
+if TYPE_CHECKING:
+    from dfl.network import Network
+
+NETWORKS: dict[str, type[Speeds]] = {}
+"""Name -> frozen dataclass whose fields are the options of a kind of network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Nobody asks."""
+
+    def start(self, network: Network, steps: Ints) -> Clock | None:
+        """The clock of a network whose peers take so many local steps (P,) in a round; None where nobody asks.
+
+        Raises:
+            InputError: on every rank, if the network has other peers or edges than this is about.
+        """
+        return None
+
+
+def network(name: str) -> Callable[[type[Speeds]], type[Speeds]]:
+    """Register a kind of network under `name`."""
+
+    def register(kind: type[Speeds]) -> type[Speeds]:
+        NETWORKS[name] = kind
+        return kind
+
+    return register
+
+
+network("none")(Speeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Speeds):
+    """How fast peers compute, whatever their lines.
+
+    Attributes:
+        compute: none, training takes no time; constant, step_ms for every local step of every peer; lognormal, step_ms
+            times exp(sigma * N(0, 1)), drawn once for every peer; or measured, the wall-clock seconds that each peer's
+            training really took in this launch, shared evenly by peers that train together: the one thing here that
+            another launch does not repeat. What a server computes takes no time.
+        step_ms: milliseconds of a local step; their median, where they are lognormal.
+        sigma: standard deviation of the logarithm, where they are lognormal.
+    """
+
+    compute: str = "none"
+    step_ms: float | None = None
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check("compute", self.compute in _NEEDS, "none, constant, lognormal or measured")
+        needs = _NEEDS[self.compute]
+        for name in ("step_ms", "sigma"):
+            value = getattr(self, name)
+            if (value is None) == (name in needs):
+                wrong = "needs" if value is None else "has no part for"
+                raise InputError(f"--network {self._name}: compute={self.compute} {wrong} {name}")
+            self._check(name, value is None or value >= 0, "at least 0")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__.lower()
+
+    def _check(self, name: str, good: bool, accepted: str) -> None:
+        if not good:
+            raise InputError(f"--network {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}")
+
+    def start(self, network: Network, steps: Ints) -> Clock:
+        """The clock; see `Speeds`."""
+        return Clock(network, self.ways(network), steps, self._pace(network.layout.peers, network.seed))
+
+    def ways(self, network: Network) -> Ways:
+        """How words get from node to node; errors are those of `start`."""
+        raise NotImplementedError
+
+    def _pace(self, peers: int, seed: int) -> Floats | None:
+        """Seconds of a local step of every peer, (P,)."""
+        if self.compute == "measured":
+            return None
+        drawn = keys.generator(seed, "pace of peers").standard_normal(peers)
+        return (self.step_ms or 0.0) / 1e3 * np.exp((self.sigma or 0.0) * drawn)
+
+
+_NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
+
+
+@network("uplink")
+@dataclass(frozen=True, kw_only=True)
+class Uplink(Timed):
+    """The same line for every peer; a server has its own.
+
+    Attributes:
+        mbps: Mbit/s on which a peer speaks, to one after the other: 8 are 1 MB/s.
+        down_mbps: Mbit/s on which it hears; unlimited where not given.
+        latency_ms: milliseconds of a round trip to a server nearby, as a ping measures them: a word from peer to peer
+            takes as many, half of them at either end, and one from or to the server half of them.
+        server_mbps: Mbit/s on which a server speaks, and as many on which it hears; unlimited where not given.
+    """
+
+    mbps: float = 8.0
+    down_mbps: float | None = None
+    latency_ms: float = 0.0
+    server_mbps: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mbps", "down_mbps", "server_mbps"):
+            value = getattr(self, name)
+            self._check(name, value is None or value > 0, "positive")
+        self._check("latency_ms", self.latency_ms >= 0, "at least 0")
+
+    def ways(self, network: Network) -> Lines:
+        """A line for every peer, all alike, and the server's."""
+        return _lines([self] * network.layout.peers, self.server_mbps)
+
+
+@network("phone")
+@dataclass(frozen=True, kw_only=True)
+class Phone(Uplink):
+    """`uplink` with the means of mobile connections worldwide (Speedtest Global Index, September 2020)."""
+
+    mbps: float = 11.22
+    down_mbps: float | None = 35.96
+    latency_ms: float = 40.0
+
+
+@network("broadband")
+@dataclass(frozen=True, kw_only=True)
+class Broadband(Uplink):
+    """`uplink` with the means of fixed connections worldwide (Speedtest Global Index, September 2020)."""
+
+    mbps: float = 45.74
+    down_mbps: float | None = 85.73
+    latency_ms: float = 21.0
+
+
+@network("dsl")
+@dataclass(frozen=True, kw_only=True)
+class DSL(Uplink):
+    """`uplink` with the profile "DSL" of WebPageTest, on which web pages are tested (its connectivity.ini.sample)."""
+
+    mbps: float = 0.384
+    down_mbps: float | None = 1.5
+    latency_ms: float = 50.0
+
+
+@network("datacenter")
+@dataclass(frozen=True, kw_only=True)
+class Datacenter(Uplink):
+    """`uplink` with 10 Gbit/s and half a millisecond, Dean's round trip within a data center (LADIS 2009)."""
+
+    mbps: float = 10_000.0
+    down_mbps: float | None = 10_000.0
+    latency_ms: float = 0.5
+
+
+def _lines(lines: Sequence[Uplink], server_mbps: float | None) -> Lines:
+    """The line of every peer, and a server's."""
+    up = _per_byte([*(line.mbps for line in lines), server_mbps])
+    down = _per_byte([*(line.down_mbps for line in lines), server_mbps])
+    return Lines(up, down, np.array([*(line.latency_ms / 2e3 for line in lines), 0.0]))
+
+
+def _per_byte(mbps: Sequence[float | None]) -> Floats:
+    """Seconds that a byte takes at so many Mbit/s; none where nothing limits it."""
+    return np.array([0.0 if each is None else 8e-6 / each for each in mbps])
+
+
+CLASSES: dict[str, type[Uplink]] = {"phone": Phone, "broadband": Broadband, "dsl": DSL, "datacenter": Datacenter}
+"""The kinds of line that `mixed` may mix."""
+
+
+@network("mixed")
+@dataclass(frozen=True, kw_only=True)
+class Mixed(Timed):
+    """Peers with lines of several kinds, drawn by the run's seed.
+
+    Attributes:
+        phone, broadband, dsl, datacenter: share of the peers that have such a line; together 1.
+        server_mbps: as in `uplink`.
+    """
+
+    phone: float = 0.0
+    broadband: float = 0.0
+    dsl: float = 0.0
+    datacenter: float = 0.0
+    server_mbps: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in CLASSES:
+            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self._check("server_mbps", self.server_mbps is None or self.server_mbps > 0, "positive")
+        if abs((whole := sum(self._shares())) - 1) > 1e-9:
+            raise InputError(f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}")
+
+    def _shares(self) -> list[float]:
+        return [getattr(self, name) for name in CLASSES]
+
+    def ways(self, network: Network) -> Lines:
+        """Each peer's line, and the server's."""
+        peers = network.layout.peers
+        ends, kinds = np.round(np.cumsum(self._shares()) * peers), [each() for each in CLASSES.values()]
+        order = keys.generator(network.seed, "lines of peers").permutation(peers)
+        return _lines([kinds[k] for k in np.searchsorted(ends, order, side="right")], self.server_mbps)
+
+
+@network("links")
+@dataclass(frozen=True, kw_only=True)
+class PerEdge(Timed):
+    """A line of its own for every edge of the graph, on which no other word is waited for.
+
+    Attributes:
+        path: a CSV file with the header sender,receiver,mbps,latency_ms and a line for every directed edge that any
+            round uses; latency_ms is the way from the one to the other.
+    """
+
+    path: Path
+
+    def ways(self, network: Network) -> Links:
+        """The edges of all rounds, with what the file says of them, which rank 0 reads."""
+        peers = network.layout.peers
+        if not network.weights:
+            raise InputError("--network links is about the edges of a graph, and here nobody speaks over one")
+        arcs = [Arcs.of(matrix) for matrix in network.weights]
+        edges = np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))
+        said = network.world.from_root(lambda: _of_edges(self.path, edges, peers).tobytes())
+        mbps, latency_ms = np.frombuffer(said).reshape(-1, 2).T
+        return Links(edges, 8e-6 / mbps, latency_ms / 1e3)
+
+
+HEADER = ["sender", "receiver", "mbps", "latency_ms"]
+
+
+def _of_edges(path: Path, edges: Ints, peers: int) -> Floats:
+    """Mbit/s and milliseconds of every edge, (n, 2), from a file.
+
+    Raises:
+        InputError: it cannot be read, speaks of something that is none of these edges, or not of one of them.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [(n, row) for n, row in enumerate(csv.reader(file), 1) if row and row != HEADER]
+    except OSError as error:
+        raise InputError(f"--network links: {path} cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"--network links: {path} is no CSV file ({error})") from None
+    figures = np.full((len(edges), 2), np.nan)
+    places = {divmod(int(edge), peers): k for k, edge in enumerate(edges)}
+    for n, row in rows:
+        edge, line = _edge(row, where := f"--network links: {path}, line {n}")
+        if edge not in places or not np.isnan(figures[places[edge]]).all():
+            wrong = "is there already" if edge in places else "is no edge of the graph"
+            raise InputError(f"{where}: {edge[0]} to {edge[1]} {wrong}")
+        figures[places[edge]] = line
+    for sender, receiver in (edge for edge, k in places.items() if np.isnan(figures[k, 0])):
+        raise InputError(f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph")
+    return figures
+
+
+def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float, float]]:
+    """Who speaks to whom, at how many Mbit/s and after how many milliseconds.
+
+    Raises:
+        InputError: something else stands there.
+    """
+    if len(row) != len(HEADER):
+        raise InputError(f"{where} must be {','.join(HEADER)}, not {','.join(row)[:60]!r}")
+    kinds = ("int", "int", "float", "float")
+    sender, receiver, mbps, latency_ms = (
+        read(f"{where}: {name}", text.strip(), kind) for name, text, kind in zip(HEADER, row, kinds, strict=True)
+    )
+    if not (mbps > 0 and latency_ms >= 0):
+        raise InputError(f"{where}: mbps must be positive and latency_ms at least 0, not {mbps:g} and {latency_ms:g}")
+    return (sender, receiver), (mbps, latency_ms)

@@ -1,0 +1,203 @@
+"""How long does it take to learn: over slow lines and fast ones, on which graph, in how many bits, or with a server?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+import dfl
+from dfl.clock import Clock
+from dfl.compressors import COMPRESSORS
+from dfl.layout import Layout
+from dfl.metrics import rounds_to
+from dfl.mpi import World
+from dfl.network import Network, Speech
+from dfl.plan import Arcs
+from dfl.results import Result
+from dfl.specs import choose
+from dfl.speeds import NETWORKS
+from experiments import lab
+from experiments.graphs import network
+
+WIDTHS = {"float32": None, "8": 8, "4": 4}
+GRAPHS = ("ring", "exponential", "complete")
+SERVERS = {"server": "", "server_line": ",server_mbps={}"}
+"""FedAvg with a server whose line has no limit, and with one that has; what that adds to a link."""
+
+DEVICES = "compute=lognormal,step_ms=10,sigma=0.5"
+LINKS = {"phone": f"phone:mbps=8,{DEVICES}", "datacenter": f"datacenter:{DEVICES}"}
+"""The lines of the peers, as --network; their computing is the same."""
+LIMITS = {"phone": 100, "datacenter": 10_000}
+"""Mbit/s of a server that has a limit."""
+
+LABELS = ["graph", "width"]
+SHOWN = ("float32", "4")
+"""The widths in the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(lab.Options):
+    """What this page can be asked for."""
+
+    out: Path = Path("results/time_to_accuracy")
+    jobs: int = 1
+    every: int = 2
+    """Rounds between evaluations."""
+    low: float = 0.5
+    """An accuracy that even the ring reaches."""
+    high: float = 0.75
+    """One that only servers and well connected peers do."""
+    graphs: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (*GRAPHS, "server")
+    """The graphs to compare, as --topology of dfl.run; server is FedAvg."""
+
+
+def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    """Accuracy against simulated time on slow and on fast lines, by the graph and the bits of a message."""
+    rows = timed(lab.measure(options, grid(options)), options)
+    table = tabulate(rows, options)
+    lab.publish(options, table, draw(rows, options), finding(table, options))
+
+
+def grid(options: Options) -> list[lab.Cell]:
+    """Every graph and width with every seed; training is the same whatever the link, so there is one run for all."""
+    common: dict[str, Any] = {
+        "eval_every": options.every,
+        "eval_examples": lab.SUBSETS.get(options.dataset),
+        "network": LINKS["phone"],
+    }
+    return [
+        (
+            {"graph": graph, "width": width, "seed": seed},
+            lab.standard(options, seed=seed, bits=bits, **_who(graph), **common),
+        )
+        for seed in range(options.seeds)
+        for graph in options.graphs
+        for width, bits in WIDTHS.items()
+    ]
+
+
+def _who(graph: str) -> dict[str, str]:
+    return {"algorithm": "fedavg"} if graph == "server" else {"topology": graph}
+
+
+def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
+    """The rows with the simulated seconds on every link, and the server's again with a line that has a limit."""
+    parts = []
+    for (graph, width, seed), own in lab.groups(rows, [*LABELS, "seed"]):
+        run = dfl.load(options.out / "cells" / f"graph={graph},width={width},seed={seed}")
+        for name, line in SERVERS.items() if graph == "server" else ((graph, ""),):
+            specs = {link: spec + line.format(LIMITS[link]) for link, spec in LINKS.items()}
+            after = {link: seconds(run, spec)[own["round"]] for link, spec in specs.items()}
+            parts.append(own.assign(graph=name, **after))
+    return pd.concat(parts, ignore_index=True)
+
+
+def seconds(run: Result, spec: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Simulated seconds of a run after 0, 1, ... rounds, if it had had the network `spec`."""
+    weights = network(run.run.topology).weights if run.run.topology else ()
+    joined = Network(Layout(lab.PEERS, 1), weights, World(), Speech(COMPRESSORS["none"]()), run.run.seed)
+    steps = -(-run.peers["n_train"].to_numpy(np.int64) // run.run.batch_size)
+    clock = choose("--network", spec, NETWORKS)().start(joined, steps)
+    end, rounds = run.rows.iloc[-1], int(run.rows["round"].max())
+    if weights:
+        arcs = [Arcs.of(matrix) for matrix in weights]
+        words = sum(len(arcs[t % len(arcs)].sender) for t in range(rounds))
+        return np.array([0.0, *_gossip(clock, arcs, int(end["payload_bytes"] / words), rounds)])
+    down, up = (int(end[f"{way}load_bytes"] / rounds / lab.PEERS) for way in ("down", "up"))
+    return np.array([0.0, *_serve(clock, (down, up), rounds)])
+
+
+def _gossip(clock: Clock, arcs: list[Arcs], size: int, rounds: int) -> Iterator[float]:
+    for t in range(rounds):
+        clock.share(arcs[t % len(arcs)], size)
+        clock.turn()
+        yield clock.seconds
+
+
+def _serve(clock: Clock, sizes: tuple[int, int], rounds: int) -> Iterator[float]:
+    everyone = np.arange(lab.PEERS)
+    for _ in range(rounds):
+        clock.tell(sizes[0], everyone)
+        clock.collect(sizes[1], everyone)
+        clock.turn()
+        yield clock.seconds
+
+
+def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
+    """A row per graph and width: how it ends, and on every link the seconds of a round and to the two accuracies."""
+    table = lab.summary(rows, LABELS)[["accuracy", "std_over_seeds"]]
+    each = dict(lab.groups(rows, LABELS))
+    end = lab.last(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
+    for link in LINKS:
+        table[f"{link}_round_s"] = end[link].mean() / rows["round"].max()
+        for target in (options.low, options.high):
+            taken = {labels: to_target(own, link, target) for labels, own in each.items()}
+            table[f"{link}_s_to_{target:g}"] = pd.Series(taken)
+    return table.reset_index()
+
+
+def to_target(rows: pd.DataFrame, link: str, target: float) -> float:
+    """Seconds to an accuracy, the mean over the seeds; NaN where a seed never gets there."""
+    return float(np.mean([_reached(run, link, target) for _, run in lab.groups(rows, ["seed"])]))
+
+
+def _reached(run: pd.DataFrame, link: str, target: float) -> float:
+    at = rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
+    return float(np.interp(at, run["round"], run[link]))
+
+
+def finding(table: pd.DataFrame, options: Options) -> str:
+    """What the table says."""
+    return f"over {options.seeds} seeds and {options.rounds} rounds. " + " ".join(
+        _fastest(table, link, f"{target:g}") for link in LINKS for target in (options.low, options.high)
+    )
+
+
+def _fastest(table: pd.DataFrame, link: str, target: str) -> str:
+    """Who gets to an accuracy, the fastest first, and who does not."""
+    column = f"{link}_s_to_{target}"
+    order = table.dropna(subset=column).sort_values(column)
+    there = [f"{row['graph']} in {lab.in_bits(row['width'])} {row[column]:.3g} s" for _, row in order.iterrows()]
+    late = [graph for graph in table["graph"].unique() if graph not in set(order["graph"])]
+    missing = f" ({', '.join(late)} NOT with every seed)" if late else ""
+    return f"To {target} by {link}{missing}: {', '.join(there) or 'nobody'}."
+
+
+def draw(rows: pd.DataFrame, options: Options) -> Figure:
+    """Accuracy by simulated time, a panel per link."""
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    panels = figure.subplots(1, len(LINKS), sharey=True)
+    colours = dict(zip(rows["graph"].unique(), lab.COLOURS, strict=False))
+    for axes, link in zip(panels, LINKS, strict=True):
+        for (graph, width), own in lab.groups(rows[rows["width"].isin(SHOWN)], LABELS):
+            dash = "-" if width == "float32" else "--"
+            label = f"{graph.replace('_', ' ')}, {lab.in_bits(width)}"
+            spoken = own[own["round"] > 0]
+            lab.curve(axes, spoken, (link, "accuracy_mean"), label=label, color=colours[graph], linestyle=dash)
+        _label(axes, link, (options.low, options.high))
+    panels[0].set_ylabel("accuracy, mean over peers and seeds")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    figure.suptitle(f"Time to learn: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds")
+    return figure
+
+
+def _label(axes: Axes, link: str, targets: tuple[float, ...]) -> None:
+    axes.set(title=f"Lines of a {link}", xlabel="simulated time (s)", xscale="log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for target in targets:
+        axes.axhline(target, color="0.7", linestyle=":", linewidth=1, zorder=0)
+
+
+if __name__ == "__main__":
+    sys.exit(lab.start(page, "time_to_accuracy"))

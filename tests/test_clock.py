@@ -1,0 +1,260 @@
+"""Does a clock count as one would by hand, and never backwards?"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.clock import Clock, Lines, Links
+from dfl.compressors import COMPRESSORS
+from dfl.layout import Layout
+from dfl.mpi import World
+from dfl.network import Network, Speech
+from dfl.plan import Arcs
+from dfl.specs import choose
+from dfl.speeds import NETWORKS
+
+MB = 1_000_000
+"""Bytes that take a second on 8 Mbit/s."""
+Bools = NDArray[np.bool_]
+
+
+def joined(peers: int, seed: int = 0, weights: tuple[csr_array, ...] = ()) -> Network:
+    return Network(Layout(peers, 1), weights, World(), Speech(COMPRESSORS["none"]()), seed)
+
+
+def clock_of(spec: str, peers: int, steps: int = 1, seed: int = 0) -> Clock:
+    clock = choose("--network", spec, NETWORKS)().start(joined(peers, seed), np.full(peers, steps))
+    assert isinstance(clock, Clock)
+    return clock
+
+
+def arcs(*pairs: tuple[int, int]) -> Arcs:
+    """Directed edges, sender first."""
+    sender, receiver = np.array(pairs, np.int64).T
+    return Arcs(sender, receiver, np.ones(len(pairs)))
+
+
+def both(*pairs: tuple[int, int]) -> Arcs:
+    return arcs(*pairs, *((j, i) for i, j in pairs))
+
+
+def complete(peers: int) -> Arcs:
+    return arcs(*((i, j) for i in range(peers) for j in range(peers) if i != j))
+
+
+def ring(peers: int) -> Arcs:
+    return both(*((i, (i + 1) % peers) for i in range(peers)))
+
+
+def after(clock: Clock, edges: Arcs, size: int, rounds: int = 1) -> list[float]:
+    for _ in range(rounds):
+        clock.share(edges, size)
+        clock.turn()
+    return clock.now.tolist()
+
+
+def test_two_peers() -> None:
+    """3 steps of 0.5 s, a second on the line, 20 ms on the way."""
+    clock = clock_of("uplink:mbps=8,latency_ms=20,compute=constant,step_ms=500", 2, steps=3)
+    assert after(clock, both((0, 1)), MB) == pytest.approx([2.52, 2.52])
+    assert after(clock, both((0, 1)), MB) == pytest.approx([5.04, 5.04])
+
+
+def test_a_word_enters_through_the_line_of_the_one_that_hears() -> None:
+    clock = clock_of("uplink:mbps=8,down_mbps=16", 2)
+    assert after(clock, arcs((0, 1)), MB) == pytest.approx([1, 1.5])
+
+
+def test_words_follow_one_another_by_ascending_receiver() -> None:
+    clock = clock_of("uplink:mbps=8", 4)
+    assert after(clock, arcs((0, 3), (0, 1), (0, 2)), MB) == [3, 1, 2, 3]
+
+
+def test_words_that_arrive_at_once_enter_one_after_the_other() -> None:
+    """Three say a word to peer 0 on fast lines; it takes a second to hear each."""
+    clock = clock_of("uplink:mbps=8000,down_mbps=8", 4)
+    assert after(clock, arcs((1, 0), (2, 0), (3, 0)), MB)[0] == pytest.approx(3.001)
+    clock.now = np.array([0.0, 0, 0, 10])  # by then the others have been heard
+    assert after(clock, arcs((1, 0), (2, 0), (3, 0)), MB)[0] == pytest.approx(11.001)
+    clock.now = np.array([0.0, 0, 9.5, 10])  # and now the third waits for the second
+    assert after(clock, arcs((1, 0), (2, 0), (3, 0)), MB)[0] == pytest.approx(11.501)
+
+
+def test_a_delay_goes_one_hop_a_round() -> None:
+    """On a line of three that computes only, peer 0 takes 5 s a round and the others one."""
+    still = np.zeros(4)
+    clock = Clock(joined(3), Lines(still, still, still), np.array([5, 1, 1]), np.ones(3))
+    line = both((0, 1), (1, 2))
+    assert after(clock, line, MB) == [5, 5, 1]
+    assert after(clock, line, MB) == [10, 10, 6]
+    assert after(clock, line, MB) == [15, 15, 11]
+    assert clock.seconds == 15
+
+
+def test_on_a_complete_graph_everybody_waits_for_the_slowest() -> None:
+    clock = clock_of("uplink:mbps=1e9,compute=lognormal,step_ms=1000,sigma=1", 6)
+    assert clock.pace is not None
+    assert after(clock, complete(6), 1, rounds=7) == pytest.approx([7 * clock.pace.max()] * 6)
+
+
+@pytest.mark.parametrize(("edges", "degree"), [(ring(7), 2), (complete(5), 4), (both((0, 1), (2, 3)), 1)])
+def test_equal_peers_on_a_regular_graph(edges: Arcs, degree: int) -> None:
+    """Rounds * (c + k B / rate), wherever a peer stands among the neighbours of another."""
+    peers, rounds, size = int(edges.sender.max()) + 1, 9, 300_000
+    clock = clock_of("uplink:mbps=8,compute=constant,step_ms=250", peers, steps=2)
+    assert after(clock, edges, size, rounds) == pytest.approx([rounds * (0.5 + degree * size / 1e6)] * peers)
+
+
+def test_without_limits_no_time_passes() -> None:
+    still = np.zeros(5)
+    clock = Clock(joined(4), Lines(still, still, still), np.full(4, 7), np.zeros(4))
+    assert after(clock, ring(4), 10**12, rounds=3) == [0, 0, 0, 0]
+
+
+def test_a_server_that_has_no_limit() -> None:
+    """Down 0.5 s, computing 3 s, up 1 s, and half a round trip each way: all at once."""
+    clock = clock_of("uplink:mbps=8,down_mbps=16,latency_ms=200,compute=constant,step_ms=1000", 4, steps=3)
+    for rounds in (1, 2):
+        clock.tell(MB, np.array([0, 2, 3]))
+        clock.collect(MB, np.array([0, 2, 3]))
+        clock.turn()
+        assert clock.now.tolist() == pytest.approx([rounds * 4.7] * 4)
+
+
+def test_a_server_whose_line_is_shared() -> None:
+    """It takes 1 s to say a word and 1 s to hear one; peers have no limit but their computing."""
+    still = np.array([0.0, 0, 0, 1e-6])
+    clock = Clock(joined(3), Lines(still, still, np.zeros(4)), np.array([1, 1, 9]), np.ones(3))
+    clock.tell(MB, np.arange(3))
+    assert clock.now.tolist() == [1, 2, 3]
+    clock.collect(MB, np.arange(3))  # ready at 2, 3 and 12
+    assert clock.now.tolist() == [13] * 3
+
+
+def test_who_is_told_and_does_not_answer_is_heard_out_but_not_waited_for() -> None:
+    still = np.array([0.0, 0, 0, 1e-6])
+    clock = Clock(joined(3), Lines(still, still, np.zeros(4)), np.array([1, 1, 100]), np.ones(3))
+    clock.tell(MB, np.arange(3))
+    clock.collect(0, np.array([0]))
+    clock.turn()
+    assert clock.now.tolist() == [3] * 3  # peer 2 has heard the server at 3, and its 100 s count for nobody
+
+
+def test_several_words_in_a_round_add_up_and_training_counts_once() -> None:
+    clock = clock_of("uplink:mbps=8,compute=constant,step_ms=5000", 3)
+    clock.share(ring(3), MB)
+    clock.share(ring(3), MB // 2)
+    clock.turn()
+    assert clock.now.tolist() == [8] * 3
+    assert after(clock, ring(3), MB) == [15] * 3
+
+
+def test_who_says_nothing_trains_all_the_same() -> None:
+    clock = clock_of("phone:compute=constant,step_ms=5000", 3, steps=2)
+    clock.turn()
+    clock.turn()
+    assert clock.now.tolist() == [20] * 3
+
+
+def test_who_is_down_takes_no_time_and_goes_along() -> None:
+    still = np.zeros(4)
+    clock = Clock(joined(3), Lines(still, still, still), np.array([1, 2, 50]), np.ones(3))
+    up = np.array([True, True, False])
+    clock.share(arcs((0, 1)), MB, up=up)
+    assert clock.now.tolist() == [1, 2, 1]
+    clock.turn()
+    clock.share(arcs((0, 1)), MB, up=np.zeros(3, np.bool_))
+    assert clock.now.tolist() == [1, 2, 1]
+
+
+def test_a_round_may_have_other_steps() -> None:
+    clock = clock_of("uplink:compute=constant,step_ms=1000", 2, steps=10)
+    clock.share(arcs((0, 1)), 0, steps=np.array([1, 3]))
+    clock.turn()
+    assert clock.now.tolist() == [1, 3]
+    clock.collect(0, np.array([0]), steps=np.array([4, 40]))
+    assert clock.now.tolist() == [5, 5]
+
+
+def test_links_have_figures_of_their_own() -> None:
+    """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one of 3 s to peer 2."""
+    ways = Links(np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0]))
+    clock = Clock(joined(3), ways, np.ones(3, int), None)
+    assert after(clock, arcs((0, 2), (0, 1)), MB) == pytest.approx([2, 1.1, 2])
+    assert after(clock, arcs((1, 2)), MB) == pytest.approx([2, 4.1, 4.1])
+
+
+def test_a_clock_goes_on_where_another_stood() -> None:
+    """`now` is all that it remembers."""
+    spec = "phone:compute=lognormal,step_ms=20,sigma=0.7"
+    whole, first, second = (clock_of(spec, 8) for _ in range(3))
+    after(whole, ring(8), MB, rounds=9)
+    after(first, ring(8), MB, rounds=4)
+    second.now = first.now.copy()
+    after(second, ring(8), MB, rounds=5)
+    assert second.now.tolist() == whole.now.tolist()
+
+
+def test_devices_are_drawn_by_the_seed() -> None:
+    spec = "phone:compute=lognormal,step_ms=20,sigma=0.7"
+    paces = [clock_of(spec, peers, seed=seed).pace for peers, seed in ((2001, 0), (2001, 0), (2001, 1), (5, 0))]
+    assert np.array_equal(paces[0], paces[1])  # type: ignore[arg-type]
+    assert not np.isin(paces[2], paces[0]).any()  # type: ignore[arg-type]
+    assert paces[3].tolist() == paces[0][:5].tolist()  # type: ignore[index, union-attr]
+    assert np.median(paces[0]) == pytest.approx(0.02, rel=0.05)  # type: ignore[arg-type]
+    assert np.log(paces[0]).std() == pytest.approx(0.7, rel=0.05)  # type: ignore[arg-type]
+
+
+figures = st.floats(0.01, 1000)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[int, list[Arcs]]:
+    """Some peers, and who speaks to whom in each of a few rounds."""
+    peers = draw(st.integers(2, 6))
+    peer = st.integers(0, peers - 1)
+    pairs = st.lists(
+        st.tuples(peer, peer).filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=12, unique=True
+    )
+    return peers, [arcs(*each) for each in draw(st.lists(pairs, min_size=1, max_size=4))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(graph=graphs(), mbps=figures, down=figures, latency=figures, factor=st.floats(1, 10))
+def test_faster_is_never_later(
+    graph: tuple[int, list[Arcs]], mbps: float, down: float, latency: float, factor: float
+) -> None:
+    """In rate, in latency, in size and in steps, to the bit; and no clock ever goes back."""
+    peers, rounds = graph
+    was = {"mbps": mbps, "down_mbps": down, "latency_ms": latency, "step_ms": 30.0, "sigma": 0.5}
+    runs = [times(was, peers, rounds)]
+    for name, better in (("mbps", factor), ("down_mbps", factor), ("latency_ms", 1 / factor), ("step_ms", 1 / factor)):
+        runs.append(times(was | {name: was[name] * better}, peers, rounds))
+    runs.append(times(was, peers, rounds, size=int(MB / factor)))
+    for run in runs:
+        assert (np.diff(run, axis=0) >= 0).all()
+        assert (run <= runs[0]).all()
+
+
+def times(lines: dict[str, float], peers: int, rounds: list[Arcs], size: int = MB) -> NDArray[np.float64]:
+    """Every peer's time after each round, from 0 on, (rounds + 1, P)."""
+    spec = ",".join(f"{name}={value:.17g}" for name, value in lines.items())
+    clock, seen = clock_of(f"uplink:compute=lognormal,{spec}", peers), [np.zeros(peers)]
+    for edges in rounds:
+        seen.append(np.array(after(clock, edges, size)))
+    return np.array(seen)
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=graphs(), seed=st.integers(0, 9))
+def test_the_order_in_which_edges_are_named_does_not_matter(graph: tuple[int, list[Arcs]], seed: int) -> None:
+    peers, rounds = graph
+    mix: Any = np.random.default_rng(seed).permutation
+    mixed = [Arcs(*(column[order] for column in each)) for each in rounds for order in [mix(len(each.sender))]]
+    lines = {"mbps": 8.0, "down_mbps": 9.0, "latency_ms": 3.0, "step_ms": 30.0, "sigma": 0.5}
+    assert np.array_equal(times(lines, peers, rounds), times(lines, peers, mixed))
