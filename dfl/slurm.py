@@ -50,6 +50,8 @@ cd {here} || exit
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 echo "$(date '+%F %T') task $task on $SLURM_JOB_NODELIST, restarts ${{SLURM_RESTART_COUNT:-0}}: $cell"
 export OMP_NUM_THREADS=1
+# Ranks that were killed leave shared memory behind, which MPICH names by job and step: take a step that is new.
+for ((step = 0; step < ${{SLURM_RESTART_COUNT:-0}}; step++)); do srun --nodes=1 --ntasks=1 true; done
 {srun} {python} -m dfl.run --config "$cell/cell.toml" --resume "$cell"
 code=$?
 echo "$(date '+%F %T') task $task ends with exit code $code"

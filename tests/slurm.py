@@ -18,6 +18,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sc
 PLACES = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 CONF = """\
 ClusterName=test
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -38,7 +39,7 @@ MpiDefault=pmi2
 JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 JobRequeue=1
-KillWait=5
+KillWait=2
 ReturnToService=2
 SchedulerType=sched/builtin
 SchedulerParameters=sched_min_interval=100000,sched_interval=1
@@ -106,7 +107,8 @@ def _configure(folder: Path) -> None:
         for each in held:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in held]
-    text = CONF.format(host=_host(), user=getpass.getuser(), folder=folder, ports=ports)
+    first = int(time.time()) % 10**7 + 1  # MPI names shared memory by it: not that of a job of an earlier cluster
+    text = CONF.format(host=_host(), user=getpass.getuser(), folder=folder, ports=ports, first=first)
     (folder / "slurm.conf").write_text(text)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))

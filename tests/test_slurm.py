@@ -117,9 +117,9 @@ def test_what_was_written_stays(sweep: Path) -> None:
     assert (first.read_bytes(), first.with_suffix(".cells").read_bytes()) == before
 
 
-def task(script: Path, number: int, where: Path) -> subprocess.CompletedProcess[str]:
+def task(script: Path, number: int, where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script as Slurm runs it for a task, but elsewhere."""
-    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"}
+    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"} | more
     return subprocess.run(["bash", script], env={**os.environ, **told}, cwd=where, capture_output=True, text=True)
 
 
@@ -136,6 +136,16 @@ def test_a_task_runs_its_cell(sweep: Path, programs: Path, monkeypatch: pytest.M
     assert f"task 7_{number} on n[1-2], restarts 0: {cell}\n" in done.stdout
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_every_restart_takes_another_step(sweep: Path, programs: Path) -> None:
+    """Slurm counts steps anew, and ranks that were killed may have left something by the name of theirs."""
+    program(programs, "srun", 'echo "step: ${@: -1}"')
+    script = write(sweep, cells(sweep), Slurm())
+    for restarts in (0, 1, 3):
+        done = task(script, 1, sweep, SLURM_RESTART_COUNT=str(restarts))
+        steps = [line for line in done.stdout.splitlines() if line.startswith("step: ")]
+        assert steps == ["step: true"] * restarts + [f"step: {sweep / NAMES[0]}"]
 
 
 @pytest.mark.parametrize(
