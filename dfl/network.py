@@ -146,6 +146,11 @@ class Network:
         kind = torch.empty(0, dtype=like.dtype).numpy().dtype
         return torch.from_numpy(self.world.rows(words.astype(kind), cut, counts)).to(like.device)
 
+    def turn(self) -> None:
+        """End a round, on the clock if there is one."""
+        if self.clock:
+            self.clock.turn()
+
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""
         for link in self._links.values():

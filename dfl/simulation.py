@@ -143,8 +143,7 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
             task, state = _phase(setting, watching.opening, task, state)
             state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
             _stop_unless_finite(state, setting, t)
-            if network.clock:
-                network.clock.turn()
+            network.turn()
             t += 1
             yield from watching.look(t, state)
     network.close()
