@@ -92,7 +92,7 @@ def test_disagreement_stays_bounded(bits: int | None) -> None:
 
 @pytest.mark.parametrize("topology", ["ring", "star", "one_peer_exponential"])
 @pytest.mark.parametrize("more", [{}, {"mixing": "neighbors"}, {"aggregator": "median"}])
-def test_losses_that_never_come_change_nothing(topology: str, more: dict[str, str]) -> None:
+def test_losses_that_never_come_change_nothing(topology: str, more: dict[str, Any]) -> None:
     calm = final(quadratic(topology=topology, **more), 9)
     for never in ("link_loss:p=0", "burst:p=0", "outage:p=0", "leave:at=99", "join:at=0", "stragglers:work=1"):
         assert torch.equal(calm, final(quadratic(topology=topology, faults=never, **more), 9))
