@@ -5,7 +5,7 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.plots`
-    DIR/tensorboard/        `dfl.scalars`
+    DIR/tensorboard/        `dfl.events`
     DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.errors import InputError
+from dfl.events import Events
 from dfl.files import Lock, atomically, cut_back
 from dfl.record import circumstances, continued, ending
-from dfl.scalars import Board
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class Report:
             InputError: the folder holds a run already, or cannot be written to.
         """
         if setting.run.tensorboard and setting.run.out is not None:
-            self.listeners.append(Board(setting.run.out / "tensorboard"))
+            self.listeners.append(Events(setting.run.out / "tensorboard"))
         for each in self.listeners:
             each.start(setting)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, keys, logs, metrics, scalars, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -250,7 +250,7 @@ def check(run: Run) -> setup.Parts:
     Raises:
         InputError: an unknown component or option, or a bad value.
     """
-    scalars.check(run)
+    events.check(run)
     return _chosen(run, components())
 
 

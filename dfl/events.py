@@ -30,7 +30,7 @@ def check(run: Run) -> None:
         raise InputError("--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'")
 
 
-class Board:
+class Events:
     """Writes the rows of a run to `DIR/tensorboard`, for `tensorboard --logdir DIR`. On rank 0 only."""
 
     def __init__(self, folder: Path) -> None:
