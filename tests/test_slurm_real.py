@@ -67,7 +67,7 @@ def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(command: Co
     assert (code, job.isdecimal()) == (0, True), answer
     assert command(*ASKED) == (0, "4 cells: 4 waiting; 4 in the queue, none to submit\n")
 
-    assert command("--status")[1].count(" waiting ") == 4
+    assert command("--status")[1].count(f" waiting      -         -  task {job}_") == 4
     disturb(job, slurm)
     wait_for_all()
     assert [look(cell).status for cell in CELLS[:3]] == [DONE] * 3, logs()
