@@ -158,8 +158,8 @@ def queued(folder: Path) -> dict[str, str]:
     """The cells of a sweep that are in the queue, running or not.
 
     Returns:
-        Name of a cell's folder -> its state and, as squeue has it, the reason why it waits or the nodes it is on:
-        "pending (Resources)", "running n[1-2]". Empty where there is no Slurm.
+        Name of a cell's folder -> its task and state and, as squeue has it, the reason why it waits or the nodes it is
+        on: "task 7_1 pending (Resources)", "task 7_2 running n[1-2]". Empty where there is no Slurm.
 
     Raises:
         InputError: Slurm does not answer.
@@ -168,11 +168,11 @@ def queued(folder: Path) -> dict[str, str]:
     if not scripts or not shutil.which("squeue"):
         return {}
     found = {}
-    for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%K|%T|%R|%o").splitlines():
-        task, state, where, command = line.split("|", 3)
+    for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o").splitlines():
+        task, number, state, where, command = line.split("|", 4)
         if script := scripts.get(Path(command).resolve()):
-            cell = script.with_suffix(".cells").read_text().splitlines()[int(task) - 1]
-            found[Path(cell).name] = f"{state.lower()} {where}"
+            cell = script.with_suffix(".cells").read_text().splitlines()[int(number) - 1]
+            found[Path(cell).name] = f"task {task} {state.lower()} {where}"
     return found
 
 

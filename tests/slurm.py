@@ -81,7 +81,7 @@ def cluster() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def said(*command: str, env: dict[str, str]) -> str:
+def said(*command: str, env: dict[str, str] | None) -> str:
     """What a program prints; nothing where it fails."""
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout
 
@@ -91,7 +91,7 @@ def wait(ready: Callable[[], object], seconds: float, otherwise: Callable[[], ob
     patience = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < patience, otherwise()
-        time.sleep(0.2)
+        time.sleep(0.3)
 
 
 def _host() -> str:

@@ -240,16 +240,16 @@ def test_who_is_in_the_queue(sweep: Path, programs: Path) -> None:
     assert queued(sweep) == {}  # there is no squeue
     other = write(sweep, cells(sweep)[2:], replace(Slurm(), ntasks=2))
     (linked := sweep.parent / "linked").symlink_to(sweep)
-    lines = f"""2|RUNNING|n[1-2]|{script}
-1|PENDING|(Resources)|{other}
-1|PENDING|(Resources)|{linked}/slurm/1.sh
-N/A|RUNNING|n1|/bin/other.sh
-4|PENDING|(None)|/elsewhere/slurm/1.sh"""
+    lines = f"""7_2|2|RUNNING|n[1-2]|{script}
+8_1|1|PENDING|(Resources)|{other}
+7_1|1|PENDING|(Priority)|{linked}/slurm/1.sh
+9|N/A|RUNNING|n1|/bin/other.sh
+6_4|4|PENDING|(None)|/elsewhere/slurm/1.sh"""
     program(programs, "squeue", f"cat <<'END'\n{lines}\nEND".replace("cat", 'while read -r l; do echo "$l"; done'))
     assert queued(sweep) == {
-        NAMES[1]: "running n[1-2]",
-        NAMES[2]: "pending (Resources)",
-        NAMES[0]: "pending (Resources)",
+        NAMES[1]: "task 7_2 running n[1-2]",
+        NAMES[2]: "task 8_1 pending (Resources)",
+        NAMES[0]: "task 7_1 pending (Priority)",
     }
     program(programs, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import dfl
-from dfl import grid
+from dfl import sweep
 from dfl.cells import DONE, look
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.slurm import Slurm, queued, submit, write
+from dfl.slurm import queued
 from tests.slurm import cluster, missing, said, wait
 from tests.test_mpi import CLOCKS
 
@@ -31,7 +31,9 @@ examples_per_peer = 60
 bits = [4, 8]
 seed = [0, 1]
 """
-ASKED = Slurm(ntasks=2, time="10", signal=60, mpi="pmi2")
+CELLS = [Path("sweeps/grid") / f"bits={bits},seed={seed}" for bits in (4, 8) for seed in (0, 1)]
+ASKED = ["--slurm", "--ntasks", "2", "--mpi", "pmi2", "--time", "30", "--signal", "60"]
+Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
@@ -43,56 +45,66 @@ def slurm() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def submitted(folder: Path) -> str:
-    """Submit what has not finished and is not queued; the job."""
-    cells = [folder / cell.name for cell in grid.read(folder / "grid.toml", 2).cells]
-    here = queued(folder)
-    left = [cell for cell in cells if look(cell).status != DONE and cell.name not in here]
-    return submit(write(folder, left, ASKED)) if left else ""
-
-
-def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
-    tmp_path: Path, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def command(
+    tmp_path: Path, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`python -m dfl.sweep` in this process, where there is a grid of four cells."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "grid.toml").write_text(GRID)
-    asked, sweep = grid.read(tmp_path / "grid.toml", 2), tmp_path / "sweep"
-    grid.keep(asked, sweep)
-    shutil.copy(tmp_path / "grid.toml", sweep)
-    cells = [sweep / cell.name for cell in asked.cells]
-    job = submitted(sweep)
-    assert set(queued(sweep)) == {cell.name for cell in cells}
-    assert submitted(sweep) == ""  # they are all queued
-    disturb(job, cells, slurm)
+    Path("grid.toml").write_text(GRID)
 
-    wait(lambda: not queued(sweep), 200, lambda: said("squeue", env=slurm) + logs(sweep))
-    assert [look(cell).status for cell in cells[:3]] == [DONE] * 3, logs(sweep)
-    assert look(cells[3]).status != DONE
-    assert submitted(sweep)
-    assert list(queued(sweep)) == [cells[3].name]
-    wait(lambda: not queued(sweep), 100)
-    assert look(cells[3]).status == DONE, logs(sweep)
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "grid.toml", *words])
+        capsys.readouterr()
+        return sweep.main(), "".join(capsys.readouterr())
 
-    first = [(sweep / "slurm" / f"{job}_{task}.log").read_text() for task in (1, 2, 3, 4)]
-    assert [log.count("restarts 1") for log in first] == [1, 1, 1, 0], logs(sweep)
-    assert [log.count("goes back into the queue") for log in first] == [1, 0, 0, 0]
-    for cell in cells:
-        same(cell, tmp_path / "undisturbed" / cell.name)
+    return run
 
 
-def disturb(job: str, cells: list[Path], env: dict[str, str]) -> None:
-    """Warn the first as before its time limit, kill the second, put the third back, cancel the fourth."""
-    for number, cell in enumerate(cells, 1):
-        wait(lambda cell=cell: list((cell / "checkpoint").glob("*")), 100)
-        for words in (
-            (["scancel", "--signal=USR1"],),
-            (["scancel", "--signal=KILL"],),
-            (["scontrol", "requeue"],),
-            (["scancel"],),
-        )[number - 1]:
-            said(*words, f"{job}_{number}", env=env)
-    wait(lambda: "FAILED" in said("squeue", "--states=all", "-h", "-r", "-j", f"{job}_2", "-o", "%T", env=env), 30)
+def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(command: Command, slurm: dict[str, str]) -> None:
+    code, answer = command(*ASKED)
+    job = answer.rpartition("; job ")[2].strip()
+    assert (code, job.isdecimal()) == (0, True), answer
+    assert command(*ASKED) == (0, "4 cells: 4 waiting; 4 in the queue, none to submit\n")
+
+    assert command("--status")[1].count(f" waiting      -         -  task {job}_") == 4
+    disturb(job, slurm)
+    wait_for_all()
+    assert [look(cell).status for cell in CELLS[:3]] == [DONE] * 3, logs()
+    assert look(CELLS[3]).status != DONE
+    first = [Path(f"sweeps/grid/slurm/{job}_{task}.log").read_text() for task in (1, 2, 3, 4)]
+    assert [log.count("restarts 1") for log in first] == [1, 1, 1, 0], logs()
+    assert [log.count("goes back into the queue") for log in first] == [1, 0, 0, 0], logs()
+    assert all(log.count("\nresumed ") == 1 for log in first[:3]), logs()
+
+    assert f"1 of 4 cells in {Path.cwd()}/sweeps/grid/slurm/2.sh; job " in command(*ASKED)[1]
+    wait_for_all()
+    assert "4 cells: 4 done, in sweeps/grid" in command("--status")[1], logs()
+    for cell in CELLS:
+        same(cell, "undisturbed" / cell)
+
+
+def disturb(job: str, env: dict[str, str]) -> None:
+    """Warn the first as before its time limit, kill the ranks of the second, put back the third, cancel the fourth."""
+    left = {
+        CELLS[0]: ["scancel", "--signal=USR1", f"{job}_1"],
+        CELLS[1]: ["scancel", "--signal=KILL", f"{job}_2.0"],
+        CELLS[2]: ["scontrol", "requeue", f"{job}_3"],
+        CELLS[3]: ["scancel", f"{job}_4"],
+    }
+    patience = time.monotonic() + 300
+    while left:
+        assert time.monotonic() < patience, logs()
+        for cell in [cell for cell in left if any((cell / "checkpoint").glob("*.json"))]:
+            said(*left.pop(cell), env=env)
+        time.sleep(0.02)
+    wait(lambda: "FAILED" in said("squeue", "--states=all", "-h", "-r", "-j", job, "-o", "%T", env=env), 60, logs)
     said("scontrol", "requeue", f"{job}_2", env=env)
+
+
+def wait_for_all() -> None:
+    """Wait until nothing is in the queue."""
+    wait(lambda: not queued(Path("sweeps/grid")), 600, logs)
 
 
 def same(cell: Path, undisturbed: Path) -> None:
@@ -105,13 +117,14 @@ def same(cell: Path, undisturbed: Path) -> None:
     pd.testing.assert_frame_equal(one, two)
 
 
-def logs(sweep: Path) -> str:
-    return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in sorted((sweep / "slurm").glob("*.log")))
+def logs() -> str:
+    found = sorted(Path("sweeps/grid/slurm").glob("*.log"))
+    return "\n".join([said("squeue", env=None), *(f"{log.name}:\n{log.read_text()[-3000:]}" for log in found)])
 
 
-def test_what_this_slurm_refuses(tmp_path: Path, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as refused:
-        submit(write(tmp_path, [tmp_path / "cell"], Slurm(partition="nowhere")))
-    assert "invalid partition specified: nowhere" in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_what_this_slurm_refuses_is_one_line(command: Command) -> None:
+    code, complaint = command("--slurm", "--partition", "nowhere")
+    assert code == 2
+    assert complaint.startswith("dfl: --slurm: sbatch refuses: ")
+    assert "invalid partition specified: nowhere" in complaint
+    assert complaint.count("\n") == 1
