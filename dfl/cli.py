@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dfl.errors import InputError
 from dfl.values import KINDS, nearest, read
@@ -18,7 +18,7 @@ def app(name: str, about: str) -> App:
     from cyclopts import App, Parameter
 
     made = App(name=name, result_action="return_value", version_flags=[], help_format="plaintext")
-    made.help, made.default_parameter = about, Parameter(converter=_value)
+    made.help, made.default_parameter = about, Parameter(converter=_value, negative_iterable=())
     return made
 
 
@@ -54,8 +54,9 @@ def complain(error: Exception) -> None:
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
     """Read a flag's value as a component's option is read; choices are checked by `Run`."""
-    kind, *_ = get_args(kind) or (kind,)  # int of int | None
-    return read(str(tokens[0].keyword or "it"), tokens[0].value, getattr(kind, "__name__", "str"))
+    several, (kind, *_) = get_origin(kind) is tuple, get_args(kind) or (kind,)  # int of int | None
+    values = [read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str")) for token in tokens]
+    return tuple(values) if several else values[0]
 
 
 def _complaint(error: CycloptsError) -> str:

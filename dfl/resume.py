@@ -14,7 +14,7 @@ from dfl.specs import flag
 if TYPE_CHECKING:
     from dfl.results import Result
 
-FREE = ("rounds", "eval_every", "checkpoint_every", "timeout", "log_level")
+FREE = ("rounds", "eval_every", "checkpoint_every", "timeout", "log_level", "tensorboard")
 """What may change when a run goes on."""
 PLACES = ("out", "resume", "data_dir")
 """What is no part of a run, but says where its files are."""

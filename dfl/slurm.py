@@ -50,6 +50,8 @@ cd {here} || exit
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 echo "$(date '+%F %T') task $task on $SLURM_JOB_NODELIST, restarts ${{SLURM_RESTART_COUNT:-0}}: $cell"
 export OMP_NUM_THREADS=1
+# Ranks that were killed leave shared memory behind, which MPICH names by job and step: take a step that is new.
+for ((step = 0; step < ${{SLURM_RESTART_COUNT:-0}}; step++)); do srun --nodes=1 --ntasks=1 true; done
 {srun} {python} -m dfl.run --config "$cell/cell.toml" --resume "$cell"
 code=$?
 echo "$(date '+%F %T') task $task ends with exit code $code"
@@ -156,8 +158,8 @@ def queued(folder: Path) -> dict[str, str]:
     """The cells of a sweep that are in the queue, running or not.
 
     Returns:
-        Name of a cell's folder -> its state and, as squeue has it, the reason why it waits or the nodes it is on:
-        "pending (Resources)", "running n[1-2]". Empty where there is no Slurm.
+        Name of a cell's folder -> its task and state and, as squeue has it, the reason why it waits or the nodes it is
+        on: "task 7_1 pending (Resources)", "task 7_2 running n[1-2]". Empty where there is no Slurm.
 
     Raises:
         InputError: Slurm does not answer.
@@ -166,11 +168,11 @@ def queued(folder: Path) -> dict[str, str]:
     if not scripts or not shutil.which("squeue"):
         return {}
     found = {}
-    for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%K|%T|%R|%o").splitlines():
-        task, state, where, command = line.split("|", 3)
+    for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o").splitlines():
+        task, number, state, where, command = line.split("|", 4)
         if script := scripts.get(Path(command).resolve()):
-            cell = script.with_suffix(".cells").read_text().splitlines()[int(task) - 1]
-            found[Path(cell).name] = f"{state.lower()} {where}"
+            cell = script.with_suffix(".cells").read_text().splitlines()[int(number) - 1]
+            found[Path(cell).name] = f"task {task} {state.lower()} {where}"
     return found
 
 

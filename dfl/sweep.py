@@ -17,11 +17,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from dfl import board, cli, grid
-from dfl.cells import DIVERGED, DONE, FAILED, look
+from dfl import board, cli, grid, slurm
+from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, look
 from dfl.errors import InputError
 from dfl.files import atomically
 from dfl.jobs import Jobs, launcher
+from dfl.slurm import Slurm
 
 _ABOUT = """Run the cells of a grid that have not finished: a TOML file with settings as for dfl.run --config, and a
 table [sweep] of lists, whose combinations are the cells. The same command goes on with what was interrupted."""
@@ -45,11 +46,19 @@ class Options:
     """List how far every cell is, and run nothing."""
     table: Yes = False
     """Write tables and figures of what there is so far, and run nothing."""
+    slurm: Yes = False
+    """Submit what is left as a job array of Slurm, and run nothing here."""
+    no_submit: Yes = False
+    """With --slurm, write the script of the job array, and do not submit it."""
 
     def __post_init__(self) -> None:
         for name in ("jobs", "ranks"):
             if not 1 <= getattr(self, name) <= 4096:
                 raise InputError(f"--{name} must be from 1 to 4096, not {getattr(self, name)}")
+        if self.slurm and (self.jobs, self.ranks) != (1, 1):
+            raise InputError("--jobs and --ranks are for this machine: with --slurm, say --at-once and --ntasks")
+        if self.no_submit and not self.slurm:
+            raise InputError("--no-submit has no part without --slurm: leave it out")
 
 
 def main() -> int:
@@ -66,7 +75,12 @@ def _asked(tokens: Sequence[str]) -> int | None:
     app, again = cli.app("python -m dfl.sweep", _ABOUT), shlex.join(["python", "-m", "dfl.sweep", *tokens])
 
     @app.default
-    def command(path: Path, /, options: Annotated[Options, Parameter(name="*")] = Options()) -> int:
+    def command(
+        path: Path,
+        /,
+        options: Annotated[Options, Parameter(name="*")] = Options(),
+        job: Annotated[Slurm, Parameter(name="*", group="With --slurm")] = Slurm(),  # noqa: B008
+    ) -> int:
         """Run it.
 
         Parameters
@@ -74,7 +88,10 @@ def _asked(tokens: Sequence[str]) -> int | None:
         path: Path
             The file of the grid.
         """
-        return Sweep.of(path, options).run(options, again)
+        if job != Slurm() and not options.slurm:
+            raise InputError("what a job array asks for has no part without --slurm: --help says what that is")
+        sweep = Sweep.of(path, options, job.ntasks if options.slurm else options.ranks)
+        return sweep.submit(job, options) if options.slurm else sweep.run(options, again)
 
     code: int | None = cli.call(app, tokens)
     return code
@@ -95,14 +112,19 @@ class Sweep:
     console: Console
 
     @classmethod
-    def of(cls, path: Path, options: Options) -> Sweep:
+    def of(cls, path: Path, options: Options, ranks: int) -> Sweep:
         """The sweep that a command line means.
+
+        Args:
+            path: the file of its grid.
+            options: what is asked for.
+            ranks: of a cell.
 
         Raises:
             InputError: the grid is bad, does not fit what the folder holds, or cannot be run here.
         """
         launcher(options.ranks)
-        read, folder = grid.read(path, options.ranks), options.out or Path("sweeps") / path.stem
+        read, folder = grid.read(path, ranks), options.out or Path("sweeps") / path.stem
         grid.fits(read, folder)
         return cls(read, folder, board.console())
 
@@ -114,7 +136,8 @@ class Sweep:
             again: the command line that goes on.
         """
         if options.status or options.dry_run:
-            self.console.print(board.overview(self.grid, self.see(), {}))
+            queue = slurm.queued(self.folder) if self.folder.exists() else {}
+            self.console.print(board.overview(self.grid, self.see(), queue))
             board.say(self.console, f"{board.counts(self.see())}, in {self.folder}")
             return 0
         if options.table:
@@ -147,6 +170,19 @@ class Sweep:
             return 130 if jobs.told[0] == signal.SIGINT else 75
         bad = any(seen.status in (FAILED, DIVERGED) for seen in sight.values())
         return 1 if bad else 75 if rest else 0
+
+    def submit(self, asked: Slurm, options: Options) -> int:
+        """Hand what is left, and neither runs nor waits already, to Slurm; the exit code."""
+        grid.keep(self.grid, self.folder)
+        queue, over = slurm.queued(self.folder), (DONE, DIVERGED, RUNNING)
+        left = [name for name, seen in self.see().items() if seen.status not in over and name not in queue]
+        if not left:
+            board.say(self.console, f"{board.counts(self.see())}; {len(queue)} in the queue, none to submit")
+            return 0
+        script = slurm.write(self.folder, [self.folder / name for name in left], asked)
+        how = f"to submit: sbatch {shlex.quote(str(script))}" if options.no_submit else f"job {slurm.submit(script)}"
+        board.say(self.console, f"{len(left)} of {len(self.grid.cells)} cells in {script}; {how}")
+        return 0
 
     def publish(self) -> None:
         """Write sweep.csv, summary.csv and figures of what there is, and print the summary."""

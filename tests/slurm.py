@@ -18,6 +18,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sc
 PLACES = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 CONF = """\
 ClusterName=test
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -38,7 +39,7 @@ MpiDefault=pmi2
 JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 JobRequeue=1
-KillWait=5
+KillWait=2
 ReturnToService=2
 SchedulerType=sched/builtin
 SchedulerParameters=sched_min_interval=100000,sched_interval=1
@@ -80,7 +81,7 @@ def cluster() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def said(*command: str, env: dict[str, str]) -> str:
+def said(*command: str, env: dict[str, str] | None) -> str:
     """What a program prints; nothing where it fails."""
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout
 
@@ -90,7 +91,7 @@ def wait(ready: Callable[[], object], seconds: float, otherwise: Callable[[], ob
     patience = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < patience, otherwise()
-        time.sleep(0.2)
+        time.sleep(0.3)
 
 
 def _host() -> str:
@@ -106,7 +107,8 @@ def _configure(folder: Path) -> None:
         for each in held:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in held]
-    text = CONF.format(host=_host(), user=getpass.getuser(), folder=folder, ports=ports)
+    first = int(time.time()) % 10**7 + 1  # MPI names shared memory by it: not that of a job of an earlier cluster
+    text = CONF.format(host=_host(), user=getpass.getuser(), folder=folder, ports=ports, first=first)
     (folder / "slurm.conf").write_text(text)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))

@@ -117,9 +117,9 @@ def test_what_was_written_stays(sweep: Path) -> None:
     assert (first.read_bytes(), first.with_suffix(".cells").read_bytes()) == before
 
 
-def task(script: Path, number: int, where: Path) -> subprocess.CompletedProcess[str]:
+def task(script: Path, number: int, where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script as Slurm runs it for a task, but elsewhere."""
-    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"}
+    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"} | more
     return subprocess.run(["bash", script], env={**os.environ, **told}, cwd=where, capture_output=True, text=True)
 
 
@@ -136,6 +136,16 @@ def test_a_task_runs_its_cell(sweep: Path, programs: Path, monkeypatch: pytest.M
     assert f"task 7_{number} on n[1-2], restarts 0: {cell}\n" in done.stdout
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_every_restart_takes_another_step(sweep: Path, programs: Path) -> None:
+    """Slurm counts steps anew, and ranks that were killed may have left something by the name of theirs."""
+    program(programs, "srun", 'echo "step: ${@: -1}"')
+    script = write(sweep, cells(sweep), Slurm())
+    for restarts in (0, 1, 3):
+        done = task(script, 1, sweep, SLURM_RESTART_COUNT=str(restarts))
+        steps = [line for line in done.stdout.splitlines() if line.startswith("step: ")]
+        assert steps == ["step: true"] * restarts + [f"step: {sweep / NAMES[0]}"]
 
 
 @pytest.mark.parametrize(
@@ -230,16 +240,16 @@ def test_who_is_in_the_queue(sweep: Path, programs: Path) -> None:
     assert queued(sweep) == {}  # there is no squeue
     other = write(sweep, cells(sweep)[2:], replace(Slurm(), ntasks=2))
     (linked := sweep.parent / "linked").symlink_to(sweep)
-    lines = f"""2|RUNNING|n[1-2]|{script}
-1|PENDING|(Resources)|{other}
-1|PENDING|(Resources)|{linked}/slurm/1.sh
-N/A|RUNNING|n1|/bin/other.sh
-4|PENDING|(None)|/elsewhere/slurm/1.sh"""
+    lines = f"""7_2|2|RUNNING|n[1-2]|{script}
+8_1|1|PENDING|(Resources)|{other}
+7_1|1|PENDING|(Priority)|{linked}/slurm/1.sh
+9|N/A|RUNNING|n1|/bin/other.sh
+6_4|4|PENDING|(None)|/elsewhere/slurm/1.sh"""
     program(programs, "squeue", f"cat <<'END'\n{lines}\nEND".replace("cat", 'while read -r l; do echo "$l"; done'))
     assert queued(sweep) == {
-        NAMES[1]: "running n[1-2]",
-        NAMES[2]: "pending (Resources)",
-        NAMES[0]: "pending (Resources)",
+        NAMES[1]: "task 7_2 running n[1-2]",
+        NAMES[2]: "task 8_1 pending (Resources)",
+        NAMES[0]: "task 7_1 pending (Priority)",
     }
     program(programs, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"):

@@ -96,6 +96,10 @@ def test_looking_runs_nothing(here: Here) -> None:
         ("six.toml --job 2", "unknown flag '--job' (did you mean --jobs?); choose from --help, --out, --jobs"),
         ("six.toml --jobs 0", "--jobs must be from 1 to 4096, not 0"),
         ("six.toml --ranks two", "--ranks must be a whole number, not 'two'"),
+        ("six.toml --time 10", "what a job array asks for has no part without --slurm"),
+        ("six.toml --no-submit", "--no-submit has no part without --slurm"),
+        ("six.toml --slurm --ranks 2", "--jobs and --ranks are for this machine"),
+        ("six.toml --slurm --time soon", "--time must be "),
         ("six.toml other.toml", "'other.toml' belongs to no flag"),
         ("six.toml --out six.toml", "--out six.toml cannot be read: Not a directory"),
         ("six.toml --out .", "--out . holds something that is no sweep"),
@@ -139,6 +143,32 @@ def test_what_another_program_writes_is_listed(here: Here) -> None:
         "2 cells: 1 done, 1 running",
         "1 left; to go on: python -m dfl.sweep two.toml",
     ]
+
+
+def test_what_is_left_becomes_a_job_array(here: Here) -> None:
+    assert here("six.toml", "--jobs", "2")[0] == 0
+    names = [f"topology=complete,bits={bits}" for bits in ("none", 4, 2)]
+    for name in names:
+        (Path("sweeps/six") / name / "run.json").unlink()
+        (Path("sweeps/six") / name / "output.log").unlink()
+    words = ["--slurm", "--no-submit", "--setup", "module load x", "--setup", "module load y", "--no-requeue"]
+    code, said, _ = here("six.toml", *words)
+    script = Path("sweeps/six/slurm/1.sh").absolute()
+    assert (code, said) == (0, [f"3 of 6 cells in {script}; to submit: sbatch {script}"])
+    assert [Path(line).name for line in script.with_suffix(".cells").read_text().splitlines()] == names
+    assert "module load x\nmodule load y\n" in script.read_text()
+    assert "#SBATCH --no-requeue\n" in script.read_text()
+
+    here.monkeypatch.setattr("dfl.slurm.submit", lambda script: "77")
+    here.monkeypatch.setattr("dfl.slurm.queued", lambda folder: {names[0]: "pending (Resources)"})
+    code, said, _ = here("six.toml", "--slurm", "--ntasks", "2")
+    assert (code, said) == (0, [f"2 of 6 cells in {script.with_name('2.sh')}; job 77"])
+    assert "#SBATCH --ntasks=2\n" in script.with_name("2.sh").read_text()
+    _, said, _ = here("six.toml", "--status")
+    assert said[4].split() == [names[0], "waiting", "5/5", "0.3844", "pending", "(Resources)"]
+    here.monkeypatch.setattr("dfl.slurm.queued", lambda folder: dict.fromkeys(names, "running n1"))
+    code, said, _ = here("six.toml", "--slurm")
+    assert (code, said) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
 
 
 def has_come_to(cell: Path, row: int) -> bool:

@@ -63,6 +63,8 @@ def test_a_line_is_the_mean_and_its_band_the_deviation() -> None:
     mean = over_seeds(rows, "accuracy_mean")
     each = rows.pivot(index="round", columns="cell", values="accuracy_mean").to_numpy()
     np.testing.assert_allclose(mean["mean"], each.mean(1))
+    said = rows.pivot(index="round", columns="cell", values="payload_bytes").to_numpy()
+    np.testing.assert_allclose(mean["payload_bytes"], said.mean(1))
     np.testing.assert_allclose(mean["high"] - mean["mean"], each.std(1, ddof=1))
     axes = drawn({"seed": (0, 1, 2)})["accuracy_by_round"].axes[0]
     (line,) = axes.lines
