@@ -222,8 +222,11 @@ class World:
         return buffer.tobytes()
 
     def _wait(self, request: MPI.Request, turn: bool = True) -> None:
-        with self.pulse.apart(turn):
+        self.pulse.begin(turn)
+        try:
             until(request.Test)
+        finally:
+            self.pulse.waiting = False
 
 
 @cache

@@ -78,12 +78,16 @@ class Pulse:
     waiting: bool = False
     waits: int = 0
 
-    @contextmanager
-    def apart(self, turn: bool = True) -> Iterator[None]:
-        """Whoever waits for other ranks does so in here; a `turn` is what all of them take in the same order."""
+    def begin(self, turn: bool = True) -> None:
+        """This rank waits for others from now on; a `turn` is what all of them take in the same order."""
         self.turns += turn
         self.waits += 1
         self.waiting = True
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Whoever is kept waiting by a call does so in here."""
+        self.begin()
         try:
             yield
         finally:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dfl.run import main
+
+
+def eventually(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether something becomes true in so many seconds, asked now and then."""
+    patience = time.monotonic() + seconds
+    while not done() and time.monotonic() < patience:
+        time.sleep(0.02)
+    return done()
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
 
 
-def scalars(folder: Path) -> dict[str, dict[int, float]]:
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows of a folder, by name and round."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is the reader's, which needs more packages than the writer
         accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def run(folder: Path, **more: Any) -> dfl.Run:
@@ -37,8 +37,8 @@ def test_rows_are_shown_as_they_are(tmp_path: Path) -> None:
     shown = scalars(tmp_path / "run")
     assert set(shown) == set(rows[0]) - {"round"}
     for name, values in shown.items():
-        assert list(values) == [0, 2, 4]
-        assert list(values.values()) == pytest.approx([row[name] for row in rows], rel=1e-6)
+        assert [t for t, _ in values] == [0, 2, 4]
+        assert [value for _, value in values] == pytest.approx([row[name] for row in rows], rel=1e-6)
     assert list(dfl.load(tmp_path / "run").rows["round"]) == [0, 2, 4]
 
 
@@ -49,8 +49,8 @@ def test_a_run_that_goes_on_shows_every_round_once(tmp_path: Path) -> None:
             break
     rows = list(dfl.simulate(dfl.resumed(tmp_path / "run")))
     shown = scalars(tmp_path / "run")["accuracy_mean"]
-    assert list(shown) == [0, 1, 2, 3, 4, 5]
-    assert shown[5] == pytest.approx(rows[-1]["accuracy_mean"], rel=1e-6)
+    assert [t for t, _ in shown] == [0, 1, 2, 3, 4, 5]
+    assert shown[5][1] == pytest.approx(rows[-1]["accuracy_mean"], rel=1e-6)
 
 
 def test_it_is_an_extra(tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:

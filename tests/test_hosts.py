@@ -9,13 +9,13 @@ import pytest
 
 import dfl
 from dfl.late import read
-from dfl.pulse import until
+from tests.conftest import eventually
 from tests.test_mpi import CLOCKS
 from tests.two_hosts import Hosts, obstacle, two_hosts
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there are two hosts")
 
-FEW = ["--peers", "8", "--seed", "3"]
+FEW = ["--peers", "8", "--seed", "3", "--eval-every", "50"]
 SMALL = [
     "--model",
     "softmax",
@@ -42,7 +42,7 @@ def plugged(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
     yield
     hosts.plug("up")
-    assert until(lambda: not hosts.running(), 10), hosts.running()
+    assert eventually(lambda: not hosts.running(), 10), hosts.running()
 
 
 def same(folder: Path, alone: Path) -> None:
@@ -85,15 +85,14 @@ def test_two_hosts_give_what_one_does(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_hosts_that_lose_each_other_end_and_go_on(hosts: Hosts, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = hosts.mpirun(
-        2, "-m", "dfl.run", *FEW, *SMALL, "--checkpoint-every", "10", "--timeout", "5", "--out", str(folder)
-    )
-    assert until(lambda: len([*folder.glob("checkpoint/*.json")]) == 2, 240)
+    job = hosts.mpirun(2, "-m", "dfl.run", *FEW, *SMALL, "--timeout", "5", "--out", str(folder))
+    assert eventually(lambda: len([*folder.glob("checkpoint/*.json")]) == 2 or job.poll() is not None, 240)
+    assert job.poll() is None, job.communicate()
     ranks = [shown.pid for r in range(4) if (shown := read(folder / "heartbeats" / str(r)))]
     assert len(ranks) == 4
     hosts.plug("down")
     begun = time.monotonic()
-    assert until(lambda: not set(ranks) & set(hosts.running()), 30), "some rank waits still"
+    assert eventually(lambda: not set(ranks) & set(hosts.running()), 30), "some rank waits still"
     seconds = time.monotonic() - begun
     _, errors = job.communicate(timeout=30)
     assert job.returncode != 0
@@ -103,7 +102,7 @@ def test_hosts_that_lose_each_other_end_and_go_on(hosts: Hosts, tmp_path: Path) 
         assert "messages do not get through between ranks 0, 1 on alpha and ranks 2, 3 on beta" in said
         assert "no sign of life" not in said
     assert dfl.load(folder).record["exit"] is None
-    assert until(lambda: not hosts.running(), 20), hosts.running()
+    assert eventually(lambda: not hosts.running(), 20), hosts.running()
     hosts.plug("up")
     again = hosts.mpirun(2, "-m", "dfl.run", "--resume", str(folder))
     _, errors = again.communicate(timeout=240)

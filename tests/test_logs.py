@@ -77,6 +77,18 @@ def test_levels_choose_what_is_written(tmp_path: Path, level: Any, written: set[
     assert len(notes) == (0 if level == "error" else 1)
 
 
+def test_a_caller_may_listen_for_more_than_is_written(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        listener = logging.NullHandler()
+        patch.setattr(listener, "handle", lambda record: heard.append(record.levelname))
+        patch.setattr(LOG, "handlers", [*LOG.handlers, listener])
+        patch.setattr(LOG, "level", logging.DEBUG)
+        list(dfl.simulate(run(tmp_path / "run", log_level="warning")))
+    assert heard.count("DEBUG") == 5
+    assert [text.partition(":")[0] for _, text in logged(tmp_path / "run")] == ["start"]
+
+
 def test_without_a_folder_nothing_is_written_or_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

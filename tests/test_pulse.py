@@ -131,6 +131,23 @@ def test_a_rank_speaks_after_those_below_it() -> None:
     assert patience == pytest.approx([20, 20.1, 20.9, 22])
 
 
+def test_time_in_which_a_rank_was_stopped_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, clock, said = watch(None), [0.0], list[str]()
+
+    class Stop(threading.Event):
+        """Two sleeps of an hour instead of some seconds each, and one after which there is an end."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            clock[0] += 3600
+            return clock[0] >= 3 * 3600
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with watching.pulse.apart():
+        watching.keep(Stop(), said.append)
+    assert watching.seconds == 2 * watching.every
+    assert said == []
+
+
 @pytest.mark.parametrize("timeout", [1, 5, 600, 1e9])
 def test_several_signs_fit_between_the_looks(timeout: float) -> None:
     watching = watch(None, timeout)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dfl.late import read
-from dfl.pulse import until
+from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
 SLOW = """
@@ -51,7 +51,7 @@ def stopped(folder: Path, reached: str, rank: int) -> tuple[str, float]:
     """Start three ranks, stop one when a file is there, and wait for the end: what was said, and how long it took."""
     command = words(3, "-m", "dfl.run", "--out", str(folder), "--rounds", "1000000", "--timeout", "5")
     job = subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    until(lambda: len([*folder.glob("heartbeats/[012]"), *folder.glob(reached)]) == 4, 120)
+    assert eventually(lambda: len([*folder.glob("heartbeats/[012]"), *folder.glob(reached)]) == 4, 120)
     ranks = [read(folder / "heartbeats" / str(r)) for r in range(3)]
     pids = [shown.pid for shown in ranks if shown]
     assert len(pids) == 3
@@ -59,7 +59,7 @@ def stopped(folder: Path, reached: str, rank: int) -> tuple[str, float]:
     begun = time.monotonic()
     _, said = job.communicate(timeout=60)
     assert job.returncode == 1
-    assert until(lambda: not alive(pids), 5)
+    assert eventually(lambda: not alive(pids), 5)
     return said, time.monotonic() - begun
 
 
