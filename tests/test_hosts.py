@@ -85,7 +85,9 @@ def test_two_hosts_give_what_one_does(hosts: Hosts, tmp_path: Path) -> None:
 
 def test_hosts_that_lose_each_other_end_and_go_on(hosts: Hosts, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = hosts.mpirun(2, "-m", "dfl.run", *FEW, *SMALL, "--timeout", "5", "--out", str(folder))
+    job = hosts.mpirun(
+        2, "-m", "dfl.run", *FEW, *SMALL, "--checkpoint-every", "10", "--timeout", "5", "--out", str(folder)
+    )
     assert until(lambda: len([*folder.glob("checkpoint/*.json")]) == 2, 240)
     ranks = [shown.pid for r in range(4) if (shown := read(folder / "heartbeats" / str(r)))]
     assert len(ranks) == 4
