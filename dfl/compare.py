@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dfl import board, cli
+from dfl import board, cells, cli
 from dfl.cells import DONE, Seen, look, record
 from dfl.config import Run
 from dfl.errors import InputError
@@ -117,7 +118,7 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     found = []
     for folder, differs in zip(folders, differences(asked, folders), strict=True):
         seen = look(folder)
-        rows = pd.read_csv(folder / "metrics.csv") if seen.row else pd.DataFrame()
+        rows = pd.read_csv(StringIO(cells.table(folder))) if seen.row else pd.DataFrame()
         found.append(Compared(folder, differs, seen, rows))
     return found
 
