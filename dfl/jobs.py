@@ -58,11 +58,9 @@ class Jobs:
         words, obeyed = [*launcher(self.ranks), sys.executable], 0
         with _listening(self.told):
             while self.running or (self._left() and not self.told):
-                while self.waiting and len(self.running) < self.at_once and not self.told:
-                    self._begin(words, self.waiting.popleft())
+                self._fill(words)
                 obeyed = self._obey(obeyed)
-                for folder in self._collect():
-                    tell(folder)
+                self._collect(tell)
                 tell(None)
                 time.sleep(PAUSE)
 
@@ -72,6 +70,11 @@ class Jobs:
             self.waiting.extend(folder for folder in self.elsewhere if not held(folder))
             self.elsewhere = [folder for folder in self.elsewhere if folder not in self.waiting]
         return bool(self.waiting)
+
+    def _fill(self, words: Sequence[str]) -> None:
+        """Start as many cells as may run."""
+        while self.waiting and len(self.running) < self.at_once and not self.told:
+            self._begin(words, self.waiting.popleft())
 
     def _begin(self, words: Sequence[str], folder: Path) -> None:
         """Start a cell, unless somebody else is at it, or has been."""
@@ -96,8 +99,8 @@ class Jobs:
                 os.killpg(program.pid, signal.SIGKILL) if obeyed else program.terminate()
         return len(self.told)
 
-    def _collect(self) -> list[Path]:
-        """The cells that have ended since the last call."""
+    def _collect(self, tell: Callable[[Path | None], None]) -> None:
+        """Tell of the cells that have ended since the last call."""
         over = {program: folder for program, folder in self.running.items() if program.poll() is not None}
         for program, folder in over.items():
             del self.running[program]
@@ -106,7 +109,7 @@ class Jobs:
                 self.elsewhere.append(folder)
             else:
                 self.ended[folder] = seen
-        return [folder for folder in over.values() if folder in self.ended]
+                tell(folder)
 
 
 def _outcome(folder: Path, code: int, told: bool) -> Seen:
