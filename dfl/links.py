@@ -14,6 +14,8 @@ from dfl.values import read
 
 HEADER = ["sender", "receiver", "mbps", "latency_ms"]
 """The columns of the file; it may say so in its first line."""
+MBPS, LATENCY_MS = (1e-6, 1e9), (0, 1e9)
+"""From where to where speeds and delays may be: from a bit a second to a petabit, and up to eleven days."""
 
 
 def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
@@ -59,6 +61,7 @@ def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float,
     sender, receiver, mbps, latency_ms = (
         read(f"{where}: {name}", text.strip(), kind) for name, text, kind in zip(HEADER, row, kinds, strict=True)
     )
-    if not (mbps > 0 and latency_ms >= 0):
-        raise InputError(f"{where}: mbps must be positive and latency_ms at least 0, not {mbps:g} and {latency_ms:g}")
+    for name, value, (low, high) in (("mbps", mbps, MBPS), ("latency_ms", latency_ms, LATENCY_MS)):
+        if not low <= value <= high:
+            raise InputError(f"{where}: {name} must be from {low:g} to {high:g}, not {value:g}")
     return (sender, receiver), (mbps, latency_ms)

@@ -12,7 +12,7 @@ import numpy as np
 from dfl import keys
 from dfl.clock import Clock, Floats, Ints, Lines, Links, Ways
 from dfl.errors import InputError
-from dfl.links import of_edges
+from dfl.links import LATENCY_MS, MBPS, of_edges
 from dfl.plan import Arcs
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ class Timed(Speeds):
             if (value is None) == (name in needs):
                 wrong = "needs" if value is None else "has no part for"
                 raise InputError(f"--network {self._name}: compute={self.compute} {wrong} {name}")
-            self._check(name, value is None or value >= 0, "at least 0")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name, None)  # not all have all of them
+            self._check(name, value is None or low <= value <= high, f"from {low:g} to {high:g}")
 
     @property
     def _name(self) -> str:
@@ -111,6 +113,11 @@ class Timed(Speeds):
         return (self.step_ms or 0.0) / 1e3 * np.exp((self.sigma or 0.0) * drawn)
 
 
+RANGES = {
+    "mbps": MBPS, "down_mbps": MBPS, "server_mbps": MBPS, "latency_ms": LATENCY_MS, "step_ms": (0, 1e9),
+    "sigma": (0, 10), "phone": (0, 1), "broadband": (0, 1), "dsl": (0, 1), "datacenter": (0, 1),
+}  # fmt: skip
+"""From where to where an option may be."""
 _NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
 
 
@@ -131,13 +138,6 @@ class Uplink(Timed):
     down_mbps: float | None = None
     latency_ms: float = 0.0
     server_mbps: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mbps", "down_mbps", "server_mbps"):
-            value = getattr(self, name)
-            self._check(name, value is None or value > 0, "positive")
-        self._check("latency_ms", self.latency_ms >= 0, "at least 0")
 
     def ways(self, network: Network) -> Lines:
         """A line for every peer, all alike, and the server's."""
@@ -218,9 +218,6 @@ class Mixed(Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in CLASSES:
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        self._check("server_mbps", self.server_mbps is None or self.server_mbps > 0, "positive")
         if abs((whole := sum(self._shares())) - 1) > 1e-9:
             raise InputError(f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}")
 
