@@ -91,7 +91,7 @@ class Timed(Speeds):
 
     @property
     def _name(self) -> str:
-        return type(self).__name__.lower()
+        return next(name for name, kind in NETWORKS.items() if kind is type(self))
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:

@@ -224,7 +224,7 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
         ("mixed", "--network mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
         ("mixed:phone=0.5,dsl=0.6", "must add up to 1, not to 1.1"),
         ("mixed:phone=1.5,dsl=-0.5", "--network mixed: phone must be from 0 to 1, not 1.5"),
-        ("links", "--network links needs path"),
+        ("links:path=any.csv,step_ms=1", "--network links: compute=none has no part for step_ms"),
         ("links:path=/none/such", "--network links: /none/such cannot be read (No such file or directory)"),
     ],
 )
