@@ -31,7 +31,7 @@ from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
-from dfl.speeds import NETWORKS
+from dfl.speeds import NETWORKS, with_clock
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
@@ -225,8 +225,7 @@ def prepare(
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
-    network.clock = parts["network"].start(network, task.solver.steps_for(common["sizes"][:, 0]))
-    task = replace(task, spent=network.clock.spent) if network.clock else task
+    task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)

@@ -108,6 +108,7 @@ def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
             specs = {link: spec + line.format(LIMITS[link]) for link, spec in LINKS.items()}
             after = {link: seconds(run, spec)[own["round"]] for link, spec in specs.items()}
             parts.append(own.assign(graph=name, **after))
+    parts.sort(key=lambda part: str(part["graph"].iloc[0]) == "server_line")  # the last of all
     return pd.concat(parts, ignore_index=True)
 
 
