@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, events, keys, logs, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, keeping, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -147,10 +147,11 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
         yield from watching.look(t, state)
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
-            net = Net(network, t, seen=watch.due(t + 1, run))
+            net = Net(network, t, seen=watch.due(t + 1, run) or checkpoint.due(t + 1, setting))
             state = algorithm.round(state, net.paced(task), net, t)
-            network.turn()
-            told, t = _agreed(state, setting, t), t + 1
+            network.turn(t)
+            told = _agreed(state, setting, t)
+            t += 1
             checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
     network.close()
@@ -234,12 +235,14 @@ def prepare(
 def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:
     """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`."""
     parts = check(asked)
+    trace = keeping.trace(run.out) if run.out else ()
     last = checkpoint.found(run, parts["lr_schedule"])
     read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
     graph = _graph(run, parts) if parts["algorithm"].gossips else None
     rehearse(run, parts, read, graph.weights if graph else ())
     said = dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
-    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, said))
+    mark = dealing.fingerprint(said, read, dealt) if run.out else ""
+    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, trace, mark))
     return said
 
 
