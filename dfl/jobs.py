@@ -84,13 +84,10 @@ class Jobs:
         elif seen.status in (DONE, DIVERGED):
             self.ended[folder] = seen
         else:
-            with (folder / "output.log").open("ab") as log:
-                program = subprocess.Popen(
-                    [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores
-                    start_new_session=True,  # Ctrl-C is ours to pass on
-                )  # fmt: skip
-            self.running[program] = folder
+            try:
+                self.running[_started(words, folder)] = folder
+            except OSError as error:
+                self.ended[folder] = Seen(FAILED, seen.row, f"{error.filename or folder}: {error.strerror}")
 
     def _obey(self, obeyed: int) -> int:
         """Have what runs end well where a signal came, and at once where a second one did; how many came so far."""
@@ -110,6 +107,16 @@ class Jobs:
             else:
                 self.ended[folder] = seen
                 tell(folder)
+
+
+def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """The program of a cell."""
+    with (folder / "output.log").open("ab") as log:
+        return subprocess.Popen(
+            [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )  # fmt: skip
 
 
 def _outcome(folder: Path, code: int, told: bool) -> Seen:

@@ -139,10 +139,10 @@ def _newest_first(folder: Path) -> list[Path]:
 def _tidy(folder: Path, last: Path) -> None:
     """Remove all but the last checkpoints, and what a launch that was killed left half-written."""
     kept = {path.stem for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]}
-    for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
-        if path.name.startswith(".") or path.stem not in kept:
-            with suppress(OSError):
-                path.unlink()
+    old = [path for path in sorted(folder.iterdir()) if path.name.startswith(".") or path.stem not in kept]
+    for path in old:  # the JSON goes first: no page may vouch for what is gone
+        with suppress(OSError):
+            path.unlink()
 
 
 def _beside(path: Path) -> Path:
