@@ -70,13 +70,18 @@ def _record(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def last_row(folder: Path) -> dict[str, str]:
-    """The last row of metrics.csv that is whole, as text; empty where there is none."""
+def table(folder: Path) -> str:
+    """The rows of metrics.csv that are whole, which the run may be adding to; empty where there are none."""
     try:
         text = (folder / "metrics.csv").read_text(encoding="utf-8")
     except (OSError, ValueError):
-        return {}
-    rows = list(csv.DictReader(StringIO(text[: text.rfind("\n") + 1])))  # the run may be writing the next one
+        return ""
+    return text[: text.rfind("\n") + 1]
+
+
+def last_row(folder: Path) -> dict[str, str]:
+    """The last row of metrics.csv that is whole, as text; empty where there is none."""
+    rows = list(csv.DictReader(StringIO(table(folder))))
     return dict(rows[-1]) if rows else {}
 
 

@@ -6,12 +6,12 @@ every run begins with one. Nothing in it is about the launch. `dfl.keeping` is a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,11 +57,13 @@ class Begun(NamedTuple):
     Attributes:
         found: None where there is none.
         data: a checksum.
+        trace: what its folder held then, as `keeping.trace` says.
         notes: what to warn of, one line each.
     """
 
     found: keeping.Found | None
     data: str
+    trace: tuple[bytes, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -88,22 +90,21 @@ def found(run: Run, schedule: Callable[[int, int], float]) -> keeping.Found | No
     return last
 
 
-def begun(run: Run, last: keeping.Found | None, common: bytes) -> Begun:
-    """The checkpoint together with the data and the graph (`common`) that it must go with.
+def begun(run: Run, last: keeping.Found | None, trace: tuple[bytes, ...], data: str) -> Begun:
+    """The checkpoint together with the data and the graph (a checksum) that it must go with.
 
     Raises:
         InputError: it does not.
     """
-    data = hashlib.sha256(common).hexdigest() if run.out else ""
     if last is None:
         late = run.resume is not None and (run.resume / "run.json").exists()
-        return Begun(None, data, (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ())
+        return Begun(None, data, trace, (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ())
     if last.content["data"] != data:
         raise InputError(f"--resume {run.resume}: the data set or the graph is not the one that the run began with")
     other = {n: v for n, v in versions().items() if last.content["versions"].get(n) != v and n != "mpi4py"}
     said = ", ".join(f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items())
     notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
-    return Begun(last, data, (*last.damaged, *notes))
+    return Begun(last, data, trace, (*last.damaged, *notes))
 
 
 def keep(moment: Moment, setting: Setting, watch: Watch, told: int) -> None:
@@ -159,7 +160,7 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
         assert setting.run.out is not None
         assert setting.facts is not None
         assert counts is not None
-        table = measured(setting.run.out / "metrics.csv")
+        table = _measured(setting.run.out / "metrics.csv")
         wire, lost = counts.sum(0).tolist()
         content.update(wire=wire, lost=lost, data=setting.facts.begun.data, table=table, versions=versions())
         keeping.write(setting.run.out, arrays, content)
@@ -201,15 +202,24 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
     return Moment(content["round"], task, replace(state, **values))
 
 
+def _measured(path: Path) -> dict[str, Any]:
+    """`files.measured`, in a line where there is nothing to measure."""
+    try:
+        return measured(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; a checkpoint goes with it") from None
+
+
 def _handed_out(found: keeping.Found | None, like: Arrays, alike: tuple[str, ...], world: World) -> Arrays:
     """The rows of a checkpoint that are this rank's: as many of each field as `like` has."""
-    names, whole = sorted(like), found.arrays() if found else {}
+    names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in alike else len(like[name]) for name in names]])
     ends = np.cumsum(world.everywhere(mine), axis=0)
     begins = ends - world.everywhere(mine)
 
     def fits() -> bytes:
         assert found is not None
+        whole.update(found.arrays())
         known = {name: len(like[name]) if name in alike else int(ends[-1, k]) for k, name in enumerate(names)}
         wanted = {name: ((n, *like[name].shape[1:]), like[name].dtype) for name, n in known.items()}
         there = {name: (value.shape, value.dtype) for name, value in sorted(whole.items())}

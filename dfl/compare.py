@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
-from dfl import board, cli
+from dfl import board, cells, cli
 from dfl.cells import DONE, Seen, look, record
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import atomically
 from dfl.grid import shown
 from dfl.lines import Y_LABELS, draw, label_x, shades, title
-from dfl.terminal import size
 
 _ABOUT = "Lay runs over each other: a table, compare.csv and compare.png."
 
@@ -116,7 +118,7 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     found = []
     for folder, differs in zip(folders, differences(asked, folders), strict=True):
         seen = look(folder)
-        rows = pd.read_csv(folder / "metrics.csv") if seen.row else pd.DataFrame()
+        rows = pd.read_csv(StringIO(cells.table(folder))) if seen.row else pd.DataFrame()
         found.append(Compared(folder, differs, seen, rows))
     return found
 
@@ -152,7 +154,7 @@ def screen(runs: Sequence[Compared]) -> Table:
     for run in runs:
         row = {name: float(value or "nan") for name, value in run.seen.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
-        payload = size(row["payload_bytes"]) if "payload_bytes" in row else "-"
+        payload = decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
         found.add_row(*run.differs.values(), run.seen.status, *figures, payload)
     return found
 
@@ -172,14 +174,9 @@ def figure(runs: Sequence[Compared]) -> Figure:
     made = Figure(figsize=(10.5 + 0.08 * min(widest, 60), max(4.2, 0.25 * len(runs) + 1)), layout="constrained")
     panels = made.subplots(1, 2, sharey=True)
     for run, colour in zip(drawn, shades(len(drawn)), strict=True):
-        rows = run.rows.assign(mean=run.rows[measure])
-        worst = rows.assign(mean=rows["accuracy_min"])
-        for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
-            draw(axes, rows, x, {"color": colour, "label": run.label})
-            if accurate:
-                draw(axes, worst, x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
+        _draw(panels, run, measure, colour)
     what = measure.removesuffix("_mean").replace("_", " ").capitalize()
-    thin = "thin: the worst peer" if accurate else ""
+    thin = "thin: the worst peer" if measure == "accuracy_mean" else ""
     for axes, x, by in zip(panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True):
         title(axes, f"{what} by {by}", thin)
         axes.spines[["top", "right"]].set_visible(False)
@@ -189,6 +186,15 @@ def figure(runs: Sequence[Compared]) -> Figure:
         lines = panels[0].get_legend_handles_labels()
         made.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
     return made
+
+
+def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> None:
+    """Draw a run by round and by bytes."""
+    rows = run.rows.assign(mean=run.rows[measure])
+    for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
+        draw(axes, rows, x, {"color": colour, "label": run.label})
+        if measure == "accuracy_mean":
+            draw(axes, rows.assign(mean=rows["accuracy_min"]), x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
 
 
 def _refuse_foreign(out: Path) -> None:

@@ -55,9 +55,8 @@ class Events:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self.writer = SummaryWriter(str(self.folder), purge_step=t)
-            for name, value in row.items():
-                if name != "round":
-                    self.writer.add_scalar(name, value, t)
+            for name in row.keys() - {"round"}:
+                self.writer.add_scalar(name, row[name], t)
             self.writer.flush()
         except OSError as error:
             raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dfl.errors import InputError
+
+PATIENCE = 0.5
+"""Seconds for which a lock is asked for again: somebody may only be looking whether it is held."""
 
 
 @contextmanager
@@ -48,17 +52,22 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / ".lock"
-        while True:
-            self.file = self.path.open("w")
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.file.close()
-                raise InputError(f"{folder} is being written to by another run: wait for it, or end it") from None
-            if self._held():
-                return
-            self.file.close()  # who had it took it away in the meantime
+        self.path, patience = folder / ".lock", time.monotonic() + PATIENCE
+        while not self._taken():
+            self.file.close()
+            if time.monotonic() > patience:
+                raise InputError(f"{folder} is being written to by another run: wait for it, or end it")
+            time.sleep(0.01)
+
+    def _taken(self) -> bool:
+        self.file = self.path.open("w")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system that knows of no locks
+            return True
+        return self._held()  # else who had it took it away in the meantime
 
     def _held(self) -> bool:
         try:

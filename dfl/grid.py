@@ -182,9 +182,7 @@ def keep(grid: Grid, folder: Path) -> None:
     files |= {folder / cell.name / "cell.toml": as_toml(cell.run) for cell in grid.cells}
     try:
         for path, text in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                _write(path, text)
+            _write(path, text)
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
 
@@ -227,5 +225,9 @@ def as_toml(run: Run) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a file unless it is as it should be."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomically(path) as part:
         part.write_text(text, encoding="utf-8")

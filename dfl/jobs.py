@@ -58,11 +58,9 @@ class Jobs:
         words, obeyed = [*launcher(self.ranks), sys.executable], 0
         with _listening(self.told):
             while self.running or (self._left() and not self.told):
-                while self.waiting and len(self.running) < self.at_once and not self.told:
-                    self._begin(words, self.waiting.popleft())
+                self._fill(words)
                 obeyed = self._obey(obeyed)
-                for folder in self._collect():
-                    tell(folder)
+                self._collect(tell)
                 tell(None)
                 time.sleep(PAUSE)
 
@@ -73,6 +71,11 @@ class Jobs:
             self.elsewhere = [folder for folder in self.elsewhere if folder not in self.waiting]
         return bool(self.waiting)
 
+    def _fill(self, words: Sequence[str]) -> None:
+        """Start as many cells as may run."""
+        while self.waiting and len(self.running) < self.at_once and not self.told:
+            self._begin(words, self.waiting.popleft())
+
     def _begin(self, words: Sequence[str], folder: Path) -> None:
         """Start a cell, unless somebody else is at it, or has been."""
         seen = look(folder)
@@ -81,13 +84,10 @@ class Jobs:
         elif seen.status in (DONE, DIVERGED):
             self.ended[folder] = seen
         else:
-            with (folder / "output.log").open("ab") as log:
-                program = subprocess.Popen(
-                    [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores
-                    start_new_session=True,  # Ctrl-C is ours to pass on
-                )  # fmt: skip
-            self.running[program] = folder
+            try:
+                self.running[_started(words, folder)] = folder
+            except OSError as error:
+                self.ended[folder] = Seen(FAILED, seen.row, f"{error.filename or folder}: {error.strerror}")
 
     def _obey(self, obeyed: int) -> int:
         """Have what runs end well where a signal came, and at once where a second one did; how many came so far."""
@@ -96,8 +96,8 @@ class Jobs:
                 os.killpg(program.pid, signal.SIGKILL) if obeyed else program.terminate()
         return len(self.told)
 
-    def _collect(self) -> list[Path]:
-        """The cells that have ended since the last call."""
+    def _collect(self, tell: Callable[[Path | None], None]) -> None:
+        """Tell of the cells that have ended since the last call."""
         over = {program: folder for program, folder in self.running.items() if program.poll() is not None}
         for program, folder in over.items():
             del self.running[program]
@@ -106,7 +106,17 @@ class Jobs:
                 self.elsewhere.append(folder)
             else:
                 self.ended[folder] = seen
-        return [folder for folder in over.values() if folder in self.ended]
+                tell(folder)
+
+
+def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """The program of a cell."""
+    with (folder / "output.log").open("ab") as log:
+        return subprocess.Popen(
+            [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )  # fmt: skip
 
 
 def _outcome(folder: Path, code: int, told: bool) -> Seen:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +49,25 @@ class Found:
         return int(self.content["round"])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What lies beside it."""
+        """What lies beside it.
+
+        Raises:
+            InputError: it cannot be read any more.
+        """
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        return load_file(_beside(self.path))
+        try:
+            return load_file(_beside(self.path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{_beside(self.path)} cannot be read: {error}") from None
+
+
+def trace(run: Path) -> tuple[bytes, ...]:
+    """What tells whether somebody has gone on with a run since: its run.json, and the names of its checkpoints."""
+    page = run / "run.json"
+    said = page.read_bytes() if page.exists() else b""
+    return said, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
 
 
 def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, Any]) -> None:
@@ -73,12 +90,12 @@ def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, A
         page = {"format": FORMAT, "arrays": digest, "content": content}
         with atomically(path) as part:
             part.write_text(json.dumps({"checksum": _checksum(page), **page}, indent=1) + "\n")
-        _tidy(folder)
     except (OSError, SafetensorError) as error:
         last = max((each.stem.lstrip("0") for each in _newest_first(folder)), key=int, default="")
         kept = f"the one of round {last} is still there" if last else "there is none yet"
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: the checkpoint cannot be written ({reason}); {kept}") from None
+    _tidy(folder, path)
 
 
 def find(run: Path) -> Found | None:
@@ -116,14 +133,15 @@ def _opened(path: Path) -> dict[str, Any]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[0-9]*.json"), reverse=True)
+    return sorted(folder.glob(f"{'[0-9]' * 10}.json"), reverse=True)
 
 
-def _tidy(folder: Path) -> None:
-    """Remove all but the newest checkpoints, and what a launch that was killed left half-written."""
-    newest = {path.stem for path in _newest_first(folder)[:KEPT]}
-    for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
-        if path.name.startswith(".") or path.stem not in newest:
+def _tidy(folder: Path, last: Path) -> None:
+    """Remove all but the last checkpoints, and what a launch that was killed left half-written."""
+    kept = {path.stem for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]}
+    old = [path for path in sorted(folder.iterdir()) if path.name.startswith(".") or path.stem not in kept]
+    for path in old:  # the JSON goes first: no page may vouch for what is gone
+        with suppress(OSError):
             path.unlink()
 
 

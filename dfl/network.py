@@ -177,10 +177,10 @@ class Network:
         kind = torch.empty(0, dtype=like.dtype).numpy().dtype
         return torch.from_numpy(self.world.rows(words.astype(kind), cut, counts)).to(like.device)
 
-    def turn(self) -> None:
-        """End a round."""
+    def turn(self, t: int) -> None:
+        """End round t."""
         if self.clock:
-            self.clock.turn()
+            self.clock.turn(self.weather(t).up if self.speech.faults else None)
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""

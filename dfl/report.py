@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl import keeping
 from dfl.errors import InputError
 from dfl.events import Events
 from dfl.files import Lock, atomically, cut_back
@@ -76,8 +77,15 @@ class Report:
         """
         if setting.run.tensorboard and setting.run.out is not None:
             self.listeners.append(Events(setting.run.out / "tensorboard"))
-        for each in self.listeners:
-            each.start(setting)
+        started: list[Listener] = []
+        try:
+            for each in self.listeners:
+                each.start(setting)
+                started.append(each)
+        except BaseException as error:
+            for each in started:
+                each.close(error)
+            raise
 
     def tick(self, t: int) -> None:
         """Tell that t rounds are done."""
@@ -110,7 +118,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.begun, self.earlier = time.perf_counter(), 0.0
+        self.begun, self.earlier, self.known = time.perf_counter(), 0.0, False
         self.record: dict[str, Any] = {}
         self.setting: Setting
         self.lock: Lock
@@ -145,6 +153,9 @@ class Folder:
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             if not file.tell():
                 table.writeheader()
+            elif not self.known:
+                self._check_header(list(row))
+            self.known = True
             table.writerow(row)
 
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
@@ -175,10 +186,19 @@ class Folder:
         finally:
             self.lock.release()
 
+    def _check_header(self, columns: list[str]) -> None:
+        """Refuse to write under other columns, as another version of this program would."""
+        with (self.path / "metrics.csv").open(newline="") as file:
+            if (header := next(csv.reader(file))) != columns:
+                raise InputError(f"{self.path}/metrics.csv has columns {header}, and these rows have {columns}")
+
     def _go_on(self) -> None:
         """Take back what was written after the checkpoint at which the run goes on."""
         assert self.setting.facts is not None
-        found, table = self.setting.facts.begun.found, self.path / "metrics.csv"
+        begun, table = self.setting.facts.begun, self.path / "metrics.csv"
+        found = begun.found
+        if keeping.trace(self.path) != begun.trace:
+            raise InputError(f"{self.path} has been gone on with meanwhile: ask for it again")
         if found:
             cut_back(table, found.content["table"])
             self.earlier = found.content["seconds"]

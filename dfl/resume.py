@@ -18,6 +18,7 @@ FREE = ("rounds", "eval_every", "checkpoint_every", "timeout", "log_level", "ten
 """What may change when a run goes on."""
 PLACES = ("out", "resume", "data_dir")
 """What is no part of a run, but says where its files are."""
+PLACED = {"out": None, "resume": None}
 
 
 def resumed(folder: Path | str, **changes: Any) -> Run:
@@ -58,26 +59,22 @@ def settings(run: Run, given: Collection[str], ranks: int) -> Run:
         raise InputError(
             f"--resume {folder}: that run had its caller's own model or data, only Python can go on with it"
         )
-    asked = replace(run, peers=run.peers or before.peers).settled(ranks)
-    meant = given | ({"compressor", "algorithm"} if "bits" in given else set())
-    refuse_others(folder, before, asked, meant)
-    return replace(before, out=folder, resume=folder, **{name: getattr(run, name) for name in FREE if name in given})
+    said = {name: getattr(run, name) for name in given}
+    both = {"compressor": None, "algorithm": None} if "bits" in given else {}
+    refuse_others(folder, before, replace(before, **(both | said | PLACED)).settled(ranks))
+    free = {name: value for name, value in said.items() if name in (*FREE, "data_dir")}
+    return replace(before, **(free | {"out": folder, "resume": folder}))
 
 
-def refuse_others(folder: Path, before: Run, asked: Run, fields: Collection[str] | None = None) -> None:
-    """Refuse to go on with a run as another one.
-
-    Args:
-        folder: where it is.
-        before, asked: two settled runs.
-        fields: which of their fields to look at; all where not given.
+def refuse_others(folder: Path, before: Run, asked: Run) -> None:
+    """Refuse to go on with a run in some folder as another one; both are settled.
 
     Raises:
         InputError: they differ in what may not change.
     """
     one, other = comparable(before.to_dict()), comparable(asked.to_dict())
     for name in sorted(one.keys() | other.keys()):
-        if (fields is None or name in fields) and one.get(name) != other.get(name):
+        if one.get(name) != other.get(name):
             raise InputError(
                 f"--resume {folder}: that run has {flag(name)} {one.get(name)}, not {other.get(name)}; only "
                 f"{', '.join(map(flag, FREE))} may change"
@@ -123,8 +120,9 @@ def over(run: Run) -> str:
     ended = _ended(run.resume)
     if ended.record.get("exit") != 0:
         return ""
-    refuse_too_late(run.resume, run, (ended.run.rounds, ended.run.rounds), lambda t, rounds: 1.0)
-    return f"{run.resume} is finished after {ended.run.rounds} rounds" if run.rounds == ended.run.rounds else ""
+    done = int(ended.rows["round"].iloc[-1])
+    refuse_too_late(run.resume, run, (done, ended.run.rounds), lambda t, rounds: 1.0)
+    return f"{run.resume} is finished after {done} rounds" if run.rounds == ended.run.rounds else ""
 
 
 def _ended(folder: Path) -> Result:

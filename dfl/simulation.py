@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, events, keys, logs, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, keeping, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -31,7 +31,7 @@ from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
-from dfl.speeds import NETWORKS
+from dfl.speeds import NETWORKS, with_clock
 from dfl.task import cross_entropy
 
 if TYPE_CHECKING:
@@ -147,10 +147,11 @@ def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float
         yield from watching.look(t, state)
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
-            net = Net(network, t, seen=watch.due(t + 1, run))
+            net = Net(network, t, seen=watch.due(t + 1, run) or checkpoint.due(t + 1, setting))
             state = algorithm.round(state, net.paced(task), net, t)
-            network.turn()
-            told, t = _agreed(state, setting, t), t + 1
+            network.turn(t)
+            told = _agreed(state, setting, t)
+            t += 1
             checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
     network.close()
@@ -225,8 +226,7 @@ def prepare(
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
-    network.clock = parts["network"].start(network, task.solver.steps_for(common["sizes"][:, 0]))
-    task = replace(task, spent=network.clock.spent) if network.clock else task
+    task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
@@ -235,12 +235,14 @@ def prepare(
 def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:
     """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`."""
     parts = check(asked)
+    trace = keeping.trace(run.out) if run.out else ()
     last = checkpoint.found(run, parts["lr_schedule"])
     read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
     graph = _graph(run, parts) if parts["algorithm"].gossips else None
     rehearse(run, parts, read, graph.weights if graph else ())
     said = dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
-    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, said))
+    mark = dealing.fingerprint(said, read, dealt) if run.out else ""
+    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, trace, mark))
     return said
 
 

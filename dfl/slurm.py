@@ -102,11 +102,11 @@ class Slurm:
         for name in ("nodes", "ntasks", "cpus_per_task", "signal", "at_once"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError(f"{flag(name)} must be at least 1, not {number}")
-        for name, (pattern, meant) in _MEANT.items():
-            given = getattr(self, name)
-            for text in (given,) if isinstance(given, str) else given or ():
-                if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
-                    raise InputError(f"{flag(name)} must be {meant}, not {text!r}")
+        texts = {name: (given,) if isinstance(given := getattr(self, name), str) else given or () for name in _MEANT}
+        for name, text in ((name, text) for name, given in texts.items() for text in given):
+            pattern, meant = _MEANT[name]
+            if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
+                raise InputError(f"{flag(name)} must be {meant}, not {text!r}")
         for name in (option.partition("=")[0] for option in self.sbatch):
             if name in _OURS:
                 raise InputError(f"--sbatch {name} is for the sweep to say: leave it out")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,12 @@ import numpy as np
 from dfl import keys
 from dfl.clock import Clock, Floats, Ints, Lines, Links, Ways
 from dfl.errors import InputError
+from dfl.links import LATENCY_MS, MBPS, of_edges
 from dfl.plan import Arcs
-from dfl.values import read
 
 if TYPE_CHECKING:
     from dfl.network import Network
+    from dfl.task import Task
 
 NETWORKS: dict[str, type[Speeds]] = {}
 """Name -> frozen dataclass whose fields are the options of a kind of network."""
@@ -34,6 +34,17 @@ class Speeds:
             InputError: on every rank, if the network has other peers or edges than this is about.
         """
         return None
+
+
+def with_clock(network: Network, speeds: Speeds, task: Task, sizes: Ints) -> Task:
+    """Give a network the clock that it is to have, and a problem, as it is trained on, what the clock measures.
+
+    Args:
+        network, speeds, task: which network, how fast it is, and the problem of this rank's peers.
+        sizes: (P,) training examples of every peer.
+    """
+    network.clock = speeds.start(network, task.solver.steps_for(sizes))
+    return replace(task, spent=network.clock.spent) if network.clock else task
 
 
 def network(name: str) -> Callable[[type[Speeds]], type[Speeds]]:
@@ -74,11 +85,13 @@ class Timed(Speeds):
             if (value is None) == (name in needs):
                 wrong = "needs" if value is None else "has no part for"
                 raise InputError(f"--network {self._name}: compute={self.compute} {wrong} {name}")
-            self._check(name, value is None or value >= 0, "at least 0")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name, None)  # not all have all of them
+            self._check(name, value is None or low <= value <= high, f"from {low:g} to {high:g}")
 
     @property
     def _name(self) -> str:
-        return type(self).__name__.lower()
+        return next(name for name, kind in NETWORKS.items() if kind is type(self))
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:
@@ -100,6 +113,11 @@ class Timed(Speeds):
         return (self.step_ms or 0.0) / 1e3 * np.exp((self.sigma or 0.0) * drawn)
 
 
+RANGES = {
+    "mbps": MBPS, "down_mbps": MBPS, "server_mbps": MBPS, "latency_ms": LATENCY_MS, "step_ms": (0, 1e9),
+    "sigma": (0, 10), "phone": (0, 1), "broadband": (0, 1), "dsl": (0, 1), "datacenter": (0, 1),
+}  # fmt: skip
+"""From where to where an option may be."""
 _NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
 
 
@@ -120,13 +138,6 @@ class Uplink(Timed):
     down_mbps: float | None = None
     latency_ms: float = 0.0
     server_mbps: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mbps", "down_mbps", "server_mbps"):
-            value = getattr(self, name)
-            self._check(name, value is None or value > 0, "positive")
-        self._check("latency_ms", self.latency_ms >= 0, "at least 0")
 
     def ways(self, network: Network) -> Lines:
         """A line for every peer, all alike, and the server's."""
@@ -207,9 +218,6 @@ class Mixed(Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in CLASSES:
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        self._check("server_mbps", self.server_mbps is None or self.server_mbps > 0, "positive")
         if abs((whole := sum(self._shares())) - 1) > 1e-9:
             raise InputError(f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}")
 
@@ -230,7 +238,7 @@ class PerEdge(Timed):
     """A line of its own for every edge of the graph, on which no other word is waited for.
 
     Attributes:
-        path: a CSV file with the header sender,receiver,mbps,latency_ms and a line for every directed edge that any
+        path: a CSV file of sender,receiver,mbps,latency_ms, with a line for every directed edge that any
             round uses; latency_ms is the way from the one to the other.
     """
 
@@ -243,52 +251,6 @@ class PerEdge(Timed):
             raise InputError("--network links is about the edges of a graph, and here nobody speaks over one")
         arcs = [Arcs.of(matrix) for matrix in network.weights]
         edges = np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))
-        said = network.world.from_root(lambda: _of_edges(self.path, edges, peers).tobytes())
+        said = network.world.from_root(lambda: of_edges(self.path, edges, peers).tobytes())
         mbps, latency_ms = np.frombuffer(said).reshape(-1, 2).T
         return Links(edges, 8e-6 / mbps, latency_ms / 1e3)
-
-
-HEADER = ["sender", "receiver", "mbps", "latency_ms"]
-
-
-def _of_edges(path: Path, edges: Ints, peers: int) -> Floats:
-    """Mbit/s and milliseconds of every edge, (n, 2), from a file.
-
-    Raises:
-        InputError: it cannot be read, speaks of something that is none of these edges, or not of one of them.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [(n, row) for n, row in enumerate(csv.reader(file), 1) if row and row != HEADER]
-    except OSError as error:
-        raise InputError(f"--network links: {path} cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"--network links: {path} is no CSV file ({error})") from None
-    figures = np.full((len(edges), 2), np.nan)
-    places = {divmod(int(edge), peers): k for k, edge in enumerate(edges)}
-    for n, row in rows:
-        edge, line = _edge(row, where := f"--network links: {path}, line {n}")
-        if edge not in places or not np.isnan(figures[places[edge]]).all():
-            wrong = "is there already" if edge in places else "is no edge of the graph"
-            raise InputError(f"{where}: {edge[0]} to {edge[1]} {wrong}")
-        figures[places[edge]] = line
-    for sender, receiver in (edge for edge, k in places.items() if np.isnan(figures[k, 0])):
-        raise InputError(f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph")
-    return figures
-
-
-def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float, float]]:
-    """Who speaks to whom, at how many Mbit/s and after how many milliseconds.
-
-    Raises:
-        InputError: something else stands there.
-    """
-    if len(row) != len(HEADER):
-        raise InputError(f"{where} must be {','.join(HEADER)}, not {','.join(row)[:60]!r}")
-    kinds = ("int", "int", "float", "float")
-    sender, receiver, mbps, latency_ms = (
-        read(f"{where}: {name}", text.strip(), kind) for name, text, kind in zip(HEADER, row, kinds, strict=True)
-    )
-    if not (mbps > 0 and latency_ms >= 0):
-        raise InputError(f"{where}: mbps must be positive and latency_ms at least 0, not {mbps:g} and {latency_ms:g}")
-    return (sender, receiver), (mbps, latency_ms)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.filesize import decimal
 from rich.table import Table
 
 from dfl.cells import DONE, look
 from dfl.files import atomically
 from dfl.grid import Grid, shown
-from dfl.terminal import size
 
 CLOCKS = ("seconds",)
 """Columns of metrics.csv that another launch of the same run has other values of; they come last."""
@@ -108,5 +108,5 @@ def _figure(name: str, value: float) -> str:
     if pd.isna(value):
         return "-"
     if name.startswith("payload"):
-        return size(value)
+        return decimal(round(value), precision=2)
     return f"{value:.4g}" if name.startswith("train_loss") else f"{value:.4f}"

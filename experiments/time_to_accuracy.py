@@ -40,9 +40,18 @@ LINKS = {"phone": f"phone:mbps=8,{DEVICES}", "datacenter": f"datacenter:{DEVICES
 LIMITS = {"phone": 100, "datacenter": 10_000}
 """Mbit/s of a server that has a limit."""
 
+NAMES = {
+    "server": "FedAvg, server without a limit", "server_line": "FedAvg, server with a limit",
+    "phone": "Phones: 8 Mbit/s up, 36 down, 40 ms", "datacenter": "A data center: 10 Gbit/s, 0.5 ms",
+}  # fmt: skip
+"""How they are called in the figure; graphs by their own names."""
+
 LABELS = ["graph", "width"]
 SHOWN = ("float32", "4")
 """The widths in the figure."""
+
+Target = tuple[float, bool]
+"""An accuracy, and whether it is to be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,7 @@ def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
             specs = {link: spec + line.format(LIMITS[link]) for link, spec in LINKS.items()}
             after = {link: seconds(run, spec)[own["round"]] for link, spec in specs.items()}
             parts.append(own.assign(graph=name, **after))
+    parts.sort(key=lambda part: str(part["graph"].iloc[0]) == "server_line")  # the last of all
     return pd.concat(parts, ignore_index=True)
 
 
@@ -140,60 +150,70 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
     end = lab.last(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
     for link in LINKS:
         table[f"{link}_round_s"] = end[link].mean() / rows["round"].max()
-        for target in (options.low, options.high):
+        for name, target in asked(options).items():
             taken = {labels: to_target(own, link, target) for labels, own in each.items()}
-            table[f"{link}_s_to_{target:g}"] = pd.Series(taken)
+            table[f"{link}_s_{name}"] = pd.Series(taken)
     return table.reset_index()
 
 
-def to_target(rows: pd.DataFrame, link: str, target: float) -> float:
+def asked(options: Options) -> dict[str, Target]:
+    """The accuracies to get to and to keep, by what they are called in columns."""
+    low, high = options.low, options.high
+    return {f"to_{low:g}": (low, False), f"to_{high:g}": (high, False), f"keeps_{high:g}": (high, True)}
+
+
+def to_target(rows: pd.DataFrame, link: str, target: Target) -> float:
     """Seconds to an accuracy, the mean over the seeds; NaN where a seed never gets there."""
-    return float(np.mean([_reached(run, link, target) for _, run in lab.groups(rows, ["seed"])]))
+    return float(np.mean([_reached(run, link, *target) for _, run in lab.groups(rows, ["seed"])]))
 
 
-def _reached(run: pd.DataFrame, link: str, target: float) -> float:
-    at = rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
+def _reached(run: pd.DataFrame, link: str, target: float, kept: bool) -> float:
+    """When a run is at an accuracy for the first time, or for good; a straight line between evaluations."""
+    accuracy = run["accuracy_mean"].to_numpy()
+    if kept:  # what was lost again does not count
+        accuracy = np.minimum.accumulate(accuracy[::-1])[::-1]
+    at = rounds_to(run["round"].tolist(), accuracy.tolist(), target)
     return float(np.interp(at, run["round"], run[link]))
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says."""
     return f"over {options.seeds} seeds and {options.rounds} rounds. " + " ".join(
-        _fastest(table, link, f"{target:g}") for link in LINKS for target in (options.low, options.high)
+        _fastest(table, link, target) for link in LINKS for target in asked(options)
     )
 
 
 def _fastest(table: pd.DataFrame, link: str, target: str) -> str:
-    """Who gets to an accuracy, the fastest first, and who does not."""
-    column = f"{link}_s_to_{target}"
-    order = table.dropna(subset=column).sort_values(column)
+    """In how many bits each graph gets to an accuracy first, the fastest first, and which do not."""
+    column = f"{link}_s_{target}"
+    order = table.dropna(subset=column).sort_values(column).drop_duplicates("graph")
     there = [f"{row['graph']} in {lab.in_bits(row['width'])} {row[column]:.3g} s" for _, row in order.iterrows()]
     late = [graph for graph in table["graph"].unique() if graph not in set(order["graph"])]
     missing = f" ({', '.join(late)} NOT with every seed)" if late else ""
-    return f"To {target} by {link}{missing}: {', '.join(there) or 'nobody'}."
+    return f"On lines of a {link} {target.replace('_', ' ')}{missing}: {', '.join(there) or 'nobody'}."
 
 
 def draw(rows: pd.DataFrame, options: Options) -> Figure:
     """Accuracy by simulated time, a panel per link."""
-    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    figure = Figure(figsize=(13.5, 5.2), layout="constrained")
     panels = figure.subplots(1, len(LINKS), sharey=True)
     colours = dict(zip(rows["graph"].unique(), lab.COLOURS, strict=False))
     for axes, link in zip(panels, LINKS, strict=True):
         for (graph, width), own in lab.groups(rows[rows["width"].isin(SHOWN)], LABELS):
             dash = "-" if width == "float32" else "--"
-            label = f"{graph.replace('_', ' ')}, {lab.in_bits(width)}"
+            label = f"{NAMES.get(graph, graph.replace('_', ' '))}, {lab.in_bits(width)}"
             spoken = own[own["round"] > 0]
             lab.curve(axes, spoken, (link, "accuracy_mean"), label=label, color=colours[graph], linestyle=dash)
         _label(axes, link, (options.low, options.high))
     panels[0].set_ylabel("accuracy, mean over peers and seeds")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
     figure.suptitle(f"Time to learn: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds")
     return figure
 
 
 def _label(axes: Axes, link: str, targets: tuple[float, ...]) -> None:
-    axes.set(title=f"Lines of a {link}", xlabel="simulated time (s)", xscale="log")
+    axes.set(title=NAMES[link], xlabel="simulated time (s)", xscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for target in targets:
         axes.axhline(target, color="0.7", linestyle=":", linewidth=1, zorder=0)

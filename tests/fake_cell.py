@@ -55,14 +55,19 @@ def rounds(folder: Path, run: Run, begun: int, pause: float) -> tuple[int, str]:
         if told:
             return 75, "stopped by SIGTERM"
         time.sleep(pause)
-        with (folder / "metrics.csv").open("a", newline="") as file:
-            table = csv.DictWriter(file, list(row(run, t)), lineterminator="\n")
-            if t == 0:
-                table.writeheader()
-            table.writerow(row(run, t))
+        append(folder / "metrics.csv", row(run, t))
         with atomically(folder / "checkpoint") as part:
             part.write_text(json.dumps({"round": t}))
     return 0, "finished"
+
+
+def append(path: Path, figures: dict[str, Any]) -> None:
+    """Write a row, behind a header if it is the first."""
+    with path.open("a", newline="") as file:
+        table = csv.DictWriter(file, list(figures), lineterminator="\n")
+        if not file.tell():
+            table.writeheader()
+        table.writerow(figures)
 
 
 def row(run: Run, t: int) -> dict[str, Any]:

@@ -127,10 +127,10 @@ def _start(stack: ExitStack, words: list[str], environment: dict[str, str], fold
 
 def _end_all(mark: bytes) -> None:
     """Kill what is left of jobs and daemons: the processes that were told of this cluster."""
-    for place in Path("/proc").glob("[0-9]*"):
+    for place in (place for place in Path("/proc").glob("[0-9]*") if int(place.name) != os.getpid()):
         with suppress(OSError):
-            if mark in (place / "environ").read_bytes().split(b"\0") and int(place.name) != os.getpid():
-                os.kill(int(place.name), signal.SIGKILL)
+            told = (place / "environ").read_bytes().split(b"\0")
+            os.kill(int(place.name), signal.SIGKILL if mark in told else 0)
 
 
 def _logs(folder: Path) -> str:

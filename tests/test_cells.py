@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -84,6 +85,10 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     lock.release()
     assert look(tmp_path).status == STOPPED
     Lock(tmp_path).release()  # looking takes nothing
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # somebody else looks at the same moment
+        assert not held(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000, "{}"])

@@ -15,7 +15,11 @@ import torch
 import dfl
 from dfl import checkpoint, keeping
 from dfl.datasets.data import Data
+from dfl.files import measured
+from dfl.mpi import World
+from dfl.report import Report
 from dfl.results import load
+from dfl.simulation import prepare
 from tests.stopping import crash, record, same
 from tests.test_kinds import Half
 
@@ -43,6 +47,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "split": {"algorithm": "fedavg:fraction=0.6", "share": "head:1", "model": "mlp:hidden=6+5"},
     "opened": {"share": "head:1", "pretrain": "4", "bits": 5},
     "opened by a goal": {"share": "head:1", "pretrain": "train_loss=2.317", "lr": 0.01, "eval_every": 1},
+    "parted before the cut": {"share": "head:1", "pretrain": "2", "bits": 5},
+    "parted before, served": {"algorithm": "fedavg:server_momentum=0.5", "share": "head:1", "pretrain": "1"},
+    "parted by a goal before": {"share": "head:1", "pretrain": "train_loss=2.33", "lr": 0.01, "eval_every": 1},
     "stopped by a goal": {"until": "train_loss=2.310", "lr": 0.01, "eval_every": 1, "rounds": 40},
     "faulty": {"bits": 8, "faults": "link_loss:p=0.3+outage:p=0.2,length=2+stragglers:fraction=0.4"},
     "bursts": {
@@ -132,9 +139,9 @@ def test_a_callers_own_model_and_data_come_back(tmp_path: Path) -> None:
     crash(replace(run, out=tmp_path / "other"), 4, **given)
     with pytest.raises(dfl.InputError, match=r"holds another state than this run has: \{'counters'"):
         list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=torch.nn.Linear(4, 3, bias=False), data=given["data"]))
-    other = replace(given["data"], test_labels=1 - y[:9] % 2)
-    with pytest.raises(dfl.InputError, match="the data set or the graph is not the one that the run began with"):
-        list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=given["model"], data=other))
+    for other in (replace(given["data"], test_labels=1 - y[:9] % 2), replace(given["data"], train_labels=(y + 1) % 3)):
+        with pytest.raises(dfl.InputError, match="the data set or the graph is not the one that the run began with"):
+            list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=given["model"], data=other))
 
 
 def test_models_of_several_kinds_come_back(tmp_path: Path) -> None:
@@ -161,17 +168,48 @@ def test_another_version_is_warned_of(tmp_path: Path, monkeypatch: pytest.Monkey
     crash(small(out=tmp_path / "run"), 4)
     monkeypatch.setattr(checkpoint, "versions", lambda: {"torch": "9", "mpi4py": "0"})
     last = keeping.find(tmp_path / "run")
-    (note,) = checkpoint.begun(small(resume=tmp_path / "run"), last, b"").notes if last and _data(last) else ("",)
+    assert last
+    (note,) = checkpoint.begun(small(resume=tmp_path / "run"), last, (), last.content["data"]).notes
     assert note.startswith("the checkpoint is of torch 2.")
     assert note.endswith(", now 9: last bits may differ")
 
 
-def _data(last: keeping.Found) -> bool:
-    """Have a checkpoint be of no data."""
-    import hashlib
+def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
+    """Two programs go on with a run, and one is done before the other begins to write."""
+    crash(small(out=tmp_path / "run"), 4)
+    late = dfl.resumed(tmp_path / "run")
+    setting = prepare(late, World())
+    list(dfl.simulate(late))
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(dfl.InputError, match="has been gone on with meanwhile: ask for it again"):
+        Report(tmp_path / "run").start(setting)
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
 
-    last.content["data"] = hashlib.sha256(b"").hexdigest()
-    return True
+
+def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> None:
+    """A round whose messages were to be measured after a resume only; those before a checkpoint always are."""
+    run = small(bits=8, eval_every=2)
+    crash(replace(run, out=tmp_path / "run"), 4)
+    list(dfl.simulate(dfl.resumed(tmp_path / "run", eval_every=1)))
+    errors = load(tmp_path / "run").rows["quantization_error"]
+    assert (errors[1:] > 0).all()
+
+
+def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
+    crash(small(out=tmp_path / "run"), 4)
+    table, found = tmp_path / "run" / "metrics.csv", keeping.find(tmp_path / "run")
+    table.write_text(table.read_text().replace("accuracy_min", "worst"))
+    assert found
+    content = found.content | {"table": measured(table)}
+    keeping.write(tmp_path / "run", found.arrays(), content)
+    with pytest.raises(dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+
+
+def test_without_rows_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfl.report.Folder.row", lambda *given: None)
+    with pytest.raises(dfl.InputError, match=r"metrics.csv cannot be read: No such file"):
+        list(dfl.simulate(small(out=tmp_path / "run")))
 
 
 def test_rows_behind_the_checkpoint_are_taken_back(tmp_path: Path) -> None:

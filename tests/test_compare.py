@@ -126,6 +126,14 @@ def test_lines_are_those_of_the_runs(two: list[Path]) -> None:
     assert (by_round.get_xlabel(), by_bytes.get_xscale()) == ("round", "log")
 
 
+def test_a_row_that_is_being_written_is_left_out(two: list[Path]) -> None:
+    with (two[0] / "metrics.csv").open("a") as file:
+        file.write("30,3,1.7,0.9")
+    (compared, _), last = gather(two), ["0.5"]
+    assert compared.rows["round"].tolist() == [0, 10, 20]
+    assert table(gather(two[:1]))["accuracy_mean"].tolist() == last
+
+
 def test_a_run_without_rows_is_in_the_table_only(two: list[Path]) -> None:
     runs = gather([*two, run(Path("runs/c"), rows=0, code=None, topology="star")])
     assert table(runs)["status"].tolist() == ["done", "stopped", "stopped"]

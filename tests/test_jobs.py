@@ -136,6 +136,13 @@ def test_a_cell_that_somebody_killed_has_failed(tmp_path: Path, monkeypatch: pyt
     assert (seen.status, seen.reason) == (FAILED, "ended by SIGKILL")
 
 
+def test_cells_do_not_fight_for_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setattr(jobs, "command", lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"])
+    one = cell(tmp_path, "one")
+    assert work([one]).ended[one].reason == "1"
+
+
 @pytest.fixture
 def locks() -> Iterator[list[Lock]]:
     found: list[Lock] = []

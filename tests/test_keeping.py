@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +63,13 @@ def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
     assert keeping.find(run).round == 9  # type: ignore[union-attr]
     keeping.write(run, rows(1), CONTENT | {"round": 10})
     assert files(run) == [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
+
+
+def test_the_last_one_stays_whatever_else_is_there(run: Path) -> None:
+    (run / "checkpoint" / "1 copy.json").write_text("somebody's own")
+    (run / "checkpoint" / "folder").mkdir()
+    keeping.write(run, rows(1), CONTENT | {"round": 2})  # a run that began anew, where older ones had gone further
+    assert files(run) == ["0000000002.json", "0000000002.safetensors", "folder"]
 
 
 @pytest.mark.parametrize("what", ["0000000009.json", "0000000009.safetensors"])
@@ -192,6 +201,21 @@ def test_one_writes_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Lock(tmp_path).unless_this_fails():
         raise ZeroDivisionError
     Lock(tmp_path).release()
+
+
+def test_a_file_system_without_locks_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(file: object, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    Lock(tmp_path).release()
+
+
+def test_a_glance_at_a_lock_keeps_nobody_away(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        Lock(tmp_path).release()
 
 
 def test_a_lock_of_one_that_died_is_free(tmp_path: Path) -> None:

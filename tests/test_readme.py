@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.grid import read
 from dfl.simulation import components
 
 KINDS = components()
@@ -59,6 +60,12 @@ def test_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: py
     Path("runs/long/run.json").write_text(json.dumps(begun))
     words = line.partition("#")[0].split("dfl.run", 1)[1].split()
     assert _asked(words, 16)["run"] is not None
+
+
+def test_the_grid_that_is_shown_is_one(tmp_path: Path) -> None:
+    (tmp_path / "graphs.toml").write_text(next(block for block in blocks("toml") if "[sweep]" in block))
+    cells = read(tmp_path / "graphs.toml", 1).cells
+    assert f"\n[{len(cells)}/{len(cells)}] {cells[-1].name}: done, round {cells[-1].run.rounds}, " in README
 
 
 def test_the_way_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_nothing_else_may_change(dfl_run: Command, cut: Path, flags: list[str], 
 
 
 def test_what_is_said_again_may_be_said(dfl_run: Command, cut: Path, whole: Path) -> None:
-    assert dfl_run(f"--resume={cut}", "--bits=4", *FEW).code == 0
+    assert dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FEW).code == 0
     same(cut, whole)
 
 
@@ -105,6 +105,15 @@ def test_a_folder_without_a_run(dfl_run: Command) -> None:
     Path("broken").mkdir()
     Path("broken/run.json").write_text("{")
     assert "broken is no run directory: its run.json cannot be read" in dfl_run.refused("--resume=broken")
+    for page in ("{}", "[]", "null", '{"run": 3}'):
+        Path("broken/run.json").write_text(page)
+        assert "broken is no run directory: its run.json says of no run" in dfl_run.refused("--resume=broken")
+
+
+def test_a_run_that_reached_its_goal_is_finished_where_it_did(dfl_run: Command) -> None:
+    assert dfl_run(*FEW[:1], *FEW[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code == 0
+    assert dfl_run("--resume=early").out == "dfl: early is finished after 2 rounds\n"
+    assert "early has done 2 rounds, more than --rounds 1" in dfl_run.refused("--resume=early", "--rounds=1")
 
 
 def test_a_run_that_another_program_writes(dfl_run: Command, cut: Path) -> None:

@@ -21,7 +21,7 @@ NAMES = ("graph=ring,seed=0", "it's 50%a $HOME `x`", "graph=torus:rows=2,seed=1"
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sweep's folder with a few cells, named with what a shell could trip over."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "the sweep's"
+    folder = tmp_path / "the sweep's 9%j"
     for name in NAMES:
         (folder / name).mkdir(parents=True)
     return folder
@@ -63,9 +63,9 @@ def test_a_task_for_every_cell(sweep: Path) -> None:
     assert script == sweep / "slurm" / "1.sh"
     assert script.with_suffix(".cells").read_text().splitlines() == [str(sweep / name) for name in NAMES]
     assert directives(script) == [
-        "#SBATCH --job-name=the_sweep_s",
+        "#SBATCH --job-name=the_sweep_s_9_j",
         "#SBATCH --array=1-3",
-        f'#SBATCH --output="{sweep}/slurm/%A_%a.log"',
+        f'#SBATCH --output="{sweep.parent}/the sweep\'s 9%%j/slurm/%A_%a.log"',
         "#SBATCH --open-mode=append",
         "#SBATCH --requeue",
         "#SBATCH --signal=USR1@120",

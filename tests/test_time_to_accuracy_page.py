@@ -76,14 +76,23 @@ def curves() -> pd.DataFrame:
 
 
 def test_time_to_a_target_is_a_mean_over_the_seeds() -> None:
-    assert page.to_target(curves(), "phone", 0.5) == pytest.approx(2 * (7.5 + 4) / 2)
-    assert page.to_target(curves(), "datacenter", 0.5) == pytest.approx((7.5 + 4) / 2)
+    assert page.to_target(curves(), "phone", (0.5, False)) == pytest.approx(2 * (7.5 + 4) / 2)
+    assert page.to_target(curves(), "datacenter", (0.5, False)) == pytest.approx((7.5 + 4) / 2)
+
+
+def test_what_is_lost_again_is_not_kept() -> None:
+    rows = pd.DataFrame(
+        {"seed": 0, "round": [0, 1, 2, 3], "accuracy_mean": [0.1, 0.9, 0.4, 0.6], "phone": [0, 2, 4, 6]}
+    )
+    assert page.to_target(rows, "phone", (0.5, False)) == 1
+    assert page.to_target(rows, "phone", (0.5, True)) == 5
+    assert np.isnan(page.to_target(rows, "phone", (0.7, True)))
 
 
 def test_a_target_that_one_seed_misses_is_missed() -> None:
     rows = curves()
     rows.loc[rows["seed"] == 1, "accuracy_mean"] = 0.3
-    assert np.isnan(page.to_target(rows, "phone", 0.5))
+    assert np.isnan(page.to_target(rows, "phone", (0.5, False)))
 
 
 def test_the_finding_is_read_off_the_table() -> None:
@@ -93,11 +102,13 @@ def test_the_finding_is_read_off_the_table() -> None:
         "phone_s_to_0.5": [20.0, 300.0, 10.0], "phone_s_to_0.75": [nan, 900.0, 30.0],
         "datacenter_s_to_0.5": [9.0, 4.0, nan], "datacenter_s_to_0.75": [nan, nan, nan],
     })  # fmt: skip
+    table[["phone_s_keeps_0.75", "datacenter_s_keeps_0.75"]] = nan
+    table = pd.concat([table, table.assign(width="16", **{"phone_s_to_0.5": 50.0})], ignore_index=True)
     said = page.finding(table, Options())
-    assert "To 0.5 by phone: server in 8 bits 10 s, ring in 4 bits 20 s, complete in float32 300 s." in said
-    assert "To 0.75 by phone (ring NOT with every seed): server in 8 bits 30 s, complete" in said
-    assert "To 0.5 by datacenter (server NOT with every seed): complete in float32 4 s, ring" in said
-    assert said.endswith("To 0.75 by datacenter (ring, complete, server NOT with every seed): nobody.")
+    assert "On lines of a phone to 0.5: server in 8 bits 10 s, ring in 4 bits 20 s, complete in 16 bits 50 s." in said
+    assert "On lines of a phone to 0.75 (ring NOT with every seed): server in 8 bits 30 s, complete" in said
+    assert "On lines of a datacenter to 0.5 (server NOT with every seed): complete in float32 4 s, ring" in said
+    assert said.endswith("datacenter keeps 0.75 (ring, complete, server NOT with every seed): nobody.")
 
 
 def test_the_figure_shows_every_graph_on_every_link() -> None:

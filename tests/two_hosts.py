@@ -94,8 +94,8 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
         _ip("link", "add", cables[0], "netns", spaces[0], "type", "veth", "peer", "name", cables[1], "netns", spaces[1])
         for number, (space, cable) in enumerate(zip(spaces, cables, strict=True), start=1):
             _ip("-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
-            for device in ("lo", cable):
-                _ip("-n", space, "link", "set", device, "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            _ip("-n", space, "link", "set", cable, "up")
         yield hosts
     finally:
         for pid in hosts.running():
