@@ -16,18 +16,7 @@ from tests.two_hosts import Hosts, obstacle, two_hosts
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there are two hosts")
 
 FEW = ["--peers", "8", "--seed", "3", "--eval-every", "50"]
-SMALL = [
-    "--model",
-    "softmax",
-    "--local-steps",
-    "1",
-    "--rounds",
-    "200",
-    "--eval-every",
-    "50",
-    "--checkpoint-every",
-    "10",
-]
+SMALL = ["--model", "softmax", "--local-steps", "1", "--rounds", "200", "--checkpoint-every", "10"]
 
 
 @pytest.fixture(scope="module")
