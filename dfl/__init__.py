@@ -11,27 +11,30 @@ From Python:
         print(row["round"], row["accuracy_mean"])
 
     dfl.load("runs/ring").mean_model()
+
+    for row in dfl.simulate(dfl.resumed("runs/ring", rounds=200)): ...
 """
 
 import os
 from typing import TYPE_CHECKING, Any
 
 from dfl.config import Run
-from dfl.errors import DivergedError, InputError
+from dfl.errors import DivergedError, InputError, Suspended
 
 if TYPE_CHECKING:
     from dfl.datasets.data import Data
     from dfl.results import load
+    from dfl.resume import resumed
     from dfl.simulation import simulate
 
 __version__ = "0.1.0"
-__all__ = ["Data", "DivergedError", "InputError", "Run", "load", "simulate"]
+__all__ = ["Data", "DivergedError", "InputError", "Run", "Suspended", "load", "resumed", "simulate"]
 
 # MKL rounds a matrix product by how its memory happens to be aligned, and so by who shares a rank, unless it is told
 # not to. It looks here at its first product, and it costs nothing that was measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-_WHERE = {"simulate": "dfl.simulation", "load": "dfl.results", "Data": "dfl.datasets.data"}
+_WHERE = {"simulate": "dfl.simulation", "load": "dfl.results", "Data": "dfl.datasets.data", "resumed": "dfl.resume"}
 
 
 def __getattr__(name: str) -> Any:

@@ -134,9 +134,9 @@ class Clock:
         self._train(group, steps)
         self.now[:] = self._until((group, np.full_like(group, len(self.now))), size).max()
 
-    def turn(self) -> None:
-        """End a round; where nobody has spoken, all have trained."""
-        self._train(np.arange(len(self.now)), None)
+    def turn(self, up: NDArray[np.bool_] | None = None) -> None:
+        """End a round; where nobody has spoken, all have trained who are up (P,)."""
+        self._train(np.arange(len(self.now)) if up is None else np.flatnonzero(up), None)
         self._trained = False
 
     def _until(self, words: tuple[Ints, Ints], size: int) -> Floats:

@@ -115,6 +115,8 @@ class Run:
     """Seconds for which a rank waits for others that do not arrive, before it names them and ends the job."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to write to the log of every rank."""
+    tensorboard: bool = False
+    """Write the rows of metrics.csv for TensorBoard as well."""
 
     def __post_init__(self) -> None:
         for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text
@@ -122,6 +124,10 @@ class Run:
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
         _check_numbers(self)
+        if self.resume is not None:
+            if self.out not in (None, self.resume):
+                raise InputError(f"--resume {self.resume} writes to that folder: leave --out {self.out} out")
+            object.__setattr__(self, "out", self.resume)
         _ = self.goal, self.opening  # refuses what cannot be one
         if self.start is not None and self.init == "independent":
             raise InputError(f"--start {self.start} says where peers start: leave --init independent out")

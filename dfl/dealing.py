@@ -5,6 +5,7 @@ Each rank is sent its own peers' examples and nobody else's; everybody gets the 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,14 @@ def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Array
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
     return arrays
+
+
+def fingerprint(common: bytes, data: Data, dealt: Deal) -> str:
+    """A checksum of what everyone is told, of the training examples, and of who has which."""
+    seen = hashlib.sha256(common)
+    for values in (data.train_inputs, data.train_labels, *dealt.train, *dealt.validation, *dealt.test):
+        seen.update(np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
+    return seen.hexdigest()
 
 
 def matrices(common: Arrays) -> list[csr_array]:

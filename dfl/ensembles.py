@@ -87,7 +87,7 @@ class Ensemble:
 
     def _outputs(self, said: list[Tensor], n: int) -> Floats:
         """What this rank's honest peers said, (a, n, classes); a rank without peers is told how many classes."""
-        classes = -self.world.smallest(-said[0].shape[2] if said else 0)
+        classes = -self.world.smallest(-said[0].shape[2] if said else 0)[0]
         if not said:
             return np.zeros((0, n, classes))
         rows = torch.cat(said).cpu().numpy()

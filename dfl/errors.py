@@ -15,3 +15,9 @@ class DivergedError(ArithmeticError):
     """A peer's state is no longer finite. The message names the peer and the round; exit code 3."""
 
     code = 3
+
+
+class Suspended(Exception):  # noqa: N818  nothing is wrong
+    """A run was told to stop, and wrote a checkpoint to go on from; exit code 75, by which clusters requeue."""
+
+    code = 75

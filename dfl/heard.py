@@ -28,7 +28,8 @@ class Heard:
 
     Attributes:
         own: this rank's words as those who said them keep them: (p, m), or (a, m) where a method speaks over edges. It
-            is what those who hear them decode, but that liars keep what they would have said if they were honest.
+            is what those who hear them decode, zeros where an edge lost it, but that liars keep what they would have
+            said if they were honest.
         said: this rank's words as those who hear them decode them, lies included: (p, m), or (a, m) over the a edges
             that speak; it is `own` itself where nobody lies.
         far: (r, m), words from other ranks.
@@ -47,9 +48,10 @@ class Heard:
 
     @property
     def words(self) -> Tensor:
-        """(b, m), what was heard over each edge, in the order of `EdgePlan.into`."""
+        """(b, m), what was heard over each edge, in the order of `EdgePlan.into`; zeros where nothing was."""
         assert isinstance(self.plan, EdgePlan)
-        return (torch.cat([self.said, self.far]) if len(self.far) else self.said)[self.plan.arrange]
+        words = (torch.cat([self.said, self.far]) if len(self.far) else self.said)[self.plan.arrange]
+        return words if self.plan.arrives is None else silenced(words, self.plan.arrives[1])
 
     def average(self) -> Tensor:
         """sum_j w_ij word_j over the closed neighbourhood, (p, m), added up in ascending peer id."""
@@ -91,6 +93,11 @@ class Heard:
             words = spoken[at]
             words[np.flatnonzero(at == first + i)] = self.own[i]
             yield near.data[begin:end], words
+
+
+def silenced(words: Tensor, arrive: NDArray[np.bool_]) -> Tensor:
+    """Words (a, m) with zeros in the place of those that do not arrive."""
+    return words.masked_fill(torch.from_numpy(~arrive).to(words.device)[:, None], 0)
 
 
 def error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:

@@ -60,7 +60,7 @@ def bits(
 
 
 def uniform(
-    seed: int, purpose: str, peers: Ids, *address: Part, n: int, device: torch.device | str = "cpu"
+    seed: int, purpose: str, peers: Ids, *address: Part, n: int | slice, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
     return (

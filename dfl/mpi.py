@@ -1,36 +1,33 @@
 """How do ranks talk? The only file that knows of MPI; on one rank it needs none.
 
 Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they give
-way and then sleep instead of spinning, because ranks may outnumber cores.
+way and then sleep instead of spinning, because ranks may outnumber cores (`dfl.pulse`).
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.errors import DivergedError, InputError
+from dfl.errors import InputError
+from dfl.pulse import Pulse, ender, until
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from mpi4py import MPI
 
-AWAKE = 2e-3
-"""Seconds that a waiting rank stays awake, giving way to others, before it sleeps."""
-NAP = 5e-4
-"""Seconds of its longest sleep: what is on its way moves on only while somebody looks."""
+HANGING = 5.0
+"""Seconds that MPI has to end a job, after which a rank ends itself."""
 
 Bytes = NDArray[np.uint8]
 Parcels = tuple[Any, list[int], list[int]]
@@ -49,15 +46,20 @@ class World:
     Attributes:
         rank, size: which one this is, and how many there are.
         comm: the communicator; None where there is one rank and no MPI.
-        doing: what this rank is at, for the message of a failure.
         busy: whether the other ranks count on this one.
+        told: the signal by which this rank was told to stop; 0 for none.
+        pulse: what this rank is at.
     """
 
     rank: int = 0
     size: int = 1
     comm: Any = None
-    doing: str = "starting"
     busy: bool = False
+    told: int = 0
+    pulse: Pulse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.rank, self.size)
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Rank 0 makes something, every rank gets it.
@@ -84,12 +86,12 @@ class World:
             length = np.zeros(1, np.int64)
             self._wait(self.comm.Irecv(length, source=0, tag=1))
             buffer = np.empty(int(length[0]), np.uint8)
-            self._wait(self.comm.Irecv(buffer, source=0, tag=2))
+            self._wait(self.comm.Irecv(buffer, source=0, tag=2), turn=False)
             return buffer.tobytes()
         for rank in range(1, self.size):
             message = np.frombuffer(make(rank), np.uint8)
-            self._wait(self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1))
-            self._wait(self.comm.Isend(message, dest=rank, tag=2))
+            self._wait(self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1), turn=rank == 1)
+            self._wait(self.comm.Isend(message, dest=rank, tag=2), turn=False)
         return make(0)
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
@@ -151,7 +153,8 @@ class World:
         """A distributed-graph communicator that joins the ranks of one plan; made once, on every rank at a time."""
         if self.size == 1:
             return None
-        return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
+        with self.pulse.apart():
+            return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
 
     def exchange(self, link: Any, leaving: Parcels, arriving: Parcels) -> None:
         """Neighbourhood exchange.
@@ -164,13 +167,13 @@ class World:
         if link is not None:
             self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
 
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers, on every rank."""
+    def smallest(self, *numbers: int) -> tuple[int, ...]:
+        """The smallest of the ranks' numbers, each of several, on every rank."""
         if self.size == 1:
-            return number
-        everyone = np.zeros(self.size, np.int64)
-        self._wait(self.comm.Iallgather(np.array([number], np.int64), everyone))
-        return int(everyone.min())
+            return numbers
+        everyone = np.zeros((self.size, len(numbers)), np.int64)
+        self._wait(self.comm.Iallgather(np.array(numbers, np.int64), everyone))
+        return tuple(everyone.min(0).tolist())
 
     def leave(self, code: int = 1, seconds: float = 60.0) -> None:
         """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.
@@ -180,16 +183,15 @@ class World:
         """
         if self.size == 1 or not self.busy:
             return
-        self.busy, request, patience = False, self.comm.Ibarrier(), time.monotonic() + seconds
-        while not request.Test():
-            if time.monotonic() > patience:
-                print(f"rank {self.rank} of {self.size} ({self.doing}) stopped alone", file=sys.stderr, flush=True)
-                self.end(code)
-            time.sleep(2e-3)
+        self.busy = False
+        if not until(self.comm.Ibarrier().Test, seconds):
+            print(f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone", file=sys.stderr, flush=True)
+            self.end(code)
 
     def end(self, code: int) -> None:
         """End every rank. A launcher that is told so may drop what was printed just before: give it a moment."""
         time.sleep(0.5)
+        faulthandler.dump_traceback_later(HANGING, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  until the end
         self.comm.Abort(code)
         os._exit(code)  # where Abort only asks the launcher, and returns
 
@@ -200,7 +202,8 @@ class World:
             return 0
         from mpi4py import MPI
 
-        machine = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        with self.pulse.apart():
+            machine = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         place: int = machine.rank
         machine.Free()
         return place
@@ -218,14 +221,9 @@ class World:
         self._wait(self.comm.Ibcast(buffer, root=0))
         return buffer.tobytes()
 
-    def _wait(self, request: MPI.Request) -> None:
-        patience, pause = time.perf_counter() + AWAKE, 1e-5
-        while not request.Test():
-            if time.perf_counter() < patience:
-                os.sched_yield()  # a message on its way moves on only while both ends look at it
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, NAP)
+    def _wait(self, request: MPI.Request, turn: bool = True) -> None:
+        with self.pulse.apart(turn):
+            until(request.Test)
 
 
 @cache
@@ -255,7 +253,7 @@ def connect() -> World:
             f"a launcher started several processes but mpi4py sees one: it is built on {library}, take its mpirun "
             "(under Slurm: srun --mpi=pmi2 or pmix)"
         )
-    sys.excepthook = _ender(world)
+    sys.excepthook = ender(world)
     atexit.register(world.leave)
     return world
 
@@ -268,25 +266,6 @@ def first() -> bool:
 def _launched() -> bool:
     """Whether an MPI launcher, or Slurm, started this process with others."""
     return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
-
-
-def _ender(world: World) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """What ends every rank when one of them fails."""
-
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stdout.flush()
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if isinstance(error, InputError | DivergedError):  # raised on every rank, in a script of the caller's
-            code = error.code
-            if world.rank == 0:
-                print("dfl:", error, file=sys.stderr, flush=True)
-            world.leave(code)
-        elif code != 130:
-            text = "".join(traceback.format_exception(kind, error, trace))
-            print(f"rank {world.rank} of {world.size} ({world.doing}) failed:\n{text}", file=sys.stderr, flush=True)
-        world.end(code)
-
-    return end
 
 
 def _flat(rows: NDArray[Any]) -> Bytes:

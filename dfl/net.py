@@ -1,7 +1,7 @@
 """How do words travel? `share` speaks to neighbours, `collect` to a server, and `tell` is what the server says.
 
-All that happens to a message happens in them: it is falsified, encoded, counted, sent and decoded, in that order. What
-a method remembers about its messages lives in the method's state.
+All that happens to a message happens in them: it is falsified, encoded, counted, sent, decoded, and lost where faults
+will have it so, in that order. What a method remembers about its messages lives in the method's state.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from dfl import keys
 from dfl.aggregators import Outcome, Words
 from dfl.attacks import Seen
-from dfl.heard import Heard, error
+from dfl.heard import Heard, error, silenced
 from dfl.layout import Group
 from dfl.mixing import weigh
 from dfl.network import Network
-from dfl.plan import Arcs, EdgePlan, PeerPlan, Union
+from dfl.plan import EdgePlan, PeerPlan, Union
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.task import Task
+    from dfl.weather import Weather
 else:
     from dfl.lazy import torch
 
@@ -77,15 +77,16 @@ class Net:
 
     @property
     def fixed(self) -> bool:
-        """Whether every round has the same graph."""
-        return len(self.network.weights) == 1
+        """Whether everybody hears from the same others in every round."""
+        steady = all(each.touches not in ("links", "peers") for each in self.network.speech.faults)
+        return len(self.network.weights) == 1 and steady
 
     @property
     def union(self) -> Union:
         """Every edge that any round uses, which is what memory per edge is sorted by."""
         return self.network.union
 
-    @property
+    @cached_property
     def edges(self) -> EdgePlan:
         """The edges that speak in this round."""
         return self.network.edge_plan(self.t)
@@ -118,20 +119,43 @@ class Net:
             lied = self._lie(words, None if edges else network.everyone, slot, origin=origin)
         messages = self._encode(lied, spoken, slot)
         network.payload += spoken.copies * messages.shape[1]
+        network.lost += spoken.lost
         if network.clock:
-            network.clock.share(Arcs.of(self._matrix), messages.shape[1])
+            arcs, up = network.speaking(self.t)
+            network.clock.share(arcs, messages.shape[1], up)
         said, far = (self._decode(each, words) for each in (messages, network.carry(spoken, messages)))
         own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
-        lost = error(words, own, meant) if self.seen else _nan(len(meant.copies))
-        return Heard(own, said, far, spoken, lost, origin)
+        off = error(words, own, meant) if self.seen else _nan(len(meant.copies))
+        if isinstance(meant, EdgePlan) and meant.arrives is not None:
+            own = silenced(own, meant.arrives[0])
+        return Heard(own, said, far, spoken, off, origin)
+
+    def paced(self, task: Task) -> Task:
+        """The problem of this round, in which some peers do less, and those who are down nothing."""
+        if all(each.touches == "links" for each in self.network.speech.faults):
+            return task
+        return task.paced(self._weather.work[task.peers])
 
     def group(self, ids: NDArray[np.int64]) -> Group:
         """Some peers, by their numbers."""
         return self.network.layout.group(ids, self.network.world.rank)
 
+    def present(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of some peers who are up in this round, in their order."""
+        return ids[self._weather.up[ids]] if self.network.speech.faults else ids
+
+    def reached(self, group: Group) -> Group:
+        """Those of a group whom the server's words reach in this round."""
+        if not self.network.speech.faults:
+            return group
+        return self.group(group.ids[self._weather.arrive(self.peers, group.ids)])
+
     def tell(self, row: Tensor, to: Group) -> Tensor:
         """What the server says to a group, a row (1, m), as it arrives at each of them."""
         self.network.parameters += self.peers * row.shape[1]
+        if self.network.speech.faults:
+            to = self.group(self.present(to.ids))
+            self.network.lost += len(to.here) - len(self.reached(to).here)
         self.network.told[to.here] += row.shape[1] * row.element_size()
         if self.network.clock:
             self.network.clock.tell(row.shape[1] * row.element_size(), to.ids)
@@ -156,13 +180,16 @@ class Net:
         if network.clock:
             network.clock.collect(messages.shape[1], group.ids)
         network.parameters += len(group.ids) * words.shape[1]
-        everyone = network.world.everywhere(np.asarray(weights, np.float64))
-        heard = network.words(self._decode(messages, words), group, everyone / everyone.sum(), trusted)
+        scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
+        come, group = self._uploaded(group)
+        if not len(group.ids):
+            return Collected(words.new_zeros(1, words.shape[1]), scores)
+        everyone = network.world.everywhere(np.asarray(weights, np.float64)[come])
+        heard = network.words(self._decode(messages[come], words), group, everyone / everyone.sum(), trusted)
         outcome = network.speech.rule(heard)
         if network.world.size > 1:  # others' coordinates of these words, and the row in these
             network.wire += len(words) * (words.shape[1] - len(outcome.row)) * words.element_size() + outcome.row.nbytes
         row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
-        scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
         if outcome.scores is not None:
             scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
         return Collected(row[None], scores)
@@ -179,6 +206,19 @@ class Net:
         said = self.network.world.from_root(lambda: row().cpu().numpy().tobytes())
         self.network.wire += len(said) if self.network.world.rank == 0 else 0
         return torch.frombuffer(bytearray(said), dtype=task.dtype)[None].to(task.device)
+
+    @property
+    def _weather(self) -> Weather:
+        return self.network.weather(self.t)
+
+    def _uploaded(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:
+        """Which of a group's words here come to the server, and whose words do anywhere."""
+        if not self.network.speech.faults:
+            return slice(None), group
+        come = self._weather.arrive(group.ids, self.peers)
+        here = come[self._span(group.counts)]
+        self.network.lost += int(np.count_nonzero(~here))
+        return np.flatnonzero(here), self.group(group.ids[come])
 
     def _encode(self, words: Tensor, who: PeerPlan | EdgePlan | NDArray[np.int64], slot: str) -> Tensor:
         """Messages of those whose random numbers a plan addresses, or of some peers."""
@@ -205,8 +245,8 @@ class Net:
         network = self.network
         if not network.speech.lies:
             return words
-        group = group or self._edgewise()
-        bad = np.flatnonzero(np.isin(group.owners, network.speech.liars))
+        group = group or self.network.edgewise(self.t)
+        bad = np.flatnonzero(np.isin(group.owners, self.present(network.speech.liars)))
         if not len(bad):
             return words
         n, steps = len(group.ids), words if origin is None else words - origin
@@ -216,23 +256,12 @@ class Net:
 
     def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network, liars, group = self.network, self.network.speech.liars, self._edgewise()
+        network, liars, group = self.network, self.network.speech.liars, self.network.edgewise(self.t)
         bad = np.flatnonzero(np.isin(group.owners, liars))
         pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), self._matrix, pairs)
+        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), network.matrix(self.t), pairs)
         return self._replaced(words[self.edges.owner], said, bad, group.counts)
-
-    @property
-    def _matrix(self) -> csr_array:
-        return self.network.weights[self.t % len(self.network.weights)]
-
-    def _edgewise(self) -> Group:
-        """Everybody who speaks where edges do: edges by owner * P + other, as `EdgePlan` orders them."""
-        layout, arcs = self.network.layout, Arcs.of(self._matrix)
-        ids = np.sort(arcs.sender * self.peers + arcs.receiver)
-        counts = np.bincount(layout.ranks_of(ids // self.peers), minlength=layout.ranks).tolist()
-        return Group(ids, np.arange(counts[self.network.world.rank]), counts, ids // self.peers)
 
     def _seen(self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str) -> Seen:
         network, c = self.network, knows.rows.shape[1]

@@ -11,8 +11,10 @@ from scipy.sparse import csr_array
 
 from dfl.aggregators import Outcome, Words, mean
 from dfl.attacks import Attack, Honest
+from dfl.faults import Fault, Today
 from dfl.layout import Group, Layout, columns
-from dfl.plan import EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.weather import Weather, weather
 
 if TYPE_CHECKING:
     import torch
@@ -43,12 +45,14 @@ class Speech(NamedTuple):
         rule: what a listener makes of those of several.
         attack: how liars falsify theirs.
         liars: who they are, ascending.
+        faults: what keeps them from being said or heard.
     """
 
     compressor: Compressor
     rule: partial[Outcome] = partial(mean)
     attack: Attack = Honest()
     liars: NDArray[np.int64] = np.zeros(0, np.int64)
+    faults: tuple[Fault, ...] = ()
 
     @property
     def lies(self) -> bool:
@@ -64,6 +68,7 @@ class Network:
         payload: (p,) int64, bytes that each of this rank's peers has said, whatever the ranks.
         told: (p,) int64, bytes that the server has said to each of them.
         wire: bytes that this rank has handed to MPI.
+        lost: messages that links have lost, of those that this rank's peers said or a server said to them.
         parameters: numbers said to and by a server, as LG-FedAvg's Table 1 counts: what it says goes to all P peers.
         clock: how long it would take in the field; None where nobody asks.
     """
@@ -71,7 +76,7 @@ class Network:
     def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
-        self.wire = self.parameters = 0
+        self.wire = self.parameters = self.lost = 0
         self.clock: Clock | None = None
         self._links: dict[int, Any] = {}
         self._routes: dict[tuple[int, int], Route] = {}
@@ -81,19 +86,45 @@ class Network:
         """Every edge that any round uses."""
         return Union.of(self.weights, self.layout, self.world.rank)
 
+    def weather(self, t: int) -> Weather:
+        """What the faults do to round t."""
+        return weather(self.speech.faults, Today(self.layout.peers, self.seed, t))
+
     def peer_plan(self, t: int) -> PeerPlan:
         """The plan of round t for one word per peer."""
-        return self._peer_plans[t % len(self.weights)]
+        plan = self._peer_plans[t % len(self.weights)]
+        return self.weather(t).on_peers(plan, self.edge_plan(t)) if self.speech.faults else plan
 
     def edge_plan(self, t: int) -> EdgePlan:
         """The plan of round t for one word per edge."""
-        return self._edge_plans[t % len(self.weights)]
+        plan = self._edge_plans[t % len(self.weights)]
+        return self.weather(t).on_edges(plan) if self.speech.faults else plan
+
+    def matrix(self, t: int) -> csr_array:
+        """The mixing matrix of round t."""
+        return self.weights[t % len(self.weights)]
+
+    def speaking(self, t: int) -> tuple[Arcs, NDArray[np.bool_] | None]:
+        """The edges, of all peers, that speak in round t; and (P,) who is up, None where all are."""
+        arcs = Arcs.of(self.matrix(t))
+        if not self.speech.faults:
+            return arcs, None
+        up = self.weather(t).up
+        both = up[arcs.sender] & up[arcs.receiver]
+        return Arcs(arcs.sender[both], arcs.receiver[both], arcs.weight[both]), up
+
+    def edgewise(self, t: int) -> Group:
+        """Everybody who speaks where edges do: edges by owner * P + other, as `EdgePlan` orders them."""
+        layout, arcs = self.layout, Arcs.of(self.matrix(t))
+        ids = np.sort(arcs.sender * layout.peers + arcs.receiver)
+        counts = np.bincount(layout.ranks_of(ids // layout.peers), minlength=layout.ranks).tolist()
+        return Group(ids, np.arange(counts[self.world.rank]), counts, ids // layout.peers)
 
     def link(self, plan: PeerPlan | EdgePlan) -> Any:
-        """What joins the ranks of a plan, made at its first use."""
-        if id(plan) not in self._links:
-            self._links[id(plan)] = self.world.link(plan.sends, plan.receives)
-        return self._links[id(plan)]
+        """What joins the ranks of a plan, made at its first use; it is the same whatever the weather."""
+        if id(plan.send) not in self._links:
+            self._links[id(plan.send)] = self.world.link(plan.sends, plan.receives)
+        return self._links[id(plan.send)]
 
     def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
         """Exchange messages (q, B) between ranks: (r, B), those from elsewhere. They leave the device at most once."""
@@ -114,18 +145,18 @@ class Network:
     def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
         """Where messages of one width go and come from; worked out once."""
         wide, near = messages.shape[1], self.world.reads(messages.device.type)
-        if (id(plan), wide) not in self._routes:
+        if (id(plan.send), wide) not in self._routes:
             sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
             behind = np.cumsum(sends) - sends
             # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
             runs = plan.runs if near and messages.numel() < 2**31 else None
-            self._routes[id(plan), wide] = Route(
+            self._routes[id(plan.send), wide] = Route(
                 None if runs is not None else torch.from_numpy(plan.send),
                 ((sends * wide).tolist(), ((behind if runs is None else runs) * wide).tolist()),
                 ((receives * wide).tolist(), ((np.cumsum(receives) - receives) * wide).tolist()),
                 int(receives.sum()),
             )
-        return self._routes[id(plan), wide]
+        return self._routes[id(plan.send), wide]
 
     @cached_property
     def everyone(self) -> Group:
@@ -146,10 +177,10 @@ class Network:
         kind = torch.empty(0, dtype=like.dtype).numpy().dtype
         return torch.from_numpy(self.world.rows(words.astype(kind), cut, counts)).to(like.device)
 
-    def turn(self) -> None:
-        """End a round, on the clock if there is one."""
+    def turn(self, t: int) -> None:
+        """End round t."""
         if self.clock:
-            self.clock.turn()
+            self.clock.turn(self.weather(t).up if self.speech.faults else None)
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""

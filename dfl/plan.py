@@ -21,7 +21,7 @@ from dfl.layout import Layout
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """One round of words, each said by a peer or over an edge.
 
@@ -30,6 +30,7 @@ class Plan:
         send: positions of the words that leave this rank, by receiving rank.
         sends, receives: rows to and from every other rank, ascending.
         copies: (p,) edges over which one row of a peer goes; the edges on which it speaks.
+        lost: how many of them lose what is said.
     """
 
     ids: Ints
@@ -37,6 +38,7 @@ class Plan:
     sends: dict[int, int]
     receives: dict[int, int]
     copies: Ints
+    lost: int = 0
 
     @cached_property
     def runs(self) -> Ints | None:
@@ -48,17 +50,19 @@ class Plan:
         return np.array([part[0] for part in parts], np.int64) if all((np.diff(p) == 1).all() for p in parts) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PeerPlan(Plan):
     """Words said once by every peer.
 
     Attributes:
+        speakers: whose words these weights are on, ascending, r1 + p + r2 peers.
         weights: rows of W in three parts: on the peers heard from ranks before this one, (p, r1), on this rank's own,
             (p, p), and on those heard from ranks behind it, (p, r2). The entries of a row come in ascending peer id.
     """
 
     kind: ClassVar[str] = "peers"
 
+    speakers: Ints
     weights: tuple[csr_array, csr_array, csr_array]
 
     @cached_property
@@ -67,7 +71,7 @@ class PeerPlan(Plan):
         return csr_array(hstack(self.weights))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EdgePlan(Plan):
     """Words said once per directed edge that speaks in this round.
 
@@ -75,11 +79,13 @@ class EdgePlan(Plan):
         owner: (a,) position on this rank of the peer that speaks, for the a edges that speak.
         out: (a,) positions of these edges among the e outgoing edges of the union graph.
         into: (b,) positions of the edges heard among the incoming edges of the union graph.
+        heard: (b,) their numbers, as `ids` has them.
         arrange: (b,) where each word heard lies: among the a said here, then those received.
         push: (p, e) weights w_ki on outgoing edges i -> k.
         pull: (p, e') weights w_ij on incoming edges j -> i.
         near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b words heard, and behind them
             on the peers' own.
+        arrives: (a,) and (b,), which of the words said, and which of those heard, arrive; None where all do.
     """
 
     kind: ClassVar[str] = "edges"
@@ -87,10 +93,12 @@ class EdgePlan(Plan):
     owner: Ints
     out: Ints
     into: Ints
+    heard: Ints
     arrange: Ints
     push: csr_array
     pull: csr_array
     near: csr_array
+    arrives: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
 
 
 class Arcs(NamedTuple):
@@ -126,6 +134,7 @@ def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
         sends=_count(leaving // P),
         receives=_count(layout.ranks_of(heard)),
         copies=np.bincount(arcs.sender[here == rank] - mine.start, minlength=len(mine)),
+        speakers=near,
         weights=tuple(around[:, a:b] for a, b in cuts),
     )
 
@@ -190,6 +199,7 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> Edg
         owner=owner,
         out=out,
         into=into,
+        heard=heard.sender * P + heard.receiver,
         arrange=arrange,
         push=csr_array((said.weight, (owner, out)), shape=(len(mine), len(union.out))),
         pull=csr_array((heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))),

@@ -5,6 +5,9 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.plots`
+    DIR/tensorboard/        `dfl.events`
+    DIR/logs/rank-3.log     `dfl.logs`, of every rank
+    DIR/checkpoint/         `dfl.checkpoint`
 
 All but metrics.csv appear whole or not at all. Nothing is pickled. `dfl.results` reads it back.
 """
@@ -13,25 +16,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl import __version__
-from dfl.errors import DivergedError, InputError
+from dfl import keeping
+from dfl.errors import InputError
+from dfl.events import Events
+from dfl.files import Lock, atomically, cut_back
+from dfl.record import circumstances, continued, ending
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from dfl.task import Task
 else:
     from dfl.lazy import torch
-
-PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
-"""Whose versions a run depends on, besides Python's and our own."""
 
 Peers = Mapping[str, NDArray[np.float64]]
 
@@ -80,8 +75,17 @@ class Report:
         Raises:
             InputError: the folder holds a run already, or cannot be written to.
         """
-        for each in self.listeners:
-            each.start(setting)
+        if setting.run.tensorboard and setting.run.out is not None:
+            self.listeners.append(Events(setting.run.out / "tensorboard"))
+        started: list[Listener] = []
+        try:
+            for each in self.listeners:
+                each.start(setting)
+                started.append(each)
+        except BaseException as error:
+            for each in started:
+                each.close(error)
+            raise
 
     def tick(self, t: int) -> None:
         """Tell that t rounds are done."""
@@ -114,9 +118,10 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.begun = time.perf_counter()
+        self.begun, self.earlier, self.known = time.perf_counter(), 0.0, False
         self.record: dict[str, Any] = {}
         self.setting: Setting
+        self.lock: Lock
 
     def start(self, setting: Setting) -> None:
         """Create the folder with run.json in it.
@@ -124,26 +129,33 @@ class Folder:
         Raises:
             InputError: the folder holds a run already, or cannot be written to.
         """
-        self.setting, self.record = setting, circumstances(setting)
-        try:
-            if any((self.path / name).exists() for name in ("run.json", "metrics.csv")):
-                raise InputError(
-                    f"--out {self.path} holds a run already, and runs are never overwritten: give another folder"
-                )
+        self.setting = setting
+        if setting.run.resume is None and any((self.path / name).exists() for name in ("run.json", "metrics.csv")):
+            raise InputError(
+                f"--out {self.path} holds a run already, and runs are never overwritten: give another folder, or "
+                f"--resume {self.path}"
+            )
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = Lock(self.path)
+        self.record = circumstances(setting)
+        with self.lock.unless_this_fails(), self._writing():
+            if (self.path / "run.json").exists():
+                self._go_on()
             self._write_record()
-        except OSError as error:
-            raise InputError(f"--out {self.path} cannot be written to: {error.strerror}") from None
 
     def tick(self, t: int) -> None:
         """Rounds without an evaluation leave nothing behind."""
 
     def row(self, row: Mapping[str, float]) -> None:
         """Append to metrics.csv; the first row brings the header."""
-        with (self.path / "metrics.csv").open("a", newline="") as file:
+        with self._writing(), (self.path / "metrics.csv").open("a", newline="") as file:
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             if not file.tell():
                 table.writeheader()
+            elif not self.known:
+                self._check_header(list(row))
+            self.known = True
             table.writerow(row)
 
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
@@ -152,20 +164,60 @@ class Folder:
 
         views = by_name(self.setting.task, torch.from_numpy(models))
         state = {name: np.ascontiguousarray(view.numpy()) for name, view in views.items()}
-        with atomically(self.path / "state.safetensors") as part:
-            part.write_bytes(save(state))
-        with atomically(self.path / "peers.csv") as part, part.open("w", newline="") as file:
-            columns = peer_columns(self.setting, peers)
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(columns)
-            table.writerows(zip(*columns.values(), strict=True))
-        self._draw(peers)
+        with self._writing():
+            with atomically(self.path / "state.safetensors") as part:
+                part.write_bytes(save(state))
+            with atomically(self.path / "peers.csv") as part, part.open("w", newline="") as file:
+                columns = peer_columns(self.setting, peers)
+                table = csv.writer(file, lineterminator="\n")
+                table.writerow(columns)
+                table.writerows(zip(*columns.values(), strict=True))
+            self._draw(peers)
 
     def close(self, error: BaseException | None) -> None:
         """Add to run.json how long it took and how it ended."""
-        code, ending = _ending(error)
-        self.record |= {"seconds": time.perf_counter() - self.begun, "exit": code, "ending": ending}
-        self._write_record()
+        code, how = ending(error)
+        self.record |= {"seconds": self.earlier + time.perf_counter() - self.begun, "exit": code, "ending": how}
+        try:
+            self._write_record()
+        except OSError as full:
+            if error is None:  # else there is something more important to say
+                raise InputError(f"{self.path}/run.json cannot be written: {full.strerror}") from None
+        finally:
+            self.lock.release()
+
+    def _check_header(self, columns: list[str]) -> None:
+        """Refuse to write under other columns, as another version of this program would."""
+        with (self.path / "metrics.csv").open(newline="") as file:
+            if (header := next(csv.reader(file))) != columns:
+                raise InputError(f"{self.path}/metrics.csv has columns {header}, and these rows have {columns}")
+
+    def _go_on(self) -> None:
+        """Take back what was written after the checkpoint at which the run goes on."""
+        assert self.setting.facts is not None
+        begun, table = self.setting.facts.begun, self.path / "metrics.csv"
+        found = begun.found
+        if keeping.trace(self.path) != begun.trace:
+            raise InputError(f"{self.path} has been gone on with meanwhile: ask for it again")
+        if found:
+            cut_back(table, found.content["table"])
+            self.earlier = found.content["seconds"]
+        else:
+            table.unlink(missing_ok=True)
+        before = json.loads((self.path / "run.json").read_text())
+        self.record = continued(self.record, before, found.round if found else 0)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say in one line what the disk does not take.
+
+        Raises:
+            InputError: instead of an OSError.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise InputError(f"--out {self.path} cannot be written to: {error.strerror or error}") from None
 
     def _draw(self, peers: Peers) -> None:
         import pandas as pd
@@ -176,7 +228,7 @@ class Folder:
         assert facts is not None
         rows = pd.read_csv(self.path / "metrics.csv")
         graph = f"{run.topology}, " if run.topology else ""
-        ways = (f"sharing {run.share}", run.aggregator, run.attack)
+        ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
         plain = ("sharing all", "mean", "none", "fltrust")
         said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
@@ -189,48 +241,6 @@ class Folder:
     def _write_record(self) -> None:
         with atomically(self.path / "run.json") as part:
             part.write_text(json.dumps(self.record, indent=2) + "\n")
-
-
-@contextmanager
-def atomically(path: Path) -> Iterator[Path]:
-    """A name to write to: what stands under it at the end appears as `path`, whole; after an error, nothing does."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def circumstances(setting: Setting) -> dict[str, Any]:
-    """What run.json holds at the start: enough to replay the run, and to rebuild its model."""
-    facts, task = setting.facts, setting.task
-    assert facts is not None
-    return {
-        "run": setting.run.to_dict(),
-        "model": {
-            "own_module": setting.own_module,
-            "shape": list(facts.shape),
-            "classes": setting.exam.classes,
-            "parameters": task.spec.d,
-            "dtype": str(task.scale.dtype).removeprefix("torch."),
-        },
-        "versions": {"python": platform.python_version(), "dfl": __version__}
-        | {name: _version(name) for name in PACKAGES},
-        "git": _checkout(),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "ranks": setting.world.size,
-        "threads": setting.run.threads,
-        "device": str(task.device),
-        "command": shlex.join(sys.orig_argv),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "seconds": None,
-        "exit": None,
-        "ending": "running",
-    }
 
 
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
@@ -266,35 +276,3 @@ def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
         "payload_bytes_sent": said.tolist(),
         **({"payload_bytes_received": peers["told_bytes"].astype(int).tolist()} if setting.algorithm.serves else {}),
     }
-
-
-def _ending(error: BaseException | None) -> tuple[int, str]:
-    """The exit code of a run, and how it ended in words."""
-    if error is None:
-        return 0, "finished"
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return 130, "interrupted"
-    code = 2 if isinstance(error, InputError) else 3 if isinstance(error, DivergedError) else 1
-    return code, f"{type(error).__name__}: {error}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _checkout() -> dict[str, Any] | None:
-    """The commit of the checkout that this file belongs to, and whether its packages differ from it."""
-    here = Path(__file__)
-
-    def git(*words: str) -> str:
-        command = [shutil.which("git") or "git", "--no-optional-locks", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # an installed copy may lie inside somebody else's checkout
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", ".", "../topologies"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

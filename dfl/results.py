@@ -158,6 +158,9 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
     """
     folder = Path(folder)
     try:
-        return Result(folder, json.loads((folder / "run.json").read_text()), module)
-    except (OSError, ValueError) as error:
+        record = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{folder} is no run directory: its run.json cannot be read ({error})") from None
+    if not isinstance(record, dict) or not isinstance(record.get("run"), dict):
+        raise InputError(f"{folder} is no run directory: its run.json says of no run")
+    return Result(folder, record, module)

@@ -4,25 +4,25 @@ Rank 0 alone reads the command line and talks to the terminal; the other ranks a
 """
 
 import json
+import signal
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
+from dfl import cli
 from dfl.config import Run
-from dfl.errors import DivergedError, InputError
+from dfl.errors import DivergedError, InputError, Suspended
 from dfl.mpi import World, connect, first
+from dfl.resume import over, settings
 from dfl.specs import describe, flag
-from dfl.values import KINDS, nearest, read
 
 if TYPE_CHECKING:
-    from cyclopts import CycloptsError, Token
-
     from dfl.simulation import Setting
 
 _ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
@@ -32,7 +32,7 @@ def main() -> int:
     """Run what the command line asks for.
 
     Returns:
-        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged.
+        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged, 75 told to stop.
     """
     world = World()
     try:
@@ -40,14 +40,31 @@ def main() -> int:
         world.busy = True
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
-            _simulate(asked, world)
-    except (InputError, DivergedError) as error:
+            _heeding(world)(_simulate)(asked, world)
+    except (InputError, DivergedError, Suspended) as error:
         if world.rank == 0 and first():
-            print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+            cli.complain(error)
         world.leave(error.code)
         return error.code
     world.busy = False
     return 0
+
+
+@contextmanager
+def _heeding(world: World) -> Iterator[None]:
+    """Have SIGTERM and SIGUSR1, by which clusters warn, end the run after its round; a second one, at once."""
+
+    def told(number: int, frame: object) -> None:
+        world.told = number
+        signal.signal(number, signal.SIG_DFL)
+
+    world.told = 0
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _simulate(asked: dict[str, Any], world: World) -> None:
@@ -83,14 +100,13 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     Raises:
         InputError: an unknown flag or component, or a bad value.
     """
-    from cyclopts import App, CycloptsError, Parameter
+    from cyclopts import Parameter
 
     from dfl.simulation import check, components
 
     found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
     given: set[str] = set()
-    app = App(name="python -m dfl.run", result_action="return_value", version_flags=[], help_format="plaintext")
-    app.help, app.default_parameter = _ABOUT, Parameter(converter=_value)
+    app = cli.app("python -m dfl.run", _ABOUT)
     app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items())
     app.config = lambda app, commands, arguments: given.update(each.name for each in arguments if each.tokens)
 
@@ -110,54 +126,28 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         dry_run: bool
             Check everything, show the graph, the data and what a round costs, and train nothing.
         """
-        settings = _settings(config) if config else {}
-        run = replace(run, **{name: value for name, value in settings.items() if flag(name) not in given})
+        filed = _filed(config) if config else {}
+        run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
+        run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
+        if run.resume and (done := over(run)):
+            print(f"dfl: {done}")
+            return
         settled = run.settled(ranks)
         check(settled)
         made = None if run.out or dry_run else _new_folder(settled)
         run = replace(run, out=run.out or made)
         found.update(run=run.to_dict(), dry_run=dry_run, made=made and str(made))
 
-    try:
-        app(tokens, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        raise InputError(_complaint(error)) from None
+    cli.call(app, tokens)
     return found
 
 
-def _value(kind: Any, tokens: Sequence["Token"]) -> Any:
-    """Read a flag's value as a component's option is read; choices are checked by `Run`."""
-    kind, *_ = get_args(kind) or (kind,)  # int of int | None
-    return read(str(tokens[0].keyword), tokens[0].value, getattr(kind, "__name__", "str"))
+def _fields(flags: set[str]) -> set[str]:
+    """The fields of `Run` that flags name."""
+    return {name for name in Run.__annotations__ if flag(name) in flags}
 
 
-def _complaint(error: "CycloptsError") -> str:
-    """What is wrong with a command line, in the words of all other errors."""
-    from cyclopts import (
-        CoercionError,
-        MissingArgumentError,
-        RepeatArgumentError,
-        UnknownOptionError,
-        UnusedCliTokensError,
-    )
-
-    match error:
-        case CoercionError(token=token, target_type=kind) if token and kind is bool:  # which no converter reads
-            return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
-        case UnknownOptionError(token=token, argument_collection=arguments):
-            name = (token.keyword or token.value).partition("=")[0]
-            known = [each.name for each in arguments if each.name.startswith("--")]
-            return f"unknown flag {name!r}{nearest(name, ['--help', *known])}"
-        case MissingArgumentError(argument=argument) if argument:
-            return f"{argument.name} needs a value: write {argument.name} VALUE, --help says which"
-        case RepeatArgumentError(token=token):
-            return f"{token.keyword} is given twice, the second time with {token.value!r}: give it once"
-        case UnusedCliTokensError(unused_tokens=tokens) if tokens:
-            return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
-    return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)
-
-
-def _settings(path: Path) -> dict[str, Any]:
+def _filed(path: Path) -> dict[str, Any]:
     """What a file of settings says; where a run.json wrote to is left out, as a replay is another run.
 
     Raises:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.attacks import Attack
+    from dfl.checkpoint import Begun
     from dfl.mpi import World
     from dfl.objectives import Objective
 
@@ -79,6 +80,7 @@ class Facts:
         shape: shape of one example.
         n_test: examples of the common test set.
         notes: what to warn of, one line each.
+        begun: what there is to go on from, and from which data.
     """
 
     graph: Any
@@ -88,6 +90,7 @@ class Facts:
     shape: tuple[int, ...]
     n_test: int
     notes: tuple[str, ...]
+    begun: Begun
 
 
 def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
@@ -243,7 +246,7 @@ def device(asked: str, world: World) -> torch.device:
     if asked == "cpu":
         return torch.device("cpu")
     _, colon, number = asked.partition(":")
-    found = world.smallest(torch.cuda.device_count())
+    (found,) = world.smallest(torch.cuda.device_count())
     index = int(number) if colon else world.beside % max(found, 1)
     if index < found:
         torch.backends.cudnn.allow_tf32 = False  # float32 is meant where it is said

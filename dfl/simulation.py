@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import cost, dealing, keys, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, keeping, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -27,6 +27,7 @@ from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
 from dfl.objectives import ADVERSARIES, objective
+from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
@@ -118,36 +119,50 @@ def simulate(
         InputError: something asked for cannot be done.
         DivergedError: a peer's model is no longer finite.
     """
+    if run.tensorboard and run.out is None:
+        raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
-    setting = prepare(run, world, model, data, loss)
-    if report is None and run.out is not None and world.rank == 0:
+    with alive(world, run.out, run.timeout), logs.gathered(world, run):
+        setting = prepare(run, world, model, data, loss)
+        yield from _rounds(setting, report or _reported(setting))
+    world.busy = False
+
+
+def _reported(setting: Setting) -> Report | None:
+    """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
+    if setting.run.out is not None and setting.facts:
         from dfl.report import Report
 
-        report = Report(run.out)
-    if report is None and setting.facts:
-        for note in setting.facts.notes:
-            warnings.warn(note, stacklevel=2)
-    yield from _rounds(setting, report)
+        return Report(setting.run.out)
+    for note in setting.facts.notes if setting.facts else ():
+        warnings.warn(note, stacklevel=3)
+    return None
 
 
 def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
-    run, algorithm, network, task = setting.run, setting.algorithm, setting.network, setting.task
+    run, algorithm, network = setting.run, setting.algorithm, setting.network
     with watch.told(report, setting) as watching:
-        t, task = 0, replace(task, spec=task.spec.whole) if run.pretrain else task
-        state = algorithm.init(
-            *starts.start(run, task, setting.own_module, algorithm.serves, setting.starts), Net(network, 0)
-        )
+        t, task, state = checkpoint.restore(_beginning(setting), setting, watching)
         yield from watching.look(t, state)
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
-            state = algorithm.round(state, task, Net(network, t, seen=watch.due(t + 1, run)), t)
-            _stop_unless_finite(state, setting, t)
-            network.turn()
+            net = Net(network, t, seen=watch.due(t + 1, run) or checkpoint.due(t + 1, setting))
+            state = algorithm.round(state, net.paced(task), net, t)
+            network.turn(t)
+            told = _agreed(state, setting, t)
             t += 1
+            checkpoint.keep(checkpoint.Moment(t, task, state), setting, watching, told)
             yield from watching.look(t, state)
     network.close()
-    setting.world.busy = False
+
+
+def _beginning(setting: Setting) -> checkpoint.Moment:
+    """Where a run starts that nobody has begun."""
+    run, task, algorithm = setting.run, setting.task, setting.algorithm
+    task = replace(task, spec=task.spec.whole) if run.pretrain else task
+    x, known = starts.start(run, task, setting.own_module, algorithm.serves, setting.starts)
+    return checkpoint.Moment(0, task, algorithm.init(x, known, Net(setting.network, 0)))
 
 
 def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
@@ -157,25 +172,21 @@ def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Tas
     return setting.task, setting.algorithm.part(state, setting.task.spec.shared)
 
 
-def _stop_unless_finite(state: State, setting: Setting, t: int) -> None:
-    """End every rank where some model is no longer finite."""
-    if who := _broken(state, setting):
+def _agreed(state: State, setting: Setting, t: int) -> int:
+    """By which signal some rank was told to stop, 0 for none; and an end where some model is no longer finite.
+
+    What becomes of a liar's model is its own affair.
+    """
+    (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
+    served = any(map(len, shared)) or (state.one and len(own))
+    honest = np.setdiff1d(setting.task.peers[[] if state.one else own], setting.network.speech.liars)
+    peer, told = setting.world.smallest(int(honest[0]) if len(honest) else nobody, -setting.world.told)
+    if served or peer < nobody:
         raise DivergedError(
-            f"{who} is no longer finite after round {t + 1}: "
+            f"{'the server' if served else f'peer {peer}'}'s model is no longer finite after round {t + 1}: "
             f"try a smaller --lr (it is {setting.run.lr}) or other messages"
         )
-
-
-def _broken(state: State, setting: Setting) -> str:
-    """Whose model is not finite, if somebody's; what becomes of a liar's is its own affair."""
-    (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
-    if any(map(len, shared)) or (state.one and len(own)):
-        return "the server's model"
-    if state.one:
-        return ""
-    honest = np.setdiff1d(setting.task.peers[own], setting.network.speech.liars)
-    peer = setting.world.smallest(int(honest[0]) if len(honest) else nobody)
-    return f"peer {peer}" if peer < nobody else ""
+    return -told
 
 
 def prepare(
@@ -192,18 +203,9 @@ def prepare(
     }
     run = replace(asked, **brought)
     found: dict[str, Any] = {}
-
-    def decide() -> bytes:
-        parts = check(asked)
-        read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
-        graph = _graph(run, parts) if parts["algorithm"].gossips else None
-        found.update(data=read, deal=dealt, graph=graph)
-        rehearse(run, parts, read, graph.weights if graph else ())
-        return dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
-
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
-    common = dealing.unpacked(world.from_root(decide))
+    common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, data, found)))
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine, attack = layout.block(world.rank), parts["attack"]
@@ -222,12 +224,26 @@ def prepare(
     starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
-    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars)
+    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     network = Network(layout, dealing.matrices(common), world, speech, run.seed)
     task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
-    world.doing = f"peers {mine.start} to {mine.stop - 1}"
+    world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
+
+
+def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:
+    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`."""
+    parts = check(asked)
+    trace = keeping.trace(run.out) if run.out else ()
+    last = checkpoint.found(run, parts["lr_schedule"])
+    read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
+    graph = _graph(run, parts) if parts["algorithm"].gossips else None
+    rehearse(run, parts, read, graph.weights if graph else ())
+    said = dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
+    mark = dealing.fingerprint(said, read, dealt) if run.out else ""
+    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, trace, mark))
+    return said
 
 
 def check(run: Run) -> setup.Parts:
@@ -236,6 +252,7 @@ def check(run: Run) -> setup.Parts:
     Raises:
         InputError: an unknown component or option, or a bad value.
     """
+    events.check(run)
     return _chosen(run, components())
 
 
@@ -245,7 +262,8 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
     made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
     parts |= {name: parts[name]() for name in made}
-    parts["faults"] = tuple(each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
+    parts["faults"] = tuple(each for each in faults if each.touches != "nothing")
     parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts
@@ -265,9 +283,9 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
 def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     graph, data, deal = found["graph"], found["data"], found["deal"]
     counts, shape = dealing.count_labels(data, deal), data.train_inputs.shape[1:]
-    known = counts, dealing.sizes(deal), shape, len(data.test_labels)
+    known, begun = (counts, dealing.sizes(deal), shape, len(data.test_labels)), found["begun"]
     if graph is None:
-        return setup.Facts(None, None, *known, ())
+        return setup.Facts(None, None, *known, begun.notes, begun)
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
-    notes = (*graph.notes, *algorithm.notes(graph.spectrum.smallest), *alone)
-    return setup.Facts(graph, graph.spectrum, *known, notes)
+    notes = (*begun.notes, *graph.notes, *algorithm.notes(graph.spectrum.smallest), *alone)
+    return setup.Facts(graph, graph.spectrum, *known, notes, begun)

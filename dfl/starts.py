@@ -143,7 +143,7 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
         InputError: the models do not fit into memory even once; are not those of `--start`, or differ in what a
             server says; or have parameters that nobody knows how to draw.
     """
-    (serves, peers), room = kind, world.smallest(memory())
+    (serves, peers), (room,) = kind, world.smallest(memory())
     if (needed := peers * task.spec.d * task.scale.element_size()) > room:
         raise InputError(
             f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
@@ -164,7 +164,7 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
     shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
     first = world.everywhere(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
-    if serves and not given.alike and not world.smallest(int(same)):
+    if serves and not given.alike and not world.smallest(int(same))[0]:
         raise InputError(f"--start {run.start}: a server starts at one model, and these differ in what is shared")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class Solver:
         batch_size: examples per step; 0 is all that a peer has.
         epochs: passes over a peer's own data per round, E; one number, or one for every peer.
         steps: steps per round in place of epochs, likewise; 0 counts epochs.
+        most: (p,), steps for which every peer has the time in this round; None where all have as much as they like.
         pull: μ of FedProx, which holds a peer near the point where its round began.
         batched: train this rank's peers together or one after the other.
     """
@@ -59,6 +60,7 @@ class Solver:
     batch_size: int = 10
     epochs: int | Ints = 1
     steps: int | Ints = 0
+    most: Ints | None = None
     pull: float = 0.0
     batched: bool = True
 
@@ -70,9 +72,9 @@ class Solver:
         return steps
 
 
-def _cut(work: int | Ints, here: Ints) -> int | Ints:
+def _cut(work: Any, here: Ints) -> Any:
     """The work of peers at some positions, where it is not the same for all."""
-    return work if isinstance(work, int) else work[here]
+    return work[here] if isinstance(work, np.ndarray) else work
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,16 @@ class Task:
         """
         train, solver = self.train, self.solver
         train = train.only(here)
-        solver = replace(solver, epochs=_cut(solver.epochs, here), steps=_cut(solver.steps, here))
+        cut = {name: _cut(getattr(solver, name), here) for name in ("epochs", "steps", "most")}
+        solver = replace(solver, **cut)
         if work is not None:
             solver = replace(solver, steps=work) if np.any(solver.steps) else replace(solver, epochs=work)
         return replace(self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver)
+
+    def paced(self, share: NDArray[np.float64]) -> Task:
+        """The same problem where peers have the time for a share (p,) of their steps, but for one at least if not 0."""
+        most = np.maximum(np.rint(share * self.steps), share > 0).astype(np.int64)
+        return replace(self, solver=replace(self.solver, most=most))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,8 +260,9 @@ class Task:
 
     @cached_property
     def steps(self) -> Ints:
-        """(p,), the local steps of a round."""
-        return self.solver.steps_for(self.train.sizes)
+        """(p,), the local steps of this round."""
+        asked, most = self.solver.steps_for(self.train.sizes), self.solver.most
+        return asked if most is None else np.minimum(asked, most)
 
     @cached_property
     def width(self) -> Ints:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dfl.cost import memory_of_state, payload_per_round
+from dfl.logs import LOG
 from dfl.shares import shares, span
 from dfl.watch import reached
 
@@ -72,7 +73,8 @@ class Terminal:
         self.last, t = row, int(row["round"])
         if row.get("quantization_error", 0) >= 1 and not self.warned:
             self.warned = True
-            self._warn([NO_CONTRACTION.format(row["quantization_error"], t)])
+            self._warn([said := NO_CONTRACTION.format(row["quantization_error"], t)])
+            LOG.warning(said)
         figures = _figures(row)
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=t, description=", ".join(figures))
@@ -134,9 +136,17 @@ def header(setting: Setting) -> list[Line]:
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         *_learning(run),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
+        *_begun(setting),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
+        *([("faults", run.faults)] if setting.network.speech.faults else []),
         *([("network", run.network)] if setting.network.clock else []),
     ]  # fmt: skip
+
+
+def _begun(setting: Setting) -> list[Line]:
+    """Where a run goes on, if it does."""
+    found = _facts(setting).begun.found
+    return [("resumed", f"after round {found.round:,}, from {found.path}")] if found else []
 
 
 def _learning(run: Run) -> list[Line]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import metrics
+from dfl import logs, metrics
 from dfl.config import Run
 from dfl.ensembles import Ensemble
 
@@ -35,14 +35,13 @@ def told(report: Report | None, setting: Setting) -> Iterator[Watch]:
     """Begin a report, and say in it how the run ended, whatever ended it."""
     watch = Watch(setting, report)
     try:
-        yield watch
-        watch.finish()
+        with logs.opened(setting):
+            yield watch
+            watch.finish()
     except BaseException as error:
         if report:
             report.close(error)
         raise
-    if report:
-        report.close(None)
 
 
 class Watch:
@@ -55,7 +54,7 @@ class Watch:
 
     def __init__(self, setting: Setting, report: Report | None) -> None:
         self.setting, self.report = setting, report
-        self.begun = time.perf_counter()
+        self.begun = self.since = time.perf_counter()
         self.last: tuple[Any, Any] = (None, None)
         self.done, self.opening = False, True
         self.telling = bool(setting.world.from_root(self._begin))
@@ -69,30 +68,46 @@ class Watch:
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
         """Yield a row of figures on the state after t rounds, if one is due."""
         run, world = self.setting.run, self.setting.world
+        world.pulse.round = t
+        logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
         if isinstance(run.opening, int):
             self.opening = t < run.opening
         if not due(t, run):
             if self.report:
                 self.report.tick(t)
+            self.since = time.perf_counter()
             return
-        figures, peers = _row(state, self.setting)
-        row = {"round": t, "seconds": time.perf_counter() - self.begun} | figures
-        row = json.loads(world.from_root(lambda: json.dumps(row).encode()))
+        figures, peers = _row(t, state, self.setting)
+
+        def told() -> bytes:
+            row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
+            if self.report:
+                self.report.row(json.loads(row))
+            logs.LOG.info("%s", row)
+            return row.encode()
+
+        row = json.loads(world.from_root(told))
         self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
         if not isinstance(run.opening, int) and reached(row, run.opening):
             self.opening = False
         if self.done:  # not before: it would be kept beside the states to come
             self.last = state, peers
-        if self.report:
-            self.report.row(row)
         yield row
+        self.since = time.perf_counter()
 
     def finish(self) -> None:
-        """Hand the last state to the report."""
+        """Hand the last state to the report, and end it."""
         state, peers = self.last
+        self.setting.world.pulse.round = None
         models = metrics.models(state, self.setting) if self.telling else None
-        if self.report and models is not None:
-            self.report.finish(peers, models)
+
+        def told() -> bytes:
+            if self.report and models is not None:
+                self.report.finish(peers, models)
+                self.report.close(None)
+            return b""
+
+        self.setting.world.from_root(told)
 
 
 def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:
@@ -103,16 +118,19 @@ def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> b
     return row[column] >= wanted if at_least else row[column] <= wanted
 
 
-def _row(state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
+def _row(t: int, state: Any, setting: Setting) -> tuple[dict[str, float], dict[str, Any] | None]:
     """A row of metrics.csv without its clock, and every peer's figures; on rank 0, else nothing."""
-    together = Ensemble.of(setting)
+    together, network = Ensemble.of(setting), setting.network
     peers = metrics.measure(state, setting, together)
     apart, mean = metrics.apart(state, setting)
-    wire = setting.world.gather(np.array([setting.network.wire]))
-    if peers is None or mean is None or wire is None:
+    counts = setting.world.gather(np.array([[network.wire, network.lost]]))
+    if peers is None or mean is None or counts is None:
         return {}, None
+    wire, lost = counts.sum(0).tolist()
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
-    row |= {"consensus_distance": apart, "wire_bytes": int(wire.sum())}
+    row |= {"consensus_distance": apart, "wire_bytes": wire}
+    if network.speech.faults:  # of the round that led here
+        row |= {"peers_up": int(network.weather(max(t - 1, 0)).up.sum()), "messages_lost": lost}
     row["accuracy_mean_model"] = row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
     row |= {} if together is None else together.figures(row["accuracy_mean"])
     row |= {"sim_seconds": clock.seconds} if (clock := setting.network.clock) else {}

@@ -53,7 +53,8 @@ def states(setting: Setting, rounds: int) -> Iterator[Any]:
     )
     yield state
     for t in range(rounds):
-        state = setting.algorithm.round(state, setting.task, Net(network, t), t)
+        net = Net(network, t)
+        state = setting.algorithm.round(state, net.paced(setting.task), net, t)
         yield state
 
 

@@ -67,6 +67,7 @@ def test_every_type_of_option_is_tried() -> None:
     assert all(len(values) >= 2 for values in BAD.values())
     assert set(PLAIN) - set(FLAGS) == {
         "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "pretrain", "start",
+        "resume", "log_level", "tensorboard",
     }  # fmt: skip
 
 
@@ -158,6 +159,7 @@ def test_nearest_option(dfl_run: Command) -> None:
         ("--peers 3 4", "'4' belongs to no flag"),
         ("--no-dry-run", "unknown flag '--no-dry-run'"),
         ("--dry-run=maybe", "--dry-run must be true or false, not 'maybe'"),
+        ("--tensorboard=7", "--tensorboard must be true or false, not '7'"),
         ("--ensemble=2", "--ensemble must be true or false, not '2'"),
         ("--bits 0", "--bits must be from 1 to 16, not 0"),
         ("--bits 17", "--bits must be from 1 to 16, not 17"),

@@ -54,6 +54,7 @@ runs = st.builds(
     weight_decay=sizes,
     seed=st.integers(0, 2**63 - 1),
     ensemble=st.booleans(),
+    tensorboard=st.booleans(),
     threads=st.integers(1, 1024),
     engine=st.sampled_from(["auto", "batched", "loop"]),
 )
@@ -87,7 +88,9 @@ def test_a_command_line_says_the_same(dfl_run: Command, run: Run) -> None:
     run = replace(run, out=run.out or Path("out"), topology="ring")
     tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
     assert Run.from_dict(_asked(tokens, 1)["run"]) == run
-    apart = [word for t in tokens for word in ([t] if t.startswith("--ensemble") else t.split("=", 1))]
+    apart = [
+        word for t in tokens for word in ([t] if t.startswith(("--ensemble", "--tensorboard")) else t.split("=", 1))
+    ]
     assert Run.from_dict(_asked(apart, 1)["run"]) == run
 
 

@@ -118,8 +118,8 @@ def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Poorer(World):
         """Another rank's machine has none."""
 
-        def smallest(self, number: int) -> int:
-            return 0
+        def smallest(self, *numbers: int) -> tuple[int, ...]:
+            return (0,)
 
     assert setup.device("auto", Poorer()) == torch.device("cpu")
     with pytest.raises(InputError, match="every rank can have 0 GPUs"):

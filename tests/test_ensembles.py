@@ -159,8 +159,8 @@ class Halves(World):
         super().__init__(rank=rank, size=2)
         self.kept = kept
 
-    def smallest(self, number: int) -> int:
-        return min(number, -3)  # the other rank knows of three labels
+    def smallest(self, *numbers: int) -> tuple[int, ...]:
+        return (min(*numbers, -3),)  # the other rank knows of three labels
 
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
         assert [len(each) for each in cut] == [0, rows.shape[1]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dfl
-from dfl import dealing, metrics, mpi
+from dfl import dealing, metrics, pulse
 from dfl.layout import Layout
 from dfl.mpi import World
 from dfl.net import Net
@@ -73,13 +73,13 @@ class Late:
 def test_a_rank_gives_way_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(mpi, "AWAKE", 60.0)  # of a machine that may be busy with other things
+    monkeypatch.setattr(pulse, "AWAKE", 60.0)  # of a machine that may be busy with other things
     World()._wait(Late(3))  # type: ignore[arg-type]
     assert not slept
-    monkeypatch.setattr(mpi, "AWAKE", -1.0)
+    monkeypatch.setattr(pulse, "AWAKE", -1.0)
     World()._wait(Late(12))  # type: ignore[arg-type]
     assert slept[0] == 1e-5
-    assert slept[-1] == mpi.NAP  # and never longer, or messages would lie about
+    assert slept[-1] == pulse.NAP  # and never longer, or messages would lie about
     assert slept == sorted(slept)
 
 

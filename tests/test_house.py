@@ -99,6 +99,18 @@ def test_methods_are_handed_the_network(file: Path) -> None:
     assert {n for n in seen if not n.startswith("dfl.algorithms")} <= allowed
 
 
+SWEEP = ("sweep", "grid", "jobs", "cells", "board", "tables", "sweep_plots", "lines", "compare", "slurm")
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_a_sweep_knows_of_a_run_its_settings_and_its_folder(name: str) -> None:
+    leaves = {"cli", "config", "errors", "files", "specs", "values", "plots"}
+    allowed = {f"dfl.{each}" for each in leaves | set(SWEEP)} | {"dfl.simulation"}
+    seen = {n for n in run_time_imports(ROOT / "dfl" / f"{name}.py") if n.partition(".")[0] == "dfl"}
+    assert seen <= allowed
+    assert "dfl.simulation" not in seen or name == "grid"  # which checks a cell as a command line is checked
+
+
 def run_time_imports(file: Path) -> set[str]:
     """The imports of a file without those under `if TYPE_CHECKING`."""
     tree = ast.parse(file.read_text())

@@ -98,7 +98,8 @@ from dfl import simulation
 def broken(x, setting, t):
     if t == 2 and setting.world.rank == 1:
         raise RuntimeError("deliberately broken")
-simulation._stop_unless_finite = broken
+    return 0
+simulation._agreed = broken
 for row in dfl.simulate(dfl.Run(peers=6, rounds=10**6, model="softmax")):
     print("round", row["round"], flush=True)
 """

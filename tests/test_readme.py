@@ -1,5 +1,6 @@
 """Does the README tell the truth? Its code runs, and its numbers stand in the tables they came from."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.grid import read
 from dfl.simulation import components
 
 KINDS = components()
@@ -48,11 +50,22 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
 @pytest.mark.parametrize(
     "line", [li for li in "".join(blocks("sh")).splitlines() if "dfl.run" in li and "pip" not in li]
 )
-def test_command_lines_are_understood(line: str) -> None:
+def test_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dfl.run import _asked
 
+    monkeypatch.chdir(tmp_path)
+    Path("cell.toml").write_text("peers = 4\n")
+    Path("runs/long").mkdir(parents=True)
+    begun = {"run": dfl.Run(rounds=5000).settled(16).to_dict(), "exit": None, "ending": "running"}
+    Path("runs/long/run.json").write_text(json.dumps(begun))
     words = line.partition("#")[0].split("dfl.run", 1)[1].split()
     assert _asked(words, 16)["run"] is not None
+
+
+def test_the_grid_that_is_shown_is_one(tmp_path: Path) -> None:
+    (tmp_path / "graphs.toml").write_text(next(block for block in blocks("toml") if "[sweep]" in block))
+    cells = read(tmp_path / "graphs.toml", 1).cells
+    assert f"\n[{len(cells)}/{len(cells)}] {cells[-1].name}: done, round {cells[-1].run.rounds}, " in README
 
 
 def test_the_way_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,10 @@ class State(Protocol):
         """Which of the two."""
 
     @property
+    def alike(self) -> tuple[str, ...]:
+        """The fields that are a server's, the same on every rank; the others have a row for every peer or edge."""
+
+    @property
     def parts(self) -> tuple[Tensor, ...]:
         """What x is put together from, a row for every peer or one for all, where that takes work; else x."""
 

@@ -24,6 +24,11 @@ class State:
     one: bool = False
 
     @property
+    def alike(self) -> tuple[str, ...]:
+        """The one for all."""
+        return ("x",) if self.one else ()
+
+    @property
     def parts(self) -> tuple[Tensor]:
         """The models."""
         return (self.x,)

@@ -40,6 +40,7 @@ class State:
     v: Tensor
     scores: Tensor
     own: Tensor
+    alike: ClassVar[tuple[str, ...]] = ("w", "v")
 
     @property
     def x(self) -> Tensor:
@@ -71,7 +72,7 @@ class FedAvg(Algorithm):
     rest of z_k stays with peer k, and who is not in S_t keeps what it had.
 
     Attributes:
-        fraction: C, the share of the peers that take part in a round, drawn for every round.
+        fraction: C, the share of the peers that take part in a round, drawn for every round of those who are up.
         weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient, ||z_k - w||^2 in place of n_k,
             since the step is η times the sum of the gradients (LG-FedAvg, section 2.2): of the step as it was meant,
             so that a liar gains no weight by its lie.
@@ -159,11 +160,12 @@ class FedAvg(Algorithm):
     def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Who is sent the model, who says something, and how long each of them that is here trains, if not as asked."""
         m, slow = self._sizes(net.peers)
-        order = keys.generator(task.seed, "clients", t).permutation(net.peers)
-        chosen = net.group(order[:m])
+        order = net.present(keys.generator(task.seed, "clients", t).permutation(net.peers))[:m]
+        chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
         if self.late == "drop" or not slow:
-            return chosen, net.group(order[slow:m]), None
+            return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
         work[order[:slow]] = keys.generator(task.seed, "stragglers", t).integers(1, most + 1, slow)
-        return chosen, chosen, work[task.peers[chosen.here]]
+        group = net.reached(chosen)
+        return chosen, group, work[task.peers[group.here]]

@@ -34,6 +34,7 @@ class State:
     x: Tensor
     error: Tensor
     one: ClassVar[bool] = False
+    alike: ClassVar[tuple[str, ...]] = ()
 
     @property
     def parts(self) -> tuple[Tensor]:

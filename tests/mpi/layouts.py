@@ -11,6 +11,7 @@ from dfl.algorithms import ALGORITHMS
 from dfl.attacks import ATTACKS
 from dfl.compressors import COMPRESSORS
 from dfl.datasets import PARTITIONS
+from dfl.faults import FAULTS
 from tests.protected import shaded
 
 METHODS = {
@@ -51,6 +52,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield from lies()
     yield from splits()
     yield from steps()
+    yield from losses()
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
@@ -83,6 +85,19 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
         hidden = {"adversary": "adversary:lambda_global=0.5,lambda_local=0.2", "auxiliary": "autoencoder"}
         few = {"peers": 7, "eval_examples": 20, "batch_size": 3}
         yield f"adversary-{engine}", setting(0, **uneven, **hidden, **few, engine=engine)
+
+
+def losses() -> Iterator[tuple[str, dfl.Run]]:
+    """Faults of every kind: of links and peers and their work, over graphs and with a server, with and without lies."""
+    assert {"link_loss", "burst", "outage", "leave", "join", "stragglers"} == set(FAULTS) - {"none"}
+    links, peers = "link_loss:p=0.3", "outage:p=0.2,length=2+leave:peers=7,at=1+join:peers=2+3,at=2+stragglers"
+    yield "lost-edges", setting(0, topology="small_world:k=4,p=0.3", bits=3, faults=links)
+    yield "lost-bursts", setting(1, topology="ring", faults="burst:p=0.4,length=3")
+    yield "lost-peers", setting(0, topology="exponential", faults=peers, partition="dirichlet:alpha=0.3")
+    yield "lost-server", setting(1, algorithm="fedavg:fraction=0.7,stragglers=0.3", bits=6, faults=f"{links}+{peers}")
+    yield "lost-changing", setting(0, topology="one_peer_exponential", bits=3, attack="alie", faults=f"{links}+{peers}")
+    lying = {"attack": "dissensus:peers=1+9", "aggregator": "clipping:tau=1"}
+    yield "lost-lies", setting(0, topology="small_world:k=4,p=0.3", **lying, faults=links)
 
 
 def lies() -> Iterator[tuple[str, dfl.Run]]:

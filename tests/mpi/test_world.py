@@ -65,7 +65,7 @@ def test_columns_are_the_transpose(world: World, peers: int, d: int) -> None:
 
 
 def test_the_smallest_number_wins(world: World) -> None:
-    assert world.smallest(100 - world.rank) == 100 - (world.size - 1)
+    assert world.smallest(100 - world.rank, world.rank) == (100 - (world.size - 1), 0)
 
 
 @pytest.mark.parametrize("topology", ["ring", "complete", "star", "exponential"])

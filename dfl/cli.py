@@ -1,0 +1,87 @@
+"""How does a command of ours read its line, and answer a wrong one? In one line that names the flag, exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from dfl.errors import InputError
+from dfl.values import KINDS, nearest, read
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError, Token
+
+
+def app(name: str, about: str) -> App:
+    """A command line whose values are read as all others of ours are."""
+    from cyclopts import App, Parameter
+
+    made = App(name=name, result_action="return_value", version_flags=[], help_format="plaintext")
+    made.help, made.default_parameter = about, Parameter(converter=_value, negative_iterable=())
+    return made
+
+
+def call(app: App, tokens: Sequence[str]) -> Any:
+    """What the command of a line returns; nothing after --help.
+
+    Raises:
+        InputError: an unknown flag, or a bad value.
+    """
+    from cyclopts import CycloptsError
+
+    try:
+        return app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise InputError(_complaint(error)) from None
+
+
+def answer(work: Callable[[Sequence[str]], int | None]) -> int:
+    """Do what the words of this process's command line say; the exit code."""
+    try:
+        return work(sys.argv[1:]) or 0
+    except InputError as error:
+        complain(error)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+
+
+def complain(error: Exception) -> None:
+    """Say what is wrong, in one line."""
+    print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+
+
+def _value(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read a flag's value as a component's option is read; choices are checked by `Run`."""
+    several, (kind, *_) = get_origin(kind) is tuple, get_args(kind) or (kind,)  # int of int | None
+    values = [read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str")) for token in tokens]
+    return tuple(values) if several else values[0]
+
+
+def _complaint(error: CycloptsError) -> str:
+    """What is wrong with a command line, in the words of all other errors."""
+    from cyclopts import (
+        CoercionError,
+        MissingArgumentError,
+        RepeatArgumentError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
+
+    match error:
+        case CoercionError(token=token, target_type=kind) if token and kind is bool:  # which no converter reads
+            return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
+        case UnknownOptionError(token=token, argument_collection=arguments):
+            name = (token.keyword or token.value).partition("=")[0]
+            known = [each.name for each in arguments if each.name.startswith("--")]
+            return f"unknown flag {name!r}{nearest(name, ['--help', *known])}"
+        case MissingArgumentError(argument=argument) if argument and argument.name.startswith("--"):
+            return f"{argument.name} needs a value: write {argument.name} VALUE, --help says which"
+        case MissingArgumentError(argument=argument) if argument:
+            return f"{argument.name} is missing, --help says what it is"
+        case RepeatArgumentError(token=token):
+            return f"{token.keyword} is given twice, the second time with {token.value!r}: give it once"
+        case UnusedCliTokensError(unused_tokens=tokens) if tokens:
+            return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
+    return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)

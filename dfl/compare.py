@@ -1,0 +1,218 @@
+"""python -m dfl.compare DIR...: runs laid over each other in one figure and one table, finished or not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from dfl import board, cells, cli
+from dfl.cells import DONE, Seen, look, record
+from dfl.config import Run
+from dfl.errors import InputError
+from dfl.files import atomically
+from dfl.grid import shown
+from dfl.lines import Y_LABELS, draw, label_x, shades, title
+
+_ABOUT = "Lay runs over each other: a table, compare.csv and compare.png."
+
+PLACES = ("out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level")
+"""Settings that say nothing of what a run is about."""
+FIRST = ("folder", "status")
+"""The first columns of compare.csv, by which it is known to be ours."""
+SIGNED = "dfl.compare"
+"""What stands in compare.png, by which it is known to be ours."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run among others.
+
+    Attributes:
+        folder: where it is.
+        differs: what tells it from the others, by name.
+        seen: how far it is.
+        rows: its metrics.csv; empty where there is none yet.
+    """
+
+    folder: Path
+    differs: Mapping[str, str]
+    seen: Seen
+    rows: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        """What a figure calls it."""
+        said = ", ".join(f"{name}={text}" if name != "run" else text for name, text in self.differs.items())
+        return said if self.seen.status == DONE else f"{said} ({self.seen.status})"
+
+
+def main() -> int:
+    """Do what the command line says; the exit code, 0 or 2."""
+    return cli.answer(_asked)
+
+
+def _asked(tokens: Sequence[str]) -> None:
+    app = cli.app("python -m dfl.compare", _ABOUT)
+
+    @app.default
+    def command(*folders: Path, out: Path = Path()) -> None:
+        """Compare.
+
+        Parameters
+        ----------
+        folders: Path
+            Folders of runs, one or more.
+        out: Path
+            Folder for compare.csv and compare.png.
+        """
+        if not folders:
+            raise InputError("DIR is missing: give the folders of some runs")
+        compare(list(dict.fromkeys(folders)), out, board.console())
+
+    cli.call(app, tokens)
+
+
+def compare(folders: Sequence[Path], out: Path, console: Console) -> None:
+    """Write and print what some runs have come to.
+
+    Args:
+        folders: of the runs.
+        out: where to write compare.csv and compare.png.
+        console: where to print.
+
+    Raises:
+        InputError: a folder holds no run, or there is a file in `out` that another program wrote.
+    """
+    runs = gather(folders)
+    _refuse_foreign(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomically(out / "compare.csv") as part:
+            table(runs).to_csv(part, index=False, lineterminator="\n")
+        with atomically(out / "compare.png") as part:
+            figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
+    console.print(screen(runs))
+    board.say(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
+
+
+def gather(folders: Sequence[Path]) -> list[Compared]:
+    """Read runs, and say what is different about each.
+
+    Raises:
+        InputError: a folder holds no run.
+    """
+    asked = [record(folder)["run"] for folder in folders]
+    found = []
+    for folder, differs in zip(folders, differences(asked, folders), strict=True):
+        seen = look(folder)
+        rows = pd.read_csv(StringIO(cells.table(folder))) if seen.row else pd.DataFrame()
+        found.append(Compared(folder, differs, seen, rows))
+    return found
+
+
+def differences(asked: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> list[dict[str, str]]:
+    """What tells runs apart: the settings that differ; where they do not suffice, also the names of the folders.
+
+    Args:
+        asked: the settings, as run.json has them.
+        folders: where the runs are.
+    """
+    names = [name for name in Run.__dataclass_fields__ if name not in PLACES]
+    differ = [name for name in names if len({str(each.get(name)) for each in asked}) > 1]
+    found = [{name: shown(each.get(name)) for name in differ} for each in asked]
+    if differ and len({str(each) for each in found}) == len(found):
+        return found
+    short = [folder.resolve().name for folder in folders]
+    unlike = short if len(set(short)) == len(short) else list(map(str, folders))
+    return [{"run": name} | each for name, each in zip(unlike, found, strict=True)]
+
+
+def table(runs: Sequence[Compared]) -> pd.DataFrame:
+    """A row per run: its folder, how far it is, what tells it apart, and the last row of its metrics.csv, as text."""
+    first = [dict(zip(FIRST, (str(run.folder), run.seen.status), strict=True)) for run in runs]
+    return pd.DataFrame([{**row, **run.differs, **run.seen.row} for row, run in zip(first, runs, strict=True)])
+
+
+def screen(runs: Sequence[Compared]) -> Table:
+    """The same for a terminal, of the columns that matter most."""
+    found = Table(*runs[0].differs, "status", box=None, pad_edge=False, header_style="bold")
+    for name in ("round", "accuracy", "worst peer", "loss", "apart", "payload"):
+        found.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        row = {name: float(value or "nan") for name, value in run.seen.row.items()}
+        figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
+        payload = decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
+        found.add_row(*run.differs.values(), run.seen.status, *figures, payload)
+    return found
+
+
+_SHOWN = (
+    ("round", ".0f"), ("accuracy_mean", ".4f"), ("accuracy_min", ".4f"), ("train_loss", ".4g"),
+    ("consensus_distance", ".4g"),
+)  # fmt: skip
+
+
+def figure(runs: Sequence[Compared]) -> Figure:
+    """Accuracy by round and by bytes, side by side; the worst peer of each run in a thin line."""
+    drawn = [run for run in runs if not run.rows.empty]
+    accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
+    measure = "accuracy_mean" if accurate or not drawn else "train_loss"
+    widest = max(len(run.label) for run in runs)
+    made = Figure(figsize=(10.5 + 0.08 * min(widest, 60), max(4.2, 0.25 * len(runs) + 1)), layout="constrained")
+    panels = made.subplots(1, 2, sharey=True)
+    for run, colour in zip(drawn, shades(len(drawn)), strict=True):
+        _draw(panels, run, measure, colour)
+    what = measure.removesuffix("_mean").replace("_", " ").capitalize()
+    thin = "thin: the worst peer" if measure == "accuracy_mean" else ""
+    for axes, x, by in zip(panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True):
+        title(axes, f"{what} by {by}", thin)
+        axes.spines[["top", "right"]].set_visible(False)
+        label_x(axes, x)
+    panels[0].set_ylabel(Y_LABELS[measure])
+    if drawn:
+        lines = panels[0].get_legend_handles_labels()
+        made.legend(*lines, loc="outside right upper", frameon=False, fontsize=8)
+    return made
+
+
+def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> None:
+    """Draw a run by round and by bytes."""
+    rows = run.rows.assign(mean=run.rows[measure])
+    for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
+        draw(axes, rows, x, {"color": colour, "label": run.label})
+        if measure == "accuracy_mean":
+            draw(axes, rows.assign(mean=rows["accuracy_min"]), x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Refuse to write over what another program wrote.
+
+    Raises:
+        InputError: there is such a file.
+    """
+    for name, mark in (("compare.csv", ",".join(FIRST)), ("compare.png", SIGNED)):
+        try:
+            ours = mark.encode() in (out / name).read_bytes()[:1000]
+        except FileNotFoundError:
+            ours = True
+        except OSError as error:
+            raise InputError(f"--out {out}: {name} cannot be read ({error.strerror})") from None
+        if not ours:
+            raise InputError(f"{out / name} is not of this program, which leaves it as it is: give another --out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

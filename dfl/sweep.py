@@ -1,0 +1,205 @@
+"""python -m dfl.sweep GRID: a grid of runs, each a launch of dfl.run, and what came out of them in tables and figures.
+
+A cell is known by its settings and its folder alone: the folders say what is left to do.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from dfl import board, cli, grid, slurm
+from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, look
+from dfl.errors import InputError
+from dfl.files import atomically
+from dfl.jobs import Jobs, launcher
+from dfl.slurm import Slurm
+
+_ABOUT = """Run the cells of a grid that have not finished: a TOML file with settings as for dfl.run --config, and a
+table [sweep] of lists, whose combinations are the cells. The same command goes on with what was interrupted."""
+
+Yes = Annotated[bool, Parameter(negative="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a sweep can be asked for."""
+
+    out: Path | None = None
+    """Folder of the sweep; sweeps/<name of the grid's file> where not given."""
+    jobs: int = 1
+    """Cells to run at a time."""
+    ranks: int = 1
+    """Ranks of each cell, started by mpirun."""
+    dry_run: Yes = False
+    """Check every cell, list them with what is done and what is left, and run nothing."""
+    status: Yes = False
+    """List how far every cell is, and run nothing."""
+    table: Yes = False
+    """Write tables and figures of what there is so far, and run nothing."""
+    slurm: Yes = False
+    """Submit what is left as a job array of Slurm, and run nothing here."""
+    no_submit: Yes = False
+    """With --slurm, write the script of the job array, and do not submit it."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "ranks"):
+            if not 1 <= getattr(self, name) <= 4096:
+                raise InputError(f"--{name} must be from 1 to 4096, not {getattr(self, name)}")
+        if self.slurm and (self.jobs, self.ranks) != (1, 1):
+            raise InputError("--jobs and --ranks are for this machine: with --slurm, say --at-once and --ntasks")
+        if self.no_submit and not self.slurm:
+            raise InputError("--no-submit has no part without --slurm: leave it out")
+
+
+def main() -> int:
+    """Do what the command line says.
+
+    Returns:
+        The exit code: 0 all cells are done, 1 some failed or diverged, 2 something asked for cannot be done, 75 some
+        are left, 130 Ctrl-C.
+    """
+    return cli.answer(_asked)
+
+
+def _asked(tokens: Sequence[str]) -> int | None:
+    app, again = cli.app("python -m dfl.sweep", _ABOUT), shlex.join(["python", "-m", "dfl.sweep", *tokens])
+
+    @app.default
+    def command(
+        path: Path,
+        /,
+        options: Annotated[Options, Parameter(name="*")] = Options(),
+        job: Annotated[Slurm, Parameter(name="*", group="With --slurm")] = Slurm(),  # noqa: B008
+    ) -> int:
+        """Run it.
+
+        Parameters
+        ----------
+        path: Path
+            The file of the grid.
+        """
+        if job != Slurm() and not options.slurm:
+            raise InputError("what a job array asks for has no part without --slurm: --help says what that is")
+        sweep = Sweep.of(path, options, job.ntasks if options.slurm else options.ranks)
+        return sweep.submit(job, options) if options.slurm else sweep.run(options, again)
+
+    code: int | None = cli.call(app, tokens)
+    return code
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid, the folder of its cells, and where to speak.
+
+    Attributes:
+        grid: the cells.
+        folder: where they are.
+        console: a terminal or a pipe.
+    """
+
+    grid: grid.Grid
+    folder: Path
+    console: Console
+
+    @classmethod
+    def of(cls, path: Path, options: Options, ranks: int) -> Sweep:
+        """The sweep that a command line means.
+
+        Args:
+            path: the file of its grid.
+            options: what is asked for.
+            ranks: of a cell.
+
+        Raises:
+            InputError: the grid is bad, does not fit what the folder holds, or cannot be run here.
+        """
+        launcher(options.ranks)
+        read, folder = grid.read(path, ranks), options.out or Path("sweeps") / path.stem
+        grid.fits(read, folder)
+        return cls(read, folder, board.console())
+
+    def run(self, options: Options, again: str) -> int:
+        """Do what is asked for; the exit code.
+
+        Args:
+            options: what.
+            again: the command line that goes on.
+        """
+        if options.status or options.dry_run:
+            queue = slurm.queued(self.folder) if self.folder.exists() else {}
+            self.console.print(board.overview(self.grid, self.see(), queue))
+            board.say(self.console, f"{board.counts(self.see())}, in {self.folder}")
+            return 0
+        if options.table:
+            self.publish()
+            return 0
+        grid.keep(self.grid, self.folder)
+        return self.work(options, again)
+
+    def see(self) -> board.Sight:
+        """How all cells are."""
+        return {cell.name: look(self.folder / cell.name) for cell in self.grid.cells}
+
+    def work(self, options: Options, again: str) -> int:
+        """Run what is left, and publish what came out unless a signal ended it; the exit code."""
+        before = self.see()
+        left = [self.folder / name for name, seen in before.items() if seen.status not in (DONE, DIVERGED)]
+        jobs = Jobs(deque(left), options.jobs, options.ranks)
+        with board.following(self.console, jobs, len(before) - len(left), len(before)) as tell:
+            jobs.work(tell)
+        sight = {**self.see()} | {folder.name: seen for folder, seen in jobs.ended.items()}
+        rest = sum(seen.status not in (DONE, DIVERGED, FAILED) for seen in sight.values())
+        if not jobs.told:
+            self.publish()
+        for line in board.ending(sight):
+            board.say(self.console, line)
+        board.say(self.console, board.counts(sight))
+        if rest:
+            board.say(self.console, f"{rest} left; to go on: {again}")
+        if jobs.told:
+            return 130 if jobs.told[0] == signal.SIGINT else 75
+        bad = any(seen.status in (FAILED, DIVERGED) for seen in sight.values())
+        return 1 if bad else 75 if rest else 0
+
+    def submit(self, asked: Slurm, options: Options) -> int:
+        """Hand what is left, and neither runs nor waits already, to Slurm; the exit code."""
+        grid.keep(self.grid, self.folder)
+        queue, over = slurm.queued(self.folder), (DONE, DIVERGED, RUNNING)
+        left = [name for name, seen in self.see().items() if seen.status not in over and name not in queue]
+        if not left:
+            board.say(self.console, f"{board.counts(self.see())}; {len(queue)} in the queue, none to submit")
+            return 0
+        script = slurm.write(self.folder, [self.folder / name for name in left], asked)
+        how = f"to submit: sbatch {shlex.quote(str(script))}" if options.no_submit else f"job {slurm.submit(script)}"
+        board.say(self.console, f"{len(left)} of {len(self.grid.cells)} cells in {script}; {how}")
+        return 0
+
+    def publish(self) -> None:
+        """Write sweep.csv, summary.csv and figures of what there is, and print the summary."""
+        from dfl import sweep_plots, tables
+
+        table, by = tables.cells(self.grid, self.folder), tables.grouped(self.grid)
+        found = tables.summary(table, by)
+        tables.write(table, self.folder / "sweep.csv")
+        tables.write(found, self.folder / "summary.csv")
+        (self.folder / "figures").mkdir(exist_ok=True)
+        drawn = sweep_plots.figures(tables.curves(self.grid, self.folder), found, by, self.folder.name)
+        for title, figure in drawn.items():
+            with atomically(self.folder / "figures" / f"{title}.png") as part:
+                figure.savefig(part, format="png", dpi=150)
+        self.console.print(tables.screen(found, by))
+        board.say(self.console, f"tables and figures are in {self.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Have ranks that did the same things counted the same turns, and do they see each other? Run under mpirun."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from dfl.late import read
+from dfl.layout import Layout, columns
+from dfl.mpi import World
+from dfl.pulse import alive
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def world() -> World:
+    return World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
+
+
+def test_every_verb_is_the_same_turns_on_every_rank(world: World) -> None:
+    def turns() -> int:
+        before, after = world.pulse.turns, world.everywhere(np.array([world.pulse.turns]))
+        assert (after == before).all()
+        return before
+
+    layout, cut = Layout(7, world.size), columns(100, world.size)
+    counts = [len(layout.block(r)) for r in range(world.size)]
+    rows = np.zeros((counts[world.rank], 100), np.float32)
+    link = world.link({(world.rank + 1) % world.size: 1}, {(world.rank - 1) % world.size: 1})
+    verbs = (
+        lambda: world.from_root(lambda: b"x"),
+        lambda: world.scatter(lambda rank: b"x" * rank),
+        lambda: world.gather(rows),
+        lambda: world.everywhere(rows),
+        lambda: world.rows(world.columns(rows, cut, counts), cut, counts),
+        lambda: world.smallest(world.rank, 1),
+        lambda: world.exchange(link, (np.zeros(1, np.uint8), [1], [0]), (np.zeros(1, np.uint8), [1], [0])),
+        lambda: world.beside,
+    )
+    seen = [turns()]
+    for verb in verbs:
+        verb()
+        seen.append(turns())
+        assert world.size == 1 or seen[-1] > seen[-2] + 1  # besides the one in which turns are compared
+    assert not world.pulse.waiting
+
+
+def test_ranks_see_each_other_until_all_are_done(world: World) -> None:
+    parent = Path(world.from_root(lambda: tempfile.mkdtemp().encode()).decode())
+    with alive(world, parent / "run", 60):
+        world.pulse.doing = "meeting"
+        world.smallest(0)
+        shown = [read(parent / "run" / "heartbeats" / str(rank)) for rank in range(world.size)]
+        if world.size > 1:
+            assert [each.rank for each in shown if each] == list(range(world.size))
+            names = json.loads(world.from_root(lambda: json.dumps([each.pid for each in shown if each]).encode()))
+            assert len(set(names)) == world.size
+        world.smallest(0)
+    world.smallest(0)
+    assert list(parent.iterdir()) == []
+    world.smallest(0)
+    if world.rank == 0:
+        parent.rmdir()

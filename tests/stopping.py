@@ -1,0 +1,56 @@
+"""Runs that are cut short in this process, and what must be equal when they have gone on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import dfl
+from dfl import checkpoint
+
+CLOCKS = ["seconds", "wire_bytes"]
+"""What may differ between launches."""
+
+
+class Cut(Exception):  # noqa: N818
+    """What ends a run from outside."""
+
+
+@contextmanager
+def cut_after(t: int) -> Iterator[None]:
+    """Runs end by a crash after their round t, behind the checkpoint that may be due then."""
+    known = checkpoint.keep
+
+    def keep(moment: checkpoint.Moment, *more: Any) -> None:
+        known(moment, *more)
+        if moment.t == t:
+            raise Cut
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "keep", keep)
+        yield
+
+
+def crash(run: dfl.Run, t: int, **given: Any) -> None:
+    """Run until a crash after round t."""
+    with cut_after(t), pytest.raises(Cut):
+        list(dfl.simulate(run, **given))
+
+
+def same(one: Path, other: Path) -> None:
+    """Two folders hold the same run, to the bit, whatever the launches."""
+    assert (one / "state.safetensors").read_bytes() == (other / "state.safetensors").read_bytes()
+    for table, clocks in (("metrics.csv", CLOCKS), ("peers.csv", ["rank"])):
+        a, b = (pd.read_csv(folder / table, dtype=str).drop(columns=clocks) for folder in (one, other))
+        pd.testing.assert_frame_equal(a, b)
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found

@@ -1,0 +1,153 @@
+"""Runs laid over each other: labels say what differs, nothing foreign is written over, and what is there is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from dfl import compare
+from dfl.compare import differences, figure, gather, screen, table
+
+HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,payload_bytes\n"
+
+
+def run(folder: Path, rows: int = 3, code: int | None = 0, **settings: Any) -> Path:
+    """A folder that a run might have left."""
+    folder.mkdir(parents=True)
+    record = {"run": {"peers": 4, "out": str(folder), **settings}, "exit": code, "ending": "as it did"}
+    (folder / "run.json").write_text(json.dumps(record))
+    if rows:
+        lines = [f"{10 * t},{t},{2 - t / 10},{0.1 + t / 5},{t / 5},0.5,{1000 * t}\n" for t in range(rows)]
+        (folder / "metrics.csv").write_text(HEAD + "".join(lines))
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    monkeypatch.chdir(tmp_path)
+    return [
+        run(Path("runs/a"), topology="ring", seed=1),
+        run(Path("runs/b"), rows=2, code=75, topology="torus", seed=1),
+    ]
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    return compare.main()
+
+
+def test_a_table_a_file_and_a_picture(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, *map(str, two), "runs/a") == 0
+    said, complaint = capsys.readouterr()
+    assert complaint == ""
+    assert [line.split() for line in said.splitlines()] == [
+        ["topology", "status", "round", "accuracy", "worst", "peer", "loss", "apart", "payload"],
+        ["ring", "done", "20", "0.5000", "0.4000", "1.8", "0.5", "2.00", "kB"],
+        ["torus", "stopped", "10", "0.3000", "0.2000", "1.9", "0.5", "1.00", "kB"],
+        ["files", "are", "compare.csv", "and", "compare.png"],
+    ]
+    written = pd.read_csv("compare.csv", dtype=str)
+    assert list(written)[:4] == ["folder", "status", "topology", "round"]
+    assert written["folder"].tolist() == ["runs/a", "runs/b"]
+    assert written["accuracy_mean"].tolist() == ["0.5", "0.30000000000000004"]
+    assert np.ptp(imread("compare.png")) > 0
+    assert called(monkeypatch, "runs/b", "--out", ".") == 0  # ours may be written over
+    assert called(monkeypatch, "runs/b", "--out", "new/folder") == 0
+    assert Path("new/folder/compare.png").exists()
+
+
+@pytest.mark.parametrize("name", ["compare.csv", "compare.png"])
+def test_what_is_not_ours_stays(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    Path(name).write_text("my thesis")
+    assert called(monkeypatch, *map(str, two)) == 2
+    assert (
+        capsys.readouterr().err == f"dfl: {name} is not of this program, which leaves it as it is: give another --out\n"
+    )
+    assert Path(name).read_text() == "my thesis"
+    assert sorted(path.name for path in Path().iterdir()) == [name, "runs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "DIR is missing: give the folders of some runs"),
+        ("runs/a runs", "runs is no run directory: it has no run.json that can be read"),
+        ("runs/a no/such", "no/such is no run directory"),
+        ("runs/a --out runs/a/run.json", "--out runs/a/run.json"),
+        ("runs/a --ot x", "unknown flag '--ot' (did you mean --out?)"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, line: str
+) -> None:
+    assert called(monkeypatch, *words.split()) == 2
+    said, complaint = capsys.readouterr()
+    assert said == ""
+    assert complaint.startswith(f"dfl: {line}")
+    assert complaint.count("\n") == 1
+    assert not Path("compare.csv").exists()
+
+
+def test_labels_are_what_differs() -> None:
+    folders = [Path("x/a"), Path("x/b"), Path("y/b")]
+    assert differences([{"seed": 0, "lr": 1}, {"seed": 1, "lr": 1}, {"seed": 2}], folders) == [
+        {"lr": "1", "seed": "0"}, {"lr": "1", "seed": "1"}, {"lr": "none", "seed": "2"},
+    ]  # fmt: skip
+    apart = {"out": "here", "timeout": 3, "data_dir": "d", "checkpoint_every": 3, "resume": "r", "log_level": "debug"}
+    assert differences([{"seed": 0}, {"seed": 0} | apart], folders[:2]) == [{"run": "a"}, {"run": "b"}]
+    assert differences([{"seed": 0}, {"seed": 0}], folders[1:]) == [{"run": "x/b"}, {"run": "y/b"}]
+    assert differences([{"seed": 0}, {"seed": 1}, {"seed": 1}], folders) == [
+        {"run": "x/a", "seed": "0"}, {"run": "x/b", "seed": "1"}, {"run": "y/b", "seed": "1"},
+    ]  # fmt: skip
+    assert differences([{"seed": 0}], [Path("x/a")]) == [{"run": "a"}]
+
+
+def test_lines_are_those_of_the_runs(two: list[Path]) -> None:
+    made = figure(gather(two))
+    by_round, by_bytes = made.axes
+    means, worst = by_round.lines[::2], by_round.lines[1::2]
+    assert [list(np.asarray(line.get_ydata())) for line in means] == [[0.1, 0.1 + 0.2, 0.5], [0.1, 0.1 + 0.2]]
+    assert [list(np.asarray(line.get_ydata())) for line in worst] == [[0, 0.2, 0.4], [0, 0.2]]
+    assert [line.get_color() for line in means] == [line.get_color() for line in worst]
+    assert all(thin.get_linewidth() < thick.get_linewidth() for thin, thick in zip(worst, means, strict=True))
+    assert [list(np.asarray(line.get_xdata())) for line in by_bytes.lines[::2]] == [[1000, 2000], [1000]]
+    assert [text.get_text() for text in made.legends[0].get_texts()] == ["topology=ring", "topology=torus (stopped)"]
+    assert (by_round.get_xlabel(), by_bytes.get_xscale()) == ("round", "log")
+
+
+def test_a_row_that_is_being_written_is_left_out(two: list[Path]) -> None:
+    with (two[0] / "metrics.csv").open("a") as file:
+        file.write("30,3,1.7,0.9")
+    (compared, _), last = gather(two), ["0.5"]
+    assert compared.rows["round"].tolist() == [0, 10, 20]
+    assert table(gather(two[:1]))["accuracy_mean"].tolist() == last
+
+
+def test_a_run_without_rows_is_in_the_table_only(two: list[Path]) -> None:
+    runs = gather([*two, run(Path("runs/c"), rows=0, code=None, topology="star")])
+    assert table(runs)["status"].tolist() == ["done", "stopped", "stopped"]
+    assert screen(runs).row_count == 3
+    assert len(figure(runs).axes[0].lines) == 4
+    alone = figure(gather([Path("runs/c")]))
+    assert not alone.axes[0].lines
+    assert not alone.legends
+
+
+def test_where_nothing_is_called_accuracy_the_loss_is_drawn(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a")
+    rows = pd.read_csv(folder / "metrics.csv").assign(accuracy_mean=np.nan, accuracy_min=np.nan)
+    rows.to_csv(folder / "metrics.csv", index=False)
+    axes = figure(gather([folder])).axes[0]
+    assert len(axes.lines) == 1
+    assert axes.get_title(loc="left") == "Train loss by round"

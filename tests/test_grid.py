@@ -1,0 +1,186 @@
+"""A grid is all combinations of its lists, each checked, named for good, and kept in a folder that is no other's."""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfl.config import Run
+from dfl.errors import InputError
+from dfl.grid import Grid, as_toml, keep, name_of, read
+
+BASE = 'peers = 4\nmodel = "softmax"\n'
+
+
+def grid(folder: Path, text: str, ranks: int = 1) -> Grid:
+    (folder / "grid.toml").write_text(text)
+    return read(folder / "grid.toml", ranks)
+
+
+def refused(folder: Path, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        grid(folder, text)
+    assert str(caught.value).startswith(f"{folder / 'grid.toml'}: ")
+    assert "\n" not in str(caught.value)
+    return str(caught.value).partition(": ")[2]
+
+
+def test_cells_are_all_combinations_in_order(tmp_path: Path) -> None:
+    found = grid(tmp_path, BASE + '[sweep]\ntopology = ["ring", "complete"]\nbits = ["none", 4]\nseed = [0, 7]\n')
+    assert found.varies == ("topology", "bits", "seed")
+    assert [cell.name for cell in found.cells] == [
+        f"topology={topology},bits={bits},seed={seed}"
+        for topology in ("ring", "complete") for bits in ("none", 4) for seed in (0, 7)
+    ]  # fmt: skip
+    assert found.cells[0].values == {"topology": "ring", "bits": None, "seed": 0}
+    assert found.cells[0].run == Run(peers=4, model="softmax", topology="ring", seed=0)
+    assert found.cells[-1].run == Run(peers=4, model="softmax", topology="complete", bits=4, seed=7)
+
+
+def test_other_fields_vary_too(tmp_path: Path) -> None:
+    lists = 'lr = [0.1, 1]\nensemble = [true, false]\nshare = ["all", "head:1"]\nexamples_per_peer = ["none", 30]\n'
+    cells = grid(tmp_path, f"{BASE}[sweep]\n{lists}").cells
+    assert len(cells) == 16
+    assert cells[0].name == "lr=0.1,ensemble=true,share=all,examples_per_peer=none"
+    assert cells[-1].name == "lr=1,ensemble=false,share=head-1,examples_per_peer=30"
+    assert [cell.run.examples_per_peer for cell in cells[:2]] == [None, 30]
+
+
+def test_peers_are_the_ranks_where_nothing_else_is_said(tmp_path: Path) -> None:
+    text = "[sweep]\nseed = [0, 1]\n"
+    assert {cell.run.peers for cell in grid(tmp_path, text, ranks=3).cells} == {3}
+    assert {cell.run.peers for cell in grid(tmp_path, BASE + text, ranks=3).cells} == {4}
+    assert [cell.run.peers for cell in grid(tmp_path, "[sweep]\npeers = [2, 5]\n").cells] == [2, 5]
+    assert refused(tmp_path, text).startswith("peers is missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("peers = ", "not a TOML file of settings ("),
+        (BASE, "a table [sweep] must say what varies"),
+        (BASE + "[sweep]\n", "a table [sweep] must say what varies"),
+        (BASE + "sweep = 3\n", "a table [sweep] must say what varies"),
+        (BASE + "[sweep]\nsed = [1]\n", "[sweep]: unknown setting 'sed' (did you mean seed?); choose from topology"),
+        (BASE + "[sweep]\nout = ['a']\n", "[sweep]: unknown setting 'out'"),
+        (BASE + "[sweep]\nseed = 3\n", "[sweep] seed must be a list of values, not 3"),
+        (BASE + "[sweep]\nseed = []\n", "[sweep] seed must be a list of values, not []"),
+        (BASE + "seed = 1\n[sweep]\nseed = [1]\n", "seed is given twice, at the top and in [sweep]"),
+        (BASE + "out = 'x'\n[sweep]\nseed = [1]\n", "out has no part in a grid"),
+        (BASE + "resume = 'x'\n[sweep]\nseed = [1]\n", "resume has no part in a grid"),
+        (BASE + "lrr = 1\n[sweep]\nseed = [1]\n", "cell seed=1: unknown setting 'lrr' (did you mean lr?)"),
+        (BASE + "[sweep]\nseed = [1, 'x']\n", "cell seed=x: --seed must be a whole number, not 'x'"),
+        (BASE + "[sweep]\nseed = ['none']\n", "cell seed=none: --seed must be a whole number, not 'none'"),
+        (BASE + "[sweep]\nseed = [[1], [2]]\n", "cell seed=-1-,e169bd86: --seed must be a whole number, not [1]"),
+        (BASE + "[sweep]\nseed = [1]\nbits = [99]\n", "cell seed=1,bits=99: --bits must be from 1 to 16, not 99"),
+        (BASE + "[sweep]\ntopology = ['ring', 'rign']\n", "cell topology=rign: --topology: unknown 'rign' (did you"),
+        (
+            BASE + "[sweep]\nlocal_steps = [1]\nlocal_epochs = [1]\n",
+            "cell local_steps=1,local_epochs=1: --local-epochs",
+        ),
+        (BASE + "[sweep]\nseed = [1, 2, 1]\n", "cell seed=1 is the same run as seed=1: leave one"),
+        (BASE + "[sweep]\nshare = ['head:1', 'head-1']\n", "two cells are called share=head-1: write"),
+        (BASE + "[sweep]\nlr = [1, 1.0]\n", "cell lr=1.0 is the same run as lr=1"),
+        (BASE + "[sweep]\ntopology = ['ring', 'none']\n", "cell topology=none is the same run as topology=ring"),
+    ],
+)
+def test_a_bad_grid_is_refused_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    assert refused(tmp_path, text).startswith(line)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(InputError, match=r"cannot be read \("):
+            read(path, 1)
+    (tmp_path / "grid.toml").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="not a TOML file"):
+        read(tmp_path / "grid.toml", 1)
+
+
+def test_names_are_readable_and_safe() -> None:
+    assert name_of({"topology": "small_world:k=4,p=0.1", "bits": 4}) == "topology=small_world-k=4,p=0.1,bits=4"
+    assert name_of({"lr": 1e-05, "bits": None, "ensemble": True}) == "lr=1e-05,bits=none,ensemble=true"
+    path = name_of({"topology": "edges:path=/home/me/my graph.edges", "seed": 0})
+    assert re.fullmatch(r"topology=edges-path=-home-me-my-graph\.edges,seed=0,[0-9a-f]{8}", path)
+    assert name_of({"start": "a/b"}) != name_of({"start": "a-b"})
+    long = name_of({"share": "x" * 100})
+    assert long.startswith("share=xxx")
+    assert long != name_of({"share": "x" * 101})
+
+
+VALUES = st.text(st.sampled_from(string.printable + "é"), max_size=60)
+
+
+@given(st.tuples(VALUES, VALUES), st.tuples(VALUES, VALUES))
+def test_names_differ_where_values_do(one: tuple[str, str], other: tuple[str, str]) -> None:
+    names = [name_of(dict(zip(("model", "share"), values, strict=True))) for values in (one, other)]
+    for name in names:
+        assert re.fullmatch(r"[\w.+=,-]+", name, re.ASCII)
+        assert len(name) < 240
+    colons = any(re.match(r"\w+:", text) for text in (*one, *other))  # head:1 is called as head-1 is
+    assert (one == other) == (names[0] == names[1]) or colons
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_a_cell_is_written_as_it_is_read(text: str) -> None:
+    run = Run(share=text, lr=1e-17, bits=4, ensemble=True, data_dir=Path("a b"))
+    assert Run.from_dict(tomllib.loads(as_toml(run))) == run
+
+
+def test_a_sweep_is_kept_and_grows(tmp_path: Path) -> None:
+    small, out = grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out"
+    keep(small, out)
+    keep(small, out)
+    assert sorted(path.name for path in out.iterdir()) == ["grid.toml", "seed=0"]
+    assert (out / "grid.toml").read_text() == small.text
+    assert read(out / "grid.toml", 1) == small
+    before = (out / "seed=0/cell.toml").stat().st_mtime_ns
+    same = grid(tmp_path, "# the same\n" + BASE + 'lr = 0.05\ndataset = "digits"\n[sweep]\nseed = [1, 0]\n')
+    keep(same, out)
+    assert (out / "grid.toml").read_text() == same.text
+    assert (out / "seed=0/cell.toml").stat().st_mtime_ns == before
+    for cell in same.cells:
+        assert Run.from_dict(tomllib.loads((out / cell.name / "cell.toml").read_text())) == cell.run
+
+
+def test_what_no_result_depends_on_may_change(tmp_path: Path) -> None:
+    keep(grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out")
+    keep(grid(tmp_path, BASE + "checkpoint_every = 7\n[sweep]\nseed = [0]\n"), tmp_path / "out")
+    assert "checkpoint_every = 7\n" in (tmp_path / "out/seed=0/cell.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (BASE + "[sweep]\nseed = [1]\n", r"holds a cell that is not in this grid, seed=0"),
+        (BASE + "[sweep]\nseed = [0]\nlr = [0.1]\n", r"holds a cell that is not in this grid, seed=0"),
+        (BASE + "rounds = 3\n[sweep]\nseed = [0]\n", r"holds seed=0 with another rounds"),
+        ('peers = 4\nmodel = "mlp"\n[sweep]\nseed = [0]\n', r"holds seed=0 with another model"),
+    ],
+)
+def test_another_grid_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    keep(grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out")
+    before = sorted((tmp_path / "out").rglob("*"))
+    with pytest.raises(InputError, match=line):
+        keep(grid(tmp_path, text), tmp_path / "out")
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    found = grid(tmp_path, BASE + "[sweep]\nseed = [0]\n")
+    (tmp_path / "mine").mkdir()
+    keep(found, tmp_path / "mine")  # it was empty
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").touch()
+    for folder, line in (("other", "no sweep"), ("other/thesis.tex", "cannot be read: Not a directory")):
+        with pytest.raises(InputError, match=line):
+            keep(found, tmp_path / folder)
+    (tmp_path / "mine/seed=0/cell.toml").write_text("peers = ")
+    with pytest.raises(InputError, match=r"cell\.toml is damaged"):
+        keep(found, tmp_path / "mine")

@@ -1,0 +1,242 @@
+"""A checkpoint is whole or it is not taken: cut anywhere, with any byte changed, on a disk that is full."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dfl import InputError, keeping
+from dfl.files import Lock, atomically, cut_back, measured
+
+CONTENT = {"round": 4, "seconds": 0.1 + 0.2, "run": {"lr": 1e-3, "topology": "ring"}, "table": {"bytes": 3}}
+
+
+def rows(seed: int) -> dict[str, np.ndarray]:
+    drawn = np.random.default_rng(seed)
+    return {"x": drawn.normal(size=(5, 40)).astype(np.float32), "none": np.zeros((0, 7)), "counters": np.arange(10)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder with checkpoints after 4 and 9 rounds."""
+    for t in (4, 9):
+        keeping.write(tmp_path, rows(t), CONTENT | {"round": t})
+    return tmp_path
+
+
+def files(run: Path) -> list[str]:
+    return sorted(each.name for each in (run / "checkpoint").iterdir())
+
+
+def test_what_was_written_comes_back(run: Path) -> None:
+    found = keeping.find(run)
+    assert found
+    assert (found.round, found.content, found.damaged) == (9, CONTENT | {"round": 9}, ())
+    for name, value in rows(9).items():
+        np.testing.assert_array_equal(found.arrays()[name], value)
+        assert found.arrays()[name].dtype == value.dtype
+
+
+def test_none_is_found_where_none_is(tmp_path: Path) -> None:
+    assert keeping.find(tmp_path) is None
+    (tmp_path / "checkpoint").mkdir()
+    assert keeping.find(tmp_path) is None
+
+
+def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
+    folder = run / "checkpoint"
+    (folder / ".0000000012.safetensors.part").write_bytes(b"half")
+    (folder / "0000000012.safetensors").write_bytes(b"killed before its page was written")
+    assert keeping.find(run).round == 9  # type: ignore[union-attr]
+    keeping.write(run, rows(1), CONTENT | {"round": 10})
+    assert files(run) == [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
+
+
+def test_the_last_one_stays_whatever_else_is_there(run: Path) -> None:
+    (run / "checkpoint" / "1 copy.json").write_text("somebody's own")
+    (run / "checkpoint" / "folder").mkdir()
+    keeping.write(run, rows(1), CONTENT | {"round": 2})  # a run that began anew, where older ones had gone further
+    assert files(run) == ["0000000002.json", "0000000002.safetensors", "folder"]
+
+
+@pytest.mark.parametrize("what", ["0000000009.json", "0000000009.safetensors"])
+def test_one_that_is_cut_anywhere_is_passed_over(run: Path, what: str) -> None:
+    file = run / "checkpoint" / what
+    whole, drawn = file.read_bytes(), random.Random(0)
+    for place in [0, 1, len(whole) - 1, *(drawn.randrange(len(whole)) for _ in range(100))]:
+        file.write_bytes(whole[:place])
+        found = keeping.find(run)
+        assert found
+        if what.endswith("json") and place == len(whole) - 1:  # the end of the last line says nothing
+            assert found.round == 9
+            continue
+        assert (found.round, len(found.damaged)) == (4, 1), place
+        assert what[:10] in found.damaged[0]
+        assert "\n" not in found.damaged[0]
+
+
+@pytest.mark.parametrize("what", ["0000000009.json", "0000000009.safetensors"])
+def test_one_with_another_byte_is_passed_over_or_says_the_same(run: Path, what: str) -> None:
+    file = run / "checkpoint" / what
+    whole, drawn = file.read_bytes(), random.Random(1)
+    for _ in range(100):
+        place = drawn.randrange(len(whole))
+        changed = bytearray(whole)
+        changed[place] ^= drawn.randrange(1, 256)
+        file.write_bytes(changed)
+        found = keeping.find(run)
+        assert found
+        if found.round == 9:  # a space that was another kind of space
+            assert found.content == CONTENT | {"round": 9}
+            assert chr(whole[place]).isspace()
+        np.testing.assert_array_equal(found.arrays()["x"], rows(found.round)["x"])
+
+
+def test_one_whose_arrays_are_gone_is_passed_over(run: Path) -> None:
+    (run / "checkpoint" / "0000000009.safetensors").unlink()
+    assert keeping.find(run).round == 4  # type: ignore[union-attr]
+
+
+def test_the_arrays_of_another_checkpoint_are_not_taken(run: Path) -> None:
+    folder = run / "checkpoint"
+    shutil.copy(folder / "0000000004.safetensors", folder / "0000000009.safetensors")
+    found = keeping.find(run)
+    assert found
+    assert "the checksum of 0000000009.safetensors is another" in found.damaged[0]
+
+
+def test_where_all_are_damaged_it_is_said(run: Path) -> None:
+    for file in (run / "checkpoint").glob("*.json"):
+        file.write_text("[]")
+    with pytest.raises(InputError, match=r"0000000009.json is damaged .*, and no other checkpoint is whole: take"):
+        keeping.find(run)
+
+
+def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "FORMAT", 2)
+    with pytest.raises(InputError, match=r"0000000009.json is of format 1: this version of dfl reads 2"):
+        keeping.find(run)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-(2**60), 2**60) | st.text(max_size=9)
+    )
+)
+def test_a_page_is_whole_after_a_journey_through_json(said: dict[str, float]) -> None:
+    page = {"format": 1, "content": said}
+    assert keeping._checksum(json.loads(json.dumps(page, indent=1))) == keeping._checksum(page)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of a hundred kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no right to mount a small file system here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_leaves_the_last_one(small_disk: Path) -> None:
+    keeping.write(small_disk, rows(4), CONTENT)
+    large = {"x": np.ones((200, 1000))}
+    with pytest.raises(InputError, match=r"9.json: the checkpoint cannot be written \(.*No space left.*round 4"):
+        keeping.write(small_disk, large, CONTENT | {"round": 9})
+    assert files(small_disk) == ["0000000004.json", "0000000004.safetensors"]
+    assert keeping.find(small_disk).round == 4  # type: ignore[union-attr]
+
+
+def test_the_first_one_on_a_full_disk(small_disk: Path) -> None:
+    with pytest.raises(InputError, match="there is none yet"):
+        keeping.write(small_disk, {"x": np.ones((200, 1000))}, CONTENT)
+    assert files(small_disk) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("a file in its place")
+    with pytest.raises(InputError, match=r"0000000004.json: the checkpoint cannot be written \(.*there is none yet"):
+        keeping.write(tmp_path, rows(4), CONTENT)
+
+
+def test_a_file_is_cut_back_to_what_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("round\n0\n")
+    known = measured(file)
+    file.write_text("round\n0\n1\nha")
+    cut_back(file, known)
+    assert file.read_text() == "round\n0\n"
+    cut_back(file, known)
+    for other in ("round\n1\n2\n", "round\n", ""):
+        file.write_text(other)
+        with pytest.raises(InputError, match="is not the file that the checkpoint goes with"):
+            cut_back(file, known)
+        assert file.read_text() == other
+
+
+def test_one_writes_at_a_time(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    with pytest.raises(InputError, match="is being written to by another run"):
+        Lock(tmp_path)
+    lock.release()
+    lock.release()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError), Lock(tmp_path).unless_this_fails():
+        raise ZeroDivisionError
+    Lock(tmp_path).release()
+
+
+def test_a_file_system_without_locks_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(file: object, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    Lock(tmp_path).release()
+
+
+def test_a_glance_at_a_lock_keeps_nobody_away(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        Lock(tmp_path).release()
+
+
+def test_a_lock_of_one_that_died_is_free(tmp_path: Path) -> None:
+    hold = "import pathlib, sys; from dfl.files import Lock; lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-uc", hold, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout
+        assert other.stdout.readline()
+        with pytest.raises(InputError, match="is being written to by another run"):
+            Lock(tmp_path)
+        other.kill()
+    Lock(tmp_path).release()
+
+
+def test_a_name_appears_when_all_of_it_is_there(tmp_path: Path) -> None:
+    def fail() -> None:
+        with atomically(tmp_path / "file") as part:
+            part.write_text("half")
+            assert os.listdir(tmp_path) == [part.name]
+            raise OSError("half")
+
+    with pytest.raises(OSError, match="half"):
+        fail()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,256 @@
+"""What does a job array ask Slurm for, and what does its script do? With stand-ins for the programs of Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfl.errors import InputError
+from dfl.slurm import Slurm, queued, submit, write
+
+NAMES = ("graph=ring,seed=0", "it's 50%a $HOME `x`", "graph=torus:rows=2,seed=1")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep's folder with a few cells, named with what a shell could trip over."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "the sweep's 9%j"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the search path for programs of Slurm, none of which is there as yet."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("bash", "sed", "date"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def cells(sweep: Path) -> list[Path]:
+    return [sweep / name for name in NAMES]
+
+
+def directives(script: Path) -> list[str]:
+    return [line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(InputError) as refused:
+        Slurm(**options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_task_for_every_cell(sweep: Path) -> None:
+    script = write(sweep, cells(sweep), Slurm(ntasks=4))
+    assert script == sweep / "slurm" / "1.sh"
+    assert script.with_suffix(".cells").read_text().splitlines() == [str(sweep / name) for name in NAMES]
+    assert directives(script) == [
+        "#SBATCH --job-name=the_sweep_s_9_j",
+        "#SBATCH --array=1-3",
+        f'#SBATCH --output="{sweep.parent}/the sweep\'s 9%%j/slurm/%A_%a.log"',
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        "#SBATCH --signal=USR1@120",
+        "#SBATCH --ntasks=4",
+        "#SBATCH --cpus-per-task=1",
+    ]
+
+
+def test_what_else_can_be_asked_for(sweep: Path) -> None:
+    options = Slurm(
+        nodes=2,
+        ntasks=8,
+        cpus_per_task=3,
+        time="1-12",
+        partition="long,short",
+        account="lab@here",
+        mpi="pmi2",
+        signal=300,
+        requeue=False,
+        at_once=2,
+        setup=("module load mpich", 'export A="b c"'),
+        sbatch=("mem-per-cpu=2G", "exclusive"),
+    )
+    script = write(sweep, cells(sweep), options)
+    asked = "array=1-3%2 no-requeue signal=USR1@300 nodes=2 ntasks=8 cpus-per-task=3 time=1-12 partition=long,short"
+    for each in (*asked.split(), "account=lab@here", "mem-per-cpu=2G", "exclusive"):
+        assert f"#SBATCH --{each}" in directives(script)
+    text = script.read_text()
+    assert '\nmodule load mpich\nexport A="b c"\n' in text
+    assert "srun --cpus-per-task=3 --wait=30 --kill-on-bad-exit=0 --mpi=pmi2 " in text
+    assert "scontrol" not in text
+
+
+@pytest.mark.parametrize("options", [Slurm(), Slurm(setup=("true",), mpi="pmix", time="5", requeue=False)])
+def test_the_script_is_one(sweep: Path, options: Slurm) -> None:
+    script = write(sweep, cells(sweep), options)
+    subprocess.run(["bash", "-n", script], check=True)
+    if checker := shutil.which("shellcheck"):
+        subprocess.run([checker, script], check=True)
+
+
+def test_what_was_written_stays(sweep: Path) -> None:
+    """Tasks that wait for a restart read their cell from the list then."""
+    first = write(sweep, cells(sweep), Slurm())
+    before = first.read_bytes(), first.with_suffix(".cells").read_bytes()
+    second = write(sweep, cells(sweep)[1:], Slurm(ntasks=2))
+    assert second.name == "2.sh"
+    assert second.with_suffix(".cells").read_text().count("\n") == 2
+    assert (first.read_bytes(), first.with_suffix(".cells").read_bytes()) == before
+
+
+def task(script: Path, number: int, where: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as Slurm runs it for a task, but elsewhere."""
+    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"} | more
+    return subprocess.run(["bash", script], env={**os.environ, **told}, cwd=where, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_task_runs_its_cell(sweep: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("sys.executable", "/some where/python")
+    program(programs, "srun", 'echo "$PWD $OMP_NUM_THREADS $MODULES"; printf "<%s>" "$@"')
+    options = Slurm(setup=("export MODULES=loaded",))
+    done = task(write(Path(sweep.name), [Path(sweep.name, name) for name in NAMES], options), number, programs)
+    cell = sweep / NAMES[number - 1]
+    ran = ["/some where/python", "-m", "dfl.run", "--config", f"{cell}/cell.toml", "--resume", str(cell)]
+    assert f"{sweep.parent} 1 loaded\n" in done.stdout
+    assert done.stdout.partition("exit=0>")[2].startswith("".join(f"<{word}>" for word in ran)), done
+    assert f"task 7_{number} on n[1-2], restarts 0: {cell}\n" in done.stdout
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_every_restart_takes_another_step(sweep: Path, programs: Path) -> None:
+    """Slurm counts steps anew, and ranks that were killed may have left something by the name of theirs."""
+    program(programs, "srun", 'echo "step: ${@: -1}"')
+    script = write(sweep, cells(sweep), Slurm())
+    for restarts in (0, 1, 3):
+        done = task(script, 1, sweep, SLURM_RESTART_COUNT=str(restarts))
+        steps = [line for line in done.stdout.splitlines() if line.startswith("step: ")]
+        assert steps == ["step: true"] * restarts + [f"step: {sweep / NAMES[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "again"),
+    [(75, Slurm(), True), (75, Slurm(requeue=False), False), (0, Slurm(), False), (137, Slurm(), False)],
+)
+def test_only_what_was_told_to_stop_goes_back(
+    sweep: Path, programs: Path, code: int, options: Slurm, again: bool
+) -> None:
+    program(programs, "srun", f"exit {code}")
+    program(programs, "scontrol", 'echo "asked: $*"')
+    done = task(write(sweep, cells(sweep), options), 2, sweep)
+    assert ("asked: requeue 7_2\n" in done.stdout) == again
+    assert done.returncode == code
+    assert f"ends with exit code {code}\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ntasks": 0}, "--ntasks must be at least 1, not 0"),
+        ({"cpus_per_task": -1}, "--cpus-per-task must be at least 1, not -1"),
+        ({"nodes": 4, "ntasks": 2}, "--nodes 4 needs as many ranks: --ntasks 2 is less"),
+        ({"time": "soon"}, "--time must be MINUTES, M:SS, H:MM:SS"),
+        ({"time": "1:60"}, "--time must be"),
+        ({"time": "1:00:00:00"}, "--time must be"),
+        ({"time": "2"}, "--time 2 is over before runs are told to stop, --signal 120 s earlier"),
+        ({"partition": "a b"}, "--partition must be the name of a partition"),
+        ({"partition": "a\n#SBATCH --wrap=x"}, "--partition must be"),
+        ({"partition": "a\n"}, "--partition must be"),
+        ({"account": "$(id)"}, "--account must be"),
+        ({"mpi": "pmi2 --uid=0"}, "--mpi must be one that srun --mpi=list shows"),
+        ({"setup": ("true", "a\nb")}, "--setup must be a line of shell, not 'a\\nb'"),
+        ({"sbatch": ("--gres=gpu:1",)}, "--sbatch must be an option of sbatch without its dashes, as gres=gpu:1"),
+        ({"sbatch": ("comment=a b",)}, "--sbatch must be"),
+        ({"sbatch": ("gres=gpu:1\n",)}, "--sbatch must be"),
+        ({"sbatch": ("output=x",)}, "--sbatch output is for the sweep to say"),
+    ],
+)
+def test_what_slurm_would_misread_is_refused(options: dict[str, Any], said: str) -> None:
+    assert refusal(**options).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("3", 180), ("2:01", 121), ("1:00:00", 3600), ("1-0", 86400), ("1-2:3", 93780), ("0-0:0:30", 30)],
+)
+def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
+    Slurm(time=time, signal=seconds - 1)
+    assert f"--signal {seconds} s" in refusal(time=time, signal=seconds)
+    assert Slurm(time="unlimited").time
+
+
+@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b"])
+def test_paths_that_a_script_cannot_say(sweep: Path, name: str) -> None:
+    for folder, cell in ((sweep, Path(name)), (Path(name), sweep)):
+        with pytest.raises(InputError, match="which a script of Slurm cannot say") as refused:
+            write(folder, [cell], Slurm())
+        assert "\n" not in str(refused.value)
+    assert not (sweep / "slurm").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(sweep: Path) -> None:
+    (sweep / "slurm").write_text("")
+    with pytest.raises(InputError, match="slurm cannot be written to"):
+        write(sweep, cells(sweep), Slurm())
+
+
+def test_submitting(sweep: Path, programs: Path) -> None:
+    script = write(sweep, cells(sweep), Slurm())
+    program(programs, "sbatch", f'[ "$*" = "--parsable {script}" ] && echo "123;far"')
+    assert submit(script) == "123"
+
+
+def test_a_refusal_is_one_line(sweep: Path, programs: Path) -> None:
+    script = write(sweep, cells(sweep), Slurm(partition="nowhere"))
+    with pytest.raises(InputError) as absent:
+        submit(script)
+    assert str(absent.value) == "--slurm: sbatch cannot be started (No such file or directory): is this a cluster?"
+    program(programs, "sbatch", "printf 'sbatch: error: no such partition\\nsbatch: error: Failed: bad\\n' >&2; exit 1")
+    with pytest.raises(InputError) as refused:
+        submit(script)
+    assert str(refused.value) == "--slurm: sbatch refuses: no such partition Failed: bad"
+    program(programs, "sbatch", "exit 4")
+    with pytest.raises(InputError, match="refuses: exit code 4"):
+        submit(script)
+
+
+def test_who_is_in_the_queue(sweep: Path, programs: Path) -> None:
+    assert queued(sweep) == {}
+    script = write(sweep, cells(sweep), Slurm())
+    assert queued(sweep) == {}  # there is no squeue
+    other = write(sweep, cells(sweep)[2:], replace(Slurm(), ntasks=2))
+    (linked := sweep.parent / "linked").symlink_to(sweep)
+    lines = f"""7_2|2|RUNNING|n[1-2]|{script}
+8_1|1|PENDING|(Resources)|{other}
+7_1|1|PENDING|(Priority)|{linked}/slurm/1.sh
+9|N/A|RUNNING|n1|/bin/other.sh
+6_4|4|PENDING|(None)|/elsewhere/slurm/1.sh"""
+    program(programs, "squeue", f"cat <<'END'\n{lines}\nEND".replace("cat", 'while read -r l; do echo "$l"; done'))
+    assert queued(sweep) == {
+        NAMES[1]: "task 7_2 running n[1-2]",
+        NAMES[2]: "task 8_1 pending (Resources)",
+        NAMES[0]: "task 7_1 pending (Priority)",
+    }
+    program(programs, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"):
+        queued(sweep)

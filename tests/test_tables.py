@@ -1,0 +1,145 @@
+"""Tables hold what the runs wrote, in the order of the grid, and means over the cells that are done."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from dfl.grid import Grid, keep, read
+from dfl.tables import cells, curves, grouped, screen, summary, write
+
+HEAD = "round,seconds,accuracy_mean,accuracy_min,payload_bytes\n"
+ROWS = HEAD + "0,0.5,0.1,0.1,0\n4,{seconds},{accuracy},{worst},{payload}\n"
+
+
+def swept(folder: Path, lists: str) -> Grid:
+    """A sweep whose folders are made up: cell n ends with an accuracy of (n + 1) / 10."""
+    (folder / "grid.toml").write_text(f"peers = 4\nrounds = 4\n[sweep]\n{lists}")
+    grid = read(folder / "grid.toml", 1)
+    keep(grid, folder)
+    for n, cell in enumerate(grid.cells, 1):
+        text = ROWS.format(seconds=n, accuracy=f"{n / 10:.4f}0", worst=n / 20, payload=1000 * n)
+        (folder / cell.name / "metrics.csv").write_text(text)
+        end(folder / cell.name, 0)
+    return grid
+
+
+def end(folder: Path, code: int | None) -> None:
+    (folder / "run.json").write_text(json.dumps({"run": {}, "exit": code, "ending": "as it did"}))
+
+
+LISTS = 'topology = ["ring", "complete"]\nseed = [0, 1, 2]\nbits = ["none", 4]\n'
+
+
+def test_a_row_per_cell_as_it_was_written(tmp_path: Path) -> None:
+    grid = swept(tmp_path, LISTS)
+    end(tmp_path / grid.cells[1].name, 3)
+    (tmp_path / grid.cells[2].name / "run.json").unlink()
+    with (tmp_path / grid.cells[3].name / "metrics.csv").open("a") as file:
+        file.write("8,9,0")  # the row that is being written
+    write(cells(grid, tmp_path), tmp_path / "sweep.csv")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0] == "name,topology,seed,bits,status,round,accuracy_mean,accuracy_min,payload_bytes,seconds"
+    assert lines[1] == '"topology=ring,seed=0,bits=none",ring,0,none,done,4,0.10000,0.05,1000,1'
+    assert lines[2] == '"topology=ring,seed=0,bits=4",ring,0,4,diverged,4,0.20000,0.1,2000,2'
+    assert lines[3].split(",")[6:8] == ["waiting", "4"]
+    assert lines[4] == '"topology=ring,seed=1,bits=4",ring,1,4,done,4,0.40000,0.2,4000,4'
+    assert len(lines) == 13
+
+
+def test_columns_of_some_cells_are_empty_in_others(tmp_path: Path) -> None:
+    grid = swept(tmp_path, "seed = [0, 1]\n")
+    (tmp_path / "seed=0/metrics.csv").unlink()
+    (tmp_path / "seed=1/metrics.csv").write_text("round,seconds,more\n4,1,7\n")
+    table = cells(grid, tmp_path)
+    assert list(table) == ["name", "seed", "status", "round", "more", "seconds"]
+    assert table["more"].isna().tolist() == [True, False]
+
+
+def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:
+    grid = swept(tmp_path, LISTS)
+    end(tmp_path / "topology=ring,seed=2,bits=4", 3)
+    for seed in (0, 1, 2):
+        end(tmp_path / f"topology=complete,seed={seed},bits=none", None)
+    found = summary(cells(grid, tmp_path), grouped(grid))
+    assert list(found) == [
+        "topology", "bits", "seeds", "of", "accuracy_mean", "accuracy_mean_deviation", "accuracy_min",
+        "accuracy_min_deviation", "payload_bytes", "payload_bytes_deviation",
+    ]  # fmt: skip
+    assert found[["topology", "bits"]].to_numpy().tolist() == [
+        ["ring", "none"], ["ring", "4"], ["complete", "none"], ["complete", "4"],
+    ]  # fmt: skip
+    assert found["seeds"].tolist() == [3, 2, 0, 3]
+    assert found["of"].tolist() == [3, 3, 3, 3]
+    for row, accuracies in ((0, (0.1, 0.3, 0.5)), (1, (0.2, 0.4)), (3, (0.8, 1.0, 1.2))):
+        assert found["accuracy_mean"][row] == pytest.approx(statistics.mean(accuracies))
+        assert found["accuracy_mean_deviation"][row] == pytest.approx(statistics.stdev(accuracies))
+        assert found["accuracy_min"][row] == pytest.approx(statistics.mean(accuracies) / 2)
+    assert found["accuracy_mean"].isna().tolist() == [False, False, True, False]
+    shown = console_text(found, grouped(grid))
+    assert shown[1].split()[:5] == ["ring", "none", "3", "0.3000", "0.2000"]
+    assert shown[2].split()[2:5] == ["2", "of", "3"]
+    assert shown[3].split()[2:] == ["0", "of", "3", *"------"]
+
+
+def console_text(found: pd.DataFrame, by: list[str]) -> list[str]:
+    console = Console(width=200, record=True, quiet=True)
+    console.quiet = False
+    with console.capture() as said:
+        console.print(screen(found, by))
+    return said.get().splitlines()
+
+
+def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
+    grid = swept(tmp_path, "seed = [0, 1]\n")
+    found = summary(cells(grid, tmp_path), grouped(grid))
+    assert found.to_dict("records")[0] | {"accuracy_mean_deviation": 0} == {
+        "seeds": 2, "of": 2, "accuracy_mean": pytest.approx(0.15), "accuracy_mean_deviation": 0,
+        "accuracy_min": pytest.approx(0.075), "accuracy_min_deviation": pytest.approx(statistics.stdev((0.05, 0.1))),
+        "payload_bytes": 1500, "payload_bytes_deviation": pytest.approx(statistics.stdev((1000, 2000))),
+    }  # fmt: skip
+    assert console_text(found, [])[0].split()[:3] == ["seeds", "accuracy", "std"]
+
+
+def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+    grid = swept(tmp_path, "bits = [4, 8]\n")
+    found = summary(cells(grid, tmp_path), grouped(grid))
+    assert found["accuracy_mean_deviation"].isna().all()
+    assert "std" not in console_text(found, ["bits"])[0]
+
+
+def test_where_nothing_is_called_accuracy_the_loss_counts(tmp_path: Path) -> None:
+    grid = swept(tmp_path, "seed = [0, 1]\n")
+    for seed, loss in ((0, 2.0), (1, 4.0)):
+        text = f"round,train_loss,accuracy_mean,accuracy_min,payload_bytes\n0,{loss},,,10\n"
+        (tmp_path / f"seed={seed}/metrics.csv").write_text(text)
+    found = summary(cells(grid, tmp_path), [])
+    assert found["train_loss"].tolist() == [3.0]
+    assert "accuracy_mean" not in found
+    assert console_text(found, [])[0].split() == ["seeds", "loss", "std", "payload"]
+
+
+def test_nothing_at_all_is_a_table_too(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("peers = 4\n[sweep]\nseed = [0, 1]\n")
+    grid = read(tmp_path / "grid.toml", 1)
+    keep(grid, tmp_path / "out")
+    table = cells(grid, tmp_path / "out")
+    assert table["status"].tolist() == ["waiting", "waiting"]
+    assert summary(table, [])[["seeds", "of"]].to_numpy().tolist() == [[0, 2]]
+    assert curves(grid, tmp_path / "out").empty
+
+
+def test_curves_are_those_of_the_finished(tmp_path: Path) -> None:
+    grid = swept(tmp_path, LISTS)
+    end(tmp_path / grid.cells[0].name, None)
+    rows = curves(grid, tmp_path)
+    assert len(rows) == 2 * 11
+    assert grid.cells[0].name not in set(rows["cell"])
+    first = rows[rows["cell"] == grid.cells[1].name]
+    assert first[["topology", "seed", "bits"]].drop_duplicates().to_numpy().tolist() == [["ring", "0", "4"]]
+    assert first["accuracy_mean"].tolist() == [0.1, 0.2]
