@@ -53,12 +53,12 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
 
 
 def choose_several(where: str, specs: str, registry: Mapping[str, Component]) -> list[partial[Any]]:
-    """Read specs that are joined by +; a + before a digit belongs to an option.
+    """Read specs that are joined by +; a + that no name follows belongs to an option.
 
     Raises:
         InputError: as `choose` does, or a component that is named twice.
     """
-    found = [choose(where, spec, registry) for spec in re.split(r"\+(?![0-9])", specs)]
+    found = [choose(where, spec, registry) for spec in re.split(r"\+(?=[A-Za-z])", specs)]
     if len({each.func for each in found}) < len(found):
         raise InputError(f"{where} {specs} names something twice: give each once")
     return found

@@ -182,6 +182,8 @@ REFUSED = [
     ("--faults outage --algorithm pooled", "--faults outage has no part in --algorithm pooled: leave it out"),
     ("--faults outage+burst --algorithm local_only", "--faults outage+burst has no part in --algorithm local_only"),
     ("--faults leave:peers=2+4", "--faults leave: peers must be from 0 to 3, not 2+4"),
+    ("--faults leave:peers=2+", "--faults leave: peers must be whole numbers joined by +, as 200+200, not '2+'"),
+    ("--faults link_loss+", "--faults: unknown 'link_loss+' (did you mean link_loss?)"),
     ("--faults outage+outage:p=0.3", "--faults outage+outage:p=0.3 names something twice"),
     ("--faults link_loss --aggregator trimmed_mean",
      "--aggregator trimmed_mean: f=1 needs more than 2 words, there is 1 where --faults link_loss leaves no more"),
