@@ -33,7 +33,7 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(n, row) for n, row in enumerate(csv.reader(file), 1) if row and row != HEADER]
     except OSError as error:
-        raise InputError(f"--network links: {path} cannot be read ({error.strerror})") from None
+        raise InputError(f"--network links: path {path} cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--network links: {path} is no CSV file ({error})") from None
     figures = np.full((len(edges), 2), np.nan)

@@ -83,8 +83,8 @@ class Timed(Speeds):
         for name in ("step_ms", "sigma"):
             value = getattr(self, name)
             if (value is None) == (name in needs):
-                wrong = "needs" if value is None else "has no part for"
-                raise InputError(f"--network {self._name}: compute={self.compute} {wrong} {name}")
+                wrong = f"needs {name}" if value is None else f"has no part for {name}={value:g}"
+                raise InputError(f"--network {self._name}: compute={self.compute} {wrong}")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name, None)  # not all have all of them
             self._check(name, value is None or low <= value <= high, f"from {low:g} to {high:g}")

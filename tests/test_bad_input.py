@@ -34,7 +34,7 @@ BAD = {
 HUGE = {"int": "9" * 30, "float": "1e308", "tuple[int, ...]": f"{10**30}+2", "str": "x" * 500}
 """Values that may be refused or not, but may not end in a traceback."""
 
-GOOD = {"erdos_renyi": "p=0.5", "edges": "path=no-such.edges"}
+GOOD = {"erdos_renyi": "p=0.5", "edges": "path=no-such.edges", "links": "path=no-such.csv"}
 """Something to write for required options."""
 
 

@@ -218,14 +218,14 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
         ("uplink:compute=slow", "compute must be none, constant, lognormal or measured, not 'slow'"),
         ("uplink:compute=constant", "--network uplink: compute=constant needs step_ms"),
         ("uplink:compute=lognormal,step_ms=3", "--network uplink: compute=lognormal needs sigma"),
-        ("uplink:step_ms=3", "--network uplink: compute=none has no part for step_ms"),
+        ("uplink:step_ms=3", "--network uplink: compute=none has no part for step_ms=3"),
         ("uplink:compute=measured,step_ms=3", "compute=measured has no part for step_ms"),
         ("uplink:compute=constant,step_ms=-3", "--network uplink: step_ms must be from 0 to 1e+09, not -3.0"),
         ("mixed", "--network mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
         ("mixed:phone=0.5,dsl=0.6", "must add up to 1, not to 1.1"),
         ("mixed:phone=1.5,dsl=-0.5", "--network mixed: phone must be from 0 to 1, not 1.5"),
-        ("links:path=any.csv,step_ms=1", "--network links: compute=none has no part for step_ms"),
-        ("links:path=/none/such", "--network links: /none/such cannot be read (No such file or directory)"),
+        ("links:path=any.csv,step_ms=1", "--network links: compute=none has no part for step_ms=1"),
+        ("links:path=/none/such", "--network links: path /none/such cannot be read (No such file or directory)"),
     ],
 )
 def test_bad_networks_are_refused(dfl_run: Command, spec: str, complaint: str) -> None:
