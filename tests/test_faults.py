@@ -152,8 +152,9 @@ def test_links_of_a_server_are_links_of_their_own() -> None:
     everyone = {(s, r): bool(sky.arrive(s, r)[0]) for s in range(10) for r in range(10) if s != r}
     assert sky.arrive(9, peers).tolist() == [everyone[9, i] for i in range(9)]
     assert sky.arrive(peers, 9).tolist() == [everyone[i, 9] for i in range(9)]
-    numbers = {s * 10 + r for s, r in everyone}
-    assert len(numbers) == 90
+    rounds = [Weather((LinkLoss(p=0.5),), Today(9, 0, t)) for t in range(40)]
+    histories = {link: tuple(bool(sky.arrive(*link)[0]) for sky in rounds) for link in everyone}
+    assert len(set(histories.values())) == len(histories) == 90
 
 
 def test_a_round_is_worked_out_once() -> None:

@@ -122,7 +122,7 @@ def test_who_hears_nothing_is_alone(faults: str, topology: str) -> None:
 LYING: list[dict[str, Any]] = [
     {}, {"bits": 3}, {"bits": 3, "topology": "one_peer_exponential"}, {"aggregator": "median"},
     {"algorithm": "qdfedavgm:exchange=paper,alpha=0.5", "compressor": "quantize:bits=6"},
-    {"attack": "sign_flip:peers=3"}, {"attack": "dissensus:peers=3", "aggregator": "clipping"},
+    {"attack": "ipm:eps=1e9,peers=3"}, {"attack": "dissensus:peers=3", "aggregator": "clipping"},
     {"attack": "alie:peers=3", "bits": 3}, {"algorithm": "local_only"},
 ]  # fmt: skip
 

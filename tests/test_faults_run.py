@@ -70,11 +70,13 @@ def test_losses_that_never_come_change_nothing_at_a_server(algorithm: str) -> No
 def test_those_who_are_drawn_are_up() -> None:
     """Half of eight, of the five that are left; with fewer than half left, all of them."""
     for gone, asked in (("0+1+2", 4), ("0+1+2+3+4+5", 2)):
-        setting = quadratic(algorithm="fedavg:fraction=0.5", faults=f"leave:peers={gone},at=0")
-        final(setting, 3)
         down = [int(i) for i in gone.split("+")]
-        assert not setting.network.told[down].any()
-        assert setting.network.told.sum() == 3 * asked * 5 * 8
+        for push, told in (("chosen", asked), ("everyone", 8 - len(down))):
+            setting = quadratic(algorithm=f"fedavg:fraction=0.5,push={push}", faults=f"leave:peers={gone},at=0")
+            final(setting, 3)
+            assert not setting.network.told[down].any()
+            assert setting.network.told.sum() == 3 * told * 5 * 8
+            assert setting.network.payload.sum() == 3 * asked * 5 * 8
 
 
 def test_one_is_not_slow_even_where_few_are_left() -> None:
