@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
 RANKS = (1, 2, 3, 5, 16)
-EVERY = {16: 3}
-"""Ranks that outnumber the cores by far run every so many-th combination only."""
+EVERY = {5: 2, 16: 6}
+"""Ranks that outnumber the cores run every so many-th combination only."""
 CLOCKS = ["seconds", "wire_bytes"]
 """What may differ between launches: the time that passed, and what MPI moved between ranks."""
 
@@ -56,7 +56,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_results_do_not_depend_on_the_launch(launched: dict[int, Path], ranks: int) -> None:
     everything, names = (sorted(f.name for f in launched[n].iterdir()) for n in (1, ranks))
-    assert len(names) > 40
+    assert len(names) > 20
     assert set(names) <= set(everything)
     assert len(names) == -(-len(everything) // EVERY.get(ranks, 1))
     for name in names:
