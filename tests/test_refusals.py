@@ -103,7 +103,8 @@ def test_folders_to_write_to(dfl_run: Command) -> None:
         (dfl_run.folder / f"old-{name}").mkdir()
         (dfl_run.folder / f"old-{name}" / name).touch()
         line = dfl_run.refused(*few, "--out", f"old-{name}")
-        assert line == f"--out old-{name} holds a run already, and runs are never overwritten: give another folder"
+        said = f"--out old-{name} holds a run already, and runs are never overwritten: give another folder"
+        assert line == f"{said}, or --resume old-{name}"
     (dfl_run.folder / "file").touch()
     assert dfl_run.refused(*few, "--out", "file") == "--out file cannot be written to: File exists"
     assert dfl_run.refused(*few, "--out", "file/in").startswith("--out file/in cannot be written to: Not a directory")
@@ -150,8 +151,10 @@ def test_damaged_files_of_data(dfl_run: Command) -> None:
 def test_a_run_that_diverges(dfl_run: Command) -> None:
     ended = dfl_run("--lr", "1e6", "--peers", "4", "--rounds", "9", "--eval-every", "1", "--out", "wild")
     assert ended.code == 3
-    assert ended.err.startswith("dfl: peer 0 is no longer finite after round 2: try a smaller --lr (it is 1000000.0)")
+    assert ended.err.startswith(
+        "dfl: peer 0's model is no longer finite after round 2: try a smaller --lr (it is 1000000"
+    )
     assert ended.err.count("\n") == 1
     assert json.loads(Path("wild/run.json").read_text())["exit"] == 3
     assert len(dfl.load("wild").rows) == 2
-    assert {path.name for path in Path("wild").iterdir()} == {"run.json", "metrics.csv"}
+    assert {path.name for path in Path("wild").iterdir()} == {"run.json", "metrics.csv", "logs"}

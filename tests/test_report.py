@@ -241,7 +241,7 @@ def test_a_crash_while_finishing_leaves_no_half_files(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(dfl.InputError, match="run cannot be written to: disk full"):
         list(dfl.simulate(small(out=tmp_path / "run")))
-    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["metrics.csv", "run.json"]
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["logs", "metrics.csv", "run.json"]
     assert dfl.load(tmp_path / "run").record["ending"].endswith("cannot be written to: disk full")
 
 
