@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, words
 
 NAMES = ("alpha", "beta")
@@ -96,12 +97,17 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
             _ip("-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
             _ip("-n", space, "link", "set", "lo", "up")
             _ip("-n", space, "link", "set", cable, "up")
+        assert eventually(lambda: all(map(_carries, spaces, cables)), 20)  # else MPI finds no way between them
         yield hosts
     finally:
         for pid in hosts.running():
             os.kill(pid, signal.SIGKILL)
         for space in spaces:
             _ip("netns", "del", space)
+
+
+def _carries(space: str, cable: str) -> bool:
+    return "state UP" in _ip("-n", space, "link", "show", "dev", cable)
 
 
 def _ip(*more: str) -> str:
