@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from dfl.errors import InputError
+from dfl.errors import DivergedError, InputError, Suspended
 
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
@@ -21,7 +21,13 @@ STATUSES = (DONE, DIVERGED, FAILED, RUNNING, STOPPED, WAITING)
 LAST = 12
 """Lines of output.log among which an error is looked for."""
 
-_ENDINGS: dict[int | None, str] = {0: DONE, 3: DIVERGED, 75: STOPPED, 130: STOPPED, None: STOPPED}
+_ENDINGS: dict[int | None, str] = {
+    0: DONE,
+    DivergedError.code: DIVERGED,
+    Suspended.code: STOPPED,
+    130: STOPPED,
+    None: STOPPED,
+}
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,9 @@ def _handed_out(found: keeping.Found | None, like: Arrays, alike: tuple[str, ...
     """The rows of a checkpoint that are this rank's: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in alike else len(like[name]) for name in names]])
-    ends = np.cumsum(world.everywhere(mine), axis=0)
-    begins = ends - world.everywhere(mine)
+    everyone = world.everywhere(mine)
+    ends = np.cumsum(everyone, axis=0)
+    begins = ends - everyone
 
     def fits() -> bytes:
         assert found is not None

@@ -110,17 +110,16 @@ class Clock:
         """What it has taken so far: the time of the slowest peer."""
         return float(self.now.max())
 
-    def share(self, arcs: Arcs, size: int, up: NDArray[np.bool_] | None = None, steps: Ints | None = None) -> None:
+    def share(self, arcs: Arcs, size: int, up: NDArray[np.bool_] | None = None) -> None:
         """Peers train, if they have not in this round, and say words of `size` bytes to their neighbours.
 
         Args:
             arcs: the edges that speak.
             size: bytes of a word.
             up: (P,) who takes part; the clocks of the others go along with the earliest of these. All where not given.
-            steps: (P,) the local steps of this round, where they are not those of every round.
         """
         here = np.arange(len(self.now)) if up is None else np.flatnonzero(up)
-        self._train(here, steps)
+        self._train(here)
         self.now = self._until((arcs.sender, arcs.receiver), size)[:-1]
         if up is not None and len(here):
             self.now[~up] = np.maximum(self.now[~up], self.now[here].min())
@@ -129,29 +128,29 @@ class Clock:
         """A server says a word of `size` bytes to some peers, by their numbers, when all are done."""
         self.now = self._until((np.full_like(to, len(self.now)), to), size)[:-1]
 
-    def collect(self, size: int, group: Ints, steps: Ints | None = None) -> None:
+    def collect(self, size: int, group: Ints) -> None:
         """Some peers train, as in `share`, and answer the server; it waits for them, and all wait for it."""
-        self._train(group, steps)
+        self._train(group)
         self.now[:] = self._until((group, np.full_like(group, len(self.now))), size).max()
 
     def turn(self, up: NDArray[np.bool_] | None = None) -> None:
         """End a round; where nobody has spoken, all have trained who are up (P,)."""
-        self._train(np.arange(len(self.now)) if up is None else np.flatnonzero(up), None)
+        self._train(np.arange(len(self.now)) if up is None else np.flatnonzero(up))
         self._trained = False
 
     def _until(self, words: tuple[Ints, Ints], size: int) -> Floats:
         return self.ways.until(np.append(self.now, self.now.max()), words, size)
 
-    def _train(self, who: Ints, steps: Ints | None) -> None:
+    def _train(self, who: Ints) -> None:
         """Let some peers train, once in a round."""
         if not self._trained:
-            self.now[who] += self._work(self.steps if steps is None else steps)[who]
+            self.now[who] += self._work()[who]
         self._trained = True
 
-    def _work(self, steps: Ints) -> Floats:
+    def _work(self) -> Floats:
         """Seconds for which every peer trains, (P,)."""
         if self.pace is not None:
-            return self.pace * steps
+            return self.pace * self.steps
         assert self.spent is not None
         mine = self.network.layout.block(self.network.world.rank)
         everyone = self.network.world.everywhere(self.spent[mine.start : mine.stop].copy())

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, Seen, held, last_words, look
-from dfl.errors import InputError
+from dfl.errors import DivergedError, InputError, Suspended
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """By which a sweep is told to stop; SIGUSR1 is Slurm's warning."""
@@ -122,7 +122,7 @@ def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 def _outcome(folder: Path, code: int, told: bool) -> Seen:
     """How the program ended that wrote to a folder: as its files say, if it came to write them."""
     seen = look(folder)
-    if seen.status == RUNNING or told or code in (0, 3, 75, 130):
+    if seen.status == RUNNING or told or code in (0, DivergedError.code, Suspended.code, 130):
         return seen
     said = last_words(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
     return Seen(FAILED, seen.row, said or f"exit code {code}")
@@ -134,17 +134,29 @@ def command(folder: Path) -> list[str]:
 
 
 def launcher(ranks: int) -> list[str]:
-    """The words before `python`: the mpirun of this Python, or that of the path; none for one rank.
+    """The words before `python`; none for one rank.
 
     Raises:
         InputError: there is none.
     """
     if ranks == 1:
         return []
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpirun is None:
-        raise InputError(f"--ranks {ranks} needs mpirun: pip install 'dfl[mpi]'")
-    return [mpirun, "-n", str(ranks)]
+    return [mpirun(f"--ranks {ranks} needs"), "-n", str(ranks)]
+
+
+def mpirun(whoever_needs: str) -> str:
+    """The mpirun of this Python, or that of the path.
+
+    Args:
+        whoever_needs: the beginning of what is said where there is none.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise InputError(f"{whoever_needs} mpirun: pip install 'dfl[mpi]'")
+    return found
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from dfl.errors import InputError
+from dfl.errors import InputError, Suspended
 from dfl.specs import flag
 
-STOPPED = 75
+STOPPED = Suspended.code
 """The exit code of a run that was warned, wrote a checkpoint and can be resumed (sysexits.h: EX_TEMPFAIL)."""
 
 LATE = 30

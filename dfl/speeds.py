@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +62,7 @@ network("none")(Speeds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed(Speeds):
+class Timed(Speeds, ABC):
     """How fast peers compute, whatever their lines.
 
     Attributes:
@@ -101,9 +102,9 @@ class Timed(Speeds):
         """The clock; see `Speeds`."""
         return Clock(network, self.ways(network), steps, self._pace(network.layout.peers, network.seed))
 
+    @abstractmethod
     def ways(self, network: Network) -> Ways:
         """How words get from node to node; errors are those of `start`."""
-        raise NotImplementedError
 
     def _pace(self, peers: int, seed: int) -> Floats | None:
         """Seconds of a local step of every peer, (P,)."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from dfl.errors import InputError
+from dfl.jobs import mpirun
 
 
 def launch(ranks: int, *words: str) -> dict[str, Any]:
@@ -44,10 +42,5 @@ def timed(ranks: int, *words: str) -> tuple[str, float]:
 
 
 def _launcher(ranks: int) -> list[str]:
-    """The words before `python`: the mpirun of this Python, or that of the path."""
-    if ranks == 1:
-        return []
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpirun is None:
-        raise InputError(f"{ranks} ranks need mpirun: pip install 'dfl[mpi]'")
-    return [mpirun, "-n", str(ranks)]
+    """The words before `python`."""
+    return [mpirun(f"{ranks} ranks need"), "-n", str(ranks)] if ranks > 1 else []

@@ -172,15 +172,6 @@ def test_who_is_down_takes_no_time_and_goes_along() -> None:
     assert clock.now.tolist() == [1, 2, 1]
 
 
-def test_a_round_may_have_other_steps() -> None:
-    clock = clock_of("uplink:compute=constant,step_ms=1000", 2, steps=10)
-    clock.share(arcs((0, 1)), 0, steps=np.array([1, 3]))
-    clock.turn()
-    assert clock.now.tolist() == [1, 3]
-    clock.collect(0, np.array([0]), steps=np.array([4, 40]))
-    assert clock.now.tolist() == [5, 5]
-
-
 def test_links_have_figures_of_their_own() -> None:
     """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one of 3 s to peer 2."""
     ways = Links(np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0]))

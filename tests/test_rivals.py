@@ -202,7 +202,7 @@ def test_our_rounds_are_timed_by_the_stopwatch(tmp_path: Path) -> None:
 
 
 def test_two_ranks_need_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.rivals.run.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(dfl.InputError, match="mpirun"):
         run.check(run.Terms(tmp_path, 1, 1), ["dfl"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dfl
+from dfl.jobs import mpirun
 from experiments.rivals.install import python, ready
 from experiments.stopwatch import WORK, Work
 
@@ -74,7 +74,7 @@ def check(terms: Terms, systems: Sequence[str]) -> None:
             command = f"python -m experiments.rivals.install --envs {terms.envs}"
             raise dfl.InputError(f"{system} is not installed in {terms.envs}: {command}")
     if "dfl" in systems:
-        _mpirun()
+        mpirun("two ranks need")
 
 
 def answer(setup: Setup, work: str, terms: Terms) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _environment(threads: int) -> Mapping[str, str]:
 
 
 def _ours(setup: Setup, work: str, terms: Terms) -> list[str]:
-    ranks = [_mpirun(), "-n", str(setup.processes)] if setup.processes > 1 else []
+    ranks = [mpirun("two ranks need"), "-n", str(setup.processes)] if setup.processes > 1 else []
     numbers = {"work": work, "rounds": terms.rounds, "warm-up": terms.warm_up, "threads": setup.threads}
     return [*ranks, sys.executable, "-m", "experiments.stopwatch", *_flags(numbers)]
 
@@ -139,12 +139,3 @@ def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
 
 def _flags(numbers: Mapping[str, object]) -> Iterator[str]:
     return (word for name, value in numbers.items() for word in (f"--{name}", str(value)))
-
-
-def _mpirun() -> str:
-    """The mpirun of this Python, or that of the path."""
-    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = shutil.which("mpirun", path=places)
-    if found is None:
-        raise dfl.InputError("two ranks need mpirun: pip install 'dfl[mpi]'")
-    return found
