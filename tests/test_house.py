@@ -1,36 +1,17 @@
-"""Does the code keep the bar and the walls of the design?"""
+"""The walls between modules, documentation of public names, and what the code may not call."""
 
 import ast
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = sorted(f for folder in ("dfl", "topologies", "experiments") for f in (ROOT / folder).rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-DEEPER = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.AsyncFor, ast.AsyncWith, ast.Match)
 
 
 def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
-
-
-def functions(file: Path) -> Iterator[Function]:
-    return (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, Function))
-
-
-def depth(node: ast.AST, level: int = 0) -> int:
-    """The deepest nesting of blocks; a function inside starts anew, and elif is no deeper than if."""
-    apart = (*Function.__args__, ast.Lambda, ast.ClassDef)
-    inside = [child for child in ast.iter_child_nodes(node) if not isinstance(child, apart)]
-    return max((depth(c, level + (isinstance(c, DEEPER) and not is_elif(node, c))) for c in inside), default=level)
-
-
-def is_elif(node: ast.AST, child: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
 
 
 def imports(file: Path) -> set[str]:
@@ -51,27 +32,6 @@ def module_name(file: Path) -> str:
 
 def roots(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(file)}
-
-
-@pytest.mark.parametrize("file", [*SOURCE, *TESTS], ids=name_of)
-def test_files_and_functions_stay_small(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 300
-    for function in functions(file):
-        where = f"{name_of(file)}:{function.lineno} {function.name}"
-        assert (function.end_lineno or 0) - function.lineno + 1 <= 50, where
-        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
-        assert len([a for a in arguments if a not in ("self", "cls")]) <= 5, where
-        assert depth(function) <= 2, where
-
-
-def test_functions_are_short_as_a_rule() -> None:
-    lengths = sorted((f.end_lineno or 0) - f.lineno + 1 for file in SOURCE for f in functions(file))
-    assert lengths[int(0.9 * len(lengths))] <= 20
-
-
-def test_tests_weigh_as_much_as_the_source() -> None:
-    source, tests = (sum(len(f.read_text().splitlines()) for f in files) for files in (SOURCE, TESTS))
-    assert tests >= 0.8 * source
 
 
 @pytest.mark.parametrize("file", SOURCE, ids=name_of)
@@ -165,11 +125,3 @@ def test_mpi_never_pickles() -> None:
     used = {c.attr for c in calls if ast.unparse(c.value) in ("self.comm", "world.comm", "link")}
     assert used
     assert all(name[0].isupper() for name in used), used
-
-
-def test_the_checks_see_what_they_look_for() -> None:
-    nested = ast.parse("def f():\n for i in x:\n  if i:\n   while i:\n    pass").body[0]
-    assert depth(nested) == 3
-    ladder = ast.parse("def f():\n if a:\n  pass\n elif b:\n  pass\n elif c:\n  pass").body[0]
-    assert depth(ladder) == 1
-    assert all(a <= b for a, b in pairwise(SOURCE))
