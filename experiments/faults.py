@@ -63,7 +63,8 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Accuracy and disagreement against the share of messages that are lost, by what the messages are."""
     rows = lab.measure(options, grid(options))
     table = tabulate(rows)
-    lab.publish(options, table, draw(rows, table, options), finding(table, options))
+    seeds = lab.by_seed(rows, LABELS)
+    lab.publish(options, table, draw(rows, table, options), finding(table, options), seeds)
 
 
 def grid(options: Options) -> list[lab.Cell]:
@@ -71,7 +72,7 @@ def grid(options: Options) -> list[lab.Cell]:
     return [
         (
             {"method": method, "loss": rate, "seed": seed},
-            lab.standard(options, seed=seed, faults=f"link_loss:p={rate}", **settings),
+            lab.standard(options, seed=seed, faults=f"link_loss:p={rate}", eval_every=5, **settings),
         )
         for seed in range(options.seeds)
         for rate in options.rates
@@ -80,7 +81,7 @@ def grid(options: Options) -> list[lab.Cell]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and loss: means over the seeds of the last evaluation, and the largest disagreement seen."""
+    """A row per method and loss: means over the seeds of how runs end, and the largest disagreement seen."""
     end = compared(rows)
     each = end.groupby(LABELS, sort=False)
     table = lab.summary(rows, LABELS)
@@ -93,8 +94,8 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The last evaluation of every run; those in 8 bits with their difference to float32 at the same loss and seed."""
-    end = lab.last(rows, [*LABELS, "seed"])
+    """How every run ends; those in 8 bits with their difference to float32 at the same loss and seed."""
+    end = lab.ends(rows, [*LABELS, "seed"])
     kept = end.set_index([*LABELS, "seed"])["accuracy_mean"]
     exact = [
         kept[("copies_float32", *rest)] if method == "copies_8_bits" else None
@@ -130,7 +131,7 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
     """Accuracy and disagreement by loss, and disagreement by round."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     accuracy, apart, by_round = figure.subplots(1, 3)
-    end = lab.last(rows, [*LABELS, "seed"])
+    end = lab.ends(rows, [*LABELS, "seed"])
     for method, look in LOOKS.items():
         _by_loss(accuracy, (table, end), method, ("accuracy", "accuracy_mean"), label=NAMES[method], **look)
         _by_loss(apart, (table, end), method, ("apart", "consensus_distance"), **look)

@@ -54,13 +54,17 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Accuracy against rounds and bytes, by the graph of the peers."""
     rows = lab.measure(options, grid(options))
     table = tabulate(rows)
-    lab.publish(options, table, draw(rows, table, options), finding(table, options))
+    seeds = lab.by_seed(rows, LABELS)
+    lab.publish(options, table, draw(rows, table, options), finding(table, options), seeds)
 
 
 def grid(options: Options) -> list[lab.Cell]:
     """Every graph and width with every seed."""
     return [
-        ({"graph": graph, "width": width, "seed": seed}, lab.standard(options, topology=graph, bits=bits, seed=seed))
+        (
+            {"graph": graph, "width": width, "seed": seed},
+            lab.standard(options, topology=graph, bits=bits, seed=seed, eval_every=5),
+        )
         for seed in range(options.seeds)
         for graph in options.graphs
         for width, bits in WIDTHS.items()
@@ -68,7 +72,7 @@ def grid(options: Options) -> list[lab.Cell]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per graph and width: the gap, and means over the seeds of the last evaluation."""
+    """A row per graph and width: the gap, and means over the seeds of how runs end."""
     table = lab.summary(rows, LABELS).reset_index()
     networks = {graph: network(graph) for graph in rows["graph"].unique()}
     gaps, speaking = ({name: value(each) for name, each in networks.items()} for value in (gap, said_to))

@@ -1,4 +1,9 @@
-"""What do the pages of the lab book share? A standard setting, a grid of launches, a table, a figure, a finding."""
+"""What do the pages of the lab book share? A standard setting, a grid of launches, a table, a figure, a finding.
+
+The figure of merit of a page is a mean over the last tenth of a run's rounds (`tail_mean`), never the figure of one
+round, unless the page says what it takes instead: rounds to a target, a maximum over every round, the round that
+validation data choose. `measure` evaluates a run in every round of its last tenth, however seldom it does before.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +49,20 @@ SUBSETS = {"mnist": 2000}
 """Test examples to look at where a page looks often; all of a small data set."""
 
 
+MEASURED = (
+    "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std", "accuracy_mean_model",
+    "local_accuracy_mean", "validation_accuracy_mean", "accuracy_ensemble", "accuracy_vote", "consensus_distance",
+    "backdoor_success_mean", "trust_mean", "trust_mean_liars", "quantization_error", "peers_up",
+)  # fmt: skip
+"""Columns of metrics.csv that are measured anew at every evaluation."""
+
+COUNTED = (
+    "round", "seconds", "payload_bytes", "wire_bytes", "upload_bytes", "download_bytes", "parameters_k_plus_m",
+    "messages_lost", "sim_seconds",
+)  # fmt: skip
+"""Columns of metrics.csv that count from the first round on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a page writes to."""
@@ -83,6 +102,8 @@ def standard(options: Options, **changes: Any) -> Run:
 def measure(options: Options, cells: Sequence[Cell]) -> pd.DataFrame:
     """Run the cells that have not finished before, and read all of them back.
 
+    A run that goes to its last round is evaluated in every round of its last tenth, whatever its `eval_every`.
+
     Returns:
         The rows of every cell's metrics.csv, with its labels as further columns.
 
@@ -99,55 +120,106 @@ def measure(options: Options, cells: Sequence[Cell]) -> pd.DataFrame:
 def _cell(cells: Path, cell: Cell) -> pd.DataFrame:
     labels, run = cell
     folder = cells / ",".join(f"{name}={value}" for name, value in labels.items())
-    rows = finished(folder, run).rows
+    tail = tail_rounds(run.rounds) if run.until is None and run.eval_every > 1 else range(0)
+    rows = finished(folder, run, tail).rows
     (folder / "state.safetensors").unlink(missing_ok=True)  # which no page with many cells looks at
     return rows.assign(**labels)
 
 
-def finished(folder: Path, run: Run) -> Result:
+def finished(folder: Path, run: Run, tail: range = range(0)) -> Result:
     """The run that a folder holds, models and all; it is launched first unless it has finished there before.
+
+    Args:
+        folder, run: the folder and the run.
+        tail: the last rounds, in each of which it is evaluated, beside every `eval_every`-th.
 
     Raises:
         InputError: the run failed, or the folder holds another.
     """
-    if not _finished(folder, run):
-        _launch(folder, run)
-    return dfl.load(folder)
-
-
-def _finished(folder: Path, run: Run) -> bool:
-    """Whether a folder holds this very run, and all of it."""
-    if not (folder / "run.json").exists():
-        return False
+    if not folder.exists():
+        _launch(folder, run, tail)
     found = dfl.load(folder)
-    if _bare(found.run) != _bare(run):
+    if _bare(found.run) != _bare(replace(run, eval_every=1) if len(tail) > 1 else run):
         raise dfl.InputError(f"{folder} holds a run with other settings: give another --out")
-    return found.record["exit"] in (0, DIVERGED)
+    return found
 
 
 def _bare(run: Run) -> Run:
-    """A run without its places on the disk."""
-    return replace(run.settled(1), data_dir=None, out=None)
+    """A run without its places on the disk, and without checkpoints."""
+    return replace(run.settled(1), data_dir=None, out=None, checkpoint_every=None)
 
 
-def _launch(folder: Path, run: Run) -> None:
-    """Run a cell as its own program."""
-    shutil.rmtree(folder, ignore_errors=True)  # an earlier launch was interrupted
-    flags = [f"{flag(name)}={value}" for name, value in replace(run, out=folder).to_dict().items()]
-    done = subprocess.run([sys.executable, "-m", "dfl.run", *flags], capture_output=True, text=True)
-    if done.returncode not in (0, DIVERGED):
-        raise dfl.InputError(f"{folder}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+def _launch(folder: Path, run: Run, tail: range) -> None:
+    """Run a cell as its own program; as two where every round of its tail is evaluated.
+
+    The first ends before the tail and the second resumes it, which changes no number. The folder has its name when
+    both are done.
+    """
+    part = folder.with_name(f"{folder.name},unfinished")
+    shutil.rmtree(part, ignore_errors=True)  # an earlier launch was interrupted
+    before: dict[str, Any] = {"rounds": tail[0] - 1, "checkpoint_every": tail[0] - 1} if len(tail) > 1 else {}
+    code = _program([f"{flag(k)}={v}" for k, v in replace(run, out=part, **before).to_dict().items()], folder)
+    if before and code == 0:
+        _program([f"--resume={part}", f"--rounds={run.rounds}", "--eval-every=1"], folder)
+    elif before:  # it diverged on the way
+        shutil.rmtree(part)
+        _launch(folder, replace(run, eval_every=1), range(0))
+        return
+    part.rename(folder)
     print(f"{folder.name}: {dfl.load(folder).record['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
-def last(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
-    """The last evaluation of every cell, by its labels."""
-    return rows.groupby(list(labels), sort=False).tail(1).reset_index(drop=True)
+def _program(flags: Sequence[str], folder: Path) -> int:
+    """The exit code of dfl.run, which is 0 or that of a run that diverged.
+
+    Raises:
+        InputError: it failed; what it said last is named after the folder.
+    """
+    done = subprocess.run([sys.executable, "-m", "dfl.run", *flags], capture_output=True, text=True)
+    if done.returncode not in (0, DIVERGED):
+        raise dfl.InputError(f"{folder}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return done.returncode
+
+
+def tail_rounds(rounds: int) -> range:
+    """The rounds after the first nine tenths."""
+    return range(rounds * 9 // 10 + 1, rounds + 1)
+
+
+def tail_mean(rows: pd.DataFrame, column: str) -> float:
+    """The mean of a column over the evaluations in the last tenth of a run's rounds.
+
+    Args:
+        rows: the evaluations of one run.
+        column: what is averaged; evaluations without a figure are left out.
+    """
+    return float(rows.loc[rows["round"] >= tail_rounds(int(rows["round"].max())).start, column].mean())
+
+
+def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """How every run ends, a row each: what is measured as `tail_mean`, all else as in its last evaluation.
+
+    Args:
+        rows: the evaluations of all runs.
+        labels: the columns that tell runs apart, the seed among them.
+    """
+    return pd.DataFrame(
+        [
+            {str(name): tail_mean(own, str(name)) if name in MEASURED else own[name].iloc[-1] for name in own}
+            for _, own in groups(rows, labels)
+        ]
+    )
+
+
+def by_seed(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """A row per run with its labels, its seed and what is measured, for seeds.csv."""
+    each = ends(rows, [*labels, "seed"])
+    return each[[*labels, "seed", *(name for name in MEASURED if name in each)]]
 
 
 def summary(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
     """How cells end, by labels other than the seed: accuracy, its spread, the worst peer, payload; means over seeds."""
-    each = last(rows, [*labels, "seed"]).groupby(list(labels), sort=False)
+    each = ends(rows, [*labels, "seed"]).groupby(list(labels), sort=False)
     return pd.DataFrame(
         {
             "accuracy": each["accuracy_mean"].mean(),
@@ -170,10 +242,20 @@ def by_label(table: pd.DataFrame, labels: Sequence[str]) -> dict[Any, dict[str, 
     return {key if len(labels) > 1 else key[0]: {str(name): value for name, value in row.items()} for key, row in keyed}
 
 
-def publish(options: Place, table: pd.DataFrame, figure: Figure, finding: str) -> None:
-    """Write table.csv, table.md and figure.png, and print the table and the finding."""
+def publish(
+    options: Place, table: pd.DataFrame, figure: Figure, finding: str, seeds: pd.DataFrame | None = None
+) -> None:
+    """Write table.csv, table.md and figure.png, and print the table and the finding.
+
+    Args:
+        options: where to write to.
+        table, figure, finding: what a page found.
+        seeds: a row per run, as `ends` has it; written to seeds.csv.
+    """
     options.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.out / "table.csv", index=False, float_format="%.6g")
+    if seeds is not None:
+        seeds.to_csv(options.out / "seeds.csv", index=False, float_format="%.6g")
     figure.savefig(options.out / "figure.png", dpi=120)
     page = f"{markdown(table)}\n\nFinding: {finding}\n"
     (options.out / "table.md").write_text(page)

@@ -57,12 +57,13 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Rounds to a target accuracy, by the local steps in a round."""
     rows = lab.measure(options, grid(options))
     table = tabulate(rows)
-    lab.publish(options, table, draw(rows, table, options), finding(table, options))
+    seeds = lab.by_seed(rows, LABELS)
+    lab.publish(options, table, draw(rows, table, options), finding(table, options), seeds)
 
 
 def grid(options: Options) -> list[lab.Cell]:
     """Every number of steps with every partition and seed."""
-    change = partial(lab.standard, options, eval_every=2, eval_examples=lab.SUBSETS.get(options.dataset))
+    change = partial(lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset))
     return [
         (
             {"partition": name, "steps": steps, "seed": seed},
@@ -77,7 +78,7 @@ def grid(options: Options) -> list[lab.Cell]:
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per partition and number of steps; no figure for a target that some seed did not reach."""
     table = lab.summary(rows, LABELS).drop(columns="MB_per_peer").reset_index()
-    end = lab.last(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
+    end = lab.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
     table["mean_model"] = end["accuracy_mean_model"].mean().to_numpy()
     table["consensus_distance"] = end["consensus_distance"].mean().to_numpy()
     table["target"] = table["partition"].map(TARGETS)

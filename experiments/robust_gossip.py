@@ -90,7 +90,7 @@ def seeds(options: Options, graph: str) -> int:
 
 
 def _cells(options: Options, data: str, seed: int) -> list[lab.Cell]:
-    common: dict[str, Any] = {"seed": seed, "partition": DATA[data], "eval_every": options.rounds}
+    common: dict[str, Any] = {"seed": seed, "partition": DATA[data], "eval_every": 1}
     own: dict[str, str | int] = {"data": data, "graph": ALONE, "rule": ALONE, "attack": "none", "seed": seed}
     cells: list[lab.Cell] = [(own, lab.standard(options, algorithm="local_only", **common))]
     for graph in [graph for graph in options.graphs if seed < seeds(options, graph)]:
@@ -143,7 +143,7 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 
     The worst peer and the largest distance between peers are those of the worst attack.
     """
-    end = lab.last(rows, [*LABELS, "attack", "seed"])
+    end = lab.ends(rows, [*LABELS, "attack", "seed"])
     lost = end["round"] < options.rounds
     end = end.assign(
         accuracy=end["accuracy_mean"].mask(lost, GUESS),

@@ -98,7 +98,8 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Accuracy by round, by bytes of all and by bytes of the busiest node, with a server and without."""
     rows = counted(lab.measure(options, grid(options)), options)
     table = tabulate(rows, options)
-    lab.publish(options, table, draw(rows, options), finding(table, options))
+    seeds = lab.by_seed(rows, ["method"])
+    lab.publish(options, table, draw(rows, options), finding(table, options), seeds)
 
 
 def grid(options: Options) -> list[lab.Cell]:
@@ -132,7 +133,7 @@ def busiest(run: pd.DataFrame, sent: pd.Series) -> pd.Series:
 def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
     """A row per method: how it ends, and what it took to the two accuracies; means over the seeds."""
     table = lab.summary(rows, ["method"]).drop(columns="MB_per_peer")
-    end = lab.last(rows, ["method", "seed"]).groupby("method", sort=False)
+    end = lab.ends(rows, ["method", "seed"]).groupby("method", sort=False)
     table["mean_model"] = end["accuracy_mean_model"].mean()
     table[["total_MB", "busiest_MB"]] = end[["total_MB", "busiest_MB"]].mean()
     for target in (options.low, options.high):

@@ -175,7 +175,7 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
     """A row per graph and width: how it ends, and on every link the seconds of a round and to the two accuracies."""
     table = lab.summary(rows, LABELS)[["accuracy", "std_over_seeds"]]
     each = dict(lab.groups(rows, LABELS))
-    end = lab.last(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
+    end = lab.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
     for link in LINKS:
         table[f"{link}_round_s"] = end[link].mean() / rows["round"].max()
         for name, target in asked(options).items():

@@ -90,12 +90,13 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     exact = quadratics(options)
     rows = lab.measure(options, grid(options))
     table = tabulate(rows, exact)
-    lab.publish(options, table, draw(rows, exact, options), finding(table, options))
+    seeds = lab.by_seed(rows, LABELS)
+    lab.publish(options, table, draw(rows, exact, options), finding(table, options), seeds)
 
 
 def grid(options: Options) -> list[lab.Cell]:
     """Every mixing and method with every seed."""
-    change = partial(lab.standard, options, eval_every=5, eval_examples=lab.SUBSETS.get(options.dataset))
+    change = partial(lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset))
     return [
         (
             {"mixing": mixing, "method": method, "seed": seed},
@@ -146,8 +147,8 @@ def tabulate(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
     """A row per mixing and method: accuracy and disagreement on the data set, then on the quadratic."""
     table = lab.summary(rows, LABELS).drop(columns=["MB_per_peer", "worst_peer"]).reset_index()
     table.insert(1, "lambda_min", table["mixing"].map(smallest_eigenvalue))
-    end = lab.last(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
-    half = rows[rows["round"] == rows["round"].max() // 2 // 5 * 5].groupby(LABELS, sort=False)
+    end = lab.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
+    half = rows[rows["round"] == rows["round"].max() // 2].groupby(LABELS, sort=False)
     table["mean_model"] = end["accuracy_mean_model"].mean().to_numpy()
     table["apart_halfway"] = half["consensus_distance"].mean().to_numpy()
     table["apart"] = end["consensus_distance"].mean().to_numpy()

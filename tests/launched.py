@@ -17,8 +17,9 @@ def here() -> Iterator[list[str]]:
     """Launches of a page stay in this process; yields the names of the cells that were launched."""
     launched: list[str] = []
 
-    def launch(folder: Path, run: Run) -> None:
+    def launch(folder: Path, run: Run, tail: range) -> None:
         launched.append(folder.name)
+        run = replace(run, eval_every=1) if len(tail) > 1 else run
         for _ in dfl.simulate(replace(run, out=folder)):
             pass
 

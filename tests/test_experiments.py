@@ -48,6 +48,7 @@ def test_a_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[str, Path, st
     assert printed.count("\n| ") == len(table) + 1  # the line below the header, and the rows
     assert "\nFinding: over 1 seeds" in printed
     assert not list(out.glob("cells/*/state.safetensors"))
+    assert len(pd.read_csv(out / "seeds.csv")) == len(list(out.glob("cells/*")))
 
 
 def test_the_numbers_are_those_of_the_runs(page: tuple[str, Path, str]) -> None:
@@ -91,11 +92,21 @@ def test_only_what_has_not_finished_is_run_again(tmp_path: Path) -> None:
     written = record.stat().st_mtime_ns
     assert lab.measure(options, [cell]).equals(first)
     assert record.stat().st_mtime_ns == written
-    record.write_text(record.read_text().replace('"exit": 0', '"exit": null'))  # as after an interruption
+    record.parent.rename(tmp_path / "cells" / "seed=0,unfinished")  # as after an interruption
     again = lab.measure(options, [cell])
     assert again.drop(columns="seconds").equals(first.drop(columns="seconds"))
     with pytest.raises(InputError, match="other settings"):
         lab.measure(options, [({"seed": 0}, lab.standard(options, seed=1))])
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "cells" / "seed=0" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    options = lab.Options(dataset="digits", rounds=1, out=tmp_path)
+    with pytest.raises(InputError, match="seed=0"):
+        lab.measure(options, [({"seed": 0}, lab.standard(options, seed=0))])
+    assert notes.read_text() == "mine"
 
 
 def test_a_cell_that_fails_says_so(tmp_path: Path) -> None:
