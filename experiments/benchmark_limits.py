@@ -9,13 +9,15 @@ Command, on a 2-core machine that does nothing else:
 
     python -m experiments.benchmark_limits
 
-Finding: a round of A takes 1.39 times its operations at the speed of a matrix product, 72 % of that speed. A share has
-a fixed cost of some 0.2 ms, the Python and torch calls around MPI's, and pays for fresh memory: 5 times bare MPI at
-100 kB, 2.1 at 1 MB and 2.0 at 10 MB with one peer a rank (3.0 with eight, whose two messages for the other rank must
-first be put together). Decoding costs 1.4 to 2.6 copies of the floats, encoding 13 to 17, half of it random bits. Ranks
-beyond the cores cost little: 16 on two cores take 1.6 times what a division without loss would. Start-up is 1.2 (16
-ranks) to 2.3 times (one) that of ranks which only import torch and meet. The machine's speed wandered while it was
-measured, which is why some ratios of scaling are below one.
+Finding: a round of A takes 1.39 times its operations at the speed of a matrix product, 72 % of that
+speed. A share has a fixed cost of some 0.2 ms, the Python and torch calls around MPI's, and pays
+for fresh memory: 5 times bare MPI at 100 kB, 2.1 at 1 MB and 2.0 at 10 MB with one peer a rank (3.0
+with eight, whose two messages for the other rank must first be put together). Decoding costs 1.4 to
+2.6 copies of the floats, encoding 13 to 17, half of it random bits. Of the six shares that were to
+stay within 1.3 times bare MPI none does. Ranks beyond the cores help up to four (117 ms for 135)
+and cost beyond: 16 on two cores take 154 ms, 1.6 times what a division without loss would. Start-up
+is 1.2 (16 ranks) to 2.3 times (one) that of ranks which only import torch and meet. The machine's
+speed wandered while it was measured, which is why some ratios of scaling are below one.
 
 Grid: work A is 16 peers on a ring with 600 examples of 784 numbers each and the 2NN, one epoch of batches of 50; its
 floor is 6 d operations for each of 9,600 examples at the float32 speed that two processes reach at once in products

@@ -6,19 +6,26 @@ Command, an hour and a half on a core that other programs shared (the published 
 
     python -m experiments.lg_table1 --data-dir DIR --end 450
 
-Finding: as published. On their own labels devices get 99.0 % right with LG-FedAvg, 97.9 % with FedAvg and 97.6 % alone
-(published 98.7, 98.2, 97.2); on new digits, by all models together, 98.0, 97.9 and 81.8 % (published 97.8, 98.2, 84.0).
-Until then LG-FedAvg says 2.805e10 parameters by the paper's count, its very figure; FedAvg is stopped here after 450
-rounds, of which validation data choose 433 in the mean, 3.0e10, so its published 98.15 % after 725 and 5.05e10 is not
-tried. The 50 local-global rounds themselves are cheap: they say 0.75 of 112 GB. Without a server, from the same model
-on, five rounds of LG-DFedAvgM on a ring do as well, 99.0 and 98.0 %, for 137 MB; in 8 bits the same for 34 MB. One by
-one the models know what their devices see: 95 % of all test digits behind a server and on the ring, 19 % alone.
+The committed table is of one round a run, the one with the best validation accuracy among the two
+to six that were looked at; the page now takes the mean over the last tenth of the rounds, and has
+not been run since.
+
+Finding: the half of the parameters that Table 1 saves cannot be shown here, since FedAvg is stopped
+after 450 rounds and not 725. Accuracies are near the published ones. On their own labels devices
+get 99.0 % right with LG-FedAvg, 97.9 % with FedAvg and 97.6 % alone (published 98.7, 98.2, 97.2);
+on new digits, by all models together, 98.0, 97.9 and 81.8 % (published 97.8, 98.2, 84.0). Until
+then LG-FedAvg says 2.805e10 parameters by the paper's count, its very figure; FedAvg 3.0e10 by
+round 433, which validation data choose in the mean; its published 98.15 % after 725 rounds and
+5.05e10 is not tried. The 50 local-global rounds themselves are cheap: they say 0.75 of 112 GB.
+Without a server, from the same model on, five rounds of LG-DFedAvgM on a ring do as well, 99.0 and
+98.0 %, for 137 MB; in 8 bits the same for 34 MB. One by one the models know what their devices see:
+95 % of all test digits behind a server and on the ring, 19 % alone.
 
 Grid: MNIST, 100 devices with two label shards each, a tenth of their examples set aside; 784-512-256-256-128-10 whose
 last two layers are shared, batches of 10, one epoch a round, learning rate 0.05, momentum 0.5, C = 0.1, three seeds.
 FedAvg until round 400, and from there on what each method does: 50 rounds with a server, or five of all devices on
-the ring, which is as much training. Alone: 10 epochs (published 500) from the common start. The round that counts is
-the one with the best validation accuracy, among the two to six that are looked at. Nothing was tuned.
+the ring, which is as much training. Alone: 10 epochs (published 500) from the common start. Nothing was tuned. Reduced
+beside the published setting: FedAvg to 450 rounds (725), 10 epochs alone (500), three seeds (ten).
 
 CIFAR-10 (`--dataset cifar10`: LeNet, crop and flip) was not run: 10 rounds with two looks took two and a half minutes
 on the busy machine, the published 1,850 are hours.
@@ -66,7 +73,9 @@ PUBLISHED = {
     ("mnist", "local_only"): (97.17, 84.01, 0.0), ("cifar10", "fedavg"): (59.94, 59.94, 13.04e9),
     ("cifar10", "lg"): (89.66, 59.63, 8.48e9), ("cifar10", "local_only"): (86.81, 54.83, 0.0),
 }  # fmt: skip
-"""Local test and new test in percent, and parameters communicated."""
+"""Local test and new test in percent, and parameters communicated; FedAvg's after 725 and 1,850 rounds."""
+
+FULL = "published, full setting"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +162,7 @@ def grid(options: Options) -> list[lab.Cell]:
 
 
 def tabulate(rows: pd.DataFrame, begun: dict[int, pd.DataFrame], options: Options) -> pd.DataFrame:
-    """A row per method beside what was published: means and deviations over the seeds, of the round that is chosen."""
+    """A row per method beside what was published: means and deviations over the seeds of how runs end."""
     each = pd.DataFrame(
         [
             {"method": name, "seed": seed} | _figures(own, begun[seed])
@@ -166,25 +175,25 @@ def tabulate(rows: pd.DataFrame, begun: dict[int, pd.DataFrame], options: Option
     for k, column in enumerate(("local_test", "new_test", "parameters")):
         place = table.columns.get_loc(column)
         assert isinstance(place, int)
-        table.insert(place + 1, f"{column}_published", [each[k] for each in known])
+        table.insert(place + 1, f"{column}_published_full_setting", [each[k] for each in known])
         if column != "parameters":
             table.insert(place + 1, f"{column}_std", spread[column])
     return table.reset_index()
 
 
-def _figures(run: Any, begun: Any) -> dict[str, float]:
-    """Of one run: percent right on local and on new test where validation is best, and what was said until then."""
-    best, before = run.loc[run["validation_accuracy_mean"].idxmax()], begun.iloc[-1]
-    alone, served = run["payload_bytes"].max() == 0, best.get("parameters_k_plus_m", np.nan)
-    one = pd.isna(best.get("accuracy_ensemble", np.nan))
+def _figures(run: pd.DataFrame, begun: pd.DataFrame) -> dict[str, float]:
+    """Of one run: percent right on local and on new test, and what was said until its end."""
+    end, before = lab.ends(run, ["method", "seed"]).iloc[0], begun.iloc[-1]
+    alone, served = run["payload_bytes"].max() == 0, end.get("parameters_k_plus_m", np.nan)
+    one = pd.isna(end.get("accuracy_ensemble", np.nan))
     return {
-        "local_test": 100 * best["local_accuracy_mean"],
-        "new_test": 100 * (best["accuracy_mean"] if one else best["accuracy_ensemble"]),
-        "new_by_vote": np.nan if one else 100 * best["accuracy_vote"],
-        "new_by_mean_model": 100 * best["accuracy_mean_model"],
-        "rounds": best["round"] + (0 if alone else before["round"]),
+        "local_test": 100 * end["local_accuracy_mean"],
+        "new_test": 100 * (end["accuracy_mean"] if one else end["accuracy_ensemble"]),
+        "new_by_vote": np.nan if one else 100 * end["accuracy_vote"],
+        "new_by_mean_model": 100 * end["accuracy_mean_model"],
+        "rounds": end["round"] + (0 if alone else before["round"]),
         "parameters": 0.0 if alone else before["parameters_k_plus_m"] + served,
-        "megabytes": (best["payload_bytes"] + (0 if alone else before["payload_bytes"])) / 1e6,
+        "megabytes": (end["payload_bytes"] + (0 if alone else before["payload_bytes"])) / 1e6,
     }
 
 
@@ -205,7 +214,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     places = np.arange(len(table))
     for axes, column in zip(figure.subplots(1, 2, sharey=True), ("local_test", "new_test"), strict=True):
         axes.barh(places, table[column], xerr=table[f"{column}_std"], color=lab.COLOURS[0], label="here")
-        axes.plot(table[f"{column}_published"], places, "d", color=lab.COLOURS[1], label="published")
+        axes.plot(table[f"{column}_published_full_setting"], places, "d", color=lab.COLOURS[1], label=FULL)
         for place, value in zip(places, table[column], strict=True):
             axes.annotate(f"{value:.1f}", (value, place), (4, 6), textcoords="offset points", fontsize=8)
         low = float(np.nanmin(table[["local_test", "new_test"]].to_numpy()))

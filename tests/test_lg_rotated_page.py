@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,15 @@ def test_together_the_first_devices_keep_their_part(this: page.Scene, monkeypatc
     assert not same(new[:3], this.start[:3])
 
 
+def test_together_the_last_tenth_of_the_rounds_counts(this: page.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def marks_after(scene: page.Scene, run: Run, data: Data) -> dict[str, float]:
+        return {"normal": 10.0 * run.rounds, "rotated": float(run.eval_every)}
+
+    monkeypatch.setattr(page, "_marks_after", marks_after)
+    for row in page.together(replace(this, options=replace(this.options, rounds=20))):
+        assert (row["rounds"], row["normal"], row["rotated"]) == (20, 195, 19.5)  # of rounds 19 and 20
+
+
 class Says(Module):
     """Always the same scores."""
 
@@ -245,9 +255,9 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
     table = page.tabulate(rows)
     assert len(table) == 2 * 4
     row = lab.by_label(table, ["data", "C", "method"])["non-iid", 0.0, page.LG]
-    assert (row["normal"], row["normal_std"], row["normal_published"]) == (61.0, 1.0, 96.31)
-    assert (row["rotated"], row["rotated_std"], row["rotated_published"]) == (81.0, 1.0, 94.12)
-    assert table["normal_published"].notna().sum() == 6
+    assert (row["normal"], row["normal_std"], row["normal_published_full_setting"]) == (61.0, 1.0, 96.31)
+    assert (row["rotated"], row["rotated_std"], row["rotated_published_full_setting"]) == (81.0, 1.0, 94.12)
+    assert table["normal_published_full_setting"].notna().sum() == 6
     assert "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %" in page.finding(table)
     left, right = page.draw(table, page.Options()).axes
     assert [left.get_title(), right.get_title()] == ["iid devices", "non-iid devices"]

@@ -13,9 +13,10 @@ from dfl.mpi import connect
 from dfl.network import Network
 from dfl.simulation import prepare
 from experiments import robust_fltrust2021 as page_of
-from experiments.robust_fltrust2021 import PUBLISHED, RULES, Options
+from experiments.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.test_experiments import launch
 
+ROOT = Path(__file__).parents[1]
 TINY = ("--dataset", "digits", "--peers", "10", "--rounds", "2", "--seeds", "2", "--rates", "0.01", "0.2")
 
 
@@ -40,7 +41,7 @@ def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.D
     rows = [
         {"attack": attack, "rule": rule, "seed": 0, "round": t, "accuracy_mean": 0.1 if t == 0 else 1 - error}
         | ({"backdoor_success_mean": success} if attack == "backdoor" else {})
-        for attack in PUBLISHED
+        for attack in ATTACKS
         for rule in RULES
         if attack != "adaptive" or rule == "fltrust"
         for t, error in ((0, 0.9), (10, errors.get((attack, rule), 0.05)))
@@ -50,13 +51,13 @@ def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.D
 
 def test_a_row_per_attack_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
     _, table, printed = page
-    assert list(zip(table["attack"], table["rule"], strict=True)) == [(a, r) for a in PUBLISHED for r in RULES]
+    assert list(zip(table["attack"], table["rule"], strict=True)) == [(a, r) for a in ATTACKS for r in RULES]
     unknown = table["error"].isna()
     assert set(table["rule"][unknown]) == set(RULES) - {"fltrust"}
     assert set(table["attack"][unknown]) == {"adaptive"}
     assert table["error"][~unknown].between(0, 1).all()
     assert (table["backdoor_success"].notna() == (table["attack"] == "backdoor")).all()
-    assert "\nFinding: over 2 seeds the mean has an error of" in printed
+    assert "\nFinding: over 1 to 2 seeds the mean has an error of" in printed
     assert printed.count("| adaptive | mean | - |") == 1
 
 
@@ -129,12 +130,12 @@ def test_a_lost_model_guesses() -> None:
     assert table["lost_runs"].tolist() == [1, 0, 0, 0, 0]
 
 
-def test_the_published_numbers_stand_beside() -> None:
-    table = table_of({}).set_index(["attack", "rule"])
-    assert table["paper_error"]["krum", "krum"] == 0.91
-    assert table["paper_error"]["trim", "median"] == 0.43
-    assert table["paper_success"]["backdoor", "mean"] == 1
-    assert np.isnan(table["paper_success"]["trim", "mean"])
+def test_no_number_from_memory_stands_beside() -> None:
+    """The paper's tables were not at hand: its claims are judged, and no figure is said to be published."""
+    made = table_of({})
+    for table in (made, pd.read_csv(ROOT / "experiments/results/robust_fltrust2021/table.csv")):
+        assert not [name for name in map(str, table) if "paper" in name or "published" in name]
+    assert not [line for axes in page_of.draw(made, Options()).axes for line in axes.lines if line.get_marker() == "D"]
 
 
 HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
@@ -144,44 +145,34 @@ HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
     ("errors", "verdicts"),
     [
         (HURT | {("krum", "krum"): 0.6}, "holds holds holds"),
-        (HURT | {("trim", "fltrust"): 0.09, ("krum", "krum"): 0.4}, "FAILS holds FAILS"),
+        (HURT | {("trim", "fltrust"): 0.1, ("krum", "krum"): 0.4}, "FAILS holds FAILS"),
         (HURT | {("trim", "fltrust"): 0.07, ("trim", "median"): 0.06, ("krum", "krum"): 0.6}, "holds FAILS holds"),
     ],
 )
 def test_the_finding_judges_the_bars(errors: dict[tuple[str, str], float], verdicts: str) -> None:
     said = page_of.finding(table_of(errors), Options())
     small, more, broken = verdicts.split()
-    assert f"({small}: at most 0.03)" in said
-    assert f"({more}: more than FLTrust)" in said
-    assert f"({broken}: above 0.5)" in said
+    assert f"under every attack: {small} (" in said
+    assert f"FLTrust loses least: {more} (" in said
+    assert f"breaks Krum: {broken} (" in said
 
 
 def test_the_finding_says_losses_and_doors() -> None:
     said = page_of.finding(table_of(HURT | {("label_flip", "fltrust"): 0.3}), Options())
-    assert "over 3 seeds the mean has an error of 0.050" in said
-    assert "FLTrust loses +0.000 of that (holds: at most 0.03), the mean +0.150" in said
-    assert "FLTrust's worst error is 0.300 (label_flip)" in said
-    assert "50% (mean)" in said
+    assert "the mean has an error of 0.050 when nobody lies" in said
+    assert "under every attack: FAILS (+0.250 under label_flip, +0.000 under trim)" in said
+    assert "backdoor opens in at most 3% of the images: FAILS (50% with mean" in said
+    assert "of the images: holds" in page_of.finding(table_of(HURT, success=0.03), Options())
 
 
-def test_orders_are_compared_where_the_paper_is_clear() -> None:
-    same = table_of({(attack, rule): PUBLISHED[attack][k] for attack in PUBLISHED for k, rule in enumerate(RULES)})
-    alike, pairs = page_of.ordered(same)
-    assert alike == pairs > 20
-    turned = same.assign(error=1 - same["error"])
-    assert page_of.ordered(turned) == (0, pairs)
-    none = same[same["attack"] == "none"]  # Krum is clearly worse than the four others, and these are near each other
-    assert page_of.ordered(none) == (4, 4)
-
-
-def test_the_figure_shows_what_was_measured_and_what_was_published() -> None:
+def test_the_figure_shows_what_was_measured() -> None:
     figure = page_of.draw(table_of(HURT), Options())
     errors, opened = figure.axes
     heights = [bar.get_height() for bar in errors.patches if isinstance(bar, Rectangle)]
-    assert len(heights) == len(PUBLISHED) * len(RULES)
+    assert len(heights) == len(page_of.ATTACKS) * len(RULES)
     assert sum(abs(height - 0.2) < 1e-9 for height in heights) == 3
     assert len(opened.patches) == len(RULES)
-    assert [text.get_text() for text in errors.get_xticklabels()] == [name.replace("_", " ") for name in PUBLISHED]
+    assert [text.get_text() for text in errors.get_xticklabels()] == [name.replace("_", " ") for name in ATTACKS]
 
 
 def test_a_data_set_without_a_model_is_refused() -> None:
