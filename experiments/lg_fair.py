@@ -275,7 +275,7 @@ def draw_bars(table: pd.DataFrame, options: Options) -> Figure:
             axes.invert_yaxis()
             axes.grid(axis="x", alpha=0.3)
         line[0].set_ylabel(partition)
-        line[1].legend()
+        line[1].legend(loc="lower right", fontsize="small")
     figure.suptitle(f"LG-FedAvg's Table 4 on Adult, {options.devices} devices: what is told, and to whom")
     return figure
 

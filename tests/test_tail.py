@@ -154,7 +154,7 @@ def test_every_round_of_the_tail_is_evaluated_and_nothing_else_changes(tmp_path:
 
 def test_a_run_that_diverges_on_the_way_is_told_as_one(tmp_path: Path) -> None:
     options = lab.Options(dataset="digits", rounds=20, out=tmp_path)
-    cell = ({"seed": 0}, lab.standard(options, seed=0, eval_every=10, lr=1e6))
+    cell = ({"seed": 0}, lab.standard(options, seed=0, eval_every=10, weight_decay=1e6))
     rows = lab.measure(options, [cell])
     assert rows["round"].max() < 18
     assert lab.measure(options, [cell]).equals(rows)
