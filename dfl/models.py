@@ -223,15 +223,16 @@ def fill(module: Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module, changed in place.
-        values: the new values by the first name of every parameter.
+        values: the new values by the first name of a parameter; others stay.
     """
+    named = dict(module.named_parameters())
     new = {
-        id(old): torch.nn.Parameter(values[name], requires_grad=old.requires_grad)
-        for name, old in module.named_parameters()
+        id(named[name]): torch.nn.Parameter(value, requires_grad=named[name].requires_grad)
+        for name, value in values.items()
     }
     for layer in module.modules():
         for name, old in layer._parameters.items():
-            if old is not None:
+            if id(old) in new:
                 setattr(layer, name, new[id(old)])
 
 

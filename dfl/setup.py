@@ -16,7 +16,7 @@ from dfl.batches import widths
 from dfl.config import MOST, Run
 from dfl.dealing import Arrays
 from dfl.errors import InputError, one_line
-from dfl.models import Spec, modules_of
+from dfl.models import Spec, fill, frozen, modules_of
 from dfl.task import Examples, Loss, Solver, Task, normal
 from dfl.values import shown
 
@@ -160,8 +160,8 @@ def make_task(
     """
     (modules, loss), (common, own) = problem, arrays
     specs, sizes = specs_of(modules, run), common["sizes"][:, 0]
-    for value in (value for each in modules for value in each.parameters() if not value.requires_grad):
-        value.data = value.data.to(place.device)
+    for each in modules:
+        fill(each, {name: value.to(place.device) for name, value in frozen(each).items()})
     spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
