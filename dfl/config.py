@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from dfl.errors import InputError
 from dfl.specs import flag, options
 from dfl.split import NETS
-from dfl.values import KINDS, nearest, read
+from dfl.values import KINDS, nearest, read, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,9 @@ class Run:
     """Write the rows of metrics.csv for TensorBoard as well."""
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self)):
+            if isinstance(value := getattr(self, name), np.generic):  # numpy's numbers are those of Python
+                object.__setattr__(self, name, value.item())
         for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
@@ -248,19 +253,19 @@ def _check_kinds(run: Run) -> None:
     for name, hint in get_type_hints(Run).items():
         value, parts = getattr(run, name), get_args(hint) or (hint,)
         if get_origin(hint) is Literal:
-            good, accepted = value in parts, " or ".join(parts)
+            good, accepted = isinstance(value, str) and value in parts, " or ".join(parts)
         else:
             kind = KINDS[parts[0].__name__]
             good, accepted = kind.holds(value) or (value is None and NoneType in parts), kind.meant
         if not good:
-            raise InputError(f"{flag(name)} must be {accepted}, not {value!r}")
+            raise InputError(f"{flag(name)} must be {accepted}, not {shown(value)}")
 
 
 def _check_numbers(run: Run) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(run, name)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{flag(name)} must be from {low} to {high}, not {value}")
+            raise InputError(f"{flag(name)} must be from {low} to {high}, not {shown(value)}")
     largest = sys.float_info.max  # refuses infinity, and whole numbers that no float can hold
     for name, good, accepted in (
         ("lr", 0 < run.lr <= largest, "a positive number"),
@@ -271,7 +276,7 @@ def _check_numbers(run: Run) -> None:
         ("device", re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device), "auto, cpu, cuda or cuda:NUMBER"),
     ):
         if not good:
-            raise InputError(f"{flag(name)} must be {accepted}, not {getattr(run, name)!r}")
+            raise InputError(f"{flag(name)} must be {accepted}, not {shown(getattr(run, name))}")
 
 
 GOALS = {

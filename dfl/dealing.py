@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from dfl.attacks import Attack
 from dfl.config import Run
-from dfl.datasets.data import Data
+from dfl.datasets.data import Data, checked
 from dfl.datasets.partition import Deal, deal
 from dfl.errors import InputError
 from dfl.layout import Layout
@@ -35,8 +35,7 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
         InputError: missing or damaged files, or too few examples for the peers.
     """
     named = run.data_dir or (Path(os.environ["DFL_DATA"]) if os.environ.get("DFL_DATA") else None)
-    data = given if given is not None else parts["dataset"](named)
-    _check_data(data)
+    data = checked(given if given is not None else parts["dataset"](named))
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(
             f"--eval-examples {run.eval_examples} of {len(data.test_labels)} test examples in {run.dataset}"
@@ -51,52 +50,6 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
         most = max(map(len, dealt.train))
         raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
     return data, dealt
-
-
-def _check_data(data: Data) -> None:
-    """Refuse what a caller's own data may have wrong.
-
-    Raises:
-        InputError: unequal lengths, no examples, labels that are not whole numbers in range(classes), groups
-            that are not one whole number per example, or protected attributes that are not one 0 or 1 per name.
-    """
-    for part, inputs, labels, groups in (
-        ("train", data.train_inputs, data.train_labels, data.train_groups),
-        ("test", data.test_inputs, data.test_labels, data.test_groups),
-    ):
-        if len(inputs) != len(labels) or not len(labels):
-            raise InputError(
-                f"{len(inputs)} {part} inputs with {len(labels)} labels: as many of each, and at least one"
-            )
-        if data.classes and not (labels.dtype == np.int64 and labels.min() >= 0 and labels.max() < data.classes):
-            raise InputError(
-                f"{part} labels from {labels.min()} to {labels.max()} as {labels.dtype}: they must be int64 in "
-                f"range({data.classes}), or classes=0 and a loss of your own"
-            )
-        if groups is not None and not (groups.dtype == np.int64 and groups.shape == (len(labels),)):
-            raise InputError(
-                f"{part} groups of shape {groups.shape} as {groups.dtype}: they must be int64, one for each of "
-                f"{len(labels)} examples"
-            )
-    _check_protected(data)
-
-
-def _check_protected(data: Data) -> None:
-    """Refuse protected attributes that are not a 0 or 1 for every example and name, in both halves or in none."""
-    for part, labels, z in (
-        ("train", data.train_labels, data.train_protected),
-        ("test", data.test_labels, data.test_protected),
-    ):
-        if z is None and data.protected:
-            raise InputError(f"no {part}_protected: data that name {', '.join(data.protected)} have it in both halves")
-        if z is None:
-            continue
-        right = z.dtype == np.int64 and z.shape == (len(labels), len(data.protected)) and data.protected
-        if not (right and np.isin(z, (0, 1)).all()):
-            raise InputError(
-                f"{part}_protected of shape {z.shape} as {z.dtype}, {len(data.protected)} names in protected: it must "
-                f"be int64, 0 or 1, one for each of {len(labels)} examples and each name"
-            )
 
 
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 class DivergedError(ArithmeticError):
-    """A peer's state is no longer finite. The message names the peer and the round; exit code 3."""
+    """A peer's model, its loss or its accuracy is not finite. The message names the peer and round; exit code 3."""
 
     code = 3
 
@@ -21,3 +21,9 @@ class Suspended(Exception):  # noqa: N818  nothing is wrong
     """A run was told to stop, and wrote a checkpoint to go on from; exit code 75, by which clusters requeue."""
 
     code = 75
+
+
+def one_line(error: BaseException) -> str:
+    """Return the kind and the message of an error of another library as one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -84,7 +84,8 @@ def _slopes(
     inputs, labels, batch = seen
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
     loss = mean_loss(task.outputs(leaves | masks(task, batch), inputs), labels, batch.weight, task.loss)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # zeros for an unused parameter
+    return dict(zip(leaves, slopes, strict=True))
 
 
 def masks(task: Task, batch: Batch) -> Parameters:

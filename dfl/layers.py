@@ -59,7 +59,7 @@ class Split(nn.Module):
     Layers keep the names that they have in the stack.
 
     Attributes:
-        parts: the parameters of every part, by name: of f, of g, and of each further net under its own name.
+        parts: the trained parameters of every part, by name: of f, of g, and of each further net under its own name.
     """
 
     def __init__(self, stack: nn.Sequential, cut: int, nets: nn.ModuleDict) -> None:
@@ -69,7 +69,11 @@ class Split(nn.Module):
         layers = tuple(stack._modules)
         self._layers = {"f": layers[:cut], "g": layers[cut:], **{name: (name,) for name in nets}}
         self.parts = {
-            part: tuple(name for name, _ in self.named_parameters() if name.partition(".")[0] in inside)
+            part: tuple(
+                name
+                for name, value in self.named_parameters()
+                if value.requires_grad and name.partition(".")[0] in inside
+            )
             for part, inside in self._layers.items()
         }
 
@@ -112,6 +116,8 @@ def split(
             "with parameters"
         )
     cut = places[-behind]
+    if not any(value.requires_grad for value in nn.Sequential(*list(module)[:cut]).parameters()):
+        raise InputError(f"{flag}: behind={behind} leaves only frozen parameters before the representation")
     with torch.device("meta"):
         width = _width(nn.Sequential(*list(module)[:cut]), shape, next(module.parameters()).dtype)
         nets = nn.ModuleDict({name: _stack(width, each) for name, each in sizes.items()})

@@ -76,9 +76,21 @@ class LogFile(logging.FileHandler):
 
 
 @contextmanager
-def gathered(world: World, run: Run) -> Iterator[None]:
-    """Log what is warned of, which rank 0 alone shows, and keep what is logged until there is a file for it."""
-    early, before, shown = Early(_level(run)), LOG.level, warnings.showwarning
+def gathered(run: Run) -> Iterator[None]:
+    """Keep what is logged until there is a file for it."""
+    early = Early(_level(run))
+    if run.out is not None:
+        LOG.addHandler(early)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(early)
+
+
+@contextmanager
+def listening(world: World, run: Run) -> Iterator[None]:
+    """Log what is warned of, which rank 0 alone shows; while a run computes, not while its caller does."""
+    before, shown = LOG.level, warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
         LOG.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
@@ -86,16 +98,13 @@ def gathered(world: World, run: Run) -> Iterator[None]:
             shown(message, category, filename, lineno, *more)
 
     if run.out is not None:
-        LOG.addHandler(early)
         LOG.setLevel(min(_level(run), before or logging.CRITICAL))
     warnings.showwarning = show  # type: ignore[assignment]
     try:
         yield
     finally:
-        if warnings.showwarning is show:
-            warnings.showwarning = shown
+        warnings.showwarning = shown
         LOG.setLevel(before)
-        LOG.removeHandler(early)
 
 
 @contextmanager

@@ -37,7 +37,9 @@ Floats = NDArray[np.float64]
 
 
 def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = None) -> Floats:
-    """Accuracy of every row of x (p, d) on the common test set, (p,); NaN where labels are no classes.
+    """Accuracy of every row of x (p, d) on the common test set, (p,).
+
+    It is NaN where labels are no classes, and for a model that returns NaN.
 
     Rows that are all the same, as at the start, are evaluated once.
 
@@ -49,12 +51,16 @@ def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = Non
         return np.full(len(x), np.nan)
     rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
     right = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
+    unknown = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
         said = _said(rows, task, inputs)
         said = said if together is None else iter(together.hear(said, labels))
         for first, out in zip(range(0, len(rows), LANES), said, strict=True):
-            right[first : first + LANES] += (out.argmax(2) == labels).sum(1)
-    return np.broadcast_to(right.cpu().numpy() / len(exam.labels), len(x))
+            most, label = out.max(2)
+            right[first : first + LANES] += (label == labels).sum(1)
+            unknown[first : first + LANES] |= most.isnan().any(1)
+    accuracy = np.where(unknown.cpu().numpy(), np.nan, right.cpu().numpy() / len(exam.labels))
+    return np.broadcast_to(accuracy, len(x))
 
 
 def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
@@ -79,6 +85,8 @@ def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
 
 def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool = False) -> tuple[Floats, Floats]:
     """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
+
+    Accuracy is NaN where the loss is.
 
     Args:
         x: (p, d), or the one row (1, d) that all share.
@@ -105,6 +113,7 @@ def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool =
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
             right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if exam.classes else np.nan
+    right[np.isnan(loss)] = np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes, right / examples.sizes
 
@@ -185,6 +194,29 @@ def measure(state: State, setting: Setting, together: Ensemble | None = None) ->
     own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+
+
+def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
+    """Return a figure of an honest peer that is not finite although the peer has examples for it, or nothing.
+
+    Args:
+        peers: every peer's figures (P,), by name.
+        sizes: (P, 3) training, validation and own test examples.
+        classes: number of labels; 0 where there is no accuracy.
+    """
+    counts = {"train_loss": sizes[:, 0]}
+    if classes:
+        counts |= {
+            "accuracy": np.ones(len(sizes), np.int64),
+            "validation_accuracy": sizes[:, 1],
+            "local_accuracy": sizes[:, 2],
+        }
+    for name in (name for name in counts if name in peers):
+        bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["liar"] == 0)
+        if bad.any():
+            peer = int(bad.argmax())
+            return f"{name} of peer {peer} is {peers[name][peer]}"
+    return ""
 
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:

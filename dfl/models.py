@@ -6,10 +6,10 @@ A model enters the simulation as a row of d numbers and a `Spec` that says which
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dfl import keys
 from dfl.errors import InputError
 from dfl.split import shared_names
+from dfl.values import shown
 
 if TYPE_CHECKING:
     import torch
@@ -127,9 +128,12 @@ class Spec:
             share: which of its parameters are shared, as `--share` says it.
             nets: its children that only training has use for, which are no layers.
 
+        Frozen parameters (`requires_grad=False`) have no place in a row. Tied weights have one place, under their
+        first name, and are shared if any of their names is.
+
         Raises:
-            InputError: the module has no parameters, has buffers that averaging would corrupt (BatchNorm), or draws
-                from torch's own generator (dropout).
+            InputError: the module has no parameters to train, has buffers that averaging would corrupt (BatchNorm), or
+                draws from torch's own generator (dropout).
         """
         draws = [name for name, layer in module.named_modules() if _draws(layer)]
         if draws:
@@ -143,11 +147,16 @@ class Spec:
                 f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
                 "use GroupNorm in place of BatchNorm"
             )
-        named = dict(module.named_parameters())
+        named = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if not named:
-            raise InputError(f"the model {type(module).__name__} has no parameters to train")
-        common = shared_names(share, list(named), nets)
-        names = (*common, *(name for name in named if name not in common))
+            frozen = len(list(module.parameters()))
+            why = f": all {frozen} of them are frozen (requires_grad=False)" if frozen else ""
+            raise InputError(f"the model {type(module).__name__} has no parameters to train{why}")
+        first = {id(value): name for name, value in named.items()}
+        every = {n: first[id(v)] for n, v in module.named_parameters(remove_duplicate=False) if id(v) in first}
+        chosen = {every[name] for name in shared_names(share, list(every), nets)}
+        common = [name for name in named if name in chosen]
+        names = (*common, *(name for name in named if name not in chosen))
         shapes = tuple(tuple(named[name].shape) for name in names)
         ends = [0, *accumulate(map(math.prod, shapes))]
         return cls(names, shapes, tuple(ends[:-1]), ends[-1], ends[len(common)])
@@ -186,6 +195,52 @@ class Spec:
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
 
+def modules_of(model: Any) -> tuple[Module, ...]:
+    """Return a caller's module, or the modules of a list, as a tuple.
+
+    Raises:
+        InputError: something is no module, or is lazy and knows no shapes yet.
+    """
+    modules = tuple(model) if isinstance(model, list | tuple) else (model,)
+    if not modules:
+        raise InputError("model: no module is given")
+    for module in modules:
+        if not isinstance(module, torch.nn.Module):
+            raise InputError(
+                f"model must be a torch.nn.Module or a list of them, not {shown(module)}: a built-in one is named in "
+                "Run(model=...)"
+            )
+        for name, value in module.named_parameters():
+            if torch.nn.parameter.is_lazy(value):
+                raise InputError(
+                    f"the parameter {name} of a {type(module).__name__} is lazy: call it on an example first"
+                )
+    return modules
+
+
+def fill(module: Module, values: Mapping[str, Tensor]) -> None:
+    """Replace the parameters of a module, those on the meta device too; tied weights stay tied.
+
+    Args:
+        module: the module, changed in place.
+        values: the new values by the first name of a parameter; others stay.
+    """
+    named = dict(module.named_parameters())
+    new = {
+        id(named[name]): torch.nn.Parameter(value, requires_grad=named[name].requires_grad)
+        for name, value in values.items()
+    }
+    for layer in module.modules():
+        for name, old in layer._parameters.items():
+            if id(old) in new:
+                setattr(layer, name, new[id(old)])
+
+
+def frozen(module: Module) -> dict[str, Tensor]:
+    """The parameters of a module that are not trained, by name."""
+    return {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+
+
 def _draws(layer: Module) -> bool:
     """Whether a layer draws from torch's own generator when it trains."""
     shares = (getattr(layer, name, 0) for name in ("p", "dropout"))
@@ -211,7 +266,7 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
     """The layers of a plain stack, Linear with ReLU or nothing behind each, on flattened inputs of `shape`.
 
     Returns:
-        The layers in order; none if the module is anything else, down to a hook.
+        The layers in order; none if the module is anything else, down to a hook or a frozen parameter.
     """
     nn = torch.nn
     layers: list[Dense] = []
@@ -227,7 +282,9 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
             return ()
     hooked = any(getattr(each, hooks) for each in module.modules() for hooks in HOOKS)
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
-    return tuple(layers) if flat and not hooked and names == [name for name, _ in module.named_parameters()] else ()
+    trained = [name for name, value in module.named_parameters() if value.requires_grad]
+    whole = names == trained and not frozen(module)
+    return tuple(layers) if flat and not hooked and whole else ()
 
 
 def draw(module: Module, spec: Spec, seed: int, peers: Sequence[int]) -> Tensor:
@@ -246,7 +303,8 @@ def draw(module: Module, spec: Spec, seed: int, peers: Sequence[int]) -> Tensor:
     for name, layer in module.named_modules():
         for kind, value in layer.named_parameters(recurse=False):
             full = f"{name}.{kind}" if name else kind
-            columns[full] = _draw_one(layer, f"{name}.{kind}", value, (seed, peers))
+            if full in spec.names:
+                columns[full] = _draw_one(layer, f"{name}.{kind}", value, (seed, peers))
     return torch.cat([columns[name] for name in spec.names], dim=1)
 
 

@@ -29,6 +29,7 @@ from dfl import keeping
 from dfl.errors import InputError
 from dfl.events import Events
 from dfl.files import Lock, atomically, cut_back
+from dfl.models import frozen
 from dfl.record import circumstances, continued, ending
 
 if TYPE_CHECKING:
@@ -246,14 +247,16 @@ class Folder:
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
     """Models (P, d) by parameter name, (P, *shape).
 
-    Of several kinds, what peers keep to themselves is called `kind/name`, with a row for each peer of the kind.
+    Frozen parameters are there once, (1, *shape). Of several kinds, what peers keep to themselves is called
+    `kind/name`, with a row for each peer of the kind.
     """
     if not task.kinds:
-        return task.spec.views(models)
+        return task.spec.views(models) | {n: value[None].cpu() for n, value in frozen(task.module).items()}
     shared = task.spec.common
     named: dict[str, Tensor] = {}
-    for k, (_, spec) in enumerate(task.kinds):
+    for k, (module, spec) in enumerate(task.kinds):
         own = spec.views(models[k :: len(task.kinds)])
+        own |= {name: value[None].cpu() for name, value in frozen(module).items()}
         named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
     return {name: value for name, value in task.spec.views(models).items() if name in shared} | named
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl.config import Run
-from dfl.errors import InputError
+from dfl.errors import InputError, one_line
 from dfl.metrics import rounds_to
-from dfl.models import MODELS
+from dfl.models import MODELS, fill, modules_of
 from dfl.specs import choose, flag
+from dfl.values import KINDS, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,14 +67,31 @@ class Result:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """The models at the end, (P, *shape) by parameter name."""
+        """The models at the end, (P, *shape) by parameter name; (1, *shape) of a server, and of frozen parameters.
+
+        Tied weights are there once, under the first of their names.
+
+        Raises:
+            InputError: an unfinished run, or a file that is damaged or holds no models.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        path = self._existing("state.safetensors")
         try:
-            return load_file(self._existing("state.safetensors"))
+            state = load_file(path)
         except SafetensorError as error:
-            raise InputError(f"{self.folder}/state.safetensors is damaged: {error}") from None
+            raise InputError(f"{path} is damaged: {one_line(error)}") from None
+        if not state:
+            raise InputError(f"{path} holds no models: it has no tensors")
+        for name, value in state.items():
+            kind = str(value.dtype).removeprefix("torch.")
+            if kind not in ("float32", "float64") or not value.ndim or not len(value):
+                raise InputError(
+                    f"{path} holds no models: {name} is {kind} of shape {tuple(value.shape)}, not float32 or float64 "
+                    "with a row for each peer"
+                )
+        return state
 
     @property
     def honest(self) -> list[bool]:
@@ -87,14 +106,18 @@ class Result:
             InputError: no such peer, an unfinished run, or the caller's own module is missing or another.
         """
         peers = self.run.peers or 0
-        if not 0 <= peer < peers:
-            raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {peer}")
+        if not KINDS["int"].holds(peer) or not 0 <= peer < peers:
+            raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {shown(peer)}")
         if not isinstance(self.module, Sequence):
             # A server's model is everybody's, and the only one.
             weights = {name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()}
             return self._filled(weights, self._module())
         row, kind = divmod(peer, len(self.module))
-        own = {name: value[row].clone() for name, value in self.state.items() if name.startswith(f"{kind}/")}
+        own = {
+            name: value[min(row, len(value) - 1)].clone()  # a frozen parameter has one row
+            for name, value in self.state.items()
+            if name.startswith(f"{kind}/")
+        }
         common = {name: value[peer].clone() for name, value in self.state.items() if "/" not in name}
         own = {name.partition("/")[2]: value for name, value in own.items()}
         return self._filled(common | own, copy.deepcopy(self.module[kind]))
@@ -107,7 +130,11 @@ class Result:
         """
         if isinstance(self.module, Sequence):
             raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
-        models = {name: value.numpy()[self.honest].astype(np.float64) for name, value in self.state.items()}
+        honest, models = self.honest, {name: value.numpy() for name, value in self.state.items()}
+        models = {
+            name: (value[honest] if len(value) == len(honest) else value).astype(np.float64)
+            for name, value in models.items()
+        }
         means = {name: value.sum(0) / len(value) for name, value in models.items()}
         weights = {name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()}
         return self._filled(weights, self._module())
@@ -121,7 +148,7 @@ class Result:
             raise InputError(
                 f"{self.folder} holds another model than this {type(module).__name__}: parameters {found}, not {wanted}"
             )
-        module.load_state_dict(weights, assign=True)
+        fill(module, weights)
         return module
 
     def _module(self) -> Module:
@@ -151,11 +178,16 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
 
     Args:
         folder: its run directory.
-        module: the caller's own module or modules, if the run trained such; they are copied, never changed.
+        module: the caller's own module or modules, if the run trained such; they are copied, never changed. All of
+            their parameters, frozen ones too, get the values that they had in the run.
 
     Raises:
         InputError: the folder holds no run.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"load needs the folder of a run, not {shown(folder)}")
+    if module is not None:
+        modules_of(module)
     folder = Path(folder)
     try:
         record = json.loads((folder / "run.json").read_text())

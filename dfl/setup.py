@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +15,10 @@ from dfl import keys
 from dfl.batches import widths
 from dfl.config import MOST, Run
 from dfl.dealing import Arrays
-from dfl.errors import InputError
-from dfl.models import Spec
+from dfl.errors import InputError, one_line
+from dfl.models import Spec, fill, frozen, modules_of
 from dfl.task import Examples, Loss, Solver, Task, normal
+from dfl.values import shown
 
 if TYPE_CHECKING:
     import torch
@@ -94,31 +96,54 @@ class Facts:
 
 
 def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
-    """Build the model without drawing its weights: rows take their place."""
+    """Build the model without drawing its weights: rows take their place.
+
+    Raises:
+        InputError: there is no such model for data of this kind.
+    """
+    if not (shape and classes):
+        lacking = "examples that are single numbers" if classes else "labels that are no classes (classes=0)"
+        raise InputError(f"--model cannot be built for {lacking}: give a module of your own")
     with torch.device("meta"):
         module: Module = parts["model"](shape, classes)
     return module
 
 
 def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -> tuple[Module, ...]:
-    """The kinds of model of a run, mostly one: those that a caller brings, or the one that is asked for.
+    """The kinds of model of a run, mostly one: copies of those that a caller brings, or the one that is asked for.
 
     They come with the nets that only training has use for.
 
     Raises:
-        InputError: a model that does not fit the data, or the objective; or, of several kinds, everything is to be
-            shared, or they are to start where another run ended.
+        InputError: a model that is no module with values, or does not fit the data or the objective; or, of several
+            kinds, everything is to be shared, or they are to start where another run ended.
     """
     if model is None:
         model = make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
-    modules = tuple(model) if isinstance(model, Sequence) else (model,)
-    if not modules:
-        raise InputError("model: no module is given")
+        modules: tuple[Module, ...] = (model,)
+    else:
+        modules = _copies(model)
     objective: Objective | None = parts["objective"]
     if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
         idle = f"--pretrain {run.pretrain}" if run.pretrain else f"--start {run.start}" if run.start else "--share all"
         raise InputError(f"{idle} with {len(modules)} kinds of model: they have a part in common, which --share names")
     return tuple(objective.around(each, common, run.seed) for each in modules) if objective else modules
+
+
+def _copies(model: Models) -> tuple[Module, ...]:
+    """Copies of a caller's modules, which the run cannot alter and whose later changes it does not see.
+
+    Raises:
+        InputError: something is no module, or a parameter has no values yet.
+    """
+    modules = modules_of(model)
+    for name, value in (named for module in modules for named in module.named_parameters()):
+        if value.is_meta:
+            raise InputError(f"the model's parameter {name} is on the meta device and has no values")
+    try:
+        return tuple(copy.deepcopy(module) for module in modules)
+    except Exception as error:
+        raise InputError(f"the model cannot be copied: {one_line(error)}") from error
 
 
 def make_task(
@@ -135,6 +160,8 @@ def make_task(
     """
     (modules, loss), (common, own) = problem, arrays
     specs, sizes = specs_of(modules, run), common["sizes"][:, 0]
+    for each in modules:
+        fill(each, {name: value.to(place.device) for name, value in frozen(each).items()})
     spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
@@ -154,9 +181,11 @@ def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
     """The layouts of models of several kinds, which must agree in what is shared.
 
     Raises:
-        InputError: they do not, or are not of one dtype.
+        InputError: they do not, or are not of one dtype, float32 or float64.
     """
     specs = [Spec.of(module, run.share, run.nets) for module in modules]
+    for module in modules:
+        _check_dtype(module)
     common = [dict(zip(spec.common, spec.shapes, strict=False)) for spec in specs]
     for k, (module, shared) in enumerate(zip(modules, common, strict=True)):
         if list(shared.items()) != list(common[0].items()):
@@ -166,6 +195,112 @@ def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
         if (ours := next(module.parameters()).dtype) != (theirs := next(modules[0].parameters()).dtype):
             raise InputError(f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype")
     return specs
+
+
+def _check_dtype(module: Module) -> None:
+    """Refuse parameters that are not all float32 or all float64, and frozen ones without values.
+
+    Raises:
+        InputError: there is such a parameter.
+    """
+    first, *others = module.named_parameters()
+    for name, value in (first, *others):
+        found = str(value.dtype).removeprefix("torch.")
+        if value.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"the model's parameter {name} is of {found}: choose float32 or float64")
+        if value.dtype != first[1].dtype:
+            other = str(first[1].dtype).removeprefix("torch.")
+            raise InputError(
+                f"the model's parameters {first[0]} and {name} are of {other} and {found}: choose one of them for all"
+            )
+        if value.is_meta and not value.requires_grad:
+            raise InputError(f"the model's parameter {name} is frozen and has no values")
+
+
+def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
+    """Take the gradient of every kind of model on two test examples, and refuse what cannot be trained.
+
+    Args:
+        run: says which engine is asked for.
+        task: the problem.
+        common: what everyone was told of the data.
+        given: whether the modules are the caller's own; those that are built here need no trial.
+
+    Returns:
+        The problem; its peers train one after the other where torch.func.vmap cannot take the model and the engine is
+        for us to choose.
+
+    Raises:
+        InputError: the model or the loss raises, draws from torch's own generator, or returns something of another
+            form than (n, outputs) or (n,).
+    """
+    two = [0, len(common["labels"]) - 1]
+    inputs = _ready(_tensor(common["inputs"][two]).to(task.device), task.scale, task.shift)
+    inputs, labels = task.inputs(inputs), _tensor(common["labels"][two]).to(task.device)
+    drawn, batched = torch.get_rng_state(), task.solver.batched
+    forms: list[tuple[int, ...]] = [] if given else [(len(two), task.classes)]
+    try:
+        for module, spec in (task.kinds or ((task.module, task.spec),)) if given else ():
+            part = replace(task, module=module, spec=spec, kinds=())
+            try:
+                forms.append(_try_model(part, spec.row(module).to(task.device), inputs, len(labels)))
+            except InputError:
+                if run.engine != "auto" or not batched:
+                    raise
+                batched, part = False, replace(part, solver=replace(part.solver, batched=False))
+                forms.append(_try_model(part, spec.row(module).to(task.device), inputs, len(labels)))
+        _try_loss(task.loss, torch.zeros(forms[0], dtype=task.dtype, device=task.device), labels)
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise InputError(
+                "the model or the loss draws from torch's own generator, which no seed of the run decides: take "
+                "dfl.layers.Dropout for dropout"
+            )
+    finally:
+        torch.set_rng_state(drawn)
+    for k, form in enumerate(forms):
+        if form != forms[0]:
+            raise InputError(f"models 0 and {k} return outputs of different shapes, {forms[0]} and {form}")
+    return replace(task, solver=replace(task.solver, batched=batched))
+
+
+def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ...]:
+    """Return the shape of a model's outputs for n examples, after it has been differentiated on them."""
+    name, shape = type(task.module).__name__, tuple(inputs.shape)
+    leaves = {key: value.detach()[None].requires_grad_() for key, value in task.spec.views(row).items()}
+    try:
+        outputs = task.outputs(leaves, inputs[None])[0]
+    except Exception as error:
+        raise InputError(f"the model {name} fails on inputs of shape {shape}: {one_line(error)}") from error
+    form = tuple(outputs.shape)
+    if form[:1] != (n,) or (task.classes and (len(form) != 2 or form[1] < task.classes)):
+        wanted = f"({n}, {task.classes})" if task.classes else f"({n}, ...)"
+        raise InputError(f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}")
+    if not outputs.requires_grad:
+        raise InputError(f"the model {name} has outputs that do not depend on its trained parameters")
+    try:
+        torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
+    except Exception as error:
+        raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
+    return form
+
+
+def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Differentiate a loss by outputs (n, ...), and refuse what is no loss of each example."""
+    n, shapes = len(labels), f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
+    try:
+        losses = loss(outputs.requires_grad_(), labels)
+    except Exception as error:
+        raise InputError(f"the loss fails on {shapes}, {labels.dtype}: {one_line(error)}") from error
+    if not isinstance(losses, torch.Tensor) or losses.shape != (n,):
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else shown(losses)
+        raise InputError(
+            f"the loss must return one number for each example, shape ({n},), not {found}: torch's own do with "
+            'reduction="none"'
+        )
+    try:
+        torch.autograd.grad(losses.sum(), outputs)
+    except Exception as error:
+        raise InputError(f"the loss cannot be differentiated by the outputs: {one_line(error)}") from error
 
 
 def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dfl.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError
 from dfl.faults import FAULTS
+from dfl.isolation import isolated
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
 from dfl.models import MODELS
@@ -33,6 +34,7 @@ from dfl.roots import everything
 from dfl.specs import Component, choose, choose_several, flag
 from dfl.speeds import NETWORKS, with_clock
 from dfl.task import cross_entropy
+from dfl.values import shown
 
 if TYPE_CHECKING:
     import torch
@@ -107,8 +109,10 @@ def simulate(
     Args:
         run: what to simulate; `run.out` is the folder to write to, if any.
         model: the caller's own module in place of `run.model`; its parameters are the common starting point. Of
-            several, which agree in what `run.share` says is shared, peer i has the one numbered i mod their number.
-        data: the caller's own data in place of `run.dataset`.
+            several, which agree in what `run.share` says is shared, peer i has the one numbered i mod their number. The
+            run works on copies. Frozen parameters (`requires_grad=False`) are neither trained nor sent; tied weights
+            are one parameter. All parameters are float32 or all float64.
+        data: the caller's own data in place of `run.dataset`; lists and torch tensors will do for arrays.
         loss: (outputs, labels) -> (n,); cross entropy where not given.
         report: who is told of the progress; by default the files of `run.out`.
 
@@ -117,16 +121,47 @@ def simulate(
 
     Raises:
         InputError: something asked for cannot be done.
-        DivergedError: a peer's model is no longer finite.
+        DivergedError: an honest peer's model is no longer finite, or its training loss or accuracy at an evaluation
+            although it has examples.
     """
+    if not isinstance(run, Run):
+        raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
     if run.tensorboard and run.out is None:
         raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
-    with alive(world, run.out, run.timeout), logs.gathered(world, run):
-        setting = prepare(run, world, model, data, loss)
-        yield from _rounds(setting, report or _reported(setting))
+    world.from_root(lambda: _check_report(report))
+    with alive(world, run.out, run.timeout), logs.gathered(run):
+        with logs.listening(world, run):
+            decided = _decide(run, world, model, data)
+            with isolated(run.threads):
+                setting = _build(decided, world, model, loss)
+            report = report or _reported(setting)
+        rows = _rounds(setting, report)
+        try:
+            while True:
+                with logs.listening(world, run), isolated(run.threads):
+                    row = next(rows, None)
+                if row is None:
+                    break
+                yield row
+        finally:  # of a caller that leaves as well
+            with logs.listening(world, run), isolated(run.threads):
+                rows.close()
     world.busy = False
+
+
+def _check_report(report: Any) -> bytes:
+    """Refuse a report that lacks a method of `dfl.report.Listener`.
+
+    Raises:
+        InputError: it does.
+    """
+    methods = ("start", "tick", "row", "finish", "close")
+    missing = [name for name in methods if not callable(getattr(report, name, None))]
+    if report is not None and missing:
+        raise InputError(f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}")
+    return b""
 
 
 def _reported(setting: Setting) -> Report | None:
@@ -140,7 +175,7 @@ def _reported(setting: Setting) -> Report | None:
     return None
 
 
-def _rounds(setting: Setting, report: Report | None) -> Iterator[dict[str, float]]:
+def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, float], None, None]:
     run, algorithm, network = setting.run, setting.algorithm, setting.network
     with watch.told(report, setting) as watching:
         t, task, state = checkpoint.restore(_beginning(setting), setting, watching)
@@ -197,15 +232,44 @@ def prepare(
     Raises:
         InputError: on every rank, if anything asked for cannot be done.
     """
+    return _build(_decide(run, world, model, data), world, model, loss)
+
+
+class Decided(NamedTuple):
+    """What is known of a run before torch is needed.
+
+    Attributes:
+        run, asked: the settled run, with and without the names of what the caller brings.
+        common: what every rank was told.
+        found: what only rank 0 knows; nothing elsewhere.
+    """
+
+    run: Run
+    asked: Run
+    common: dealing.Arrays
+    found: dict[str, Any]
+
+
+def _decide(run: Run, world: World, model: Models | None, data: Data | None) -> Decided:
+    """Check a run, and read and deal its data."""
     asked = run.settled(world.size)
     brought: dict[str, Any] = {
         name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None
     }
     run = replace(asked, **brought)
     found: dict[str, Any] = {}
-    if world.rank:  # while rank 0 reads and decides
-        torch.set_num_threads(run.threads)
+    if world.rank:  # import torch while rank 0 reads and decides
+        torch.get_num_threads()
     common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, data, found)))
+    return Decided(run, asked, common, found)
+
+
+def _build(decided: Decided, world: World, model: Models | None, loss: Loss | None) -> Setting:
+    """Set every rank up."""
+    run, asked, common, found = decided
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss must be a function of outputs and labels, not {shown(loss)}")
+    torch.set_num_threads(run.threads)
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine, attack = layout.block(world.rank), parts["attack"]
@@ -217,11 +281,11 @@ def prepare(
     given = starts.given(run, world, layout)
     root = dealing.root(found["data"], found["deal"]) if found else None
     found.clear()  # the data set, which everybody has its part of
-    torch.set_num_threads(run.threads)
     modules = setup.make_modules(run, parts, common, model)
     place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
     task = setup.make_task(run, parts, (modules, loss or cross_entropy), (common, own), place)
-    starts.check(run, task, given or "model" in brought, (parts["algorithm"].serves, layout.widest), world)
+    starts.check(run, task, given or model is not None, (parts["algorithm"].serves, layout.widest), world)
+    task = setup.tried(run, task, common, model is not None)
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
@@ -229,7 +293,7 @@ def prepare(
     task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
-    return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
+    return Setting(run, world, task, network, parts["algorithm"], exam, model is not None, given, facts)
 
 
 def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:

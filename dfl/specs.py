@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from dfl.errors import InputError
-from dfl.values import nearest, read
+from dfl.values import nearest, read, shown
 
 Component = Callable[..., Any]
 
@@ -37,14 +37,14 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
     """
     name, colon, rest = spec.partition(":")
     if name not in registry:
-        raise InputError(f"{where}: unknown {name!r}{nearest(name, list(registry))}")
+        raise InputError(f"{where}: unknown {shown(name)}{nearest(name, list(registry))}")
     known, given = options(registry[name]), {}
     for item in rest.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if key not in known:
-            raise InputError(f"{where} {name}: unknown option {key!r}{nearest(key, list(known))}")
+            raise InputError(f"{where} {name}: unknown option {shown(key)}{nearest(key, list(known))}")
         if not equals or key in given:
-            raise InputError(f"{where} {name}: options are written {key}=VALUE, each once, not {rest!r}")
+            raise InputError(f"{where} {name}: options are written {key}=VALUE, each once, not {shown(rest)}")
         given[key] = read(f"{where} {name}: {key}", text, _kind(known[key]))
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in given:

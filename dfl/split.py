@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dfl.errors import InputError
-from dfl.values import nearest
+from dfl.values import nearest, shown
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     for pattern in patterns:
         if not any(_matches(name, pattern, nets) for name in names):
             choices = ["all", "nothing", "head:1", *layers, *names]
-            raise InputError(f"--share: no layer or parameter is called {pattern!r}{nearest(pattern, choices)}")
+            raise InputError(f"--share: no layer or parameter is called {shown(pattern)}{nearest(pattern, choices)}")
     return tuple(name for name in names if any(_matches(name, pattern, nets) for pattern in patterns))
 
 

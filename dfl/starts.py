@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dfl.config import Run
 from dfl.dealing import Arrays, handed_out, packed, unpacked
 from dfl.errors import InputError
-from dfl.models import draw
+from dfl.models import draw, frozen
 from dfl.results import load
 from dfl.split import parted
 from dfl.task import Task
@@ -63,12 +63,20 @@ def _models(run: Run) -> Arrays:
     models = {name: value.numpy() for name, value in ended.state.items()}
     if any("/" in name for name in models):
         raise InputError(f"--start {run.start} has models of several kinds: only those of one can be started from")
-    peers, known = run.peers or 1, len(next(iter(models.values())))
+    peers, known = run.peers or 1, max(map(len, models.values()))
+    for name, rows in models.items():
+        if len(rows) not in (1, known):
+            raise InputError(f"--start {run.start} has {known} models, and {len(rows)} rows of {name}")
+        if not np.isfinite(rows).all():
+            raise InputError(f"--start {run.start} has models that are not finite in {name}")
     if known > peers:
         raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")
     if known == 1:
         return models
+    models = {name: np.repeat(rows, known, 0) if len(rows) == 1 else rows for name, rows in models.items()}
     honest = ended.honest
+    if len(honest) != known:
+        raise InputError(f"--start {run.start} has {known} models, and {len(honest)} rows in peers.csv")
     means = {name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()}
     come = {name: np.repeat(mean.astype(models[name].dtype), peers - known, 0) for name, mean in means.items()}
     return {name: np.concatenate([rows, come[name]]) for name, rows in models.items()}
@@ -158,9 +166,18 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
 
 
 def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World) -> None:
-    found = {name: rows.shape[1:] for name, rows in given.rows.items()}
-    if found != dict(zip(task.spec.names, task.spec.shapes, strict=True)):
-        raise InputError(f"--start {run.start} has models of other parameters, {found}, than --model {run.model}")
+    found, fixed = {name: rows.shape[1:] for name, rows in given.rows.items()}, frozen(task.module)
+    wanted = dict(zip(task.spec.names, task.spec.shapes, strict=True))
+    wanted |= {name: tuple(value.shape) for name, value in fixed.items()}
+    if found != wanted:
+        odd = sorted(found.items() ^ wanted.items())
+        raise InputError(
+            f"--start {run.start} has models of other parameters than --model {run.model}: they differ in "
+            f"{', '.join(f'{name} {shape}' for name, shape in odd[:4])}"
+        )
+    agreed = [name for name, value in fixed.items() if bool((value.cpu().numpy() == given.rows[name]).all())]
+    if not world.smallest(int(len(agreed) == len(fixed)))[0]:
+        raise InputError(f"--start {run.start} has other values than the frozen parameters of --model {run.model}")
     shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
     first = world.everywhere(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())

@@ -77,7 +77,7 @@ def read(where: str, text: str, kind: str) -> Any:
     try:
         return KINDS[kind].read(text)
     except ValueError:
-        raise InputError(f"{where} must be {KINDS[kind].meant}, not {text!r}") from None
+        raise InputError(f"{where} must be {KINDS[kind].meant}, not {shown(text)}") from None
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -85,3 +85,18 @@ def nearest(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"{hint}; choose from {', '.join(known)}" if known else "; it has none"
+
+
+def shown(value: object) -> str:
+    """Return what a message shows of a value: its text where that is one short line, else its type.
+
+    Of a long text the beginning is shown.
+    """
+    if isinstance(value, str) and len(value) > 80:
+        return f"{value[:60]!r}... ({len(value)} characters)"
+    try:
+        text = repr(value)
+    except Exception:
+        text = ""
+    short = isinstance(value, str) or (0 < len(text) <= 80 and text.isprintable())
+    return text if short else f"a value of type {type(value).__name__}"

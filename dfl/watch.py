@@ -13,6 +13,7 @@ import numpy as np
 from dfl import logs, metrics
 from dfl.config import Run
 from dfl.ensembles import Ensemble
+from dfl.errors import DivergedError
 
 if TYPE_CHECKING:
     from dfl.report import Report
@@ -66,7 +67,11 @@ class Watch:
         return b"told"
 
     def look(self, t: int, state: Any) -> Iterator[dict[str, float]]:
-        """Yield a row of figures on the state after t rounds, if one is due."""
+        """Yield a row of figures on the state after t rounds, if one is due.
+
+        Raises:
+            DivergedError: on every rank, if a loss or an accuracy of an honest peer is not finite.
+        """
         run, world = self.setting.run, self.setting.world
         world.pulse.round = t
         logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
@@ -80,6 +85,8 @@ class Watch:
         figures, peers = _row(t, state, self.setting)
 
         def told() -> bytes:
+            if wrong := _wrong(peers, self.setting):
+                return json.dumps({"wrong": wrong}).encode()
             row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
             if self.report:
                 self.report.row(json.loads(row))
@@ -87,6 +94,11 @@ class Watch:
             return row.encode()
 
         row = json.loads(world.from_root(told))
+        if "wrong" in row:
+            raise DivergedError(
+                f"{row['wrong']} after round {t} while all models are finite: try a smaller --lr (it is {run.lr}), or "
+                "look at the data and the loss"
+            )
         self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
         if not isinstance(run.opening, int) and reached(row, run.opening):
             self.opening = False
@@ -108,6 +120,13 @@ class Watch:
             return b""
 
         self.setting.world.from_root(told)
+
+
+def _wrong(peers: dict[str, Any] | None, setting: Setting) -> str:
+    """Return what is not finite among the figures of honest peers, on rank 0."""
+    if peers is None or setting.facts is None:
+        return ""
+    return metrics.not_finite(peers, setting.facts.sizes, setting.exam.classes)
 
 
 def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:

@@ -253,9 +253,9 @@ def test_good_and_no_attributes() -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"train_protected": Z[:7]}, "train_protected of shape (7, 2) as int64, 2 names in protected: it must be int64, 0"),
+    ({"train_protected": Z[:7]}, "train_protected of shape (7, 2) as int64, 2 names in protected: it must be 0 or 1"),
     ({"test_protected": Z[:, 0]}, "test_protected of shape (8,) as int64, 2 names"),
-    ({"test_protected": Z.astype(bool)}, "test_protected of shape (8, 2) as bool, 2 names"),
+    ({"test_protected": Z.astype(float)}, "test_protected of shape (8, 2) as float64, 2 names"),
     ({"train_protected": Z + 2}, "train_protected of shape (8, 2) as int64, 2 names"),
     ({"protected": ("a",)}, "train_protected of shape (8, 2) as int64, 1 names in protected"),
     ({"protected": ()}, "train_protected of shape (8, 2) as int64, 0 names in protected"),

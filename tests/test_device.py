@@ -1,12 +1,14 @@
 """Does a run stay on its device, and come to the same numbers there?"""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import random_array
+from torch import nn
 
 import dfl
 from dfl import keys, setup
@@ -54,6 +56,21 @@ def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_equal(there, here)
     assert {file for file, _ in standin.moved} <= ALLOWED
     assert ("metrics.py", "_to_copy") in standin.moved  # it was noticed at all
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_frozen_parameters_are_on_the_device(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = dfl.Run(**{**FEW, "engine": engine, "rounds": 2, "eval_every": 1, "out": tmp_path / "here"})
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    module[1].requires_grad_(False)
+    here = list(dfl.simulate(run, module))
+    monkeypatch.setattr(setup, "device", lambda asked, world: DEVICE)
+    with Standin() as standin:
+        there = list(dfl.simulate(replace(run, out=tmp_path / "there"), module))
+    assert [row["train_loss"] for row in there] == [row["train_loss"] for row in here]
+    assert {file for file, _ in standin.moved} <= ALLOWED
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("here", "there")]
+    assert states[0] == states[1]
 
 
 def test_the_stand_in_notices_what_it_should() -> None:

@@ -154,6 +154,48 @@ def test_divergence_in_a_script_is_said_once(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+OWN = """
+import sys
+import numpy as np, torch
+from torch import nn
+import dfl
+x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("f4"), np.arange(60) % 3
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).float()
+model[0].requires_grad_(False)
+run = dict(peers=4, rounds=2, eval_every=1)
+def ends(data=dfl.Data(x, y, x, y, 3), loss=None, **more):
+    try:
+        for _ in dfl.simulate(dfl.Run(**run, **more), model, data, loss): pass
+    except (dfl.InputError, dfl.DivergedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "ran"
+def late(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none") / (labels != 2)
+print(ends(out=sys.argv[1]), ends(dfl.Data(x * np.nan, y, x, y, 3)), ends(loss=late), sep="|", flush=True)
+"""
+
+
+def test_an_own_module_on_several_ranks(tmp_path: Path) -> None:
+    """Frozen parameters on ranks of which some have no peer; what is refused or diverges is so on every rank."""
+    (tmp_path / "own.py").write_text(OWN)
+    states = []
+    for ranks in (1, 5):
+        done = mpirun(ranks, str(tmp_path / "own.py"), str(tmp_path / str(ranks)), timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        lines = done.stdout.splitlines()
+        assert len(lines) == ranks
+        assert len(set(lines)) == 1
+        ran, refused, diverged = lines[0].split("|")
+        assert ran == "ran"
+        assert refused.startswith("InputError: train_inputs has nan")
+        assert diverged.startswith("DivergedError: train_loss of peer 0 is")
+        states.append((tmp_path / str(ranks) / "state.safetensors").read_bytes())
+    assert states[0] == states[1]
+
+
 FULL = """
 import csv, dfl
 from pathlib import Path

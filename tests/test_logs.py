@@ -16,7 +16,7 @@ import pytest
 
 import dfl
 from dfl.errors import DivergedError, InputError
-from dfl.logs import LOG, Early, LogFile, gathered
+from dfl.logs import LOG, Early, LogFile, gathered, listening
 from dfl.mpi import World
 from tests.conftest import Command
 from tests.test_mpi import ENV, ROOT, mpirun
@@ -134,7 +134,7 @@ def test_the_log_goes_on(tmp_path: Path) -> None:
 def test_warnings_are_shown_by_one_rank_and_logged_by_all(tmp_path: Path) -> None:
     for rank, shown in ((0, 1), (1, 0)):
         asked = run(tmp_path)
-        with warnings.catch_warnings(record=True) as seen, gathered(World(rank), asked):
+        with warnings.catch_warnings(record=True) as seen, gathered(asked), listening(World(rank), asked):
             warnings.simplefilter("always")
             (early,) = (each for each in LOG.handlers if isinstance(each, Early))
             warnings.warn("mind this", UserWarning, stacklevel=1)

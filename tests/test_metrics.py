@@ -149,3 +149,36 @@ def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
         assert float(theirs[name].abs().max()) <= bound
     assert not torch.equal(rows[0], rows[1])
     assert torch.equal(draw(module, spec, seed=0, peers=[2])[0], rows[2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_figures_that_are_not_finite(value: float) -> None:
+    sizes = np.array([[5, 0, 2], [0, 0, 0], [5, 1, 2]])
+    peers = {
+        "train_loss": np.array([1.0, np.nan, 1.0]),
+        "accuracy": np.array([0.5, 0.5, 0.5]),
+        "validation_accuracy": np.array([np.nan, np.nan, 0.5]),
+        "local_accuracy": np.array([0.5, np.nan, 0.5]),
+        "liar": np.zeros(3),
+    }
+    assert metrics.not_finite(peers, sizes, 10) == ""
+    for name in list(peers)[:4]:
+        wrong = peers | {name: np.array([*peers[name][:2], value])}
+        assert metrics.not_finite(wrong, sizes, 10) == f"{name} of peer 2 is {value}"
+        assert (metrics.not_finite(wrong, sizes, 0) == "") == (name != "train_loss")
+        assert metrics.not_finite(wrong | {"liar": np.array([0, 0, 1])}, sizes, 10) == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_that_returns_nan_has_no_accuracy(engine: str, shared: bool) -> None:
+    """The largest of some outputs of which one is NaN is no answer."""
+    setting, last = trained(engine=engine)
+    x = last.x[:1].clone() if shared else last.x.clone()
+    x[0, 645] = np.nan  # the bias of one label
+    own = metrics.on_common(x, setting.task, setting.exam)
+    assert np.isnan(own[0])
+    assert np.isfinite(own[1:]).all()
+    loss, right = metrics.on_own(x, setting.task, setting.exam.local, setting.exam, shared)
+    assert np.isnan([loss[0], right[0]]).all()
+    assert shared or np.isfinite([loss[1:], right[1:]]).all()

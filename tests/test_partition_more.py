@@ -212,9 +212,9 @@ def test_groups_come_with_the_data_and_the_subset() -> None:
         ({"test_groups": None}, 4, "--partition natural: these data do not come in groups, choose another partition"),
         (
             {"train_groups": np.zeros(399, np.int64)}, 4,
-            "train groups of shape (399,) as int64: they must be int64, one for each of 400 examples",
+            "train_groups of shape (399,) as int64: they must be whole numbers, one for each of 400 examples",
         ),
-        ({"test_groups": np.zeros(200)}, 4, "test groups of shape (200,) as float64: they must be int64, one for each"),
+        ({"test_groups": np.zeros(200)}, 4, "test_groups of shape (200,) as float64: they must be whole numbers"),
     ],
 )  # fmt: skip
 def test_bad_groups_are_refused(change: dict[str, Any], peers: int, words: str) -> None:

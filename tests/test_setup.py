@@ -72,9 +72,9 @@ def test_matrices_survive_the_way_between_ranks() -> None:
     [
         ({"train_labels": np.zeros(23, np.int64)}, "24 train inputs with 23 labels"),
         ({"test_inputs": np.zeros((0, 4)), "test_labels": np.zeros(0, np.int64)}, "0 test inputs"),
-        ({"train_labels": np.zeros(24, np.int32)}, "as int32"),
+        ({"train_labels": np.zeros(24)}, "as float64"),
         ({"train_labels": np.full(24, 3)}, r"from 3 to 3 .* range\(3\)"),
-        ({"test_labels": np.full(6, -1)}, "test labels from -1"),
+        ({"test_labels": np.full(6, -1)}, "test_labels from -1"),
     ],
 )
 def test_data_of_the_callers_own_are_looked_at(change: dict[str, Any], message: str) -> None:

@@ -6,17 +6,26 @@ To add one, write a loader in a file of its own, decorate it with `@dataset("its
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.errors import InputError, one_line
+from dfl.values import shown
+
+MOST_CLASSES = 1_000_000
+"""The largest number of labels."""
+
 
 @dataclass(frozen=True)
 class Data:
     """A data set with its common test set, in the dtype of its files.
+
+    A caller's own may have lists and torch tensors in place of arrays; `checked` turns them into arrays.
 
     Attributes:
         train_inputs: (n, *shape) uint8 or float; images are (n, channels, height, width).
@@ -44,6 +53,140 @@ class Data:
     train_protected: NDArray[np.int64] | None = None
     test_protected: NDArray[np.int64] | None = None
     protected: tuple[str, ...] = ()
+
+
+def checked(data: Data) -> Data:
+    """Return a data set as arrays in dtypes that torch knows, labels and groups as int64.
+
+    Raises:
+        InputError: no `Data`; values that are no numbers, or not finite in inputs, scale or shift; unequal lengths or
+            no examples; test inputs of another form than the training inputs; labels that are not whole numbers in
+            range(classes); groups that are not one whole number per example; or protected attributes that are not one
+            0 or 1 per example and name.
+    """
+    if not isinstance(data, Data):
+        raise InputError(f"data must be a dfl.Data, not {shown(data)}: write dfl.Data(train_inputs, ...)")
+    if not (_is_whole(data.classes) and 0 <= data.classes <= MOST_CLASSES):
+        raise InputError(f"classes must be a whole number from 0 to {MOST_CLASSES:,}, not {shown(data.classes)}")
+    names = ("inputs", "labels", "groups", "protected")
+    every = [f"{half}_{name}" for half in ("train", "test") for name in names]
+    optional = ("groups", "protected")
+    arrays: dict[str, Any] = {
+        name: _array(name, value)
+        for name in every
+        if (value := getattr(data, name)) is not None or not name.endswith(optional)
+    }
+    for half in ("train", "test"):
+        _check_examples(half, arrays[f"{half}_inputs"], arrays[f"{half}_labels"])
+        arrays |= _whole_numbers(half, arrays, int(data.classes))
+    _check_alike(arrays["train_inputs"], arrays["test_inputs"])
+    _check_protected(data, arrays)
+    shape = arrays["train_inputs"].shape[1:]
+    normal: dict[str, Any] = {name: _factor(name, getattr(data, name), shape) for name in ("scale", "shift")}
+    return replace(data, classes=int(data.classes), **arrays, **normal)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    """Return a caller's values as an array in a dtype that torch knows."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        if np.ma.is_masked(value):
+            raise InputError(f"{name} has masked values: fill them or leave these examples out")
+        array = np.asarray(value)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name} must be an array of numbers: {one_line(error)}") from error
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind not in "biuf" or size > 8 or not array.ndim:
+        found = f"{shown(value)} of dtype {array.dtype}"
+        raise InputError(f"{name} must be an array of whole numbers or floats, not {found}")
+    if kind == "u" and size > 1:
+        if size == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+            raise InputError(f"{name} has {array.max()}, which is no int64")
+        return array.astype(np.int64)
+    return array.astype(np.uint8 if kind == "b" else array.dtype.newbyteorder("="), copy=False)
+
+
+def _check_examples(half: str, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Refuse unequal numbers of examples and labels, examples without numbers, and inputs that are not finite."""
+    if len(inputs) != len(labels) or not len(labels):
+        raise InputError(f"{len(inputs)} {half} inputs with {len(labels)} labels: as many of each, and at least one")
+    if not inputs.size:
+        raise InputError(f"{half}_inputs of shape {inputs.shape} have examples without numbers")
+    if inputs.dtype.kind == "f" and not np.isfinite([inputs.min(), inputs.max()]).all():  # NaN is both of them
+        place = tuple(np.argwhere(~np.isfinite(inputs))[0].tolist())
+        raise InputError(f"{half}_inputs has {inputs[place]} at {place}: inputs must be finite")
+
+
+def _whole_numbers(half: str, arrays: dict[str, NDArray[Any]], classes: int) -> dict[str, NDArray[np.int64]]:
+    """Return the groups of one half, and its labels if they are classes, as int64."""
+    whole: dict[str, NDArray[np.int64]] = {}
+    labels, n = arrays[f"{half}_labels"], len(arrays[f"{half}_labels"])
+    if classes:
+        right = labels.dtype.kind in "iu" and labels.ndim == 1
+        if not (right and labels.min() >= 0 and labels.max() < classes):
+            ends = f"from {labels.min()} to {labels.max()} " if labels.size else ""
+            raise InputError(
+                f"{half}_labels {ends}of shape {labels.shape} as {labels.dtype}: they must be whole numbers in "
+                f"range({classes}) of shape ({n},), or classes=0 and a loss of your own"
+            )
+        whole[f"{half}_labels"] = labels.astype(np.int64, copy=False)
+    if (groups := arrays.get(f"{half}_groups")) is not None:
+        if groups.dtype.kind not in "iu" or groups.shape != (n,):
+            raise InputError(
+                f"{half}_groups of shape {groups.shape} as {groups.dtype}: they must be whole numbers, one for each "
+                f"of {n} examples"
+            )
+        whole[f"{half}_groups"] = groups.astype(np.int64, copy=False)
+    return whole
+
+
+def _check_alike(train: NDArray[Any], test: NDArray[Any]) -> None:
+    """Refuse test inputs of another shape than the training inputs, and whole numbers beside floats."""
+    if train.shape[1:] != test.shape[1:]:
+        raise InputError(f"test_inputs have examples of shape {test.shape[1:]}, and train_inputs of {train.shape[1:]}")
+    if (train.dtype.kind == "f") != (test.dtype.kind == "f"):
+        raise InputError(f"test_inputs are {test.dtype}, and train_inputs {train.dtype}: both floats or both not")
+
+
+def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
+    """Refuse protected attributes that are not a 0 or 1 for every example and name, in both halves or in none."""
+    for half in ("train", "test"):
+        name, n = f"{half}_protected", len(arrays[f"{half}_labels"])
+        if name not in arrays and data.protected:
+            raise InputError(f"no {name}: data that name {', '.join(data.protected)} have it in both halves")
+        if name not in arrays:
+            continue
+        z = arrays[name]
+        right = z.dtype.kind in "iu" and z.shape == (n, len(data.protected)) and data.protected
+        if not (right and np.isin(z, (0, 1)).all()):
+            raise InputError(
+                f"{name} of shape {z.shape} as {z.dtype}, {len(data.protected)} names in protected: it must be 0 or 1, "
+                f"one for each of {n} examples and each name"
+            )
+        arrays[name] = z.astype(np.int64, copy=False)
+
+
+def _factor(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a scale or shift as an array that broadcasts over one example of `shape`."""
+    try:
+        array = np.asarray(value, np.float64)
+        fits = np.broadcast_shapes(array.shape, shape) == shape
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{name} must be a number or an array for examples of shape {shape}: {one_line(error)}"
+        ) from None
+    if not (fits and np.isfinite(array).all()):
+        raise InputError(f"{name} must be finite and broadcast over examples of shape {shape}, not {shown(value)}")
+    return array
 
 
 _L = TypeVar("_L", bound=Callable[..., Data])

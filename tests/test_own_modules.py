@@ -1,0 +1,347 @@
+"""A caller's own modules: frozen parameters, tied weights, dtypes, and global settings of the caller."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import dfl
+from dfl.mpi import World
+from dfl.simulation import prepare
+
+ENGINES = ["loop", "batched"]
+FEW: dict[str, Any] = {"peers": 4, "rounds": 3, "eval_every": 3, "lr": 0.1, "batch_size": 5, "weight_decay": 0.01}
+X = np.random.default_rng(0).normal(size=(80, 6)).astype(np.float32)
+Y = np.arange(80) % 3
+
+
+def data(inputs: NDArray[Any] = X) -> dfl.Data:
+    return dfl.Data(inputs, Y, inputs[:20], Y[:20], 3)
+
+
+def final(model: nn.Module | list[nn.Module], given: dfl.Data | None = None, **settings: Any) -> dict[str, float]:
+    return list(dfl.simulate(dfl.Run(**{**FEW, **settings}), model, given or data()))[-1]
+
+
+class Body(nn.Module):
+    """A frozen body, a head with one frozen parameter, and a scale between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(6, 5)
+        self.scale = nn.Parameter(torch.ones(5))
+        self.head = nn.Linear(5, 3)
+        for value in (*self.body.parameters(), self.head.bias):
+            value.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.body(x)) * self.scale)
+        return out
+
+
+class Head(nn.Module):
+    """What is trained of a `Body`, on what its body returns."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.scale, self.weight = (nn.Parameter(each.detach().clone()) for each in (body.scale, body.head.weight))
+        self.bias = body.head.bias.detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x * self.scale, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("settings", [{}, {"bits": 8}, {"algorithm": "fedavg"}], ids=["gossip", "bits", "server"])
+def test_frozen_parameters_are_not_trained_nor_sent(engine: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    module = Body()
+    body = {name: value.clone() for name, value in module.state_dict().items()}
+    row = final(module, engine=engine, out=tmp_path / "run", **settings)
+    seen = torch.relu(module.body(torch.from_numpy(X))).detach().numpy()
+    alone = final(Head(module), data(seen), engine=engine, **settings)
+    same = ("train_loss", "accuracy_mean", "accuracy_mean_model", "consensus_distance", "payload_bytes")
+    assert [row[name] for name in same] == pytest.approx([alone[name] for name in same], rel=1e-5)
+    result = dfl.load(tmp_path / "run", module)
+    rows = 1 if "algorithm" in settings else 4
+    lengths = {name: len(value) for name, value in result.state.items()}
+    assert lengths == {"scale": rows, "head.weight": rows, "body.weight": 1, "body.bias": 1, "head.bias": 1}
+    for made in (result.model(3), result.mean_model()):
+        for name in ("body.weight", "body.bias", "head.bias"):
+            assert torch.equal(made.state_dict()[name], body[name])
+        assert not torch.equal(made.state_dict()["head.weight"], body["head.weight"])
+    assert all(torch.equal(value, body[name]) for name, value in module.state_dict().items())
+
+
+def test_frozen_parameters_come_from_the_run_not_from_the_module_that_reads_it(tmp_path: Path) -> None:
+    final(Body(), out=tmp_path / "run")
+    other = Body()
+    with torch.no_grad():
+        other.body.weight.zero_()
+    other.requires_grad_(True)
+    made = dfl.load(tmp_path / "run", other).model(0)
+    assert torch.equal(made.state_dict()["body.weight"], Body().body.weight)
+    assert all(value.requires_grad for value in made.parameters())
+
+
+def test_a_stack_with_a_frozen_layer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[0].requires_grad_(False)
+    rows = [final(module, engine=engine) for engine in ENGINES]
+    assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-6)
+    setting = prepare(dfl.Run(**FEW), World(), module, data())
+    assert (setting.task.spec.names, setting.task.spec.d) == (("2.weight", "2.bias"), 18)
+    row = final(module, share="head:1")
+    assert row["payload_bytes"] == final(module)["payload_bytes"]
+    with pytest.raises(dfl.InputError, match=r"'0\.weight'"):
+        final(module, share="0.weight")
+
+
+def test_auxiliary_nets_on_a_frozen_layer(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    module[0].requires_grad_(False)
+    assert final(module, auxiliary="supervised", out=tmp_path / "run")["train_loss"] < 1.2
+    assert torch.equal(
+        dfl.load(tmp_path / "run", module).model(0).state_dict()["0.weight"], module.state_dict()["0.weight"]
+    )
+    module[2].requires_grad_(False)
+    with pytest.raises(dfl.InputError, match="behind=1 leaves only frozen"):
+        final(module, auxiliary="supervised")
+
+
+def test_kinds_with_frozen_parameters(tmp_path: Path) -> None:
+    kinds: list[nn.Module] = [Body(), Body()]
+    with torch.no_grad():
+        kinds[1].body.weight.mul_(-1)  # type: ignore[union-attr, operator]
+    final(kinds, share="head", out=tmp_path / "run")
+    result = dfl.load(tmp_path / "run", kinds)
+    for peer in range(4):
+        made = result.model(peer).state_dict()
+        assert torch.equal(made["body.weight"], kinds[peer % 2].state_dict()["body.weight"])
+        assert not torch.equal(made["scale"], torch.ones(5))
+
+
+def test_a_run_starts_where_one_with_frozen_parameters_ended(tmp_path: Path) -> None:
+    final(Body(), out=tmp_path / "run")
+    row = next(dfl.simulate(dfl.Run(**{**FEW, "start": tmp_path / "run"}), Body(), data()))
+    assert row["train_loss"] == dfl.load(tmp_path / "run").rows["train_loss"].iloc[-1]
+    thawed = Body().requires_grad_(True)
+    assert final(thawed, start=tmp_path / "run", rounds=0)["train_loss"] == pytest.approx(row["train_loss"], rel=1e-6)
+    other = Body()
+    with torch.no_grad():
+        other.body.weight.zero_()
+    with pytest.raises(dfl.InputError, match="frozen"):
+        final(other, start=tmp_path / "run")
+
+
+def test_a_module_with_nothing_to_train() -> None:
+    with pytest.raises(dfl.InputError, match=r"all 5 of them are frozen"):
+        final(Body().requires_grad_(False))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, the second without a name of its own in the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.head = nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.second(torch.relu(self.first(x)))))
+        return out
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algorithm": "fedavg", "peers": 2, "batch_size": 0, "local_steps": 4, "rounds": 1}
+    module = Tied()
+    row = final(module, engine=engine, out=tmp_path / "run", partition="iid", momentum=0.9, **settings)
+    whole = 4 * sum(value.numel() for value in module.parameters())
+    assert row["upload_bytes"] == 2 * whole
+    models = []
+    setting = prepare(dfl.Run(**{**FEW, **settings}), World(), module, data())
+    for i in range(2):
+        inputs, labels = setting.task.train.at(torch.arange(40)[None] + 40 * i)
+        own = copy.deepcopy(module)
+        solver = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        for _ in range(4):
+            solver.zero_grad()
+            nn.functional.cross_entropy(own(inputs[0]), labels[0]).backward()
+            solver.step()
+        models.append(own.state_dict())
+    result = dfl.load(tmp_path / "run", module)
+    made = result.model(1)
+    assert isinstance(made, Tied)
+    assert made.first.weight is made.second.weight
+    assert set(result.state) == set(dict(module.named_parameters()))
+    for name, value in made.state_dict().items():
+        torch.testing.assert_close(value, (models[0][name] + models[1][name]) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_tied_weights_are_shared_under_any_of_their_names() -> None:
+    rows = [final(Tied(), share=share) for share in ("first.weight", "second.weight", "second")]
+    assert len({(row["train_loss"], row["payload_bytes"]) for row in rows}) == 1
+    assert rows[0]["payload_bytes"] == 3 * 8 * 36 * 4
+
+
+class Half(nn.Module):
+    """One parameter of one dtype beside a layer of float32."""
+
+    def __init__(self, dtype: torch.dtype, trained: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.odd = nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) + self.odd.float()
+        return out
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "float64"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_other_dtypes_are_refused(dtype: str, trained: bool) -> None:
+    kind = getattr(torch, dtype)
+    modules = [Half(kind, trained)] + ([] if dtype in ("float64", "complex64") else [nn.Linear(6, 3).to(kind)])
+    for module in modules:
+        with pytest.raises(dfl.InputError, match=dtype) as refused:
+            final(module)
+        assert "float32" in str(refused.value)
+
+
+def plainly() -> list[dict[str, float]]:
+    return list(dfl.simulate(dfl.Run(**{**FEW, "dataset": "digits", "examples_per_peer": 20, "model": "softmax"})))
+
+
+def state_of_torch() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(), torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(), np.geterr(), torch.get_rng_state().tolist(),
+    )  # fmt: skip
+
+
+def set_while(put: Callable[[Any], None], value: Any, before: Any) -> Callable[[ExitStack], None]:
+    def change(stack: ExitStack) -> None:
+        put(value)
+        stack.callback(put, before)
+
+    return change
+
+
+CHANGES: dict[str, Callable[[ExitStack], Any]] = {
+    "default dtype": set_while(torch.set_default_dtype, torch.float64, torch.float32),
+    "default device": set_while(torch.set_default_device, "meta", None),
+    "device context": lambda stack: stack.enter_context(torch.device("meta")),
+    "threads": set_while(torch.set_num_threads, 3, torch.get_num_threads()),
+    "no_grad": lambda stack: stack.enter_context(torch.no_grad()),
+    "inference_mode": lambda stack: stack.enter_context(torch.inference_mode()),
+    "autocast": lambda stack: stack.enter_context(torch.autocast("cpu", torch.bfloat16)),
+    "precision": set_while(torch.set_float32_matmul_precision, "medium", "highest"),
+    "deterministic": set_while(torch.use_deterministic_algorithms, True, False),
+    "numpy errors": lambda stack: stack.enter_context(np.errstate(all="raise")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_global_settings_of_the_caller(name: str) -> None:
+    plain = plainly()
+    with ExitStack() as stack:
+        CHANGES[name](stack)
+        before = state_of_torch()
+        rows: list[dict[str, float]] = []
+        for row in dfl.simulate(dfl.Run(**FEW, dataset="digits", examples_per_peer=20, model="softmax")):
+            assert state_of_torch() == before
+            rows.append(row)
+        assert state_of_torch() == before
+        module = copy.deepcopy(MODULE)
+        own = final(module)
+    assert [row | {"seconds": 0} for row in rows] == [row | {"seconds": 0} for row in plain]
+    assert own | {"seconds": 0} == final(MODULE) | {"seconds": 0}
+
+
+MODULE = Body()
+
+
+def test_settings_are_restored_when_a_run_is_refused_diverges_or_is_left() -> None:
+    modules = nn.Linear(7, 3), nn.Linear(6, 3)
+    before = state_of_torch()
+    with pytest.raises(dfl.InputError):
+        final(modules[0])
+    with pytest.raises(dfl.DivergedError):
+        final(modules[1], lr=1e30)
+    rows = dfl.simulate(dfl.Run(**FEW), MODULE, data())
+    next(rows)
+    assert isinstance(rows, Iterator)
+    rows.close()  # type: ignore[attr-defined]
+    assert state_of_torch() == before
+
+
+def test_a_callers_module_is_left_as_it_was_and_its_changes_do_not_matter() -> None:
+    module = Body().eval()
+    for value in module.parameters():
+        value.grad = torch.ones_like(value) if value.requires_grad else None
+    before = {name: (value.clone(), value.requires_grad, value.grad) for name, value in module.named_parameters()}
+    rows = list(dfl.simulate(dfl.Run(**{**FEW, "eval_every": 1}), module, data()))
+    assert not module.training
+    for name, value in module.named_parameters():
+        assert torch.equal(value, before[name][0])
+        assert (value.requires_grad, value.grad) == before[name][1:]
+    again = []
+    for row in dfl.simulate(dfl.Run(**{**FEW, "eval_every": 1}), module, data()):
+        again.append(row)
+        with torch.no_grad():
+            module.body.weight.zero_()
+    assert [row["train_loss"] for row in again] == [row["train_loss"] for row in rows]
+
+
+class Unused(nn.Module):
+    """A layer that the outputs do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_without_a_gradient_stays(engine: str, tmp_path: Path) -> None:
+    module = Unused()
+    final(module, engine=engine, weight_decay=0.0, out=tmp_path / "run")
+    state = load_file(tmp_path / "run" / "state.safetensors")
+    torch.testing.assert_close(state["idle.weight"], module.idle.weight.detach().expand(4, 2, 2))
+
+
+class Branches(nn.Module):
+    """A forward that vmap cannot take: it looks at numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x if float(x.sum()) > 1e9 else x * 2)
+        return out
+
+
+def test_a_model_that_cannot_be_batched_is_trained_alone() -> None:
+    module = Branches()
+    assert final(module)["train_loss"] == final(module, engine="loop")["train_loss"]
+    with pytest.raises(dfl.InputError, match="Branches"):
+        final(module, engine="batched")
