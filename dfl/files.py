@@ -8,10 +8,9 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dfl.errors import InputError
 
@@ -174,24 +173,3 @@ class Lock:
         if not self.file.closed:
             self.path.unlink(missing_ok=True)
             self.file.close()
-
-
-def measured(path: Path) -> dict[str, Any]:
-    """How long a file is and what it holds, as `cut_back` wants to know; it is on the disk then."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        held = file.read()
-    return {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}
-
-
-def cut_back(path: Path, known: Mapping[str, Any]) -> None:
-    """Take away what was appended to a file since it was measured.
-
-    Raises:
-        InputError: it does not begin with what was in it then.
-    """
-    held = path.read_bytes()[: known["bytes"]] if path.exists() else b""
-    if hashlib.sha256(held).hexdigest() != known["sha256"]:
-        raise InputError(f"{path} is not the file that the checkpoint goes with: put it back, or begin another run")
-    with atomically(path) as part:
-        part.write_bytes(held)
