@@ -31,6 +31,7 @@ from dfl.objectives import ADVERSARIES, objective
 from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
+from dfl.run_directory import refuse_unusable
 from dfl.specs import Component, choose, choose_several, flag
 from dfl.speeds import NETWORKS, with_clock
 from dfl.task import cross_entropy
@@ -130,7 +131,7 @@ def simulate(
         raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
-    world.from_root(lambda: _check_report(report))
+    world.from_root(lambda: _usable(run, report))
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
             decided = _decide(run, world, model, data)
@@ -151,7 +152,7 @@ def simulate(
     world.busy = False
 
 
-def _check_report(report: Any) -> bytes:
+def _check_report(report: Any) -> None:
     """Refuse a report that lacks a method of `dfl.report.Listener`.
 
     Raises:
@@ -161,6 +162,13 @@ def _check_report(report: Any) -> bytes:
     missing = [name for name in methods if not callable(getattr(report, name, None))]
     if report is not None and missing:
         raise InputError(f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}")
+
+
+def _usable(run: Run, report: Any) -> bytes:
+    """On rank 0: refuse a report or a folder that cannot be used, before anything is written."""
+    _check_report(report)
+    if run.out is not None:
+        refuse_unusable(run.out, run.resume is not None)
     return b""
 
 

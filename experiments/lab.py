@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.results import Result
+from dfl.run_directory import refuse_foreign
 from dfl.specs import flag
 
 Cell = tuple[Mapping[str, str | int], Run]
@@ -156,6 +157,7 @@ def _launch(folder: Path, run: Run, tail: range) -> None:
     both are done.
     """
     part = folder.with_name(f"{folder.name},unfinished")
+    refuse_foreign("--out", part)
     shutil.rmtree(part, ignore_errors=True)  # an earlier launch was interrupted
     before: dict[str, Any] = {"rounds": tail[0] - 1, "checkpoint_every": tail[0] - 1} if len(tail) > 1 else {}
     code = _program([f"{flag(k)}={v}" for k, v in replace(run, out=part, **before).to_dict().items()], folder)
