@@ -98,15 +98,24 @@ def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[C
     with Progress(
         *columns, TimeElapsedColumn(), console=console, expand=True, disable=not console.is_terminal
     ) as progress:
-        bar, spoken = progress.add_task("", total=total, completed=done), done
+        bar, spoken, waiting = progress.add_task("", total=total, completed=done), done, False
+
+        def tell_of_waiting() -> None:
+            nonlocal waiting
+            before, waiting = waiting, bool(jobs.elsewhere) and not (jobs.running or jobs.waiting)
+            if waiting and not before and not console.is_terminal:
+                names = ", ".join(folder.name for folder in jobs.elsewhere)
+                say(progress.console, f"waiting for what another program runs: {names}")
 
         def tell(folder: Path | None) -> None:
             nonlocal spoken
             ended = done + len(jobs.ended)
             bad = Counter(seen.status for seen in jobs.ended.values() if seen.status != DONE)
             now = [f"{len(jobs.running)} running", *(f"{count} {status}" for status, count in bad.items())]
+            now += [f"{len(jobs.elsewhere)} run by another program"] if jobs.elsewhere else []
             progress.update(bar, completed=ended, description=", ".join(now))
             if folder is None:
+                tell_of_waiting()
                 return
             spoken, seen = spoken + 1, jobs.ended[folder]
             if not (console.is_terminal and seen.status == DONE):

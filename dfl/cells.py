@@ -1,22 +1,29 @@
-"""How far is the run in a folder? What its files say: run.json, metrics.csv, output.log, and who holds its lock."""
+"""How far is the run in a folder? What its files say: run.json, metrics.csv, output.log, and who holds its locks."""
 
 from __future__ import annotations
 
 import csv
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from dfl.errors import DivergedError, InputError, Suspended
+from dfl.files import flocked
 
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
 STATUSES = (DONE, DIVERGED, FAILED, RUNNING, STOPPED, WAITING)
 """A run that stopped was interrupted, or killed, and goes on where it is started again; one that waits never began."""
+
+RUN_LOCK = ".lock"
+"""What a run locks in its folder while it writes there."""
+CELL_LOCK = ".sweep.lock"
+"""What a sweep locks in the folder of a cell while it has the cell run: no other sweep starts that cell meanwhile."""
+LOCKS = (RUN_LOCK, CELL_LOCK)
 
 LAST = 12
 """Lines of output.log among which an error is looked for."""
@@ -45,10 +52,16 @@ class Seen:
     reason: str = ""
 
 
-def look(folder: Path) -> Seen:
-    """See how far the run in a folder is."""
+def look(folder: Path, locks: Sequence[str] = LOCKS) -> Seen:
+    """See how far the run in a folder is.
+
+    Args:
+        folder: the folder.
+        locks: as `running` takes them.
+    """
+    before = running(folder, locks)  # asked twice: the run may begin, or end, while its files are read
     record, row, said = _record(folder), last_row(folder), last_words(folder)
-    if held(folder):
+    if before or running(folder, locks):
         return Seen(RUNNING, row)
     if record is None:
         return Seen(FAILED, row, said) if said else Seen(WAITING, row)
@@ -102,13 +115,20 @@ def last_words(folder: Path) -> str:
     return (ours or lines or [""])[-1]
 
 
-def held(folder: Path) -> bool:
-    """Whether some program is writing to a run directory: it holds the lock that `dfl.files.Lock` takes."""
+def running(folder: Path, locks: Sequence[str] = LOCKS) -> bool:
+    """Whether some program runs the run in a folder.
+
+    Args:
+        folder: the folder.
+        locks: those of which the program holds one. A sweep leaves out the one that it holds itself.
+    """
+    return any(held(folder, name) for name in locks)
+
+
+def held(folder: Path, name: str = RUN_LOCK) -> bool:
+    """Whether some program holds a lock in a folder, as `dfl.files.Lock` takes it."""
     try:
-        with (folder / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        with (folder / name).open() as file:
+            return not flocked(file, fcntl.LOCK_SH, folder)
     except OSError:
         return False
-    return False

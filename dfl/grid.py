@@ -25,7 +25,7 @@ from typing import Any, get_args, get_type_hints
 
 from dfl.config import Run
 from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.files import Lock, atomically
 from dfl.specs import options
 from dfl.values import nearest
 
@@ -35,6 +35,8 @@ FREE = ("checkpoint_every", "timeout", "log_level")
 """The fields that may change from one call to the next: no result depends on them."""
 LONGEST = 40
 """Characters of a value in a name; the middle of a longer one is left out."""
+PATIENCE = 60.0
+"""Seconds for which a sweep waits while another writes its tables into the same folder."""
 _WHOLE = 200
 
 
@@ -181,8 +183,11 @@ def keep(grid: Grid, folder: Path) -> None:
     files = {folder / "grid.toml": grid.text}
     files |= {folder / cell.name / "cell.toml": as_toml(cell.run) for cell in grid.cells}
     try:
-        for path, text in files.items():
-            _write(path, text)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder, patience=PATIENCE):
+            fits(grid, folder)  # another sweep may have been faster
+            for path, text in files.items():
+                _write(path, text)
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
 
@@ -194,7 +199,8 @@ def fits(grid: Grid, folder: Path) -> None:
         InputError: it holds something that is no sweep, a cell that is none of the grid's, or one with other settings.
     """
     try:
-        alien = folder.exists() and any(folder.iterdir()) and not (folder / "grid.toml").exists()
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        alien = names - {".lock", ".grid.toml.part"} and "grid.toml" not in names
     except OSError as error:
         raise InputError(f"--out {folder} cannot be read: {error.strerror}") from None
     if alien:

@@ -20,7 +20,7 @@ from rich.console import Console
 from dfl import board, cli, grid, slurm
 from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, look
 from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.files import Lock, atomically
 from dfl.jobs import Jobs, launcher
 from dfl.slurm import Slurm
 
@@ -136,9 +136,9 @@ class Sweep:
             again: the command line that goes on.
         """
         if options.status or options.dry_run:
-            queue = slurm.queued(self.folder) if self.folder.exists() else {}
-            self.console.print(board.overview(self.grid, self.see(), queue))
-            board.say(self.console, f"{board.counts(self.see())}, in {self.folder}")
+            queue, sight = slurm.queued(self.folder) if self.folder.exists() else {}, self.see()
+            self.console.print(board.overview(self.grid, sight, queue))
+            board.say(self.console, f"{board.counts(sight)}, in {self.folder}")
             return 0
         if options.table:
             self.publish()
@@ -190,13 +190,17 @@ class Sweep:
 
         table, by = tables.cells(self.grid, self.folder), tables.grouped(self.grid)
         found = tables.summary(table, by)
-        tables.write(table, self.folder / "sweep.csv")
-        tables.write(found, self.folder / "summary.csv")
-        (self.folder / "figures").mkdir(exist_ok=True)
         drawn = sweep_plots.figures(tables.curves(self.grid, self.folder), found, by, self.folder.name)
-        for title, figure in drawn.items():
-            with atomically(self.folder / "figures" / f"{title}.png") as part:
-                figure.savefig(part, format="png", dpi=150)
+        try:
+            with Lock(self.folder, patience=grid.PATIENCE):
+                tables.write(table, self.folder / "sweep.csv")
+                tables.write(found, self.folder / "summary.csv")
+                (self.folder / "figures").mkdir(exist_ok=True)
+                for title, figure in drawn.items():
+                    with atomically(self.folder / "figures" / f"{title}.png") as part:
+                        figure.savefig(part, format="png", dpi=150)
+        except OSError as error:
+            raise InputError(f"--out {self.folder} cannot be written to: {error.strerror}") from None
         self.console.print(tables.screen(found, by))
         board.say(self.console, f"tables and figures are in {self.folder}")
 

@@ -1,0 +1,63 @@
+"""Sweeps that run at once on one folder share its cells, and all end well."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sweeping import ENV, ROOT, SIX, ended, fake, statuses, wait_for, without_clocks
+
+
+def launches(folder: Path) -> str:
+    """How often the cells were started, a digit each."""
+    return "".join(str(len(path.read_text())) for path in sorted(folder.glob("*/launches")))
+
+
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_sweeps_at_once_share_the_cells(tmp_path: Path, pause: float) -> None:
+    (tmp_path / "grid.toml").write_text(SIX)
+    sweeps = [fake(tmp_path, pause, "--jobs", jobs) for jobs in ("1", "2", "1")]
+    for code, said in map(ended, sweeps):
+        assert (code, said[-1]) == (0, "6 cells: 6 done"), said
+    assert launches(tmp_path / "out") == "111111"
+    assert set(without_clocks(tmp_path / "out")["status"]) == {"done"}
+    left = [path for path in (tmp_path / "out").rglob(".*") if path.name.endswith((".part", "lock"))]
+    assert left == []
+
+
+def test_a_sweep_goes_on_with_what_another_was_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(SIX)
+    first = fake(tmp_path, 0.5, "--jobs", "6")
+    wait_for(lambda: statuses(tmp_path / "out").count("running") == 6)
+    second = fake(tmp_path, 0, "--jobs", "2")
+    assert second.stdout is not None
+    assert re.match("waiting for what another program runs: topology=", second.stdout.readline())
+    first.send_signal(signal.SIGTERM)
+    assert ended(first)[0] == 75
+    assert ended(second)[0] == 0
+    assert launches(tmp_path / "out") == "222222"
+
+
+def test_failures_of_sweeps_at_once_are_reported_by_both(tmp_path: Path) -> None:
+    grid = "rounds = 5\n[sweep]\npeers = [4, 13]\nlr = [0.1, 9]\n"
+    (tmp_path / "grid.toml").write_text(grid)
+    for code, said in map(ended, [fake(tmp_path, 0, "--jobs", "2") for _ in range(2)]):
+        assert (code, said[-1]) == (1, "4 cells: 1 done, 1 diverged, 2 failed"), said
+
+
+def test_two_sweeps_of_real_runs(tmp_path: Path) -> None:
+    grid = 'peers = 2\nrounds = 2\nmodel = "softmax"\nexamples_per_peer = 20\ncheckpoint_every = 1\n'
+    (tmp_path / "grid.toml").write_text(f"{grid}[sweep]\nseed = [0, 1, 2]\n")
+    command = [sys.executable, "-m", "dfl.sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
+    sweeps = [
+        subprocess.Popen(command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(2)
+    ]
+    for code, said in map(ended, sweeps):
+        assert (code, said[-1]) == (0, "3 cells: 3 done"), said
+    assert {len(path.read_text().splitlines()) for path in tmp_path.glob("out/*/metrics.csv")} == {2}
