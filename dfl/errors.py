@@ -21,3 +21,8 @@ class Suspended(Exception):  # noqa: N818  nothing is wrong
     """A run was told to stop, and wrote a checkpoint to go on from; exit code 75, by which clusters requeue."""
 
     code = 75
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that a terminal can show: other characters are escaped, as \\n and \\x1b."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
