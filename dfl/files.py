@@ -206,6 +206,15 @@ def flocked(file: IO[Any], kind: int, folder: Path) -> bool:
     return True
 
 
+def held(path: Path) -> bool:
+    """Whether some program holds the `Lock` of this name."""
+    try:
+        with open(path, "rb", opener=_unwaiting) as file:
+            return not flocked(file, fcntl.LOCK_SH, path.parent)
+    except OSError:
+        return False
+
+
 def _mount(folder: Path) -> Path:
     """The directory at which the file system of a folder is mounted."""
     folder = folder.resolve()

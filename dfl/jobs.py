@@ -31,7 +31,7 @@ from dfl.cells import (
     running,
 )
 from dfl.errors import DivergedError, InputError, Suspended
-from dfl.files import Lock
+from dfl.files import Lock, no_follow
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """By which a sweep is told to stop; SIGUSR1 is Slurm's warning."""
@@ -154,7 +154,7 @@ class Jobs:
 
 def _started(words: Sequence[str], folder: Path, claim: Lock) -> subprocess.Popen[bytes]:
     """The program of a cell. It keeps the claim on the cell if the sweep is killed."""
-    with (folder / "output.log").open("ab") as log:
+    with open(folder / "output.log", "ab", opener=no_follow) as log:
         return subprocess.Popen(
             [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores

@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from dfl import jobs
+from dfl import jobs, manifest
 from dfl.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
 from dfl.config import Run
 from dfl.errors import InputError
@@ -185,9 +185,10 @@ def test_a_race_that_another_program_wins_is_no_failure(
     """Another program has the folder while ours is refused, and lets go of it before the sweep looks."""
     refused = """
         import json, pathlib, sys
+        from dfl import manifest
         folder, code = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
         (folder / "launches").open("a").write("x")
-        (folder / "run.json").write_text(json.dumps({"run": {}, "exit": code, "ending": "so"}))
+        manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
         sys.exit("dfl: it is being written to by another run: wait for it, or end it") if code == 2 else sys.exit(2)
     """
     fake = jobs.command
@@ -207,7 +208,7 @@ def test_a_cell_that_was_finished_between_look_and_start_is_not_started(
 ) -> None:
     cells = [cell(tmp_path, str(n)) for n in range(2)]
     for code, each in zip((0, 3), cells, strict=True):
-        (each / "run.json").write_text(json.dumps({"run": {}, "exit": code, "ending": "so"}))
+        manifest.write(each, {"run": {}, "exit": code, "ending": "so"})
     found = work(cells)
     assert [found.ended[each].status for each in cells] == [DONE, DIVERGED]
     assert list(map(launches, cells)) == [0, 0]
