@@ -9,7 +9,7 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -219,24 +219,3 @@ def _mount(folder: Path) -> Path:
     """The directory at which the file system of a folder is mounted."""
     folder = folder.resolve()
     return next((each for each in (folder, *folder.parents) if each.is_mount()), folder)
-
-
-def measured(path: Path) -> dict[str, Any]:
-    """How long a file is and what it holds, as `cut_back` wants to know; it is on the disk then."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        held = file.read()
-    return {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}
-
-
-def cut_back(path: Path, known: Mapping[str, Any]) -> None:
-    """Take away what was appended to a file since it was measured.
-
-    Raises:
-        InputError: it does not begin with what was in it then.
-    """
-    held = path.read_bytes()[: known["bytes"]] if path.exists() else b""
-    if hashlib.sha256(held).hexdigest() != known["sha256"]:
-        raise InputError(f"{path} is not the file that the checkpoint goes with: put it back, or begin another run")
-    with atomically(path) as part:
-        part.write_bytes(held)

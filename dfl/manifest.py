@@ -2,9 +2,10 @@
 
     {"run": {...}, ..., "exit": 0, "files": {"metrics.csv": {"bytes": 812, "sha256": "..."}, ...}, "checksum": "..."}
 
-`files` is there if and only if the run is finished: it is written last, with the exit code, in the same file. Logs,
-which are written to until the process ends, and TensorBoard's files, which have checksums of their own and hold nothing
-that metrics.csv does not, are not in it; nor are checkpoints, which vouch for themselves (`dfl.keeping`).
+`files` has what is final: it is written last, with the exit code, in the same file. A run that is not over vouches
+for none, one that was ended early for metrics.csv. Logs, which are written to until the process ends, and the files of
+TensorBoard, which have checksums of their own and hold nothing that metrics.csv does not, are not in it; nor are
+checkpoints, which vouch for themselves (`dfl.keeping`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) ->
     Args:
         folder: of the run.
         record: what it says; `run` has the settings.
-        names: of the files in the folder to vouch for, with / for folders; none while the run is not finished.
+        names: of the files in the folder to vouch for, with / for folders; none while they are written to.
 
     Raises:
         OSError: it cannot be written, or one of the files cannot be read.
@@ -55,14 +56,15 @@ def read(folder: Path) -> dict[str, Any]:
     if not isinstance(page, dict) or not isinstance(page.get("run"), dict):
         raise InputError(f"{folder} is no run directory: its {NAME} says of no run")
     if not whole:
-        raise InputError(f"{folder}/{NAME} is damaged: its checksum is another")
+        why = "its checksum is another" if "checksum" in page else "it has no checksum"
+        raise InputError(f"{folder}/{NAME} is damaged: {why}")
     return page
 
 
 def damage(folder: Path, *names: str) -> str:
     """Return in one line what is damaged or missing of a run's folder; empty where all is whole.
 
-    Of a run that is not finished, this is about run.json alone.
+    Of a run that is not over, this is about run.json alone.
 
     Args:
         folder: of the run.

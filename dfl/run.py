@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dfl import cli
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError, Suspended
+from dfl.files import read_bytes
+from dfl.manifest import checksum
 from dfl.mpi import World, connect, first
 from dfl.resume import over, settings
+from dfl.run_directory import refuse_unusable
 from dfl.specs import describe, flag
 
 if TYPE_CHECKING:
@@ -128,6 +131,8 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         """
         filed = _filed(config) if config else {}
         run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
+        if run.out:
+            refuse_unusable(run.out, run.resume is not None)
         run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
         if run.resume and (done := over(run)):
             print(f"dfl: {done}")
@@ -154,8 +159,7 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text)["run"] | {"out": None} if path.suffix == ".json" else tomllib.loads(text)
+        values = _replayed(path) if path.suffix == ".json" else tomllib.loads(path.read_text("utf-8"))
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")
         return Run.from_dict(values).to_dict()
@@ -166,6 +170,15 @@ def _filed(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         wanted = "the run.json of a run" if path.suffix == ".json" else "a TOML file of settings"
         raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
+
+
+def _replayed(path: Path) -> dict[str, Any]:
+    """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
+    page = json.loads(read_bytes(path).decode())
+    values: dict[str, Any] = page["run"] | {"out": None}
+    if "checksum" in page and page["checksum"] != checksum(page):
+        raise InputError('its checksum is another: it is damaged, or was edited and needs no "checksum"')
+    return values
 
 
 def _new_folder(run: Run) -> Path:

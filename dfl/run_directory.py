@@ -19,6 +19,31 @@ MARKER = ".dfl"
 """The name of the marker."""
 CONTENT = b"dfl writes to this folder\n"
 """What the marker holds."""
+OUTPUTS = ("run.json", "metrics.csv", "peers.csv", "state.safetensors", "checkpoint", "figures")
+"""What tells that a run has been in a folder; a sweep writes to the folders of its runs before that."""
+
+
+def refuse_unusable(folder: Path, resume: bool) -> None:
+    """Refuse a folder that a run may not write to; nothing is touched.
+
+    Args:
+        folder: which need not exist.
+        resume: whether the run goes on with what is in it.
+
+    Raises:
+        InputError: it is foreign, or holds a run already that is not to be gone on with.
+    """
+    refuse_foreign("--resume" if resume else "--out", folder)
+    if not resume and outputs(folder):
+        raise InputError(
+            f"--out {folder} holds a run already, and runs are never overwritten: give another folder, or "
+            f"--resume {folder}"
+        )
+
+
+def outputs(folder: Path) -> list[str]:
+    """Return the names of what a run has left in a folder."""
+    return [name for name in OUTPUTS if os.path.lexists(folder / name)]
 
 
 def refuse_foreign(flag: str, folder: Path) -> None:

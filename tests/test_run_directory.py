@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import dfl
 from dfl import manifest
 from dfl.errors import InputError
 from dfl.files import Lock, atomically, make_directory, no_follow, read_bytes
 from dfl.run_directory import CONTENT, MARKER, claim, refuse_foreign, take_back
+from tests.conftest import eventually
+from tests.test_mpi import ENV, ROOT, mpirun, words
 
 RECORD = {"run": {"seed": 0}, "exit": 0, "ending": "finished"}
 
@@ -27,6 +33,11 @@ def marked_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return fill
 
 
+def linked_marker(path: Path) -> None:
+    (path.parent.parent / "ours").write_bytes(CONTENT)
+    path.symlink_to(path.parent.parent / "ours")
+
+
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "a file": lambda folder: (folder / "notes.txt").write_text("mine"),
     "a folder": lambda folder: (folder / "heartbeats").mkdir(),
@@ -36,10 +47,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
     "a marker with more in it": marked_by(lambda path: path.write_bytes(CONTENT * 2)),
     "a folder as marker": marked_by(lambda path: path.mkdir()),
     "a pipe as marker": marked_by(lambda path: os.mkfifo(path)),
-    "a link as marker": lambda folder: (
-        (folder.parent / "ours").write_bytes(CONTENT),
-        (folder / MARKER).symlink_to(folder.parent / "ours"),
-    ),
+    "a link as marker": marked_by(linked_marker),
 }
 
 
@@ -206,3 +214,57 @@ def test_a_checksum_does_not_depend_on_the_layout(run: Path) -> None:
     page = json.loads((run / manifest.NAME).read_text())
     (run / manifest.NAME).write_text(json.dumps(dict(reversed(page.items()))))
     assert manifest.damage(run) == ""
+
+
+ON_TWO = ["--peers=4", "--rounds=1000000", "--eval-every=1", "--model=softmax", "--examples-per-peer=10"]
+
+
+def test_a_foreign_folder_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    for name in ("heartbeats/0", "checkpoint/0000000001.json", "state.safetensors", "metrics.csv"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text("mine")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    done = mpirun(2, "-m", "dfl.run", *ON_TWO, f"--out={tmp_path / 'own'}")
+    assert done.returncode == 2
+    assert done.stderr.count("dfl: ") == done.stderr.count("\n") == 1
+    assert f"--out {tmp_path / 'own'}" in done.stderr
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("what", ["metrics.csv", "."])
+def test_a_run_on_several_ranks_ends_when_its_rows_vanish(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    command = words(2, "-m", "dfl.run", *ON_TWO, f"--out={folder}")
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert eventually((folder / "metrics.csv").exists, 120)
+        folder.rename(tmp_path / "moved") if what == "." else (folder / what).unlink()
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 2, said
+    assert said.count("dfl: ") == said.count("\n") == 1
+    assert str(folder) in said
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_links_in_a_runs_folder_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever name of ours is a link, what it leads to stays as it is."""
+    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    (tmp_path / "foreign").mkdir()
+    for name in ("rank-0.log", "0", "0000000000.json", "graph.png"):
+        (tmp_path / "foreign" / name).write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+    files = [".lock", ".run.json.part", "run.json", "metrics.csv", "peers.csv", "state.safetensors", "logs/rank-0.log"]
+    for name in [*files, "logs", "checkpoint", "figures", "tensorboard"]:
+        folder = tmp_path / "run"
+        claim(folder)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tmp_path / ("file" if name in files else "foreign"))
+        run = dfl.Run(
+            peers=2, rounds=1, model="softmax", examples_per_peer=5, checkpoint_every=1, tensorboard=True, out=folder
+        )
+        with suppress(dfl.InputError):
+            list(dfl.simulate(run))
+        shutil.rmtree(folder)
+        assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before, name
