@@ -60,4 +60,15 @@ def test_two_sweeps_of_real_runs(tmp_path: Path) -> None:
     ]
     for code, said in map(ended, sweeps):
         assert (code, said[-1]) == (0, "3 cells: 3 done"), said
-    assert {len(path.read_text().splitlines()) for path in tmp_path.glob("out/*/metrics.csv")} == {2}
+    tables = [path.read_text().splitlines() for path in tmp_path.glob("out/*/metrics.csv")]
+    assert [[line.partition(",")[0] for line in table] for table in tables] == [["round", "0", "2"]] * 3
+
+    state = tmp_path / "out/seed=1/state.safetensors"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    again = subprocess.run([*command, "--status"], cwd=ROOT, env=ENV, text=True, capture_output=True)
+    assert "2 done, 1 damaged" in again.stdout
+    again = subprocess.run(command, cwd=ROOT, env=ENV, text=True, capture_output=True)
+    assert (again.returncode, again.stderr) == (0, ""), again
+    assert again.stdout.startswith(f"damaged    seed=1: {state} is damaged")
+    assert state.read_bytes() == whole
