@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -54,11 +55,21 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def answer(work: Callable[[Sequence[str]], int | None]) -> int:
-    """Do what the words of this process's command line say; the exit code."""
+    """Do what the words of this process's command line say; the exit code. A warning is one line, once."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    shown = set[str]()
+
+    def warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        text = printable(" ".join(str(message).split()))
+        if text not in shown:
+            print("dfl: warning:", text, file=sys.stderr, flush=True)
+        shown.add(text)
+
     try:
-        return work(sys.argv[1:]) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            return work(sys.argv[1:]) or 0
     except InputError as error:
         complain(error)
         return error.code

@@ -41,6 +41,8 @@ LONGEST = 40
 """Characters of a value in a name; the middle of a longer one is left out."""
 PATIENCE = 60.0
 """Seconds for which a sweep waits while another writes its tables into the same folder."""
+LONGEST_PATH = Path("checkpoint") / ".0000000000.safetensors.part"
+"""No path that a run writes to in its folder is longer."""
 _WHOLE = 200
 
 
@@ -209,6 +211,13 @@ def fits(grid: Grid, folder: Path) -> None:
     if os.path.lexists(folder / manifest.NAME):
         raise InputError(f"--out {folder} holds a run, which is no sweep: give another folder")
     cells = {cell.name: cell.run for cell in grid.cells}
+    for name in cells:
+        try:
+            (folder / name / LONGEST_PATH).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise InputError(f"--out {folder} cannot hold the cell {name}: {error.strerror}") from None
     found = [path.parent.name for path in folder.glob("*/cell.toml")]
     for name in sorted(found):
         if name not in cells:

@@ -106,6 +106,7 @@ def test_looking_runs_nothing(here: Here) -> None:
         (f"six.toml --out {'x' * 300}", "--out xxx"),
         (f"six.toml --status --out {'x/' * 3000}", "--out x/x"),
         (f"{'x' * 300}.toml", "xxx"),
+        (f"six.toml --out {'x/' * 2020}", "--out x/x"),
         ("bad.toml", "bad.toml: cell seed=1,bits=17: --bits must be from 1 to 16, not 17"),
     ],
 )

@@ -43,11 +43,30 @@ def test_a_sweep_goes_on_with_what_another_was_told_to_stop(tmp_path: Path) -> N
     assert launches(tmp_path / "out") == "222222"
 
 
+def test_a_sweep_waits_for_the_cells_of_one_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(SIX)
+    first = fake(tmp_path, 0.2, "--jobs", "6")
+    wait_for(lambda: len(launches(tmp_path / "out")) == 6)
+    first.kill()
+    code, said = ended(fake(tmp_path, 0, "--jobs", "2"))
+    assert (code, said[-1]) == (0, "6 cells: 6 done"), said
+    assert launches(tmp_path / "out") == "111111"
+    first.communicate()
+
+
 def test_failures_of_sweeps_at_once_are_reported_by_both(tmp_path: Path) -> None:
     grid = "rounds = 5\n[sweep]\npeers = [4, 13]\nlr = [0.1, 9]\n"
     (tmp_path / "grid.toml").write_text(grid)
     for code, said in map(ended, [fake(tmp_path, 0, "--jobs", "2") for _ in range(2)]):
         assert (code, said[-1]) == (1, "4 cells: 1 done, 1 diverged, 2 failed"), said
+
+
+def test_a_file_system_without_locks_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
+    unable = "import fcntl, os\ndef flock(*given): raise OSError(38, os.strerror(38))\nfcntl.flock = flock\n"
+    code, said = ended(fake(tmp_path, 0, begin=unable))
+    warned = [line for line in said if line.startswith("dfl: warning: the file system at ")]
+    assert (code, len(warned), len(said)) == (0, 1, 7), said
 
 
 def test_two_sweeps_of_real_runs(tmp_path: Path) -> None:
