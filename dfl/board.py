@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, STATUSES, STOPPED, Seen
+from dfl.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STATUSES, STOPPED, Seen, Sight
+from dfl.errors import printable
 from dfl.grid import Grid
 from dfl.jobs import Jobs
 
 WIDEST = 10_000
 """Columns of what is no terminal."""
 
-Sight = Mapping[str, Seen]
-"""How the cells of a grid were seen, by name, in its order."""
-
 
 def console() -> Console:
-    """Where to print: the terminal, or a pipe, in which tables are as wide as they are."""
-    there = Console(highlight=False)
-    return there if there.is_terminal else Console(highlight=False, width=WIDEST)
+    """Where to print: the terminal, or a pipe, in which tables are as wide as they are. Text means what it says."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows é as \xe9
+    there = Console(highlight=False, markup=False, emoji=False)
+    return there if there.is_terminal else Console(highlight=False, markup=False, emoji=False, width=WIDEST)
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is, however wide."""
-    console.print(text, soft_wrap=True, markup=False)
+    """Print a line, however wide."""
+    console.print(printable(text), soft_wrap=True)
 
 
 def overview(grid: Grid, sight: Sight, queue: Mapping[str, str]) -> Table:
@@ -52,7 +54,7 @@ def overview(grid: Grid, sight: Sight, queue: Mapping[str, str]) -> Table:
         seen = sight[cell.name]
         reached = f"{seen.row['round']}/{cell.run.rounds}" if seen.row else "-"
         said = "; ".join(filter(None, (queue.get(cell.name, ""), seen.reason)))
-        table.add_row(cell.name, seen.status, reached, accuracy(seen) or "-", said)
+        table.add_row(cell.name, seen.status, reached, accuracy(seen) or "-", printable(said))
     return table
 
 
@@ -72,7 +74,7 @@ def counts(sight: Sight) -> str:
 def ending(sight: Sight) -> Iterator[str]:
     """What is to be said of the cells that are not done: a line for each that ended badly or that others write to."""
     for name, seen in sight.items():
-        if seen.status in (FAILED, DIVERGED):
+        if seen.status in (FAILED, DIVERGED, DAMAGED):
             yield f"{seen.status:<10} {name}: {seen.reason}"
         elif seen.status == RUNNING:
             yield f"{seen.status:<10} {name}: another program writes to it, to which it is left"
@@ -98,15 +100,24 @@ def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[C
     with Progress(
         *columns, TimeElapsedColumn(), console=console, expand=True, disable=not console.is_terminal
     ) as progress:
-        bar, spoken = progress.add_task("", total=total, completed=done), done
+        bar, spoken, waiting = progress.add_task("", total=total, completed=done), done, False
+
+        def tell_of_waiting() -> None:
+            nonlocal waiting
+            before, waiting = waiting, bool(jobs.elsewhere) and not (jobs.running or jobs.waiting)
+            if waiting and not before and not console.is_terminal:
+                names = ", ".join(folder.name for folder in jobs.elsewhere)
+                say(progress.console, f"waiting for what another program runs: {names}")
 
         def tell(folder: Path | None) -> None:
             nonlocal spoken
             ended = done + len(jobs.ended)
             bad = Counter(seen.status for seen in jobs.ended.values() if seen.status != DONE)
             now = [f"{len(jobs.running)} running", *(f"{count} {status}" for status, count in bad.items())]
+            now += [f"{len(jobs.elsewhere)} run by another program"] if jobs.elsewhere else []
             progress.update(bar, completed=ended, description=", ".join(now))
             if folder is None:
+                tell_of_waiting()
                 return
             spoken, seen = spoken + 1, jobs.ended[folder]
             if not (console.is_terminal and seen.status == DONE):

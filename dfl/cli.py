@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from dfl.errors import InputError
+from dfl.errors import InputError, printable
 from dfl.values import KINDS, nearest, read
 
 if TYPE_CHECKING:
@@ -17,7 +21,10 @@ def app(name: str, about: str) -> App:
     """A command line whose values are read as all others of ours are."""
     from cyclopts import App, Parameter
 
-    made = App(name=name, result_action="return_value", version_flags=[], help_format="plaintext")
+    made = App(
+        name=name, result_action="return_value", version_flags=[], help_format="plaintext",
+        suppress_keyboard_interrupt=False,
+    )  # fmt: skip
     made.help, made.default_parameter = about, Parameter(converter=_value, negative_iterable=())
     return made
 
@@ -36,20 +43,44 @@ def call(app: App, tokens: Sequence[str]) -> Any:
         raise InputError(_complaint(error)) from None
 
 
+def leave_on_interrupt() -> None:
+    """Have Ctrl-C end this process in one line: to call before imports that take long, where nobody catches it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"dfl: interrupted\n")
+    os._exit(130)
+
+
 def answer(work: Callable[[Sequence[str]], int | None]) -> int:
-    """Do what the words of this process's command line say; the exit code."""
+    """Do what the words of this process's command line say; the exit code. A warning is one line, once."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    shown = set[str]()
+
+    def warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        text = printable(" ".join(str(message).split()))
+        if text not in shown:
+            print("dfl: warning:", text, file=sys.stderr, flush=True)
+        shown.add(text)
+
     try:
-        return work(sys.argv[1:]) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            return work(sys.argv[1:]) or 0
     except InputError as error:
         complain(error)
         return error.code
     except KeyboardInterrupt:
+        print("dfl: interrupted", file=sys.stderr, flush=True)
         return 130
 
 
 def complain(error: Exception) -> None:
     """Say what is wrong, in one line."""
-    print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    print("dfl:", printable(" ".join(str(error).split())), file=sys.stderr, flush=True)
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:

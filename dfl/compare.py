@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from dfl.cli import leave_on_interrupt
+
+    leave_on_interrupt()
+
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dfl import board, cells, cli
-from dfl.cells import DONE, Seen, look, record
+from dfl import board, cli
+from dfl.cells import DAMAGED, DONE, Seen, look, record
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.errors import InputError, printable
+from dfl.files import atomically, read_bytes
 from dfl.grid import shown
-from dfl.lines import Y_LABELS, draw, label_x, shades, title
+from dfl.run_directory import claim
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _ABOUT = "Lay runs over each other: a table, compare.csv and compare.png."
 
@@ -32,6 +39,8 @@ FIRST = ("folder", "status")
 """The first columns of compare.csv, by which it is known to be ours."""
 SIGNED = "dfl.compare"
 """What stands in compare.png, by which it is known to be ours."""
+DRAWN = ("round", "payload_bytes", "accuracy_mean", "accuracy_min", "train_loss")
+"""The columns of metrics.csv that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ def _asked(tokens: Sequence[str]) -> None:
     app = cli.app("python -m dfl.compare", _ABOUT)
 
     @app.default
-    def command(*folders: Path, out: Path = Path()) -> None:
+    def command(*folders: Path, out: Path | None = None) -> None:
         """Compare.
 
         Parameters
@@ -74,7 +83,7 @@ def _asked(tokens: Sequence[str]) -> None:
         folders: Path
             Folders of runs, one or more.
         out: Path
-            Folder for compare.csv and compare.png.
+            Folder for compare.csv and compare.png: a new or empty one, or one of ours; this one where not given.
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
@@ -83,28 +92,33 @@ def _asked(tokens: Sequence[str]) -> None:
     cli.call(app, tokens)
 
 
-def compare(folders: Sequence[Path], out: Path, console: Console) -> None:
+def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None:
     """Write and print what some runs have come to.
 
     Args:
         folders: of the runs.
-        out: where to write compare.csv and compare.png.
+        out: where to write compare.csv and compare.png; the current folder where not given.
         console: where to print.
 
     Raises:
-        InputError: a folder holds no run, or there is a file in `out` that another program wrote.
+        InputError: a folder holds no run, or what is in `out` is of another program.
     """
     runs = gather(folders)
+    if out is not None:
+        claim(out)
+    out = out or Path()
     _refuse_foreign(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with atomically(out / "compare.csv") as part:
-            table(runs).to_csv(part, index=False, lineterminator="\n")
+            table(runs).to_csv(part, index=False, lineterminator="\n", errors="backslashreplace")
         with atomically(out / "compare.png") as part:
             figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
     except OSError as error:
         raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
     console.print(screen(runs))
+    for run in runs:
+        if run.seen.status == DAMAGED:
+            board.say(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
     board.say(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
 
 
@@ -114,11 +128,15 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     Raises:
         InputError: a folder holds no run.
     """
+    import pandas as pd
+
     asked = [record(folder)["run"] for folder in folders]
     found = []
     for folder, differs in zip(folders, differences(asked, folders), strict=True):
         seen = look(folder)
-        rows = pd.read_csv(StringIO(cells.table(folder))) if seen.row else pd.DataFrame()
+        rows = pd.read_csv(StringIO(seen.table)) if seen.row else pd.DataFrame()
+        if missing := [name for name in DRAWN if name not in rows]:
+            rows = rows.reindex(columns=[*rows, *missing])
         found.append(Compared(folder, differs, seen, rows))
     return found
 
@@ -142,6 +160,8 @@ def differences(asked: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> 
 
 def table(runs: Sequence[Compared]) -> pd.DataFrame:
     """A row per run: its folder, how far it is, what tells it apart, and the last row of its metrics.csv, as text."""
+    import pandas as pd
+
     first = [dict(zip(FIRST, (str(run.folder), run.seen.status), strict=True)) for run in runs]
     return pd.DataFrame([{**row, **run.differs, **run.seen.row} for row, run in zip(first, runs, strict=True)])
 
@@ -155,7 +175,7 @@ def screen(runs: Sequence[Compared]) -> Table:
         row = {name: float(value or "nan") for name, value in run.seen.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
         payload = decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
-        found.add_row(*run.differs.values(), run.seen.status, *figures, payload)
+        found.add_row(*map(printable, run.differs.values()), run.seen.status, *figures, payload)
     return found
 
 
@@ -167,6 +187,10 @@ _SHOWN = (
 
 def figure(runs: Sequence[Compared]) -> Figure:
     """Accuracy by round and by bytes, side by side; the worst peer of each run in a thin line."""
+    from matplotlib.figure import Figure
+
+    from dfl.lines import Y_LABELS, label_x, shades, title
+
     drawn = [run for run in runs if not run.rows.empty]
     accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
     measure = "accuracy_mean" if accurate or not drawn else "train_loss"
@@ -190,9 +214,11 @@ def figure(runs: Sequence[Compared]) -> Figure:
 
 def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> None:
     """Draw a run by round and by bytes."""
+    from dfl.lines import draw, plain
+
     rows = run.rows.assign(mean=run.rows[measure])
     for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
-        draw(axes, rows, x, {"color": colour, "label": run.label})
+        draw(axes, rows, x, {"color": colour, "label": plain(run.label)})
         if measure == "accuracy_mean":
             draw(axes, rows.assign(mean=rows["accuracy_min"]), x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
 
@@ -205,7 +231,7 @@ def _refuse_foreign(out: Path) -> None:
     """
     for name, mark in (("compare.csv", ",".join(FIRST)), ("compare.png", SIGNED)):
         try:
-            ours = mark.encode() in (out / name).read_bytes()[:1000]
+            ours = mark.encode() in read_bytes(out / name)[:1000]
         except FileNotFoundError:
             ours = True
         except OSError as error:

@@ -27,3 +27,8 @@ def one_line(error: BaseException) -> str:
     """Return the kind and the message of an error of another library as one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that a terminal can show: other characters are escaped, as \\n and \\x1b."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,9 +8,11 @@ import hashlib
 import os
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from dfl.errors import InputError
 
@@ -130,28 +132,34 @@ def _sync(folder: Path) -> None:
 class Lock:
     """Keeps a folder to one program that writes to it; the system lets go of it when that program dies.
 
+    Args:
+        folder: the folder.
+        name: the file that is locked. Programs exclude each other that lock the same one.
+        patience: seconds for which to wait while another program has it.
+
     Raises:
         InputError: another program has it.
         OSError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path, patience = folder / ".lock", time.monotonic() + PATIENCE
+    def __init__(self, folder: Path, name: str = ".lock", patience: float = PATIENCE) -> None:
+        self.path, end = folder / name, time.monotonic() + patience
         while not self._taken():
             self.file.close()
-            if time.monotonic() > patience:
+            if time.monotonic() > end:
                 raise InputError(f"{folder} is being written to by another run: wait for it, or end it")
             time.sleep(0.01)
 
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
     def _taken(self) -> bool:
         self.file = open(self.path, "a", opener=no_follow)  # noqa: SIM115  closed by `release`
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system that knows of no locks
-            return True
-        return self._held()  # else who had it took it away in the meantime
+        # False also where the program that had it removed the file in the meantime.
+        return flocked(self.file, fcntl.LOCK_EX, self.path.parent) and self._held()
 
     def _held(self) -> bool:
         try:
@@ -173,3 +181,41 @@ class Lock:
         if not self.file.closed:
             self.path.unlink(missing_ok=True)
             self.file.close()
+
+
+def flocked(file: IO[Any], kind: int, folder: Path) -> bool:
+    """Lock an open file without waiting; False where another program has locked it.
+
+    On a file system without locks the answer is True, and a warning says so.
+
+    Args:
+        file: the file.
+        kind: fcntl.LOCK_EX or fcntl.LOCK_SH.
+        folder: where the file is, for the warning.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        warnings.warn(
+            f"the file system at {_mount(folder)} has no locks ({error.strerror}): programs that "
+            "write to the same folder there do not notice each other, run one at a time",
+            stacklevel=2,
+        )
+    return True
+
+
+def held(path: Path) -> bool:
+    """Whether some program holds the `Lock` of this name."""
+    try:
+        with open(path, "rb", opener=_unwaiting) as file:
+            return not flocked(file, fcntl.LOCK_SH, path.parent)
+    except OSError:
+        return False
+
+
+def _mount(folder: Path) -> Path:
+    """The directory at which the file system of a folder is mounted."""
+    folder = folder.resolve()
+    return next((each for each in (folder, *folder.parents) if each.is_mount()), folder)

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from dfl import manifest
 from dfl.config import Run
 from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.files import Lock, atomically, make_directory, read_bytes
+from dfl.run_directory import claim, refuse_foreign
 from dfl.specs import options
 from dfl.values import nearest
 
@@ -35,6 +39,10 @@ FREE = ("checkpoint_every", "timeout", "log_level")
 """The fields that may change from one call to the next: no result depends on them."""
 LONGEST = 40
 """Characters of a value in a name; the middle of a longer one is left out."""
+PATIENCE = 60.0
+"""Seconds for which a sweep waits while another writes its tables into the same folder."""
+LONGEST_PATH = Path("checkpoint") / ".0000000000.safetensors.part"
+"""No path that a run writes to in its folder is longer."""
 _WHOLE = 200
 
 
@@ -180,9 +188,15 @@ def keep(grid: Grid, folder: Path) -> None:
     fits(grid, folder)
     files = {folder / "grid.toml": grid.text}
     files |= {folder / cell.name / "cell.toml": as_toml(cell.run) for cell in grid.cells}
+    claim(folder)
     try:
-        for path, text in files.items():
-            _write(path, text)
+        with Lock(folder, patience=PATIENCE):
+            fits(grid, folder)  # another sweep may have been faster
+            for cell in grid.cells:
+                make_directory(folder / cell.name)
+                claim(folder / cell.name)
+            for path, text in files.items():
+                _write(path, text)
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
 
@@ -193,13 +207,17 @@ def fits(grid: Grid, folder: Path) -> None:
     Raises:
         InputError: it holds something that is no sweep, a cell that is none of the grid's, or one with other settings.
     """
-    try:
-        alien = folder.exists() and any(folder.iterdir()) and not (folder / "grid.toml").exists()
-    except OSError as error:
-        raise InputError(f"--out {folder} cannot be read: {error.strerror}") from None
-    if alien:
-        raise InputError(f"--out {folder} holds something that is no sweep: give another folder")
+    refuse_foreign("--out", folder)
+    if os.path.lexists(folder / manifest.NAME):
+        raise InputError(f"--out {folder} holds a run, which is no sweep: give another folder")
     cells = {cell.name: cell.run for cell in grid.cells}
+    for name in cells:
+        try:
+            (folder / name / LONGEST_PATH).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise InputError(f"--out {folder} cannot hold the cell {name}: {error.strerror}") from None
     found = [path.parent.name for path in folder.glob("*/cell.toml")]
     for name in sorted(found):
         if name not in cells:
@@ -211,9 +229,10 @@ def fits(grid: Grid, folder: Path) -> None:
 def _differing(path: Path, run: Run) -> str | None:
     """The first setting that a cell's file says otherwise, if there is one."""
     try:
-        ours, theirs = run.to_dict(), Run.from_dict(tomllib.loads(path.read_text(encoding="utf-8"))).to_dict()
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): remove it") from None
+        ours, theirs = run.to_dict(), Run.from_dict(tomllib.loads(read_bytes(path).decode())).to_dict()
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path} is damaged ({why}): remove it") from None
     fixed = (name for name in options(Run) if name not in FREE)
     return next((name for name in fixed if ours.get(name) != theirs.get(name)), None)
 
@@ -226,8 +245,8 @@ def as_toml(run: Run) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write a file unless it is as it should be."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        if read_bytes(path) == text.encode():
+            return
     with atomically(path) as part:
         part.write_text(text, encoding="utf-8")

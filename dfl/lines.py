@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from dfl.errors import printable
 from dfl.plots import GREY
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -22,6 +23,11 @@ MARKS = ("", "o", "s", "^", "D", "v")
 """Behind the last dash, dashes begin again with another mark."""
 Y_LABELS = {"accuracy_mean": "accuracy on the test set\n(mean over the peers)", "train_loss": "training loss (mean)"}
 """What to write beside what is measured."""
+
+
+def plain(text: str) -> str:
+    """A text as a figure shows it: in one line, and without mathematics, which matplotlib reads between two $."""
+    return printable(text).replace("$", r"\$")
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
@@ -133,8 +139,10 @@ class Styles:
         if not self.by:
             return
         head, *others = self.by
-        colours = [Line2D([], [], color=self._colour(value), label=value) for value in self.first]
-        dashes = [Line2D([], [], color=GREY, **self._dash(values), label=", ".join(values)) for values in self.rest]
+        colours = [Line2D([], [], color=self._colour(value), label=plain(value)) for value in self.first]
+        dashes = [
+            Line2D([], [], color=GREY, **self._dash(values), label=plain(", ".join(values))) for values in self.rest
+        ]
         heads = [Line2D([], [], linestyle="none", label=text) for text in (head, ", ".join(others))]
         lines = [heads[0], *colours, *([heads[1], *dashes] if len(dashes) > 1 else [])]
         legend = figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)

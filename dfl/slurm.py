@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from dfl.errors import InputError, Suspended
+from dfl.files import make_directory, read_bytes
 from dfl.specs import flag
 
 STOPPED = Suspended.code
@@ -35,8 +36,11 @@ _MEANT = {
     "partition": (_NAME, "the name of a partition, or several joined by ,"),
     "account": (_NAME, "the name of an account"),
     "mpi": (r"[\w.-]+", "one that srun --mpi=list shows"),
-    "setup": (r"[^\x00-\x08\x0a-\x1f\x7f]+", "a line of shell"),
-    "sbatch": (r"[a-z][a-z-]*(=[^\s\x00-\x1f\x7f'\"#\\]+)?", "an option of sbatch without its dashes, as gres=gpu:1"),
+    "setup": (r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]+", "a line of shell"),
+    "sbatch": (
+        r"[a-z][a-z-]*(=[^\s\x00-\x1f\x7f\ud800-\udfff'\"#\\]+)?",
+        "an option of sbatch without its dashes, as gres=gpu:1",
+    ),
 }
 _OURS = ("array", "cpus-per-task", "no-requeue", "nodes", "ntasks", "open-mode", "output", "requeue", "signal", "wrap")
 _TEMPLATE = """\
@@ -108,8 +112,10 @@ class Slurm:
             if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
                 raise InputError(f"{flag(name)} must be {meant}, not {text!r}")
         for name in (option.partition("=")[0] for option in self.sbatch):
-            if name in _OURS:
-                raise InputError(f"--sbatch {name} is for the sweep to say: leave it out")
+            for ours in _OURS:
+                if ours.startswith(name):  # sbatch takes a beginning for the whole
+                    meant = "" if name == ours else f", which sbatch may read as {ours},"
+                    raise InputError(f"--sbatch {name}{meant} is for the sweep to say: leave it out")
         if self.nodes and self.nodes > self.ntasks:
             raise InputError(f"--nodes {self.nodes} needs as many ranks: --ntasks {self.ntasks} is less")
         if self.time and self.time.upper() != "UNLIMITED" and _seconds(self.time) <= self.signal:
@@ -130,13 +136,18 @@ def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
         The script, FOLDER/slurm/N.sh for the smallest N that is free.
 
     Raises:
-        InputError: a path that cannot stand in a script, or a folder that cannot be written to.
+        InputError: a path that cannot stand in a script, lines of shell that are not whole commands, or a folder that
+            cannot be written to.
     """
     _check_paths(folder, *cells)
+    slurm = folder.absolute() / "slurm"
+    _check_setup(_script(slurm / "1.sh", len(cells), options), options.setup)
     try:
-        script = _free(folder.absolute() / "slurm")
-        script.with_suffix(".cells").write_text("".join(f"{cell.absolute()}\n" for cell in cells))
-        script.write_text(_script(script, len(cells), options))
+        script = _free(slurm)
+        with script.with_suffix(".cells").open("x", encoding="utf-8") as file:
+            file.writelines(f"{cell.absolute()}\n" for cell in cells)
+        with script.open("x", encoding="utf-8") as file:
+            file.write(_script(script, len(cells), options))
     except OSError as error:
         raise InputError(f"{folder / 'slurm'} cannot be written to ({error.strerror})") from None
     return script
@@ -151,7 +162,10 @@ def submit(script: Path) -> str:
     Raises:
         InputError: there is no Slurm here, or it refuses.
     """
-    return _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    answer = _ask("sbatch", "--parsable", str(script)).strip()
+    if not (job := re.match(r"\d+", answer, re.ASCII)):
+        raise InputError(f"--slurm: sbatch says {answer!r}, which is no number of a job: is {script} submitted?")
+    return job[0]
 
 
 def queued(folder: Path) -> dict[str, str]:
@@ -164,22 +178,62 @@ def queued(folder: Path) -> dict[str, str]:
     Raises:
         InputError: Slurm does not answer.
     """
-    scripts = {path.resolve(): path for path in (folder / "slurm").glob("*.sh")}
+    scripts = {os.path.realpath(path): path for path in (folder / "slurm").glob("*.sh")}
     if not scripts or not shutil.which("squeue"):
         return {}
     found = {}
     for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o").splitlines():
-        task, number, state, where, command = line.split("|", 4)
-        if script := scripts.get(Path(command).resolve()):
-            cell = script.with_suffix(".cells").read_text().splitlines()[int(number) - 1]
-            found[Path(cell).name] = f"task {task} {state.lower()} {where}"
+        task, number, state, where, command = [*line.split("|", 4), "", "", "", ""][:5]
+        if script := scripts.get(os.path.realpath(command)):
+            found[_cell(script, number)] = f"task {task} {state.lower()} {where}"
     return found
+
+
+def _cell(script: Path, number: str) -> str:
+    """The name of the cell of a task.
+
+    Raises:
+        InputError: the list of cells does not say so.
+    """
+    cells = script.with_suffix(".cells")
+    try:
+        return Path(read_bytes(cells).decode().split("\n")[int(number) - 1]).name
+    except (OSError, ValueError, IndexError):
+        raise InputError(f"--slurm: {cells} is damaged: it has no cell for task {number} of the queue") from None
 
 
 def _check_paths(*paths: Path) -> None:
     for path in (*paths, Path.cwd(), Path(sys.executable)):
-        if found := re.search(r'[\x00-\x1f\x7f"\\]', str(path)):
+        if found := re.search(r'[\x00-\x1f\x7f\ud800-\udfff"\\]', str(path)):
             raise InputError(f"--slurm: {str(path)!r} has {found[0]!r} in it, which a script of Slurm cannot say")
+
+
+def _check_setup(script: str, setup: Sequence[str]) -> None:
+    """Refuse lines of shell that are not whole commands, such as would swallow the rest of a script.
+
+    Args:
+        script: with the lines between braces, which must match.
+        setup: the lines.
+
+    Raises:
+        InputError: bash cannot read the script, or is not there.
+    """
+    if not setup:
+        return
+    try:
+        environment = {name: value for name, value in os.environ.items() if name != "BASH_ENV"}
+        done = subprocess.run(
+            [shutil.which("bash") or "bash", "-n"],
+            input=script.encode(), capture_output=True, env=environment, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise InputError(f"--setup cannot be checked: bash cannot be started ({error.strerror})") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = "; ".join(map(repr, setup))
+        raise InputError(
+            f"--setup must be whole commands of bash, not {lines}: {said[-1] if said else 'bash -n fails'}"
+        )
 
 
 def _ask(*command: str) -> str:
@@ -189,7 +243,7 @@ def _ask(*command: str) -> str:
         InputError: it is not there, or says no.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False)
     except OSError as error:
         raise InputError(f"--slurm: {command[0]} cannot be started ({error.strerror}): is this a cluster?") from None
     if done.returncode:
@@ -199,21 +253,17 @@ def _ask(*command: str) -> str:
 
 
 def _free(slurm: Path) -> Path:
-    """A new, empty script with the smallest number that is free."""
-    slurm.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        script = slurm / f"{number}.sh"
-        if not script.exists():
-            break
-    script.touch(exist_ok=False)
-    return script
+    """The script with the smallest number that is free."""
+    make_directory(slurm)
+    scripts = (slurm / f"{number}.sh" for number in count(1))
+    return next(each for each in scripts if not any(map(os.path.lexists, (each, each.with_suffix(".cells")))))
 
 
 def _script(script: Path, tasks: int, options: Slurm) -> str:
     cells, started = script.with_suffix(".cells"), f"--cpus-per-task={options.cpus_per_task} --wait={LATE}"
     return _TEMPLATE.format(
         directives="\n".join(f"#SBATCH --{line}" for line in _directives(script.parent, tasks, options)),
-        setup="".join(f"{line}\n" for line in options.setup),
+        setup="\n".join(["{", *options.setup, "}\n"]) if options.setup else "",
         listed=cells.name,
         here=shlex.quote(os.getcwd()),
         cells=shlex.quote(str(cells)),

@@ -5,6 +5,11 @@ A cell is known by its settings and its folder alone: the folders say what is le
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from dfl.cli import leave_on_interrupt
+
+    leave_on_interrupt()
+
 import shlex
 import signal
 import sys
@@ -18,14 +23,18 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from dfl import board, cli, grid, slurm
-from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, look
+from dfl.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, Sight, see
 from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.files import Lock, atomically, make_directory
 from dfl.jobs import Jobs, launcher
+from dfl.run_directory import claim
 from dfl.slurm import Slurm
 
 _ABOUT = """Run the cells of a grid that have not finished: a TOML file with settings as for dfl.run --config, and a
 table [sweep] of lists, whose combinations are the cells. The same command goes on with what was interrupted."""
+
+BAD = (FAILED, DIVERGED, DAMAGED)
+"""How a cell ends that is not done."""
 
 Yes = Annotated[bool, Parameter(negative="")]
 
@@ -136,31 +145,35 @@ class Sweep:
             again: the command line that goes on.
         """
         if options.status or options.dry_run:
-            queue = slurm.queued(self.folder) if self.folder.exists() else {}
-            self.console.print(board.overview(self.grid, self.see(), queue))
-            board.say(self.console, f"{board.counts(self.see())}, in {self.folder}")
+            queue, sight = slurm.queued(self.folder) if self.folder.exists() else {}, self.see()
+            self.console.print(board.overview(self.grid, sight, queue))
+            board.say(self.console, f"{board.counts(sight)}, in {self.folder}")
             return 0
         if options.table:
-            self.publish()
+            self.publish(self.see())
             return 0
         grid.keep(self.grid, self.folder)
         return self.work(options, again)
 
-    def see(self) -> board.Sight:
+    def see(self) -> Sight:
         """How all cells are."""
-        return {cell.name: look(self.folder / cell.name) for cell in self.grid.cells}
+        return see(self.folder, (cell.name for cell in self.grid.cells))
 
     def work(self, options: Options, again: str) -> int:
         """Run what is left, and publish what came out unless a signal ended it; the exit code."""
         before = self.see()
         left = [self.folder / name for name, seen in before.items() if seen.status not in (DONE, DIVERGED)]
+        for name, seen in before.items():
+            if seen.status == DAMAGED:
+                board.say(self.console, f"{seen.status:<10} {name}: {seen.reason}; its run is gone on with")
         jobs = Jobs(deque(left), options.jobs, options.ranks)
         with board.following(self.console, jobs, len(before) - len(left), len(before)) as tell:
             jobs.work(tell)
-        sight = {**self.see()} | {folder.name: seen for folder, seen in jobs.ended.items()}
-        rest = sum(seen.status not in (DONE, DIVERGED, FAILED) for seen in sight.values())
+        after = self.see()
+        sight = {**after} | {folder.name: seen for folder, seen in jobs.ended.items()}
+        rest = sum(seen.status not in (DONE, *BAD) for seen in sight.values())
         if not jobs.told:
-            self.publish()
+            self.publish(after)
         for line in board.ending(sight):
             board.say(self.console, line)
         board.say(self.console, board.counts(sight))
@@ -168,12 +181,16 @@ class Sweep:
             board.say(self.console, f"{rest} left; to go on: {again}")
         if jobs.told:
             return 130 if jobs.told[0] == signal.SIGINT else 75
-        bad = any(seen.status in (FAILED, DIVERGED) for seen in sight.values())
+        bad = any(seen.status in BAD for seen in sight.values())
         return 1 if bad else 75 if rest else 0
 
     def submit(self, asked: Slurm, options: Options) -> int:
         """Hand what is left, and neither runs nor waits already, to Slurm; the exit code."""
         grid.keep(self.grid, self.folder)
+        with Lock(self.folder, patience=grid.PATIENCE):  # no other sweep submits the same cells meanwhile
+            return self._submit(asked, options)
+
+    def _submit(self, asked: Slurm, options: Options) -> int:
         queue, over = slurm.queued(self.folder), (DONE, DIVERGED, RUNNING)
         left = [name for name, seen in self.see().items() if seen.status not in over and name not in queue]
         if not left:
@@ -184,19 +201,28 @@ class Sweep:
         board.say(self.console, f"{len(left)} of {len(self.grid.cells)} cells in {script}; {how}")
         return 0
 
-    def publish(self) -> None:
-        """Write sweep.csv, summary.csv and figures of what there is, and print the summary."""
+    def publish(self, sight: Sight) -> None:
+        """Write sweep.csv, summary.csv and figures of what there is, and print the summary.
+
+        Raises:
+            InputError: the folder cannot be written to.
+        """
         from dfl import sweep_plots, tables
 
-        table, by = tables.cells(self.grid, self.folder), tables.grouped(self.grid)
+        claim(self.folder)
+        table, by = tables.cells(self.grid, sight), tables.grouped(self.grid)
         found = tables.summary(table, by)
-        tables.write(table, self.folder / "sweep.csv")
-        tables.write(found, self.folder / "summary.csv")
-        (self.folder / "figures").mkdir(exist_ok=True)
-        drawn = sweep_plots.figures(tables.curves(self.grid, self.folder), found, by, self.folder.name)
-        for title, figure in drawn.items():
-            with atomically(self.folder / "figures" / f"{title}.png") as part:
-                figure.savefig(part, format="png", dpi=150)
+        drawn = sweep_plots.figures(tables.curves(self.grid, sight), found, by, self.folder.name)
+        try:
+            with Lock(self.folder, patience=grid.PATIENCE):
+                tables.write(table, self.folder / "sweep.csv")
+                tables.write(found, self.folder / "summary.csv")
+                make_directory(self.folder / "figures")
+                for title, figure in drawn.items():
+                    with atomically(self.folder / "figures" / f"{title}.png") as part:
+                        figure.savefig(part, format="png", dpi=150)
+        except OSError as error:
+            raise InputError(f"--out {self.folder} cannot be written to: {error.strerror}") from None
         self.console.print(tables.screen(found, by))
         board.say(self.console, f"tables and figures are in {self.folder}")
 

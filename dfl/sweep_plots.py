@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfl.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, title
+from dfl.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, plain, title
 
 LINES = 12
 """Up to how many lines are drawn in one panel, where what varies can be split over several."""
@@ -32,7 +32,7 @@ def figures(rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: s
     if rows.empty:
         return {}
     measure = "accuracy_mean" if rows["accuracy_mean"].notna().any() else "train_loss"
-    name, sweep = measure.removesuffix("_mean"), sweep + _seeds(rows, by)
+    name, sweep = measure.removesuffix("_mean"), plain(sweep) + _seeds(rows, by)
     drawn = {f"{name}_by_round": _lines(rows, by, ("round", measure), sweep)}
     if rows["payload_bytes"].any():
         drawn[f"{name}_by_bytes"] = _lines(rows, by, ("payload_bytes", measure), sweep)
@@ -121,8 +121,8 @@ def _map(
         text += "" if np.isnan(deviations[i, j]) else f"\n± {deviations[i, j]:.3f}"
         bright = np.isnan(means[i, j]) or bool(np.asarray(image.norm(means))[i, j] > 0.6)
         axes.text(j, i, text, ha="center", va="center", fontsize=8, color="black" if bright else "white")
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(range(len(columns)), map(plain, columns))
+    axes.set_yticks(range(len(rows)), map(plain, rows))
     axes.set(xlabel=across, ylabel=down)
     axes.spines[:].set_visible(False)
 
@@ -146,7 +146,7 @@ def _head(figure: Figure, grid: Any, text: str, below: str) -> None:
 
 
 def _said(names: Sequence[str], values: Sequence[str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+    return plain(", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True)))
 
 
 def _called(measure: str) -> str:

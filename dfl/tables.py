@@ -7,6 +7,7 @@ DIR/summary.csv    a row per group of cells that differ in their seed only: mean
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pandas as pd
 from rich.filesize import decimal
 from rich.table import Table
 
-from dfl.cells import DONE, look
+from dfl.cells import DONE, Sight
+from dfl.errors import printable
 from dfl.files import atomically
 from dfl.grid import Grid, shown
 
@@ -28,11 +30,11 @@ TITLES = {
 """What the measures are called on a terminal."""
 
 
-def cells(grid: Grid, folder: Path) -> pd.DataFrame:
+def cells(grid: Grid, sight: Sight) -> pd.DataFrame:
     """A row per cell, as text: what a cell's metrics.csv says last is taken as it is written there."""
     rows = []
     for cell in grid.cells:
-        seen = look(folder / cell.name)
+        seen = sight[cell.name]
         varies = {field: shown(value) for field, value in cell.values.items()}
         rows.append({"name": cell.name, **varies, "status": seen.status, **seen.row})
     table = pd.DataFrame(rows, dtype=object)
@@ -44,13 +46,14 @@ def grouped(grid: Grid) -> list[str]:
     return [name for name in grid.varies if name != "seed"]
 
 
-def curves(grid: Grid, folder: Path) -> pd.DataFrame:
+def curves(grid: Grid, sight: Sight) -> pd.DataFrame:
     """All rows of metrics.csv of the finished cells, with `cell` and what varies, as text, in further columns."""
     found = []
     for cell in grid.cells:
-        if look(folder / cell.name).status == DONE:
+        seen = sight[cell.name]
+        if seen.status == DONE and seen.row:
             varies = {field: shown(value) for field, value in cell.values.items()}
-            found.append(pd.read_csv(folder / cell.name / "metrics.csv").assign(cell=cell.name, **varies))
+            found.append(pd.read_csv(StringIO(seen.table)).assign(cell=cell.name, **varies))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
@@ -85,7 +88,7 @@ def measures(table: pd.DataFrame) -> tuple[str, ...]:
 def write(table: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV, whole or not at all."""
     with atomically(path) as part:
-        table.to_csv(part, index=False, lineterminator="\n")
+        table.to_csv(part, index=False, lineterminator="\n", errors="backslashreplace")
 
 
 def screen(found: pd.DataFrame, by: Sequence[str]) -> Table:
@@ -100,7 +103,9 @@ def screen(found: pd.DataFrame, by: Sequence[str]) -> Table:
         table.add_column(TITLES.get(str(name), "std"), justify="right", no_wrap=True)
     for row in found.to_dict("records"):
         seeds = f"{row['seeds']}" if row["seeds"] == row["of"] else f"{row['seeds']} of {row['of']}"
-        table.add_row(*(str(row[name]) for name in by), seeds, *(_figure(str(name), row[name]) for name in columns))
+        table.add_row(
+            *(printable(str(row[name])) for name in by), seeds, *(_figure(str(name), row[name]) for name in columns)
+        )
     return table
 
 

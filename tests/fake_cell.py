@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from dfl import manifest
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import Lock, atomically
@@ -35,6 +36,9 @@ def main(folder: Path, pause: float) -> int:
     except InputError as error:
         print(f"dfl: {error}", file=sys.stderr)
         return 2
+    if (folder / "run.json").exists() and manifest.read(folder)["exit"] == 0 and not manifest.damage(folder):
+        lock.release()
+        return 0
     begun = json.loads((folder / "checkpoint").read_text())["round"] + 1 if (folder / "checkpoint").exists() else 0
     keep(folder, run, None, "running")
     code, ending = rounds(folder, run, begun, pause)
@@ -85,8 +89,8 @@ def row(run: Run, t: int) -> dict[str, Any]:
 
 def keep(folder: Path, run: Run, code: int | None, ending: str) -> None:
     """Write run.json."""
-    with atomically(folder / "run.json") as part:
-        part.write_text(json.dumps({"run": run.to_dict(), "exit": code, "ending": ending, "seconds": 1.0}))
+    record = {"run": run.to_dict(), "exit": code, "ending": ending, "seconds": 1.0}
+    manifest.write(folder, record, ["metrics.csv"] if code == 0 else [])
 
 
 if __name__ == "__main__":

@@ -39,9 +39,18 @@ sys.exit(sweep.main())
 """
 
 
-def fake(folder: Path, pause: float, *words: str) -> subprocess.Popen[str]:
-    """Start a sweep of FOLDER/grid.toml to FOLDER/out whose cells learn nothing."""
-    command = [sys.executable, "-c", FAKE, str(pause), str(folder / "grid.toml"), "--out", str(folder / "out"), *words]
+def fake(folder: Path, pause: float, *words: str, begin: str = "") -> subprocess.Popen[str]:
+    """Start a sweep of FOLDER/grid.toml to FOLDER/out whose cells learn nothing; `begin` is run before all else."""
+    command = [
+        sys.executable,
+        "-c",
+        begin + FAKE,
+        str(pause),
+        str(folder / "grid.toml"),
+        "--out",
+        str(folder / "out"),
+        *words,
+    ]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )

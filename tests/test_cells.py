@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
+import os
+import warnings
 from pathlib import Path
 
 import pytest
 
-from dfl.cells import DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, held, last_words, look, record
+from dfl import manifest
+from dfl.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, last_words, look, record
 from dfl.errors import InputError
-from dfl.files import Lock
+from dfl.files import Lock, held
 
 TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
 
 
 def write(folder: Path, code: int | None, ending: str = "as it did", log: str = "") -> None:
-    (folder / "run.json").write_text(json.dumps({"run": {}, "exit": code, "ending": ending}))
+    names = [name for name in ("metrics.csv",) if code == 0 and (folder / name).exists()]
+    manifest.write(folder, {"run": {}, "exit": code, "ending": ending}, names)
     (folder / "output.log").write_text(log)
 
 
@@ -77,10 +81,10 @@ def test_the_last_row_is_whole_and_as_it_was_written(tmp_path: Path) -> None:
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     write(tmp_path, None)
     (tmp_path / ".lock").touch()  # a run that was killed left it
-    assert not held(tmp_path)
+    assert not held(tmp_path / ".lock")
     lock = Lock(tmp_path)
-    assert held(tmp_path)
-    assert held(tmp_path)
+    assert held(tmp_path / ".lock")
+    assert held(tmp_path / ".lock")
     assert look(tmp_path).status == RUNNING
     lock.release()
     assert look(tmp_path).status == STOPPED
@@ -88,7 +92,7 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     with (tmp_path / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # somebody else looks at the same moment
-        assert not held(tmp_path)
+        assert not held(tmp_path / ".lock")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000, "{}"])
@@ -98,3 +102,98 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
         with pytest.raises(InputError, match="is no run directory") as caught:
             record(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+WRONG: dict[str, bytes] = {
+    "no table": b"{}\n",
+    "no rows": b"{}\n{}\n",
+    "not UTF-8": TABLE.encode() + b"20,0.3,0.\xff\n",
+    "a header again": (TABLE + TABLE).encode(),
+    "a field too many": TABLE.encode() + b"20,0.3,0.4,1\n",
+    "no number": TABLE.encode() + b"20,0.3,abc\n",
+    "rounds that go back": TABLE.encode() + b"10,0.3,0.4\n",
+    "a column twice": b"round,round\n0,1\n",
+    "a quote that is open": TABLE.encode() + b'20,0.3,"0.4\n',
+    "NUL": TABLE.encode() + b"20,\0,0.4\n",
+}
+
+
+def replaced(path: Path, by: str) -> None:
+    """Put something else in the place of a file."""
+    path.unlink(missing_ok=True)
+    if by == "a directory":
+        path.mkdir()
+    elif by == "a fifo":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(WRONG[by])
+
+
+@pytest.mark.parametrize("code", [0, 75, None])
+@pytest.mark.parametrize("by", [*WRONG, "a directory", "a fifo"])
+def test_a_damaged_table_is_said_and_shown_nowhere(tmp_path: Path, code: int | None, by: str) -> None:
+    (tmp_path / "metrics.csv").write_text(TABLE)
+    write(tmp_path, code)
+    assert look(tmp_path).row
+    replaced(tmp_path / "metrics.csv", by)
+    seen = look(tmp_path)
+    assert (seen.status, seen.row, seen.table) == (DAMAGED, {}, "")
+    assert seen.reason.startswith(f"{tmp_path}/metrics.csv is damaged: ")
+    assert "\n" not in seen.reason
+
+
+def test_what_a_finished_run_vouches_for_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(TABLE)
+    (tmp_path / "state.safetensors").write_bytes(b"1234")
+    manifest.write(tmp_path, {"run": {}, "exit": 0}, ["metrics.csv", "state.safetensors"])
+    assert look(tmp_path).status == DONE
+    (tmp_path / "state.safetensors").write_bytes(b"1235")
+    seen = look(tmp_path)
+    assert (seen.status, seen.row["round"]) == (DAMAGED, "10")
+    assert seen.reason.startswith(f"{tmp_path}/state.safetensors is damaged")
+    (tmp_path / "metrics.csv").write_text(TABLE.replace("0.30", "0.31"))
+    assert (look(tmp_path).status, look(tmp_path).row) == (DAMAGED, {})
+    (tmp_path / "metrics.csv").unlink()
+    assert look(tmp_path).reason == f"{tmp_path}/metrics.csv is missing"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "\xff", "[" * 100_000, "{}", '{"run": {}, "exit": 0}', "null", "1e999"]
+)
+def test_a_damaged_record_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text, encoding="latin-1")
+    seen = look(tmp_path)
+    assert (seen.status, "\n" in seen.reason) == (DAMAGED, False)
+    assert "run.json" in seen.reason
+
+
+@pytest.mark.parametrize("code", [[], {}, "0", True, 0.0, 1e300, [0]])
+def test_an_exit_code_of_another_kind_is_no_success(tmp_path: Path, code: object) -> None:
+    manifest.write(tmp_path, {"run": {}, "exit": code, "ending": None})
+    assert look(tmp_path).status == FAILED
+
+
+@pytest.mark.parametrize("name", ["run.json", "output.log", ".lock", ".sweep.lock"])
+@pytest.mark.parametrize("by", ["a directory", "a fifo", "no table"])
+def test_looking_survives_what_is_in_the_place_of_a_file(tmp_path: Path, name: str, by: str) -> None:
+    replaced(tmp_path / name, by)
+    assert look(tmp_path).status in (WAITING, FAILED, DAMAGED)
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr(fcntl, "flock", unable)
+    with pytest.warns(UserWarning, match="has no locks .Function not implemented"):
+        Lock(tmp_path).release()
+    (tmp_path / ".lock").touch()
+    with pytest.warns(UserWarning, match="has no locks"):
+        assert look(tmp_path).status == WAITING
+    with warnings.catch_warnings(record=True, action="default") as said:
+        for name in ("a", "b", "c"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / ".lock").touch()
+            assert not held(tmp_path / name / ".lock")
+    assert len({str(each.message) for each in said}) == 1  # for all folders of one file system

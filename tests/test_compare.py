@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from dfl import compare
+from dfl import compare, manifest
 from dfl.compare import differences, figure, gather, screen, table
 
 HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,payload_bytes\n"
@@ -22,10 +21,10 @@ def run(folder: Path, rows: int = 3, code: int | None = 0, **settings: Any) -> P
     """A folder that a run might have left."""
     folder.mkdir(parents=True)
     record = {"run": {"peers": 4, "out": str(folder), **settings}, "exit": code, "ending": "as it did"}
-    (folder / "run.json").write_text(json.dumps(record))
     if rows:
         lines = [f"{10 * t},{t},{2 - t / 10},{0.1 + t / 5},{t / 5},0.5,{1000 * t}\n" for t in range(rows)]
         (folder / "metrics.csv").write_text(HEAD + "".join(lines))
+    manifest.write(folder, record, ["metrics.csv"] if code == 0 and rows else [])
     return folder
 
 
@@ -60,7 +59,7 @@ def test_a_table_a_file_and_a_picture(
     assert written["folder"].tolist() == ["runs/a", "runs/b"]
     assert written["accuracy_mean"].tolist() == ["0.5", "0.30000000000000004"]
     assert np.ptp(imread("compare.png")) > 0
-    assert called(monkeypatch, "runs/b", "--out", ".") == 0  # ours may be written over
+    assert called(monkeypatch, "runs/b") == 0  # ours may be written over
     assert called(monkeypatch, "runs/b", "--out", "new/folder") == 0
     assert Path("new/folder/compare.png").exists()
 
@@ -82,9 +81,13 @@ def test_what_is_not_ours_stays(
     ("words", "line"),
     [
         ("", "DIR is missing: give the folders of some runs"),
-        ("runs/a runs", "runs is no run directory: it has no run.json that can be read"),
+        ("runs/a runs", "runs is no run directory: its run.json cannot be read"),
         ("runs/a no/such", "no/such is no run directory"),
         ("runs/a --out runs/a/run.json", "--out runs/a/run.json"),
+        ("runs/a --out .", "--out . is not empty"),
+        ("runs/a --out runs", "--out runs is not empty"),
+        (f"runs/a --out {'x' * 300}", "--out xxx"),
+        (f"{'x/' * 3000}", "x/x/x"),
         ("runs/a --ot x", "unknown flag '--ot' (did you mean --out?)"),
     ],
 )
@@ -127,11 +130,11 @@ def test_lines_are_those_of_the_runs(two: list[Path]) -> None:
 
 
 def test_a_row_that_is_being_written_is_left_out(two: list[Path]) -> None:
-    with (two[0] / "metrics.csv").open("a") as file:
+    with (two[1] / "metrics.csv").open("a") as file:
         file.write("30,3,1.7,0.9")
-    (compared, _), last = gather(two), ["0.5"]
-    assert compared.rows["round"].tolist() == [0, 10, 20]
-    assert table(gather(two[:1]))["accuracy_mean"].tolist() == last
+    (_, compared), last = gather(two), ["0.30000000000000004"]
+    assert compared.rows["round"].tolist() == [0, 10]
+    assert table(gather(two[1:]))["accuracy_mean"].tolist() == last
 
 
 def test_a_run_without_rows_is_in_the_table_only(two: list[Path]) -> None:
@@ -148,6 +151,7 @@ def test_where_nothing_is_called_accuracy_the_loss_is_drawn(tmp_path: Path) -> N
     folder = run(tmp_path / "a")
     rows = pd.read_csv(folder / "metrics.csv").assign(accuracy_mean=np.nan, accuracy_min=np.nan)
     rows.to_csv(folder / "metrics.csv", index=False)
+    manifest.write(folder, manifest.read(folder), ["metrics.csv"])
     axes = figure(gather([folder])).axes[0]
     assert len(axes.lines) == 1
     assert axes.get_title(loc="left") == "Train loss by round"

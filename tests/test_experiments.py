@@ -13,7 +13,6 @@ from dfl.config import Run
 from dfl.errors import InputError
 from experiments import lab
 from experiments.local_steps import first_reached
-from tests.stopping import rewrite
 
 PAGES = {
     "bits": ["--widths", "float32", "4"],

@@ -137,7 +137,7 @@ def test_a_sweep_is_kept_and_grows(tmp_path: Path) -> None:
     small, out = grid(tmp_path, BASE + "[sweep]\nseed = [0]\n"), tmp_path / "out"
     keep(small, out)
     keep(small, out)
-    assert sorted(path.name for path in out.iterdir()) == ["grid.toml", "seed=0"]
+    assert sorted(path.name for path in out.iterdir()) == [".dfl", "grid.toml", "seed=0"]
     assert (out / "grid.toml").read_text() == small.text
     assert read(out / "grid.toml", 1) == small
     before = (out / "seed=0/cell.toml").stat().st_mtime_ns
@@ -178,7 +178,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     keep(found, tmp_path / "mine")  # it was empty
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.tex").touch()
-    for folder, line in (("other", "no sweep"), ("other/thesis.tex", "cannot be read: Not a directory")):
+    for folder, line in (("other", "is not empty"), ("other/thesis.tex", "Not a directory")):
         with pytest.raises(InputError, match=line):
             keep(found, tmp_path / folder)
     (tmp_path / "mine/seed=0/cell.toml").write_text("peers = ")

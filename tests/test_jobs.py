@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
-from dfl import jobs
-from dfl.cells import DIVERGED, DONE, FAILED, STOPPED, Seen, look
+from dfl import jobs, manifest
+from dfl.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import Lock
@@ -151,42 +153,75 @@ def locks() -> Iterator[list[Lock]]:
         each.release()
 
 
-def test_what_another_program_writes_is_left_to_it(tmp_path: Path, locks: list[Lock]) -> None:
-    cells = [cell(tmp_path, str(n)) for n in range(3)]
-    locks.append(Lock(cells[0]))
-    found = work(cells)
-    assert found.elsewhere == [cells[0]]
-    assert list(map(launches, cells)) == [0, 1, 1]
-
-
-def test_what_another_program_lets_go_of_is_taken_up_at_the_end(tmp_path: Path, locks: list[Lock]) -> None:
+def test_cells_that_another_program_runs_are_waited_for(tmp_path: Path, locks: list[Lock]) -> None:
     cells = [cell(tmp_path, str(n)) for n in range(3)]
     locks.append(Lock(cells[0]))
     order: list[str] = []
 
     def tell(folder: Path | None) -> None:
         if folder:
-            locks[0].release()
             order.append(folder.name)
+        elif found.elsewhere and not (found.running or found.waiting):
+            locks[0].release()
 
-    Jobs(deque(cells), 1).work(tell)
+    found = Jobs(deque(cells), 1)
+    found.work(tell)
     assert order == ["1", "2", "0"]
+    assert list(map(launches, cells)) == [1, 1, 1]
 
 
+def test_a_signal_ends_the_waiting(tmp_path: Path, locks: list[Lock]) -> None:
+    one = cell(tmp_path, "one")
+    locks.append(Lock(one))
+    found = Jobs(deque([one]), 1)
+    found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+    assert (found.elsewhere, found.ended, launches(one)) == ([one], {}, 0)
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, DONE), (3, DIVERGED), (75, DONE), (None, DONE), (2, FAILED)])
 def test_a_race_that_another_program_wins_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: list[Lock]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, status: str
 ) -> None:
-    def too_early(folder: Path) -> Seen:
-        seen = look(folder)
-        if not locks:
-            locks.append(Lock(folder))
-        return seen
+    """Another program has the folder while ours is refused, and lets go of it before the sweep looks."""
+    refused = """
+        import json, pathlib, sys
+        from dfl import manifest
+        folder, code = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+        (folder / "launches").open("a").write("x")
+        manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
+        sys.exit("dfl: it is being written to by another run: wait for it, or end it") if code == 2 else sys.exit(2)
+    """
+    fake = jobs.command
 
-    monkeypatch.setattr(jobs, "look", too_early)
+    def command(folder: Path) -> list[str]:
+        return fake(folder) if launches(folder) else ["-c", dedent(refused), str(folder), json.dumps(code)]
+
+    monkeypatch.setattr(jobs, "command", command)
     one = cell(tmp_path, "one")
     found = work([one])
-    assert launches(one) == 1
-    assert (found.elsewhere, found.ended) == ([one], {})
+    assert found.ended[one].status == status
+    assert launches(one) == (2 if code in (75, None) else 1)
+
+
+def test_a_cell_that_was_finished_between_look_and_start_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [cell(tmp_path, str(n)) for n in range(2)]
+    for code, each in zip((0, 3), cells, strict=True):
+        manifest.write(each, {"run": {}, "exit": code, "ending": "so"})
+    found = work(cells)
+    assert [found.ended[each].status for each in cells] == [DONE, DIVERGED]
+    assert list(map(launches, cells)) == [0, 0]
+
+
+def test_only_one_sweep_at_a_time_starts_a_cell(tmp_path: Path) -> None:
+    one = cell(tmp_path, "one")
+    with Lock(one, CELL_LOCK):
+        assert look(one).status == RUNNING
+        found = Jobs(deque([one]), 1)
+        found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+        assert (found.elsewhere, launches(one)) == ([one], 0)
+    assert look(one).status == WAITING
 
 
 def test_ranks_are_started_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,13 @@ def test_only_what_was_told_to_stop_goes_back(
         ({"sbatch": ("comment=a b",)}, "--sbatch must be"),
         ({"sbatch": ("gres=gpu:1\n",)}, "--sbatch must be"),
         ({"sbatch": ("output=x",)}, "--sbatch output is for the sweep to say"),
+        ({"sbatch": ("arra=1-9",)}, "--sbatch arra, which sbatch may read as array, is for the sweep to say"),
+        ({"sbatch": ("a=1-9",)}, "--sbatch a, which sbatch may read as array,"),
+        ({"sbatch": ("open=truncate",)}, "--sbatch open, which sbatch may read as open-mode,"),
+        ({"sbatch": ("sig=KILL",)}, "--sbatch sig, which sbatch may read as signal,"),
+        ({"sbatch": ("no-req",)}, "--sbatch no-req, which sbatch may read as no-requeue,"),
+        ({"setup": ("\udcff",)}, "--setup must be a line of shell, not '\\udcff'"),
+        ({"sbatch": ("comment=\udcff",)}, "--sbatch must be"),
     ],
 )
 def test_what_slurm_would_misread_is_refused(options: dict[str, Any], said: str) -> None:
@@ -199,7 +206,44 @@ def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
     assert Slurm(time="unlimited").time
 
 
-@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b"])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        ("if true; then",), ("fi",), ("echo 'a",), ('echo "a',), ("module load x \\",), ("cat <<END",), ("cat <<}",),
+        ("f() {",), ("}",), ("true &&",), ("true |",), ("case x in",), ("echo $(",), ("(",), ("f()",), ("true", "if x"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_whole_commands_are_refused(sweep: Path, setup: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as refused:
+        write(sweep, cells(sweep), Slurm(setup=setup))
+    assert str(refused.value).startswith(f"--setup must be whole commands of bash, not {setup[0]!r}")
+    assert "\n" not in str(refused.value)
+    assert not (sweep / "slurm").exists()
+
+
+def test_commands_of_several_lines(sweep: Path, programs: Path) -> None:
+    program(programs, "srun", 'echo "$A $B"')
+    setup = ("if true; then", "export A=1", "fi", "# no more", "export B='#' # 2")
+    done = task(write(sweep, cells(sweep), Slurm(setup=setup)), 1, sweep)
+    assert (done.returncode, "1 #\n" in done.stdout) == (0, True), done
+
+
+def test_no_script_is_written_through_a_link(sweep: Path) -> None:
+    mine = sweep.parent / "thesis"
+    (sweep / "slurm").mkdir()
+    for name in ("1.cells", "2.sh", "3.sh"):
+        (sweep / "slurm" / name).symlink_to(mine)
+    assert write(sweep, cells(sweep), Slurm()).name == "4.sh"
+    assert not mine.exists()
+    shutil.rmtree(sweep / "slurm")
+    mine.mkdir()
+    (sweep / "slurm").symlink_to(mine)
+    with pytest.raises(InputError, match="slurm is a link"):
+        write(sweep, cells(sweep), Slurm())
+    assert not any(mine.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "a\udcffb"])
 def test_paths_that_a_script_cannot_say(sweep: Path, name: str) -> None:
     for folder, cell in ((sweep, Path(name)), (Path(name), sweep)):
         with pytest.raises(InputError, match="which a script of Slurm cannot say") as refused:
@@ -232,6 +276,25 @@ def test_a_refusal_is_one_line(sweep: Path, programs: Path) -> None:
     program(programs, "sbatch", "exit 4")
     with pytest.raises(InputError, match="refuses: exit code 4"):
         submit(script)
+
+
+@pytest.mark.parametrize("answer", ["", "no", "\\xff"])
+def test_an_answer_that_is_no_job_is_said(sweep: Path, programs: Path, answer: str) -> None:
+    script = write(sweep, cells(sweep), Slurm())
+    program(programs, "sbatch", f"printf '{answer}'")
+    with pytest.raises(InputError, match="which is no number of a job"):
+        submit(script)
+
+
+def test_a_queue_that_cannot_be_read(sweep: Path, programs: Path) -> None:
+    script = write(sweep, cells(sweep), Slurm())
+    (sweep / "slurm/9.sh").symlink_to("9.sh")
+    program(programs, "squeue", f"printf '7_1|1|RUNNING|n1|%s\\nslurm|\\xff\\n\\n' \"{script}\"")
+    assert queued(sweep) == {NAMES[0]: "task 7_1 running n1"}
+    for number in ("9", "N/A"):
+        program(programs, "squeue", f"printf '7_1|{number}|RUNNING|n1|%s\\n' \"{script}\"")
+        with pytest.raises(InputError, match=f"no cell for task {number}"):
+            queued(sweep)
 
 
 def test_who_is_in_the_queue(sweep: Path, programs: Path) -> None:

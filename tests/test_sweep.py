@@ -59,7 +59,7 @@ def test_a_sweep_from_start_to_end(here: Here) -> None:
     ]
     assert set(table["status"]) == {"done"}
     assert {path.name for path in folder.iterdir()} == {
-        "grid.toml", "sweep.csv", "summary.csv", "figures", *table["name"],
+        ".dfl", "grid.toml", "sweep.csv", "summary.csv", "figures", *table["name"],
     }  # fmt: skip
     assert (folder / "sweep.csv").read_text().splitlines()[0].endswith(",seconds")
 
@@ -101,8 +101,12 @@ def test_looking_runs_nothing(here: Here) -> None:
         ("six.toml --slurm --ranks 2", "--jobs and --ranks are for this machine"),
         ("six.toml --slurm --time soon", "--time must be "),
         ("six.toml other.toml", "'other.toml' belongs to no flag"),
-        ("six.toml --out six.toml", "--out six.toml cannot be read: Not a directory"),
-        ("six.toml --out .", "--out . holds something that is no sweep"),
+        ("six.toml --out six.toml", "--out six.toml cannot be written to: Not a directory"),
+        ("six.toml --out .", "--out . is not empty"),
+        (f"six.toml --out {'x' * 300}", "--out xxx"),
+        (f"six.toml --status --out {'x/' * 3000}", "--out x/x"),
+        (f"{'x' * 300}.toml", "xxx"),
+        (f"six.toml --out {'x/' * 2020}", "--out x/x"),
         ("bad.toml", "bad.toml: cell seed=1,bits=17: --bits must be from 1 to 16, not 17"),
     ],
 )
@@ -131,12 +135,13 @@ def test_bad_ends_are_listed_with_their_reasons(here: Here) -> None:
 
 
 def test_what_another_program_writes_is_listed(here: Here) -> None:
+    """A sweep that is told to stop leaves the cells that it waited for to the program that runs them."""
     Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
-    lock = Lock(Path("sweeps/two/seed=1"))
-    code, said, _ = here("two.toml")
-    lock.release()
+    here.monkeypatch.setattr(jobs.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM))
+    with Lock(Path("sweeps/two/seed=1")):
+        code, said, _ = here("two.toml")
     assert code == 75
     assert said[-3:] == [
         "running    seed=1: another program writes to it, to which it is left",

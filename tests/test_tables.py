@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
@@ -10,7 +9,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from dfl import manifest
+from dfl.cells import Sight, see
 from dfl.grid import Grid, keep, read
+from dfl.run_directory import claim
 from dfl.tables import cells, curves, grouped, screen, summary, write
 
 HEAD = "round,seconds,accuracy_mean,accuracy_min,payload_bytes\n"
@@ -19,6 +21,7 @@ ROWS = HEAD + "0,0.5,0.1,0.1,0\n4,{seconds},{accuracy},{worst},{payload}\n"
 
 def swept(folder: Path, lists: str) -> Grid:
     """A sweep whose folders are made up: cell n ends with an accuracy of (n + 1) / 10."""
+    claim(folder)
     (folder / "grid.toml").write_text(f"peers = 4\nrounds = 4\n[sweep]\n{lists}")
     grid = read(folder / "grid.toml", 1)
     keep(grid, folder)
@@ -30,7 +33,12 @@ def swept(folder: Path, lists: str) -> Grid:
 
 
 def end(folder: Path, code: int | None) -> None:
-    (folder / "run.json").write_text(json.dumps({"run": {}, "exit": code, "ending": "as it did"}))
+    names = ["metrics.csv"] if code == 0 else []
+    manifest.write(folder, {"run": {}, "exit": code, "ending": "as it did"}, names)
+
+
+def sight(grid: Grid, folder: Path) -> Sight:
+    return see(folder, (cell.name for cell in grid.cells))
 
 
 LISTS = 'topology = ["ring", "complete"]\nseed = [0, 1, 2]\nbits = ["none", 4]\n'
@@ -40,23 +48,26 @@ def test_a_row_per_cell_as_it_was_written(tmp_path: Path) -> None:
     grid = swept(tmp_path, LISTS)
     end(tmp_path / grid.cells[1].name, 3)
     (tmp_path / grid.cells[2].name / "run.json").unlink()
+    end(tmp_path / grid.cells[3].name, 75)
     with (tmp_path / grid.cells[3].name / "metrics.csv").open("a") as file:
         file.write("8,9,0")  # the row that is being written
-    write(cells(grid, tmp_path), tmp_path / "sweep.csv")
+    write(cells(grid, sight(grid, tmp_path)), tmp_path / "sweep.csv")
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert lines[0] == "name,topology,seed,bits,status,round,accuracy_mean,accuracy_min,payload_bytes,seconds"
     assert lines[1] == '"topology=ring,seed=0,bits=none",ring,0,none,done,4,0.10000,0.05,1000,1'
     assert lines[2] == '"topology=ring,seed=0,bits=4",ring,0,4,diverged,4,0.20000,0.1,2000,2'
     assert lines[3].split(",")[6:8] == ["waiting", "4"]
-    assert lines[4] == '"topology=ring,seed=1,bits=4",ring,1,4,done,4,0.40000,0.2,4000,4'
+    assert lines[4] == '"topology=ring,seed=1,bits=4",ring,1,4,stopped,4,0.40000,0.2,4000,4'
     assert len(lines) == 13
 
 
 def test_columns_of_some_cells_are_empty_in_others(tmp_path: Path) -> None:
     grid = swept(tmp_path, "seed = [0, 1]\n")
     (tmp_path / "seed=0/metrics.csv").unlink()
+    end(tmp_path / "seed=0", None)
     (tmp_path / "seed=1/metrics.csv").write_text("round,seconds,more\n4,1,7\n")
-    table = cells(grid, tmp_path)
+    end(tmp_path / "seed=1", 0)
+    table = cells(grid, sight(grid, tmp_path))
     assert list(table) == ["name", "seed", "status", "round", "more", "seconds"]
     assert table["more"].isna().tolist() == [True, False]
 
@@ -66,7 +77,7 @@ def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:
     end(tmp_path / "topology=ring,seed=2,bits=4", 3)
     for seed in (0, 1, 2):
         end(tmp_path / f"topology=complete,seed={seed},bits=none", None)
-    found = summary(cells(grid, tmp_path), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
     assert list(found) == [
         "topology", "bits", "seeds", "of", "accuracy_mean", "accuracy_mean_deviation", "accuracy_min",
         "accuracy_min_deviation", "payload_bytes", "payload_bytes_deviation",
@@ -97,7 +108,7 @@ def console_text(found: pd.DataFrame, by: list[str]) -> list[str]:
 
 def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
     grid = swept(tmp_path, "seed = [0, 1]\n")
-    found = summary(cells(grid, tmp_path), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
     assert found.to_dict("records")[0] | {"accuracy_mean_deviation": 0} == {
         "seeds": 2, "of": 2, "accuracy_mean": pytest.approx(0.15), "accuracy_mean_deviation": 0,
         "accuracy_min": pytest.approx(0.075), "accuracy_min_deviation": pytest.approx(statistics.stdev((0.05, 0.1))),
@@ -108,7 +119,7 @@ def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
 
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     grid = swept(tmp_path, "bits = [4, 8]\n")
-    found = summary(cells(grid, tmp_path), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
     assert found["accuracy_mean_deviation"].isna().all()
     assert "std" not in console_text(found, ["bits"])[0]
 
@@ -118,7 +129,8 @@ def test_where_nothing_is_called_accuracy_the_loss_counts(tmp_path: Path) -> Non
     for seed, loss in ((0, 2.0), (1, 4.0)):
         text = f"round,train_loss,accuracy_mean,accuracy_min,payload_bytes\n0,{loss},,,10\n"
         (tmp_path / f"seed={seed}/metrics.csv").write_text(text)
-    found = summary(cells(grid, tmp_path), [])
+        end(tmp_path / f"seed={seed}", 0)
+    found = summary(cells(grid, sight(grid, tmp_path)), [])
     assert found["train_loss"].tolist() == [3.0]
     assert "accuracy_mean" not in found
     assert console_text(found, [])[0].split() == ["seeds", "loss", "std", "payload"]
@@ -128,16 +140,16 @@ def test_nothing_at_all_is_a_table_too(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("peers = 4\n[sweep]\nseed = [0, 1]\n")
     grid = read(tmp_path / "grid.toml", 1)
     keep(grid, tmp_path / "out")
-    table = cells(grid, tmp_path / "out")
+    table = cells(grid, sight(grid, tmp_path / "out"))
     assert table["status"].tolist() == ["waiting", "waiting"]
     assert summary(table, [])[["seeds", "of"]].to_numpy().tolist() == [[0, 2]]
-    assert curves(grid, tmp_path / "out").empty
+    assert curves(grid, sight(grid, tmp_path / "out")).empty
 
 
 def test_curves_are_those_of_the_finished(tmp_path: Path) -> None:
     grid = swept(tmp_path, LISTS)
     end(tmp_path / grid.cells[0].name, None)
-    rows = curves(grid, tmp_path)
+    rows = curves(grid, sight(grid, tmp_path))
     assert len(rows) == 2 * 11
     assert grid.cells[0].name not in set(rows["cell"])
     first = rows[rows["cell"] == grid.cells[1].name]
