@@ -172,6 +172,6 @@ class FedAvg(Algorithm):
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
-        work[order[:slow]] = keys.generator(task.seed, "stragglers", t).integers(1, most + 1, slow)
+        work[order[:slow]] = keys.generator(task.seed, "work of slow clients", t).integers(1, most + 1, slow)
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]
