@@ -187,14 +187,17 @@ class Quantize:
     def _step(self, x: torch.Tensor) -> torch.Tensor:
         """The step of the numbers along the last axis."""
         if self._rounding == "sign":
-            return 2 * _mean_of_absolutes(x).float()
+            mean = _mean_of_absolutes(x)
+            return _capped(2 * mean.float(), mean, 0.5)
         largest = torch.maximum(x.amax(-1), -x.amin(-1))
         if self._rounding == "midrise":
-            return largest.div(2 ** (self.bits - 1))
+            step = largest.div(2 ** (self.bits - 1)).float()
+            return _capped(step, largest, 2 ** (self.bits - 1) - 0.5)
         most = 2 ** (self.bits - 1) - 1
         step = (largest.double() / most).float()
         higher = torch.nextafter(step, step.new_full((), math.inf))
-        return torch.where(step.double() * most < largest, higher, step)  # rounded up: else the largest would saturate
+        step = torch.where(step.double() * most < largest, higher, step)  # rounded up: else the largest would saturate
+        return _capped(step, largest, most)
 
     def _codes(self, x: torch.Tensor, step: torch.Tensor, chance: torch.Tensor | None) -> torch.Tensor:
         """v + 2^(b-1) for every coordinate, int32, by fixed-point arithmetic: b bits before the point, 32 - b after.
@@ -203,8 +206,9 @@ class Quantize:
         asks for, to 2^-(32-b) of a step; adding one half goes to the nearest.
         """
         half, after = 2 ** (self.bits - 1), 32 - self.bits
+        lowest = -half if self._rounding in _BETWEEN else 1 - half
         level = x / torch.where(step > 0, step, 1.0)
-        fixed = level.clamp_(-half, half - 1).mul_(2.0**after).floor_().to(torch.int32)
+        fixed = level.clamp_(lowest, half - 1).mul_(2.0**after).floor_().to(torch.int32)
         if chance is not None:
             fixed += chance & ((1 << after) - 1)
         elif self._rounding == "nearest":
@@ -226,6 +230,21 @@ def _floats(message: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if flat.storage_offset() % dtype.itemsize:
         flat = flat.clone()
     return flat.view(dtype).view(len(message), message.shape[1] // dtype.itemsize)
+
+
+def _capped(step: torch.Tensor, size: torch.Tensor, most: float) -> torch.Tensor:
+    """Return steps of which `most` are a finite float32, the largest level; those of blocks that are not finite stay.
+
+    Args:
+        step: float32.
+        size: what it was made from, finite or not.
+        most: steps that the largest level has.
+    """
+    largest = torch.finfo(torch.float32).max
+    cap = torch.tensor(largest / most, dtype=torch.float64).clamp_max(largest).float()
+    if cap.item() * most > largest:
+        cap = torch.nextafter(cap, torch.zeros(()))
+    return torch.where(size.isfinite(), step.clamp_max(cap.item()), step)
 
 
 def _mean_of_absolutes(x: torch.Tensor) -> torch.Tensor:

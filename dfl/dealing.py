@@ -66,8 +66,13 @@ def sizes(dealt: Deal) -> NDArray[np.int64]:
     return np.array([[len(own) for own in one] for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)])
 
 
-def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Arrays:
-    """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much."""
+def known_to_all(
+    data: Data, dealt: Deal, weights: Sequence[csr_array], stationary: Sequence[NDArray[np.float64] | None] = ()
+) -> Arrays:
+    """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much.
+
+    Of the graphs go the mixing matrices, and where one is not doubly stochastic, pi with pi W = pi, if there is one.
+    """
     arrays = {
         "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
@@ -76,7 +81,8 @@ def known_to_all(data: Data, dealt: Deal, weights: Sequence[csr_array]) -> Array
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     for k, matrix in enumerate(weights):
         arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
-    return arrays
+    uneven = {f"stationary {k}": pi for k, pi in enumerate(stationary) if pi is not None and np.ptp(pi)}
+    return arrays | uneven
 
 
 def fingerprint(common: bytes, data: Data, dealt: Deal) -> str:
@@ -92,6 +98,12 @@ def matrices(common: Arrays) -> list[csr_array]:
     peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
     parts = [[common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)]
     return [csr_array(tuple(part), shape=(peers, peers)) for part in parts]
+
+
+def stationary(common: Arrays) -> list[NDArray[np.float64] | None]:
+    """For each of these matrices pi (P,) with pi W = pi; None where all are alike."""
+    count = sum(name.startswith("indptr") for name in common)
+    return [common.get(f"stationary {k}") for k in range(count)]
 
 
 def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, bad: Collection[int] = ()) -> Arrays:

@@ -96,7 +96,10 @@ class Net:
         return weigh((self.edges.pull, heard))
 
     def push(self, said: Tensor) -> Tensor:
-        """sum_k w_ki y_(i->k) over the edges that peer i speaks on in this round; said is (e, m), the sum (p, m)."""
+        """sum_k v_ik y_(i->k) over the edges on which peer i speaks in this round; said is (e, m), the sum (p, m).
+
+        v is W reversed in time; see `EdgePlan.push`.
+        """
         return weigh((self.edges.push, said))
 
     def share(

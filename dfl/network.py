@@ -65,6 +65,7 @@ class Network:
 
     Attributes:
         weights: the sequence of mixing matrices; none where peers only speak to a server.
+        stationary: (P,) pi with pi W = pi for each of them; None where all are alike.
         payload: (p,) int64, bytes that each of this rank's peers has said, whatever the ranks.
         told: (p,) int64, bytes that the server has said to each of them.
         wire: bytes that this rank has handed to MPI.
@@ -73,8 +74,17 @@ class Network:
         clock: how long it would take in the field; None where nobody asks.
     """
 
-    def __init__(self, layout: Layout, weights: Sequence[csr_array], world: World, speech: Speech, seed: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        weights: Sequence[csr_array],
+        world: World,
+        speech: Speech,
+        seed: int,
+        stationary: Sequence[NDArray[np.float64] | None] = (),
+    ) -> None:
         self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
+        self.stationary = stationary or [None] * len(weights)
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
         self.wire = self.parameters = self.lost = 0
         self.clock: Clock | None = None
@@ -195,7 +205,8 @@ class Network:
 
     @cached_property
     def _edge_plans(self) -> list[EdgePlan]:
-        return [edge_plan(matrix, self.layout, self.world.rank, self.union) for matrix in self.weights]
+        both = zip(self.weights, self.stationary, strict=True)
+        return [edge_plan(matrix, self.layout, self.world.rank, self.union, pi) for matrix, pi in both]
 
 
 def _flat(messages: Tensor) -> Any:

@@ -19,6 +19,7 @@ from scipy.sparse import csr_array, hstack
 from dfl.layout import Layout
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,9 @@ class EdgePlan(Plan):
         into: (b,) positions of the edges heard among the incoming edges of the union graph.
         heard: (b,) their numbers, as `ids` has them.
         arrange: (b,) where each word heard lies: among the a said here, then those received.
-        push: (p, e) weights w_ki on outgoing edges i -> k.
+        push: (p, e) weights of the reversed averaging on outgoing edges i -> k: w_ki pi_k / pi_i, pi being the weights
+            of the average that W keeps. They are w_ki where W is doubly stochastic, and w_ik where pi_i w_ij =
+            pi_j w_ji, as with every mixing rule on an undirected graph. A peer's add up to those of its pull.
         pull: (p, e') weights w_ij on incoming edges j -> i.
         near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b words heard, and behind them
             on the peers' own.
@@ -175,8 +178,15 @@ class Union:
         return self.into // self.P - self.peers.start
 
 
-def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> EdgePlan:
-    """Plan one word per directed edge of the mixing matrix (P, P), for the peers of `rank`."""
+def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union, stationary: Floats | None = None) -> EdgePlan:
+    """Plan one message per directed edge of the mixing matrix W (P, P), for the peers of `rank`.
+
+    Args:
+        matrix: W.
+        layout, rank: which peers are on which rank, and on which rank this is.
+        union: the edges of all rounds.
+        stationary: (P,) pi with pi W = pi; all alike where not given.
+    """
     mine, P, arcs = union.peers, union.P, Arcs.of(matrix)
     here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
     said, heard = _sorted(arcs, here == rank), _sorted(arcs, there == rank, by_receiver=True)
@@ -190,6 +200,8 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> Edg
     far = far[np.lexsort((heard.receiver[far], heard.sender[far]))]  # as the senders order them
     arrange[far] = len(ids) + np.arange(len(far))
     owner = said.sender - mine.start
+    kept = np.ones(P) if stationary is None else stationary
+    back = said.weight * (kept[said.receiver] / kept[said.sender])
     return EdgePlan(
         ids=ids,
         send=send,
@@ -201,7 +213,7 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union) -> Edg
         into=into,
         heard=heard.sender * P + heard.receiver,
         arrange=arrange,
-        push=csr_array((said.weight, (owner, out)), shape=(len(mine), len(union.out))),
+        push=csr_array((back, (owner, out)), shape=(len(mine), len(union.out))),
         pull=csr_array((heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))),
         near=_closed(heard, matrix.diagonal()[mine.start : mine.stop], mine),
     )

@@ -1,4 +1,7 @@
-"""Can the attack and the aggregator of a run do what they will be asked? Shown before it, on words of zeros."""
+"""Can the components of a run do what they will be asked? The attack and the aggregator are shown messages of zeros.
+
+Faults are played on one number per peer, to see whether averaging still brings the peers together.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dfl import keys
 from dfl.aggregators import Words
 from dfl.attacks import Seen
+from dfl.compressors import Exact
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.faults import Today
+from dfl.layout import Layout
+from dfl.mpi import World
+from dfl.network import Network, Speech
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,13 +29,27 @@ if TYPE_CHECKING:
     from dfl.setup import Parts
 
 
-def rehearse(run: Run, parts: Parts, data: Data, weights: Sequence[csr_array]) -> None:
+ROUNDS, WORK = 200, 2**24
+"""Rounds of averaging that are rehearsed at the most, and messages in all of them."""
+
+
+def rehearse(
+    run: Run,
+    parts: Parts,
+    data: Data,
+    weights: Sequence[csr_array],
+    stationary: Sequence[NDArray[np.float64] | None] = (),
+) -> tuple[str, ...]:
     """Show the attack and the aggregator what they will see, so that what they cannot do is refused now.
 
     Args:
         run, parts: the settled run, and its components.
         data: what attackers spoil.
         weights: the mixing matrices; none where peers speak to a server.
+        stationary: (P,) pi with pi W = pi for each of them.
+
+    Returns:
+        What to warn of, one line each.
 
     Raises:
         InputError: something that they cannot do.
@@ -53,6 +75,66 @@ def rehearse(run: Run, parts: Parts, data: Data, weights: Sequence[csr_array]) -
     if attack.speaks and not attack.per_edge and len(liars):
         bad = np.arange(min(len(liars), said))
         attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
+    return _old_copies(run, parts, weights, stationary, hindered)
+
+
+def _old_copies(
+    run: Run,
+    parts: Parts,
+    weights: Sequence[csr_array],
+    stationary: Sequence[NDArray[np.float64] | None],
+    hindered: bool,
+) -> tuple[str, ...]:
+    """What to warn of where public copies are kept per edge, and do not move in every round.
+
+    Raises:
+        InputError: the weights have no form in which copies are kept per edge.
+    """
+    assert run.peers is not None
+    algorithm = parts["algorithm"]
+    if run.peers == 1 or not weights or algorithm.step is None or not (hindered or len(weights) > 1):
+        return ()
+    if any(pi is None for pi in stationary):
+        raise InputError(
+            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round peers hear others who hear "
+            "nothing from them in turn, by weights that are not doubly stochastic: choose --algorithm dfedavgm"
+        )
+    rounds = min(run.rounds, ROUNDS, 20 + WORK // max(1, max(matrix.nnz for matrix in weights)))
+    network = Network(
+        Layout(run.peers, 1),
+        weights,
+        World(),
+        Speech(Exact(), faults=parts["faults"]),
+        run.seed,
+        stationary=stationary,
+    )
+    grown = _growth(network, algorithm.step, rounds) if hindered and rounds else 0.0
+    if grown < 2:
+        return ()
+    return (
+        f"with --faults {run.faults} peers average copies so old that disagreement which training does not reduce "
+        f"grows {grown:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, or --algorithm dfedavgm",
+    )
+
+
+def _growth(network: Network, step: float, rounds: int) -> float:
+    """Return by what factor disagreement grows where nobody trains: its maximum over the last tenth of the rounds.
+
+    Every peer has one number, which differs from that of others by chance, and averages copies kept per edge as
+    `QDFedAvgM` does, with exact messages.
+    """
+    x = 1 + 0.01 * keys.generator(network.seed, "rehearsal").standard_normal(network.layout.peers)
+    out, into = np.ones(len(network.union.out)), np.ones(len(network.union.into))
+    spread = [np.std(x)]
+    for t in range(rounds):
+        plan = network.edge_plan(t)
+        assert plan.arrives is not None
+        moved = x[plan.owner] - out[plan.out]
+        out[plan.out] += moved * plan.arrives[0]
+        into[plan.into] += moved[plan.arrange] * plan.arrives[1]
+        x += step * (plan.pull @ into - plan.push @ out)
+        spread.append(np.std(x))
+    return float(max(spread[-(1 + rounds // 10) :]) / spread[0])
 
 
 def _hindered(run: Run, parts: Parts) -> bool:

@@ -297,7 +297,8 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     if root is not None and len(root["labels"]):
         task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
-    network = Network(layout, dealing.matrices(common), world, speech, run.seed)
+    graphs = dealing.matrices(common), dealing.stationary(common)
+    network = Network(layout, graphs[0], world, speech, run.seed, stationary=graphs[1])
     task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
@@ -311,10 +312,12 @@ def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> 
     last = checkpoint.found(run, parts["lr_schedule"])
     read, dealt = dealing.read(run, parts, data)  # before the graph: too many peers are refused at once
     graph = _graph(run, parts) if parts["algorithm"].gossips else None
-    rehearse(run, parts, read, graph.weights if graph else ())
-    said = dealing.packed(dealing.known_to_all(read, dealt, graph.weights if graph else ()))
+    weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
+    notes = rehearse(run, parts, read, weights, stationary)
+    said = dealing.packed(dealing.known_to_all(read, dealt, weights, stationary))
     mark = dealing.fingerprint(said, read, dealt) if run.out else ""
-    found.update(data=read, deal=dealt, graph=graph, begun=checkpoint.begun(run, last, trace, mark))
+    begun = checkpoint.begun(run, last, trace, mark)
+    found.update(data=read, deal=dealt, graph=graph, notes=notes, begun=begun)
     return said
 
 
@@ -359,5 +362,11 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     if graph is None:
         return setup.Facts(None, None, *known, begun.notes, begun)
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
-    notes = (*begun.notes, *graph.notes, *algorithm.notes(graph.spectrum.smallest), *alone)
+    notes = (
+        *begun.notes,
+        *graph.notes,
+        *algorithm.notes(graph.spectrum.smallest),
+        *found["notes"],
+        *alone,
+    )
     return setup.Facts(graph, graph.spectrum, *known, notes, begun)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, diags_array
 
 from dfl.faults import Fault, Today
 from dfl.plan import EdgePlan, PeerPlan
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+
+
+LEVEL = 1e-6
+"""A difference of two sums of weights that is rounding, also of weights that were written in single precision."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +56,22 @@ class Weather:
     def on_edges(self, plan: EdgePlan) -> EdgePlan:
         """What becomes of the plan of one word per edge.
 
-        Edges with a down end do not speak, and are left out at both ends. In `near` the weight of what did not arrive
-        goes to the peer itself.
+        Edges with a down end do not speak, and are left out at both ends. Where that leaves the weights of a peer's
+        push and pull with different sums, which takes a directed graph, the larger is scaled down to the smaller, so
+        that peers that agree go on agreeing. In `near` the weight of what did not arrive goes to the peer itself.
         """
         (speak, arrive), here = self._fate(plan.ids), plan.arrange < len(plan.ids)
         hear, come = np.empty((2, len(plan.heard)), bool)
         hear[here], come[here] = speak[plan.arrange[here]], arrive[plan.arrange[here]]
         hear[~here], come[~here] = self._fate(plan.heard[~here])
+        push, pull = _level(_some(plan.push, speak), _some(plan.pull, hear))
         return replace(
             plan,
             copies=np.bincount(plan.owner[speak], minlength=len(plan.copies)),
             lost=int(np.count_nonzero(speak & ~arrive)),
             arrives=(arrive, come),
-            push=_some(plan.push, speak),
-            pull=_some(plan.pull, hear),
+            push=push,
+            pull=pull,
             near=_given_back(plan.near, come),
         )
 
@@ -101,6 +107,17 @@ def _given_back(near: csr_array, come: Bools) -> csr_array:
     rest = 1 - np.bincount(row[others], near.data[others], minlength=near.shape[0])
     given = np.where(own & (missed > 0)[row], rest[row], near.data)
     return _some(csr_array((given, near.indices, near.indptr), shape=near.shape), arrived)
+
+
+def _level(one: csr_array, other: csr_array) -> tuple[csr_array, csr_array]:
+    """Return two matrices of weights whose rows have the same sums: each row scaled to the smaller of its two sums."""
+    sums = [each.sum(axis=1) for each in (one, other)]
+    less = np.minimum(*sums)
+    if all((whole - less <= LEVEL).all() for whole in sums):
+        return one, other
+    factors = [np.divide(less, whole, out=np.ones_like(less), where=whole - less > LEVEL) for whole in sums]
+    first, second = (diags_array(f) @ w for f, w in zip(factors, (one, other), strict=True))
+    return csr_array(first), csr_array(second)
 
 
 def _some(weights: csr_array, which: Bools) -> csr_array:

@@ -289,3 +289,32 @@ def test_bad_options_are_refused(options: dict[str, object], line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         Quantize(**options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+LARGEST, SMALLEST = torch.finfo(torch.float32).max, 2.0**-149
+
+
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+@pytest.mark.parametrize("block", [0, ODD_BLOCK])
+def test_no_finite_number_becomes_infinite(bits: int, rounding: str, block: int) -> None:
+    """Nor does the end of the range push rounding that contracts, or zeros, off their place."""
+    compressor, signs = Quantize(bits=bits, rounding=rounding, block=block), torch.ones(1, 60)
+    signs[0, ::3] = -1
+    sizes = torch.tensor([LARGEST, LARGEST * 0.75, 1.0, 2.0**-126, 2.0**-140, SMALLEST, 0.0])[:, None]
+    for words in (sizes * signs, sizes.expand(-1, 60), -sizes.expand(-1, 60)):
+        said = through(compressor, words.contiguous())
+        assert said.isfinite().all()
+        assert not said[-1].any()
+        if rounding in ("nearest", "sign"):
+            off, whole = ((x.double() / sizes[:3]).norm(dim=1) for x in ((said - words)[:3], words[:3]))
+            assert (off < 0.51 * whole).all()
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
+def test_what_is_not_finite_is_not_taken_for_finite(bits: int, rounding: str, bad: float) -> None:
+    words = torch.ones(2, 20)
+    words[1, 3] = bad
+    said = through(Quantize(bits=bits, rounding=rounding, block=0), words)
+    assert said[0].isfinite().all()
+    assert not said[1].isfinite().all()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
+from dfl import Data, InputError, Run
+from dfl.mpi import World
 from dfl.net import Net
-from dfl.simulation import Setting
+from dfl.simulation import Setting, prepare
 from dfl.starts import start
-from tests.quadratic import centres, final, quadratic, spread, states
+from tests.quadratic import Point, centres, final, half_square, quadratic, spread, states
 from tests.test_oracle import dense, sgd
+from topologies import TOPOLOGIES
 
 GRAPHS = ("ring", "star", "exponential", "one_peer_exponential", "small_world:k=4,p=0.3")
 SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
@@ -51,7 +56,10 @@ def test_a_lost_neighbours_weight_goes_to_self(topology: str, faults: str) -> No
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: int) -> None:
-    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)) over edges with both ends up; Q as if unlost."""
+    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)) over edges with both ends up; Q as if unlost.
+
+    The larger of the two sums of weights of a peer is scaled to the smaller.
+    """
     common: dict[str, Any] = {"topology": topology, "algorithm": f"qdfedavgm:gamma={gamma}", "d": 40}
     setting = quadratic(**common, compressor=f"quantize:bits={bits}", faults=SOME)
     calm = quadratic(**common, compressor=f"quantize:bits={bits}")
@@ -63,13 +71,24 @@ def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: i
         said = Net(calm.network, t).share(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges).own
         copies[edges.ids % 8, edges.owner] += said * arrive[edges.ids % 8, edges.owner][:, None]
         W = dense(setting, t) * both * (1 - torch.eye(8))
-        X = Z + gamma * (torch.einsum("ij,ijd->id", W, copies) - torch.einsum("ki,kid->id", W, copies))
+        less = torch.minimum(W.sum(1), W.sum(0))
+        pull, push = torch.nan_to_num(less / W.sum(1)), torch.nan_to_num(less / W.sum(0))
+        X = Z + gamma * (
+            torch.einsum("ij,ijd->id", pull[:, None] * W, copies) - torch.einsum("ki,kid->id", push[None] * W, copies)
+        )
         assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("topology", ["ring", "one_peer_exponential", "exponential"])
+KEEPING = [
+    (topology, faults)
+    for topology in ("ring", "one_peer_exponential", "exponential")
+    for faults in ("link_loss:p=0.5", "burst:p=0.4,length=9+outage:p=0.1", "link_loss:p=0.9")
+    if topology == "ring" or "outage" not in faults
+]
+
+
+@pytest.mark.parametrize(("topology", "faults"), KEEPING)
 @pytest.mark.parametrize("bits", [1, 3, 8])
-@pytest.mark.parametrize("faults", ["link_loss:p=0.5", "burst:p=0.4,length=9+outage:p=0.1", "link_loss:p=0.9"])
 def test_the_mean_is_kept_whatever_is_lost(topology: str, bits: int, faults: str) -> None:
     setting = quadratic(topology=topology, bits=bits, d=300, faults=faults)
     x = start(setting.run, setting.task, True)[0]
@@ -77,6 +96,107 @@ def test_the_mean_is_kept_whatever_is_lost(topology: str, bits: int, faults: str
         z = trained(setting, x, fate(setting, t)[0])
         assert torch.allclose(state.x.mean(0), z.mean(0), rtol=0, atol=1e-12)
         x = state.x
+
+
+ROW_STOCHASTIC = ("star", "barabasi_albert:m=2", "directed")
+"""Graphs on which uniform weights, or those of a file, are not doubly stochastic."""
+
+
+def row_stochastic(topology: str, folder: Path, **settings: Any) -> Setting:
+    """A run with such weights; `directed` is a file of weights on a graph of which many edges have no way back."""
+    if topology == "directed":
+        hears = np.eye(8) + np.eye(8, k=1) + np.eye(8, k=-7) + np.eye(8, k=3)
+        np.savez(path := folder / "weights.npz", hears / hears.sum(1, keepdims=True))
+        return quadratic(topology=f"edges:path={path}", **settings)
+    return quadratic(topology=topology, mixing="uniform", **settings)
+
+
+@pytest.mark.parametrize("topology", ROW_STOCHASTIC)
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+def test_copies_per_edge_are_copies_per_peer_where_nothing_is_lost(topology: str, gamma: float, tmp_path: Path) -> None:
+    method = f"qdfedavgm:gamma={gamma}"
+    peers, edges = (
+        final(row_stochastic(topology, tmp_path, algorithm=method, faults=faults), 60)
+        for faults in ("none", "link_loss:p=0")
+    )
+    assert torch.allclose(peers, edges, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("topology", ROW_STOCHASTIC)
+@pytest.mark.parametrize("bits", [2, 8])
+def test_the_average_by_the_stationary_distribution_is_kept(topology: str, bits: int, tmp_path: Path) -> None:
+    setting = row_stochastic(topology, tmp_path, bits=bits, d=300, faults="link_loss:p=0.4")
+    pi = torch.linalg.matrix_power(dense(setting, 0), 2**20)[0]
+    x, apart = start(setting.run, setting.task, True)[0], []
+    for state in list(states(setting, 120))[1:]:
+        z = trained(setting, x, torch.ones(8, dtype=torch.bool))
+        assert torch.allclose(pi @ state.x, pi @ z, rtol=0, atol=1e-10)
+        apart.append(spread(x := state.x))
+    assert max(apart[100:]) < 1.2 * max(apart[20:60])
+
+
+@pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential", "star"])
+@pytest.mark.parametrize("faults", ["outage:p=0.2,length=2", "leave:peers=2,at=3", SOME])
+def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
+    """Also where those from whom a peer of a directed graph hears, or who hear it, are down."""
+    same = Data(np.full((8, 5), 3.0), np.zeros(8, np.int64), np.zeros((1, 5)), np.zeros(1, np.int64), classes=0)
+    run = Run(peers=8, topology=topology, algorithm="qdfedavgm", momentum=0.0, lr=0.1, faults=faults)
+    setting = prepare(run, World(), Point(5), same, half_square)
+    rows = setting.task.train.inputs  # peers that are down stay where they are, so all begin at the optimum
+    state = setting.algorithm.init(rows, rows, Net(setting.network, 0))
+    for t in range(12):
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    assert torch.allclose(state.x, rows, rtol=0, atol=1e-12)
+
+
+def rounds_of(hears: list[list[list[int]]]) -> Any:
+    """A topology of so many rounds; hears[t][i] are those whom peer i of 8 hears in round t."""
+
+    def graph(peers: int, rng: Any) -> list[csr_array]:
+        found = np.zeros((len(hears), peers, peers), bool)
+        for t, rows in enumerate(hears):
+            for i, others in enumerate(rows):
+                found[t, i, others] = True
+        return [csr_array(each) for each in found]
+
+    return graph
+
+
+def test_rounds_that_are_not_doubly_stochastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A star on half of the peers and a ring on the others in turn with a star on all: as without copies."""
+    halves = [[1, 2, 3], [0], [0], [0], [5, 7], [4, 6], [5, 7], [6, 4]]
+    changing = rounds_of([halves, [list(range(1, 8))] + 7 * [[0]]])
+    monkeypatch.setitem(TOPOLOGIES, "halves", changing)
+    settings: dict[str, Any] = {"topology": "halves", "mixing": "uniform"}
+    plain, edges = (final(quadratic(**settings, algorithm=name), 60) for name in ("dfedavgm", "qdfedavgm"))
+    assert torch.allclose(plain, edges, rtol=0, atol=1e-12)
+
+
+def test_a_round_in_which_some_only_hear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = [[j for j in range(8) if j != i] for i in range(8)]
+    monkeypatch.setitem(TOPOLOGIES, "chain", rounds_of([[[], *([i] for i in range(7))], everyone]))
+    settings: dict[str, Any] = {"topology": "chain", "mixing": "uniform"}
+    assert final(quadratic(**settings), 2).isfinite().all()
+    with pytest.raises(InputError, match="--topology chain with --algorithm qdfedavgm"):
+        quadratic(**settings, algorithm="qdfedavgm")
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({"faults": "link_loss:p=0.3"}, False),
+        ({"faults": "link_loss:p=0.9"}, True),
+        ({"faults": "link_loss:p=0.9", "algorithm": "qdfedavgm:gamma=0.1"}, False),
+        ({"faults": "link_loss:p=0.9", "algorithm": "dfedavgm"}, False),
+        ({"faults": "outage:p=0.2", "topology": "exponential"}, False),
+        ({"faults": "leave:fraction=0.5,at=3"}, False),
+    ],
+    ids=str,
+)
+def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned: bool) -> None:
+    setting = quadratic(**{"algorithm": "qdfedavgm", "peers": 16, "rounds": 200, **more})
+    assert setting.facts is not None
+    assert any(f"--faults {more['faults']}" in note for note in setting.facts.notes) == warned
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, None])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from dfl import keys
+from dfl import Run, keys, simulate
 
 PEERS, N = range(40), 5000
 
@@ -169,3 +172,37 @@ def test_a_generator_repeats_itself() -> None:
     assert draws[0] != draws[2]
     assert draws[0] != draws[3]
     assert keys.generator(0, "a", 1).random() != keys.generator(0, "a", 2).random()
+
+
+# Where addresses are used
+
+USES: list[dict[str, Any]] = [
+    {"faults": "link_loss+burst+outage:p=0.1+leave:fraction=0.2,at=1+join:fraction=0.2,at=1+stragglers:fixed=true",
+     "bits": 4, "init": "independent", "topology": "erdos_renyi:p=0.8", "partition": "dirichlet:alpha=0.5"},
+    {"faults": "stragglers", "algorithm": "fedavg:fraction=0.8,stragglers=0.5,late=fewer", "local_epochs": 3,
+     "attack": "gaussian:fraction=0.2", "bits": 4, "partition": "shards:per_peer=2"},
+    {"algorithm": "fltrust:root=20", "validation": 0.2, "eval_examples": 50, "partition": "quantity:alpha=1"},
+    {"network": "mixed:phone=0.5,dsl=0.5,compute=lognormal,step_ms=1,sigma=1", "attack": "scale:fraction=0.2",
+     "model": "mlp:hidden=8,dropout=0.5", "topology": "regular:k=2", "auxiliary": "rotation"},
+]  # fmt: skip
+
+
+def test_no_two_purposes_share_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each purpose is asked for in one place of the package, so that two things drawn are never the same draw."""
+    asked: dict[str, set[tuple[str, str]]] = {}
+    whole = keys._key
+
+    def spy(seed: int, purpose: str, *rest: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] == "dfl.keys" or frame.f_code.co_name == "draw":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        asked.setdefault(purpose, set()).add((frame.f_globals["__name__"], frame.f_code.co_name))
+        return whole(seed, purpose, *rest)
+
+    monkeypatch.setattr(keys, "_key", spy)
+    for settings in USES:
+        few = {"model": "mlp:hidden=8", "peers": 6, "rounds": 2, "examples_per_peer": 30, "local_epochs": 1}
+        list(simulate(Run(**{**few, **settings})))
+    assert len(asked) > 15
+    assert {purpose: places for purpose, places in asked.items() if len(places) > 1} == {}

@@ -16,7 +16,7 @@ from dfl.mpi import World
 from dfl.net import Net
 from dfl.simulation import Setting, prepare
 from dfl.starts import start
-from tests.quadratic import FEW, digits, final, quadratic
+from tests.quadratic import FEW, centres, digits, final, quadratic
 
 WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}
 
@@ -71,6 +71,36 @@ def test_everyone_on_a_complete_graph_is_fedavg_with_everyone() -> None:
     row = final(quadratic(algorithm="fedavg"), 12)
     assert row.dtype == torch.float64
     assert torch.allclose(peers, row.expand_as(peers), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9])
+@pytest.mark.parametrize("attack", ["none", "sign_flip:peers=3"])
+@pytest.mark.parametrize("options", ["tau=0.3", "tau=0.1", "f=2"])
+def test_clipping_follows_a_server_with_momentum(beta: float, attack: str, options: str) -> None:
+    """Clipping ends near the optimum, also where it clips every update, and stays there."""
+    settings: dict[str, Any] = {"algorithm": f"fedavg:server_momentum={beta}", "attack": attack}
+    away = distances(quadratic(**settings, aggregator=f"clipping:{options}"), 180)
+    assert max(away[150:]) < 1.5 + 2 * (options == "tau=0.1" and beta == 0.9)
+    assert max(away) < 3 * away[0]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_clipping_that_clips_nothing_is_the_mean(beta: float) -> None:
+    algorithm = f"fedavg:server_momentum={beta}"
+    clipped, mean = (
+        final(quadratic(algorithm=algorithm, aggregator=rule), 80) for rule in ("clipping:tau=1e9", "mean")
+    )
+    assert torch.allclose(clipped, mean, rtol=0, atol=1e-12)
+
+
+def distances(setting: Setting, rounds: int) -> list[float]:
+    """How far the server is from the optimum before each round, 8 or so at first."""
+    state = setting.algorithm.init(*start(setting.run, setting.task, True, True), Net(setting.network, 0))
+    state, best, found = replace(state, w=state.w + 4.0), centres(setting).mean(0), []
+    for t in range(rounds):
+        found.append(float((state.x[0] - best).norm()))
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    return found
 
 
 def test_trimming_nobody_is_the_uniform_mean() -> None:

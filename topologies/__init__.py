@@ -24,7 +24,7 @@ from topologies import files as files  # registers its topology
 from topologies.errors import GraphError
 from topologies.graphs import MAX_EDGES, TOPOLOGIES, Graph, pattern, topology
 from topologies.mixings import MIXINGS, Mixing, mixing
-from topologies.spectra import Spectrum, spectrum
+from topologies.spectra import TOLERANCE, Spectrum, spectrum, stationary
 
 __all__ = [
     "MIXINGS",
@@ -40,9 +40,6 @@ __all__ = [
     "spectrum",
     "topology",
 ]
-
-TOLERANCE = 1e-6
-"""How far a row may sum from 1: a matrix from a file may have been written in single precision."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +65,18 @@ class Network:
         return spectrum(self.weights)
 
     @cached_property
+    def stationary(self) -> tuple[NDArray[np.float64] | None, ...]:
+        """pi (P,) with pi W = pi for every matrix; see `spectra.stationary`."""
+        return tuple(stationary(matrix) for matrix in self.weights)
+
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """What the user should be warned of, one line each. Asks for the spectrum."""
         mixed, notes = self.spectrum, []
         if any(abs(w.sum(axis=0) - 1).max() > TOLERANCE for w in self.weights):
             notes.append(
-                "the weights are not doubly stochastic on this graph, so the peers agree on a weighted average, "
-                "not the mean"
+                "the weights are not doubly stochastic on this graph, so some peers count more than others: what "
+                "averaging keeps is a weighted average of the peers, not the mean"
             )
         if self.brought:
             notes.append("the weights are those of the file, and no mixing rule is applied to them")

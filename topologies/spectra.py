@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigvals, eigvalsh
 from scipy.sparse import csc_array, csr_array, diags_array, eye_array
-from scipy.sparse.csgraph import breadth_first_order
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, splu
 
 Floats = NDArray[np.float64]
@@ -29,6 +29,8 @@ RESTARTS = 40
 """Lanczos restarts, of 20 products each, before a matrix is factored instead."""
 WIDE = 0.01
 """A gap from which on a graph has no small cuts, and factors that are not sparse (Cheeger's inequality)."""
+TOLERANCE = 1e-6
+"""How far a sum of weights may be from 1: a matrix from a file may have been written in single precision."""
 ROUNDING = 1e-12
 """A modulus or gap below this is rounding error about 0."""
 
@@ -100,6 +102,36 @@ def _by_fourier(columns: Floats) -> tuple[float, float]:
     """Circulant matrices share their eigenvectors, so the eigenvalues of a product are products; columns are (T, P)."""
     eigenvalues = np.fft.fft(columns, axis=1)
     return _rate(np.abs(eigenvalues[:, 1:].prod(axis=0)).max(), len(columns)), float(eigenvalues.real.min())
+
+
+def stationary(weights: csr_array) -> Floats | None:
+    """Return pi (P,) > 0 with pi W = pi, the weights of the average that averaging by W keeps.
+
+    It is 1 for every peer where W is doubly stochastic. Where W has several closed parts, each part has its own scale.
+    None where no such pi exists: some peers hear a part of the graph that does not hear them.
+    """
+    if abs(weights.sum(axis=0) - 1).max() <= TOLERANCE:
+        return np.ones(weights.shape[0])
+    parts, labels = connected_components(weights, directed=True, connection="strong")
+    if connected_components(weights, directed=False)[0] < parts:
+        return None
+    found = np.empty(weights.shape[0])
+    for part in range(parts):
+        own = np.flatnonzero(labels == part)
+        among = csr_array(weights[own][:, own])
+        balanced = _stationary(among)
+        found[own] = _invariant(among) if balanced is None else balanced
+    return found
+
+
+def _invariant(weights: csr_array) -> Floats:
+    """Return pi (P,) with pi W = pi for strongly connected W, from the equations of all peers but the first."""
+    if weights.shape[0] == 1:
+        return np.ones(1)
+    flow = csc_array(eye_array(weights.shape[0]) - weights.T)
+    rest = np.atleast_1d(splu(csc_array(flow[1:, 1:])).solve(-flow[1:, [0]].toarray()[:, 0]))
+    found = np.append(1.0, rest)
+    return np.asarray(found / found.max())
 
 
 def _stationary(weights: csr_array) -> Floats | None:

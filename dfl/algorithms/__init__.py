@@ -79,6 +79,11 @@ class Algorithm(ABC):
         """Which training examples the server has of its own; None for none."""
         return None
 
+    @property
+    def step(self) -> float | None:
+        """The step size of averaging public copies, which may be old; None where the method keeps none."""
+        return None
+
     def solver(self, asked: Solver) -> Solver:
         """How a peer trains, where the method has its own way."""
         return asked

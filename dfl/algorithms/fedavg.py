@@ -144,8 +144,14 @@ class FedAvg(Algorithm):
         return squares + 1e-300  # where nobody moves, all count alike
 
     def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
-        """The step (1, s) that the server would take if it heard nothing: its last one, at first none."""
-        return state.v
+        """Return what the server expects of a round's steps, (1, s): the running mean (1 - β) v of its aggregates.
+
+        By the definition of v, (1 - β) v <- β (1 - β) v + (1 - β) aggregate; without momentum it is the last aggregate,
+        which is the centre of Karimireddy, He, Jaggi (ICML 2021). v itself would be fed back with a gain above 1 (up
+        to 1 + β), and the last aggregate lags behind a server with momentum, which then oscillates where most updates
+        are clipped.
+        """
+        return (1 - self.server_momentum) * state.v
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """One message from everyone who is on time, one row to everyone who is chosen."""
@@ -166,6 +172,6 @@ class FedAvg(Algorithm):
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
-        work[order[:slow]] = keys.generator(task.seed, "stragglers", t).integers(1, most + 1, slow)
+        work[order[:slow]] = keys.generator(task.seed, "work of slow clients", t).integers(1, most + 1, slow)
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]

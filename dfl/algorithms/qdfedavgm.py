@@ -65,12 +65,19 @@ class QDFedAvgM(Algorithm):
 
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 
-    Where the graph changes, copies are kept per directed edge and move when that edge speaks:
+    Where the graph changes, or faults take messages or peers away, copies are kept per directed edge and move when
+    that edge delivers:
 
-        x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k))
+        x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k v_ik y_(i->k)),   v_ik = w_ki π_k / π_i   (j, k != i)
 
-    The second keeps the mean of the z_i whatever W; the first, and with Q the identity and γ = 1 their being
-    DFedAvgM, takes a doubly stochastic W.
+    with π W = π. v is W reversed in time: w_ki where W is doubly stochastic, and w_ik with every mixing rule on an
+    undirected graph.
+
+    - sum_k v_ik = sum_j w_ij = 1 - w_ii, so peers that agree go on agreeing, and where everything arrives this is the
+      first form, for any W. With Q the identity and γ = 1 both are then DFedAvgM.
+    - π_i v_ik = π_k w_ki, so what edge i -> k adds to sum_i π_i x_i at one end it takes away at the other: that sum is
+      the one of the z_i, whatever is lost and whatever Q does. It is the mean where W is doubly stochastic. Only
+      where a directed graph loses peers (`Weather.on_edges`) it is not kept.
 
     Where peers share a part of their models, all of this is about that part, and the rest of z_i stays.
 
@@ -100,6 +107,11 @@ class QDFedAvgM(Algorithm):
         idle = "alpha" if self.exchange == "replica" else "gamma"
         if getattr(self, idle) != 1:
             raise InputError(f"--algorithm qdfedavgm: {idle} has no part in exchange={self.exchange}: leave it out")
+
+    @property
+    def step(self) -> float | None:
+        """γ of the replica form."""
+        return self.gamma if self.exchange == "replica" else None
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x, with public copies at what is known before anyone has spoken (the same for all)."""
