@@ -19,6 +19,7 @@ from dfl import cli
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError, Suspended
 from dfl.mpi import World, connect, first
+from dfl.reading import read_bounded
 from dfl.resume import over, settings
 from dfl.specs import describe, flag
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from dfl.simulation import Setting
 
 _ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
+
+_RECORD, _SETTINGS = 2**20, 2**14
+"""Bytes that a run.json and a TOML file of settings may have; reading TOML takes up to the square of its length."""
 
 
 def main() -> int:
@@ -154,7 +158,7 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, _RECORD if path.suffix == ".json" else _SETTINGS).decode("utf-8")
         values = json.loads(text)["run"] | {"out": None} if path.suffix == ".json" else tomllib.loads(text)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")
