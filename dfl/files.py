@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dfl.errors import InputError
+from dfl.reading import open_regular
 
 PATIENCE = 0.5
 """Seconds for which a lock is asked for again: somebody may only be looking whether it is held."""
@@ -26,7 +27,7 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with open(path, "rb", opener=_unwaiting) as file:
+    with open_regular(path) as file:
         return file.read()
 
 
@@ -36,7 +37,7 @@ def sha256(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with open(path, "rb", opener=_unwaiting) as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -78,17 +79,6 @@ def make_directory(path: Path) -> None:
         raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed")
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is not a directory")
-
-
-def _unwaiting(path: str, flags: int) -> int:
-    """Open a regular file for reading, as `opener` of `open`."""
-    handle = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(handle)
-        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, f"{os.path.basename(path)} is not a regular file")
-    return handle
 
 
 @contextmanager
@@ -209,7 +199,7 @@ def flocked(file: IO[Any], kind: int, folder: Path) -> bool:
 def held(path: Path) -> bool:
     """Whether some program holds the `Lock` of this name."""
     try:
-        with open(path, "rb", opener=_unwaiting) as file:
+        with open_regular(path) as file:
             return not flocked(file, fcntl.LOCK_SH, path.parent)
     except OSError:
         return False

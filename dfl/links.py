@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import numpy as np
 
 from dfl.clock import Floats, Ints
 from dfl.errors import InputError
+from dfl.reading import read_bounded
 from dfl.values import read
 
 HEADER = ["sender", "receiver", "mbps", "latency_ms"]
 """The columns of the file; it may say so in its first line."""
 MBPS, LATENCY_MS = (1e-6, 1e9), (0, 1e9)
 """From where to where speeds and delays may be: from a bit a second to a petabit, and up to eleven days."""
+ROOM, LINE = 2**20, 200
+"""Bytes that the file may have, and as many more for every edge, as a bound on memory."""
 
 
 def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
@@ -30,8 +34,9 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         InputError: it cannot be read, speaks of something that is none of these edges, or not of one of them.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [(n, row) for n, row in enumerate(csv.reader(file), 1) if row and row != HEADER]
+        text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8")
+        lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
+        rows = [(n, row) for n, row in lines if row and row != HEADER]
     except OSError as error:
         raise InputError(f"--network links: path {path} cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dfl import cli
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError, Suspended
-from dfl.files import read_bytes
 from dfl.manifest import checksum
 from dfl.mpi import World, connect, first
+from dfl.reading import read_bounded
 from dfl.resume import over, settings
 from dfl.run_directory import refuse_unusable
 from dfl.specs import describe, flag
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from dfl.simulation import Setting
 
 _ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
+
+_RECORD, _SETTINGS = 2**20, 2**14
+"""Bytes that a run.json and a TOML file of settings may have; reading TOML takes up to the square of its length."""
 
 
 def main() -> int:
@@ -159,7 +162,7 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        values = _replayed(path) if path.suffix == ".json" else tomllib.loads(path.read_text("utf-8"))
+        values = _replayed(path) if path.suffix == ".json" else _table(path)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")
         return Run.from_dict(values).to_dict()
@@ -172,9 +175,14 @@ def _filed(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
 
 
+def _table(path: Path) -> dict[str, Any]:
+    """What a TOML file says."""
+    return tomllib.loads(read_bounded(path, _SETTINGS).decode("utf-8"))
+
+
 def _replayed(path: Path) -> dict[str, Any]:
     """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
-    page = json.loads(read_bytes(path).decode())
+    page = json.loads(read_bounded(path, _RECORD).decode())
     values: dict[str, Any] = page["run"] | {"out": None}
     if "checksum" in page and page["checksum"] != checksum(page):
         raise InputError('its checksum is another: it is damaged, or was edited and needs no "checksum"')

@@ -360,10 +360,11 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     counts, shape = dealing.count_labels(data, deal), data.train_inputs.shape[1:]
     known, begun = (counts, dealing.sizes(deal), shape, len(data.test_labels)), found["begun"]
     if graph is None:
-        return setup.Facts(None, None, *known, begun.notes, begun)
+        return setup.Facts(None, None, *known, (*begun.notes, *data.notes), begun)
     alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
     notes = (
         *begun.notes,
+        *data.notes,
         *graph.notes,
         *algorithm.notes(graph.spectrum.smallest),
         *found["notes"],

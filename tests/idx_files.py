@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import requests
 from numpy.typing import NDArray
 
-from dfl.datasets import Data
+from dfl.datasets import Data, files
+from dfl.datasets.files import Official
 from dfl.errors import InputError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -44,6 +49,26 @@ def write(folder: Path, packed: bool = True) -> Path:
 def same(a: Data, b: Data) -> bool:
     fields = ("train_inputs", "train_labels", "test_inputs", "test_labels")
     return all(np.array_equal(getattr(a, field), getattr(b, field)) for field in fields)
+
+
+def official(packed: bytes) -> Official:
+    """What is published of a file."""
+    return Official(len(packed), hashlib.md5(packed).hexdigest(), hashlib.sha256(packed).hexdigest())
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> list[str]:
+    """Put `raw` in place of whatever is fetched; the URLs asked for are in what is returned."""
+    asked: list[str] = []
+
+    class Served(requests.Session):
+        def get(self, url: str | bytes, **_: Any) -> requests.Response:  # type: ignore[override]
+            asked.append(str(url))
+            response = requests.Response()
+            response.status_code, response.raw = 200, BytesIO(raw)
+            return response
+
+    monkeypatch.setattr(files, "_https", Served)
+    return asked
 
 
 def refused(load: Callable[[], object]) -> str:

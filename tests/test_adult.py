@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import lzma
 import os
@@ -17,11 +16,11 @@ import pytest
 
 from dfl import dealing
 from dfl.config import Run
-from dfl.datasets import DATASETS, PARTITIONS, Data, adult, files
+from dfl.datasets import DATASETS, PARTITIONS, Data, adult
 from dfl.datasets.files import Source
 from dfl.errors import InputError
 from tests.adult_files import ORDER, people, text, write_adult
-from tests.idx_files import refused, same
+from tests.idx_files import official, refused, same, serve
 
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 real = pytest.mark.skipif(not (REAL / "adult").is_dir(), reason=f"no {REAL / 'adult'}: set DFL_DATA")
@@ -91,7 +90,9 @@ def test_real_adult_is_that_of_the_released_code(size: int | None) -> None:
 @real
 def test_the_official_file_is_the_one_that_is_read() -> None:
     raw = (REAL / "adult" / "adult.data").read_bytes()
-    assert adult.SOURCE.md5 == {"adult.data": hashlib.md5(raw).hexdigest()}
+    assert adult.SOURCE.files == {"adult.data": official(raw)}
+    assert adult.SOURCE.contents == {"adult.data": adult.SOURCE.files["adult.data"].sha256}
+    assert load(REAL, 100).notes == ()
 
 
 def test_official_source() -> None:
@@ -156,20 +157,21 @@ def test_packed_or_not_wherever_it_lies(tmp_path: Path, below: str) -> None:
 
 
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def stream(progress: object, url: str, output: str, pooch: object) -> None:
-        asked.append(url)
-        Path(output).write_bytes(RAW)
-
-    monkeypatch.setattr(files, "_stream", stream)
-    assert "does not match the known hash" in refused(lambda: load(tmp_path / "none"))
-    monkeypatch.setattr(adult, "SOURCE", Source(adult.SOURCE.url, {"adult.data": hashlib.md5(RAW).hexdigest()}))
+    asked, source = serve(monkeypatch, RAW), adult.SOURCE
+    message = refused(lambda: load(tmp_path / "none"))
+    assert f"not the official {source.files['adult.data'].md5}" in message
+    published = {"adult.data": official(RAW)}
+    contents = {"adult.data": published["adult.data"].sha256}
+    monkeypatch.setattr(adult, "SOURCE", Source(source.url, published, source.contents))
     data = load(tmp_path / "new")
     write_adult(tmp_path / "plain")
     assert same(data, load(tmp_path / "plain"))
     assert same(data, load(tmp_path / "new"))  # the second time nothing is downloaded
     assert asked == ["https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data"] * 2
+    (note,) = data.notes
+    assert str(tmp_path / "new" / "adult" / "adult.data") in note
+    monkeypatch.setattr(adult, "SOURCE", Source(source.url, published, contents))
+    assert load(tmp_path / "new").notes == ()
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -204,6 +206,7 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "fraction": (changed(12, "1.5"), "line 3: found the hours_per_week '1.5'"),
     "huge": (changed(11, "9" * 400), "line 3: found the capital_loss '999"),
     "a word missing": (changed(1, ""), "line 3: found no workclass, expected a word, or ?"),
+    "a line too long": (RAW + b"7" * 600, "line 82 of more than 512 bytes, expected"),
     "not text": (RAW.replace(b"Sales", b"S\xe4les", 1), "found a byte 0xe4, expected a plain text file"),
     "nobody over 50K": (text(POOR), "and 0 over it among the first "),
     "one over 50K": (text([*POOR, [*POOR[0][:8], "White", *POOR[0][9:14], ">50K"]]), "and 1 over it among the first "),

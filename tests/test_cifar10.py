@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dfl.datasets import DATASETS, Data, cifar10, files
+from dfl.datasets import DATASETS, Data, cifar10
 from dfl.datasets.files import Source, content, find
 from tests.cifar_files import BATCHES, FOLDER, NAMES, OFFICIAL, PACK, TEST, archive, write_batches
-from tests.idx_files import refused, same
+from tests.idx_files import official, refused, same, serve
 
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
 ARCHIVE = "cifar-10-binary.tar.gz"
+THIRD = NAMES[2]
 PACKED = gzip.compress(archive(OFFICIAL), mtime=0)
 
 
@@ -82,7 +83,30 @@ def test_a_grey_pixel_by_hand(tmp_path: Path) -> None:
 
 def test_official_source() -> None:
     assert cifar10.SOURCE.url == "https://www.cs.toronto.edu/~kriz/"
-    assert cifar10.SOURCE.md5 == {ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"}
+    assert {name: each.md5 for name, each in cifar10.SOURCE.files.items()} == {
+        ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"
+    }
+    assert list(cifar10.SOURCE.contents) == NAMES
+    digests = [cifar10.SOURCE.files[ARCHIVE].sha256, *cifar10.SOURCE.contents.values()]
+    assert [len(set(digests)), {len(digest) for digest in digests}] == [7, {64}]
+
+
+@pytest.mark.parametrize("packed", ["files", "archive"])
+def test_a_batch_that_is_not_the_official_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str
+) -> None:
+    if packed == "files":
+        write_batches(tmp_path, ".gz")
+    else:
+        (tmp_path / ARCHIVE).write_bytes(PACKED)
+    contents = {name: hashlib.sha256(raw).hexdigest() for name, raw in BATCHES.items()}
+    source = Source(cifar10.SOURCE.url, cifar10.SOURCE.files, contents, cifar10.SOURCE.others)
+    monkeypatch.setattr(cifar10, "SOURCE", source)
+    assert load(tmp_path).notes == ()
+    contents[THIRD] = ""
+    (note,) = load(tmp_path).notes
+    assert f"{tmp_path}/" in note
+    assert [name for name in NAMES if name in note] == [THIRD]
 
 
 # --- where files are looked for ---------------------------------------------------------------------------------------
@@ -115,28 +139,16 @@ def test_batches_come_before_the_archive(tmp_path: Path) -> None:
 def test_order_of_packings(tmp_path: Path) -> None:
     for packing, expected in (("", b"plain"), (".xz", b"xz"), (".gz", b"gz")):
         (tmp_path / f"a.bin{packing}").write_bytes(PACK[packing](expected))
-        assert content(find(tmp_path, "a.bin"), "file") == expected
+        assert content(find(tmp_path, "a.bin"), "file", 100) == expected
 
 
 # --- download ---------------------------------------------------------------------------------------------------------
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> list[str]:
-    """Put `raw` in place of whatever is fetched; the URLs asked for are in what is returned."""
-    asked: list[str] = []
-
-    def stream(progress: object, url: str, output: str, pooch: object) -> None:
-        asked.append(url)
-        Path(output).write_bytes(raw)
-
-    monkeypatch.setattr(files, "_stream", stream)
-    return asked
-
-
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = serve(monkeypatch, PACKED)
-    md5 = {ARCHIVE: hashlib.md5(PACKED).hexdigest()}
-    monkeypatch.setattr(cifar10, "SOURCE", Source(cifar10.SOURCE.url, md5, cifar10.SOURCE.others))
+    asked, source = serve(monkeypatch, PACKED), cifar10.SOURCE
+    published = {ARCHIVE: official(PACKED)}
+    monkeypatch.setattr(cifar10, "SOURCE", Source(source.url, published, source.contents, source.others))
     data = load(tmp_path / "new")
     check(data)
     assert os.listdir(tmp_path / "new" / "cifar10") == [ARCHIVE]
@@ -147,14 +159,12 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_download_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, PACKED)
     message = refused(lambda: load(tmp_path))
-    assert "does not match the known hash" in message
+    assert f"not the official {cifar10.SOURCE.files[ARCHIVE].md5}" in message
     assert message.endswith(f"or put {ARCHIVE} into {tmp_path / 'cifar10'}")
     assert os.listdir(tmp_path) == []
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-
-THIRD = NAMES[2]
 
 # what it is: (packing of the new file, its content, words of the message)
 DAMAGE: dict[str, tuple[str, bytes, str]] = {
@@ -211,7 +221,7 @@ THIRD_INSIDE = f"{FOLDER}/{THIRD}"
 REST = {name: raw for name, raw in OFFICIAL.items() if name != THIRD_INSIDE}
 
 ARCHIVES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "found empty file"),
+    "empty": (b"", "found no plain file"),
     "not gzip": (b"<html>404</html>", "expected a readable gzipped tar archive"),
     "not tar": (gzip.compress(b"<html>404</html>" * 100), f"expected a tar archive of {FOLDER}/data_batch_1"),
     "gzip cut": (PACKED[:-1000], "ended before"),

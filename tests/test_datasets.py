@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from dfl.datasets import DATASETS, Data, digits, mnist
+from dfl.datasets.files import Source
 from tests.adult_files import write_adult
 from tests.cifar_files import write_batches
-from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, refused, write
+from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, official, refused, write
 
 WRITERS: dict[str, Callable[[Path], Path]] = {"adult": write_adult, "cifar10": write_batches}
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -89,13 +90,35 @@ def test_mnist_is_not_taken_for_fashion() -> None:
 
 
 def test_official_checksums() -> None:
-    assert [source.url for source in mnist.SOURCES.values()] == [
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    ]
+    source = mnist.SOURCES["mnist"]
+    assert source.url == "https://ossci-datasets.s3.amazonaws.com/mnist/"
     if (REAL / "mnist").is_dir():
-        for file, md5 in mnist.SOURCES["mnist"].md5.items():
-            assert hashlib.md5((REAL / "mnist" / file).read_bytes()).hexdigest() == md5
+        for file, published in source.files.items():
+            packed = (REAL / "mnist" / file).read_bytes()
+            assert published == official(packed)
+            unpacked = gzip.decompress(packed)
+            assert source.contents[file.removesuffix(".gz")] == hashlib.sha256(unpacked).hexdigest()
+
+
+@pytest.mark.parametrize("name", mnist.SOURCES)
+def test_every_official_file_has_both_checksums(name: str) -> None:
+    source = mnist.SOURCES[name]
+    assert [file.removesuffix(".gz") for file in source.files] == list(source.contents)
+    digests = [*source.contents.values(), *(each.sha256 for each in source.files.values())]
+    assert {len(digest) for digest in digests} == {64}
+    assert {len(each.md5) for each in source.files.values()} == {32}
+    assert len(set(digests)) == 8
+
+
+def test_a_file_that_is_not_the_official_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, source = write(tmp_path / "mnist"), mnist.SOURCES["mnist"]
+    contents = {name: hashlib.sha256(PLAIN[name]).hexdigest() for name in source.contents}
+    monkeypatch.setitem(mnist.SOURCES, "mnist", Source(source.url, source.files, contents))
+    assert DATASETS["mnist"](tmp_path).notes == ()  # whatever packs them
+    (folder / f"{TEST_IMAGES}.gz").write_bytes(gzip.compress(idx(np.zeros((20, 28, 28), np.uint8))))
+    (note,) = DATASETS["mnist"](tmp_path).notes
+    assert str(folder / TEST_IMAGES) in note
+    assert IMAGES not in note
 
 
 # --- where files are looked for ---------------------------------------------------------------------------------------
@@ -148,7 +171,7 @@ DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "gzip and garbage behind it": (f"{IMAGES}.gz", PACKED[IMAGES] + b"garbage", "expected a readable gzipped IDX"),
     "gzip and more gzip behind it": (f"{IMAGES}.gz", PACKED[IMAGES] * 2, "bytes of values, expected 23520"),
     "one byte too few": (IMAGES, PLAIN[IMAGES][:-1], "found 23519 bytes of values, expected 23520 for 30 examples"),
-    "one byte too many": (IMAGES, PLAIN[IMAGES] + b"\0", "found 23521 bytes of values, expected 23520"),
+    "one byte too many": (IMAGES, PLAIN[IMAGES] + b"\0", "found more than 23520 bytes of values, expected 23520"),
     "labels in place of images": (IMAGES, PLAIN[LABELS], "magic number 2049, expected 2051"),
     "images in place of labels": (LABELS, PLAIN[IMAGES], "magic number 2051, expected 2049"),
     "little endian": (IMAGES, struct.pack("<4I", 2051, 30, 28, 28) + PIXELS, "magic number"),
@@ -156,7 +179,7 @@ DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "no pixels across": (IMAGES, header(2051, 30, 28, 0), "found examples of shape (28, 0), expected (28, 28)"),
     "images of 32 x 32": (IMAGES, header(2051, 30, 32, 32) + bytes(30 * 1024), "found examples of shape (32, 32)"),
     "no examples": (IMAGES, header(2051, 0, 28, 28), "found no examples, expected at least one"),
-    "billions of examples": (IMAGES, header(2051, 2**32 - 1, 28, 28) + PIXELS, "for 4294967295 examples"),
+    "billions of examples": (IMAGES, header(2051, 2**32 - 1, 28, 28) + PIXELS, "a header of 4294967295 examples"),
     "no labels": (LABELS, header(2049, 0), "found no examples"),
     "label 10": (LABELS, PLAIN[LABELS][:-1] + b"\x0a", "found the value 10, expected values from 0 to 9"),
     "label 255": (LABELS, PLAIN[LABELS][:-1] + b"\xff", "found the value 255"),
@@ -203,10 +226,10 @@ def test_directory_in_place_of_a_file(tmp_path: Path) -> None:
 
 
 def test_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, flags: int) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
     write(tmp_path / "mnist")
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # file modes do not stop root
+    monkeypatch.setattr(os, "open", refuse)  # file modes do not stop root
     message = refused(lambda: DATASETS["mnist"](tmp_path))
     assert message.endswith("found Permission denied, expected a readable gzipped IDX file")

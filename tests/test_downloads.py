@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import requests
+from requests.adapters import BaseAdapter
 
-from dfl.datasets import DATASETS, mnist
+from dfl.datasets import DATASETS, adult, cifar10, files, mnist
 from dfl.datasets.files import Source
-from tests.idx_files import IMAGES, PACKED, TEST_IMAGES, TEST_LABELS, refused, same, write
+from tests.idx_files import IMAGES, PACKED, TEST_IMAGES, TEST_LABELS, official, refused, same, write
+
+HTTPS = files._https
 
 
 class Quiet(SimpleHTTPRequestHandler):
     """Serves a folder, and of a file *.cut promises more than it sends."""
 
+    asked: ClassVar[list[str]] = []
+
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         whole = Path(self.translate_path(self.path))
         if not Path(f"{whole}.cut").exists():
             return super().do_GET()
@@ -39,12 +49,15 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that is served on the loopback in place of MNIST's."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     folder = write(tmp_path / "served")
+    Quiet.asked.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        md5 = {f"{name}.gz": hashlib.md5(content).hexdigest() for name, content in PACKED.items()}
-        source = Source(f"http://127.0.0.1:{http.server_port}/", md5)
+        published = {f"{name}.gz": official(content) for name, content in PACKED.items()}
+        contents = mnist.SOURCES["mnist"].contents
+        source = Source(f"http://127.0.0.1:{http.server_port}/", published, contents)
         monkeypatch.setitem(mnist.SOURCES, "mnist", source)
+        monkeypatch.setattr(files, "_https", requests.Session)
         yield folder
         http.shutdown()
         thread.join()
@@ -55,7 +68,7 @@ def test_download(tmp_path: Path, server: Path, capfd: pytest.CaptureFixture[str
     data = DATASETS["mnist"](home)
     assert same(data, DATASETS["mnist"](server))
     assert os.listdir(home) == ["mnist"]
-    assert sorted(os.listdir(home / "mnist")) == sorted(mnist.SOURCES["mnist"].md5)
+    assert sorted(os.listdir(home / "mnist")) == sorted(mnist.SOURCES["mnist"].files)
     assert {path.stat().st_mode & 0o777 for path in (home / "mnist").iterdir()} == {0o644}
     assert capfd.readouterr() == ("", "")
     (server / f"{IMAGES}.gz").unlink()
@@ -95,9 +108,11 @@ def test_progress_on_a_terminal(tmp_path: Path, server: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
-        ("wrong checksum", "does not match the known hash"),
+        ("wrong checksum", "not the official"),
+        ("a byte too many", "more than its official"),
         ("404", "404"),
         ("truncated", "IncompleteRead"),
+        ("too slow", "too slowly"),
         ("unreachable", "Connection refused"),
         ("not writable", "not-a-folder"),
         ("interrupted", ""),
@@ -108,13 +123,18 @@ def test_failed_download_leaves_nothing(
 ) -> None:
     home, last = tmp_path / "home", server / f"{TEST_LABELS}.gz"
     if failure == "wrong checksum":
+        last.write_bytes(last.read_bytes()[:-1] + b"\xaa")
+    if failure == "a byte too many":
         last.write_bytes(last.read_bytes() + b"\0")
+    if failure == "too slow":
+        hours = itertools.count(step=3600)
+        monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     if failure == "404":
         last.unlink()
     if failure == "truncated":
         (server / f"{TEST_IMAGES}.gz.cut").write_bytes(b"")
     if failure == "unreachable":
-        monkeypatch.setitem(mnist.SOURCES, "mnist", Source("http://127.0.0.1:1/", mnist.SOURCES["mnist"].md5))
+        monkeypatch.setitem(mnist.SOURCES, "mnist", at("http://127.0.0.1:1/"))
     if failure == "not writable":
         home = tmp_path / "not-a-folder"
         home.write_text("")
@@ -129,12 +149,17 @@ def test_failed_download_leaves_nothing(
     assert not home.is_dir() or os.listdir(home) == []
 
 
+def at(url: str) -> Source:
+    """MNIST from another place."""
+    return Source(url, mnist.SOURCES["mnist"].files, mnist.SOURCES["mnist"].contents)
+
+
 def interrupted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl-C when the first bytes have been written."""
     from rich.progress import Progress
 
     def stop(*_: object) -> None:
-        assert list(home.rglob("tmp*"))
+        assert list(home.rglob(f"{IMAGES}.gz"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Progress, "advance", stop)
@@ -152,3 +177,59 @@ def test_two_downloads_at_once(tmp_path: Path, server: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "rename", slower)
     assert same(DATASETS["mnist"](home), DATASETS["mnist"](server))
     assert os.listdir(home) == ["mnist"]
+
+
+class Redirecting(BaseAdapter):
+    """Answers everything with a redirection to some URL."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+
+    def send(self, request: requests.PreparedRequest, *_: object, **__: object) -> requests.Response:
+        response = requests.Response()
+        response.status_code, response.request, response.url = 302, request, str(request.url)
+        response.headers["Location"], response.raw = self.url, BytesIO()
+        return response
+
+    def close(self) -> None:
+        pass
+
+
+def test_nothing_is_fetched_over_http(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = mnist.SOURCES["mnist"].url
+    assert plain.startswith("http://")
+    monkeypatch.setattr(files, "_https", HTTPS)
+    assert f"{plain}{IMAGES}.gz is not https" in refused(lambda: DATASETS["mnist"](tmp_path / "direct"))
+
+    def redirected() -> requests.Session:
+        session = HTTPS()
+        session.mount("https://", Redirecting(f"{plain}{IMAGES}.gz"))
+        return session
+
+    monkeypatch.setattr(files, "_https", redirected)
+    monkeypatch.setitem(mnist.SOURCES, "mnist", at("https://data.example/"))
+    message = refused(lambda: DATASETS["mnist"](tmp_path / "redirected"))
+    assert message.startswith("cannot download https://data.example/: ")
+    assert f"{plain}{IMAGES}.gz is not https" in message
+    assert Quiet.asked == []
+    assert sorted(os.listdir(tmp_path)) == ["direct", "redirected", "served"]
+    assert os.listdir(tmp_path / "direct") == os.listdir(tmp_path / "redirected") == []
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, fetch = tmp_path / "victim", files._fetch
+    victim.write_text("the user's")
+
+    def planted(url: str, path: Path, *rest: Any) -> None:
+        path.symlink_to(victim)
+        fetch(url, path, *rest)
+
+    monkeypatch.setattr(files, "_fetch", planted)
+    assert "File exists" in refused(lambda: DATASETS["mnist"](tmp_path / "home"))
+    assert victim.read_text() == "the user's"
+
+
+def test_official_addresses_are_https() -> None:
+    sources = [*mnist.SOURCES.values(), cifar10.SOURCE, adult.SOURCE]
+    assert all(source.url.startswith("https://") and source.url.endswith("/") for source in sources)

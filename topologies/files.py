@@ -1,10 +1,18 @@
 """Which graph is in this file? The topology `edges`, for a list of edges or a mixing matrix that the user brings."""
 
+import errno
+import math
+import os
 import re
+import stat
 import warnings
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import IO
+from zipfile import ZipFile, ZipInfo
 
 import numpy as np
+from numpy.lib import format
 from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, load_npz
@@ -12,6 +20,8 @@ from scipy.sparse import csr_array, load_npz
 from topologies.errors import GraphError
 from topologies.graphs import topology
 
+ROOM, ENTRY = 2**20, 64
+"""Bytes that a file may have, on the disk and unpacked, and as many more for every pair of peers."""
 LINE = re.compile(r"\s*(\d{1,18})\s+(\d{1,18})\s*(\{\}\s*)?", re.ASCII)
 """Two peer ids; networkx.write_edgelist appends an empty {}."""
 
@@ -26,7 +36,9 @@ def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
     path = Path(path).expanduser()
     read = {".npz": _npz, ".csv": _csv}.get(path.suffix.lower())
     try:
-        return _weights(read(path), peers) if read else _pairs(path.read_text(encoding="utf-8"), peers)
+        limit = ROOM + ENTRY * peers**2
+        raw = _bounded(path, limit)
+        return _weights(read(raw, limit), peers) if read else _pairs(raw.decode("utf-8"), peers)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
     except OSError as error:
@@ -64,17 +76,53 @@ def _weights(matrix: csr_array | NDArray[np.float64], peers: int) -> csr_array:
     return csr_array(matrix, dtype=np.float64)
 
 
-def _npz(path: Path) -> csr_array | NDArray[np.float64]:
-    with path.open("rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        if "format" not in arrays.files and len(arrays.files) == 1:
-            return np.asarray(arrays[arrays.files[0]])
-        matrix = load_npz(file)
+def _bounded(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file of at most `limit`; a FIFO or a device, which may not end, is not opened.
+
+    Raises:
+        OSError: it is something else, or larger.
+    """
+    _check(path, os.stat(path), limit)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check(path, status := os.fstat(file.fileno()), limit)  # another file may have taken the name
+        return file.read(status.st_size)
+
+
+def _check(path: Path, status: os.stat_result, limit: int) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    if status.st_size > limit:
+        raise OSError(errno.EFBIG, f"a file of {status.st_size:,} bytes, more than {limit:,}", str(path))
+
+
+def _npz(raw: bytes, limit: int) -> csr_array | NDArray[np.float64]:
+    with ZipFile(BytesIO(raw)) as packed:
+        size = sum(member.file_size for member in packed.infolist())  # no more is unpacked
+        if size > limit:
+            raise GraphError(f"{size:,} bytes are packed in it, more than {limit:,}")
+        for member in packed.infolist():
+            with packed.open(member) as file:
+                _check_header(file, member)
+    arrays = np.load(BytesIO(raw), allow_pickle=False)
+    if "format" not in arrays.files and len(arrays.files) == 1:
+        return np.asarray(arrays[arrays.files[0]])
+    matrix = load_npz(BytesIO(raw))
     if hasattr(matrix, "check_format"):
         matrix.check_format()  # indices beyond the shape would be followed into foreign memory
     return matrix
 
 
-def _csv(path: Path) -> NDArray[np.float64]:
-    with path.open(encoding="utf-8") as file, warnings.catch_warnings(action="ignore"):  # "no data": the shape says so
-        return np.loadtxt(file, delimiter=",", ndmin=2)
+def _check_header(file: IO[bytes], member: ZipInfo) -> None:
+    """Refuse an array whose header promises more values than there are: room for them would be made first."""
+    version = format.read_magic(file)
+    read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if (promised := math.prod(shape) * dtype.itemsize) > member.file_size:
+        raise GraphError(f"{member.filename} promises {promised:,} bytes and has {member.file_size:,}")
+
+
+def _csv(raw: bytes, _: int) -> NDArray[np.float64]:
+    with warnings.catch_warnings(action="ignore"):  # "no data": the shape says so
+        return np.loadtxt(TextIOWrapper(BytesIO(raw), encoding="utf-8"), delimiter=",", ndmin=2)

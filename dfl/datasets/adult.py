@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.datasets.data import Data, dataset
-from dfl.datasets.files import Source, content, find, locate
+from dfl.datasets.files import Official, Source, differing, find, locate, unpacked
 from dfl.errors import InputError
 
 FILE = "adult.data"
 SOURCE = Source(
     url="https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
-    md5={FILE: "5d7c39d7b8804f071cdd1f2a7c460872"},
+    files={
+        FILE: Official(
+            size=3_974_305,
+            md5="5d7c39d7b8804f071cdd1f2a7c460872",
+            sha256="5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+        )
+    },
+    contents={FILE: "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"},
 )
-"""Where the official file is, and its published checksum."""
+"""Where the official file is, and what is published of it."""
+LINES, LINE = 2**17, 512
+"""Lines that the file may have, and bytes in a line, as a bound on memory; the official one has 32,562 of up to 154."""
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
     "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
@@ -65,7 +75,8 @@ def adult(directory: Path | None, *, size: int | None = None) -> Data:
     if size is not None and size < 1:
         raise InputError(f"--dataset adult: size must be at least 1, not {size}")
     path = find(locate("adult", directory, SOURCE), FILE)
-    table = _kept(_read(path))
+    everything, sha256 = _read(path)
+    table = _kept(everything)
     inputs, labels = _inputs(table), (table["income"] == ">50K").astype(np.int64)
     protected = np.stack([table["race"] == "White", table["sex"] == "Male"], axis=1).astype(np.int64)
     train, test = _halves(path, labels, size)
@@ -80,6 +91,7 @@ def adult(directory: Path | None, *, size: int | None = None) -> Data:
         train_protected=protected[train],
         test_protected=protected[test],
         protected=("race", "sex"),
+        notes=differing("adult", SOURCE, {FILE: (str(path), sha256)}),
     )
 
 
@@ -112,20 +124,33 @@ def _halves(path: Path, labels: NDArray[np.int64], size: int | None) -> tuple[ND
     return train, test
 
 
-def _read(path: Path) -> dict[str, Column]:
-    """The columns of the file by name, each (n,) as it is written there."""
-    try:
-        lines = content(path, "table of Adult").decode("ascii").splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: found a byte {error.object[error.start]:#x}, expected a plain text file") from None
-    rows = [[word.strip() for word in line.split(",")] for line in lines]
-    while rows and rows[-1] == [""]:  # the official file ends in an empty line
-        rows.pop()
-    for k, row in enumerate(rows):
-        _check(f"{path}: line {k + 1}", row)
+def _read(path: Path) -> tuple[dict[str, Column], str]:
+    """Return the columns of the file by name, each (n,) as it is written there, and its SHA-256 checksum."""
+    sha256, rows, n, empty = hashlib.sha256(), list[list[str]](), 0, 0
+    with unpacked(path, "table of Adult", LINES * LINE) as file:
+        while line := file.readline(LINE + 1):
+            sha256.update(line)
+            n += 1
+            if n > LINES or len(line) > LINE:
+                what = f"line {n} of more than {LINE} bytes" if n <= LINES else f"more than {LINES:,} lines"
+                raise InputError(f"{path}: found {what}, expected a table of Adult")
+            row = _row(path, line)
+            if row == [""]:  # the official file ends in an empty line
+                empty = empty or n
+                continue
+            _check(f"{path}: line {empty or n}", [""] if empty else row)
+            rows.append(row)
     if not rows:
         raise InputError(f"{path}: found no rows, expected at least one")
-    return {name: np.array(column) for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
+    columns = zip(COLUMNS, zip(*rows, strict=True), strict=True)
+    return {name: np.array(column) for name, column in columns}, sha256.hexdigest()
+
+
+def _row(path: Path, line: bytes) -> list[str]:
+    try:
+        return [word.strip() for word in line.decode("ascii").split(",")]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: found a byte {error.object[error.start]:#x}, expected a plain text file") from None
 
 
 def _check(where: str, row: Sequence[str]) -> None:

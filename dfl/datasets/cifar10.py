@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.datasets.data import Data, dataset
-from dfl.datasets.files import Source, content, find, locate, look, members
+from dfl.datasets.files import Official, Source, content, differing, find, locate, look, members
 from dfl.errors import InputError
 
 INNER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar"
 BATCHES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")
 SOURCE = Source(
     url="https://www.cs.toronto.edu/~kriz/",
-    md5={f"{ARCHIVE}.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+    files={
+        f"{ARCHIVE}.gz": Official(
+            size=170_052_171,
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        )
+    },
+    contents={
+        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    },
     others=(INNER, BATCHES[0]),
 )
-"""Where the official archive is, its published checksum, and what is in it."""
+"""Where the official archive is, what is published of it, and what is in it."""
 SHAPE, RECORD = (3, 32, 32), 1 + 3 * 32 * 32
 """Of an image, and the bytes of a record: its label, then its red, green and blue pixels row by row."""
+MOST = 10**5 * RECORD
+"""Bytes that a batch may have, as a bound on memory; an official one has 10,000 records."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training pixels of each colour divided by 255."""
 
@@ -39,10 +56,13 @@ def cifar10(directory: Path | None) -> Data:
     Source:
         A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
-    *train, test = _batches(locate("cifar10", directory, SOURCE))
+    batches = _batches(locate("cifar10", directory, SOURCE))
+    *train, test = (records for _, records in batches.values())
+    digests = {name: (where, hashlib.sha256(records.data).hexdigest()) for name, (where, records) in batches.items()}
+    notes = differing("cifar10", SOURCE, digests)
     mean, std = (np.array(of).reshape(3, 1, 1) for of in (MEAN, STD))
     scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
-    return Data(*_halved(train), *_halved([test]), classes=10, scale=scale, shift=shift)
+    return Data(*_halved(train), *_halved([test]), classes=10, scale=scale, shift=shift, notes=notes)
 
 
 def _halved(batches: list[NDArray[np.uint8]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -51,24 +71,25 @@ def _halved(batches: list[NDArray[np.uint8]]) -> tuple[NDArray[np.uint8], NDArra
     return images, np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64)
 
 
-def _batches(folder: Path) -> list[NDArray[np.uint8]]:
-    """The records of every batch, (n, 3073), from files or, where there are none, from the archive."""
+def _batches(folder: Path) -> dict[str, tuple[str, NDArray[np.uint8]]]:
+    """Return where every batch was read, and its records, (n, 3073): from files or, without any, from the archive."""
     inner = folder / INNER if (folder / INNER).is_dir() else folder
     archive = look(folder, ARCHIVE)
     if archive and not look(inner, BATCHES[0]):
-        held = members(archive, [f"{INNER}/{name}" for name in BATCHES])
-        found = {f"{archive}: {name}": _records(f"{archive}: {name}", raw) for name, raw in held.items()}
+        held = members(archive, [f"{INNER}/{name}" for name in BATCHES], MOST)
+        read = {name: (f"{archive}: {INNER}/{name}", held[f"{INNER}/{name}"]) for name in BATCHES}
     else:
-        paths = [find(inner, name) for name in BATCHES]
-        found = {str(path): _records(str(path), content(path, "batch of CIFAR-10")) for path in paths}
-    sizes = [len(batch) for batch in found.values()]
-    for name, size in zip(found, sizes, strict=True):
-        if size != sizes[0]:
-            raise InputError(f"{name}: found {size} images, expected {sizes[0]} as in {BATCHES[0]}")
-    return list(found.values())
+        paths = {name: find(inner, name) for name in BATCHES}
+        read = {name: (str(path), content(path, "batch of CIFAR-10", MOST)) for name, path in paths.items()}
+    found = {name: (where, _records(where, raw)) for name, (where, raw) in read.items()}
+    first = len(found[BATCHES[0]][1])
+    for where, records in found.values():
+        if len(records) != first:
+            raise InputError(f"{where}: found {len(records)} images, expected {first} as in {BATCHES[0]}")
+    return found
 
 
-def _records(name: str, raw: bytes) -> NDArray[np.uint8]:
+def _records(name: str, raw: bytearray) -> NDArray[np.uint8]:
     if not raw or len(raw) % RECORD:
         raise InputError(f"{name}: found {len(raw)} bytes, expected {RECORD} for each of one or more images")
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)

@@ -39,6 +39,7 @@ class Data:
         train_protected, test_protected: (n, k) int64 of 0 and 1, the k protected attributes of every example; None
             where none is known.
         protected: the names of these k.
+        notes: what to warn of before a run, one line each.
     """
 
     train_inputs: NDArray[Any]
@@ -53,6 +54,7 @@ class Data:
     train_protected: NDArray[np.int64] | None = None
     test_protected: NDArray[np.int64] | None = None
     protected: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def checked(data: Data) -> Data:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.datasets.files import content
+from dfl.datasets.files import take, unpacked
 from dfl.errors import InputError
 
 _BYTES = 0x0800  # the magic number of a file of unsigned bytes; the number of dimensions is added to it
+MOST = 2**20
+"""Examples that a file may have, as a bound on memory."""
 
 
-def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArray[np.uint8]:
+class Idx(NamedTuple):
+    """The values of an IDX file, (n, *example) uint8, and the SHA-256 checksum of all that is in it."""
+
+    values: NDArray[np.uint8]
+    sha256: str
+
+
+def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> Idx:
     """Read an IDX file of unsigned bytes, packed if its name says so, and verify all of it.
+
+    Its header decides how much is read.
 
     Args:
         path: the file.
@@ -24,7 +37,7 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArra
         largest: the largest value that may occur.
 
     Returns:
-        (n, *example) uint8 with n >= 1.
+        Values of n >= 1 examples, and their checksum.
 
     Raises:
         InputError: the file cannot be read or is not such a file; it says what was found and what was expected.
@@ -32,23 +45,38 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> NDArra
     Source:
         Y. LeCun, C. Cortes, C. Burges, "The MNIST database", "File formats".
     """
-    raw = content(path, "IDX file")
-    header = struct.Struct(f">{2 + len(example)}I")
-    if len(raw) < header.size:
-        raise _not_as_expected(path, f"{len(raw)} bytes", f"an IDX header of {header.size} bytes")
-    magic, n, *shape = header.unpack_from(raw)
-    values = np.frombuffer(raw, np.uint8)[header.size :]
-    most, size = int(values.max(initial=0)), n * math.prod(example)
-    for good, found, expected in (
-        (magic == _BYTES + 1 + len(example), f"magic number {magic}", f"{_BYTES + 1 + len(example)}"),
-        (shape == list(example), f"examples of shape {tuple(shape)}", f"{example}"),
-        (n > 0, "no examples", "at least one"),
-        (len(values) == size, f"{len(values)} bytes of values", f"{size} for {n} examples"),
+    header, each = struct.Struct(f">{2 + len(example)}I"), math.prod(example)
+    with unpacked(path, "IDX file", header.size + MOST * each) as file:
+        head = take(file, header.size)
+        if len(head) < header.size:
+            raise _not_as_expected(path, f"{len(head)} bytes", f"an IDX header of {header.size} bytes")
+        magic, n, *shape = header.unpack(head)
+        _check(
+            path,
+            (magic == _BYTES + 1 + len(example), f"magic number {magic}", f"{_BYTES + 1 + len(example)}"),
+            (shape == list(example), f"examples of shape {tuple(shape)}", f"{example}"),
+            (n > 0, "no examples", "at least one"),
+            (n <= MOST, f"a header of {n} examples", f"at most {MOST}"),
+        )
+        held = take(file, n * each)
+        more = len(file.read(1))
+    values = np.frombuffer(held, np.uint8)
+    most, found = int(values.max(initial=0)), f"more than {len(held)}" if more else str(len(held))
+    _check(
+        path,
+        (len(held) + more == n * each, f"{found} bytes of values", f"{n * each} for {n} examples"),
         (most <= largest, f"the value {most}", f"values from 0 to {largest}"),
-    ):
+    )
+    sha256 = hashlib.sha256(head)
+    sha256.update(held)
+    return Idx(values.reshape(n, *example), sha256.hexdigest())
+
+
+def _check(path: Path, *wanted: tuple[bool, str, str]) -> None:
+    """Refuse a file for the first of some conditions that does not hold: (it holds, found, expected)."""
+    for good, found, expected in wanted:
         if not good:
             raise _not_as_expected(path, found, expected)
-    return values.reshape(n, *example).copy()  # writable, without the header
 
 
 def _not_as_expected(path: Path, found: str, expected: str) -> InputError:
