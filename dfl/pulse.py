@@ -225,6 +225,9 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
         yield
         return
     folder = None if out is None else out / "heartbeats"
+    if world.start:
+        world.start.timeout = timeout
+        world.start.begin()
     made = json.loads(world.from_root(lambda: json.dumps(make_room(folder) if folder else []).encode()))
 
     def late(line: str) -> None:
@@ -235,6 +238,9 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
 
     try:
         with world.pulse.beating(folder, timeout, late):
+            world.smallest(0)  # all show signs of life from here on
+            if world.start:
+                world.start.met()
             yield
     finally:
         take_back(made)

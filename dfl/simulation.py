@@ -121,7 +121,7 @@ def simulate(
     """
     if run.tensorboard and run.out is None:
         raise InputError("--tensorboard writes into the folder of the run: give --out")
-    world = connect()
+    world = connect(run.timeout)
     world.busy = True
     with alive(world, run.out, run.timeout), logs.gathered(world, run):
         setting = prepare(run, world, model, data, loss)
