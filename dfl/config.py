@@ -94,7 +94,7 @@ class Run:
     eval_every: int = 10
     """Rounds between two evaluations."""
     eval_examples: int | None = None
-    """Test examples to evaluate on, the same at every evaluation; all of them where not given."""
+    """Evaluate on N test examples, and N / P training examples per peer; all where not given."""
     faults: str = "none"
     """What goes wrong: links that lose words, peers that are down, late or slow; several are joined by +."""
     network: str = "none"

@@ -67,7 +67,7 @@ def verdict(mine: Sign, now: Signs, before: Signs, gap: float) -> str:
         slowest = max(busy, key=lambda sign: sign.seconds)
         who = f"{_named(busy)} did not arrive: alive, computing for {slowest.seconds:.0f} s ({_at(slowest)})"
     elif unknown and strict:
-        who = f"{_ranks(unknown)} did not arrive: no heartbeat to tell where they are"
+        who = f"{ranks_named(unknown)} did not arrive: no heartbeat to tell where they are"
     elif not unknown and all(sign.waiting and sign.seconds >= gap / 2 for sign in alive):
         who = _stuck([mine, *alive])
     else:
@@ -88,10 +88,11 @@ def _at(sign: Sign) -> str:
 def _named(signs: Sequence[Sign]) -> str:
     """Ranks by host: rank 3 on node7 and ranks 4, 5 on node8."""
     hosts = sorted({sign.host for sign in signs})
-    named = [f"{_ranks(sorted(s.rank for s in signs if s.host == host))} on {host}" for host in hosts]
+    named = [f"{ranks_named(sorted(s.rank for s in signs if s.host == host))} on {host}" for host in hosts]
     return " and ".join(named[:SHOWN]) + (f" and on {len(hosts) - SHOWN} more hosts" if len(hosts) > SHOWN else "")
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ranks in words, a few of them: ranks 3, 4, 5, 6 and 10 more."""
     shown = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

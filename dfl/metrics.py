@@ -83,23 +83,24 @@ def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
         yield torch.stack([said[i] for i in range(first, min(first + LANES, len(x)))])
 
 
-def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool = False) -> tuple[Floats, Floats]:
+def on_own(x: Tensor, task: Task, examples: Examples, longest: int, shared: bool = False) -> tuple[Floats, Floats]:
     """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
 
     Accuracy is NaN where the loss is.
 
     Args:
         x: (p, d), or the one row (1, d) that all share.
-        task, examples, exam: the problem, and on what of it.
+        task, examples: the problem, and on what of it.
+        longest: the most examples that any peer anywhere may have there; part of the result's last bits.
         shared: which of the two.
     """
     starts = examples.starts
     loss, right = np.zeros((2, len(starts)))
     if task.kinds:
         for here, part in task.parts():
-            loss[here], right[here] = on_own(x[here], part, examples.only(here), exam)
+            loss[here], right[here] = on_own(x[here], part, examples.only(here), longest)
         return loss, right
-    chunk, many = _even(exam.longest), 1 if shared else LANES
+    chunk, many = _even(longest), 1 if shared else LANES
     row = task.spec.views(x[0]) if shared else {}
     for first in range(0, int(examples.sizes.max(initial=0)), chunk):
         counts = np.clip(examples.sizes - first, 0, chunk)
@@ -112,7 +113,7 @@ def on_own(x: Tensor, task: Task, examples: Examples, exam: Exam, shared: bool =
             out = task.output(row, seen[0])[None] if shared else task.outputs(task.spec.take(x, lanes), seen)
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
-            right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if exam.classes else np.nan
+            right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if task.classes else np.nan
     right[np.isnan(loss)] = np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes, right / examples.sizes
@@ -182,10 +183,10 @@ def measure(state: State, setting: Setting, together: Ensemble | None = None) ->
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
     shared = state.one
     own = {"accuracy": _on_common(x, exam, setting, shared, together)}
-    own["train_loss"], _ = on_own(x, task, task.train, exam, shared)
-    _, own["local_accuracy"] = on_own(x, task, exam.local, exam, shared)
+    own["train_loss"], _ = on_own(x, task, exam.train, exam.longest_train, shared)
+    _, own["local_accuracy"] = on_own(x, task, exam.local, exam.longest, shared)
     if setting.run.validation:
-        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam, shared)
+        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.longest, shared)
     if exam.triggered:
         inputs, labels = exam.triggered
         own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting, shared)

@@ -7,6 +7,7 @@ way and then sleep instead of spinning, because ranks may outnumber cores (`dfl.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import os
 import sys
@@ -14,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 
 from dfl.errors import InputError
 from dfl.pulse import Pulse, ender, until
+from dfl.segments import remove_unused
+from dfl.startup import RANKS, TIMEOUT, Start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,8 +37,8 @@ Parcels = tuple[Any, list[int], list[int]]
 """Contiguous bytes, on a device if MPI reads its memory; how many are for each rank, and where they begin."""
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_PLACES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")  # among the ranks of a host
 _GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _BYTE = "B"  # unsigned bytes, as mpi4py spells them
 
 
@@ -48,6 +51,7 @@ class World:
         comm: the communicator; None where there is one rank and no MPI.
         busy: whether the other ranks count on this one.
         told: the signal by which this rank was told to stop; 0 for none.
+        start: limits the time until all ranks have arrived; None where there is one.
         pulse: what this rank is at.
     """
 
@@ -56,6 +60,7 @@ class World:
     comm: Any = None
     busy: bool = False
     told: int = 0
+    start: Start | None = None
     pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:
@@ -229,41 +234,79 @@ class World:
             self.pulse.waiting = False
 
 
-@cache
-def connect() -> World:
-    """Join the job that a launcher started, or be alone.
+_WORLDS: list[World] = []
+"""What `connect` has returned, if it has."""
+
+
+def connect(timeout: float = TIMEOUT) -> World:
+    """Join the job that a launcher started, or be alone. Later calls return the same.
 
     From here on an exception on any rank prints one traceback with the rank and ends the whole job, so that no
     rank waits for one that is gone.
 
+    Args:
+        timeout: seconds for which to wait for ranks that do not start.
+
     Raises:
         InputError: several processes were started but cannot be joined.
     """
-    if not _launched():
-        return World()
+    if not _WORLDS:
+        _WORLDS.append(_joined(timeout) if _launched() else World())
+    return _WORLDS[0]
+
+
+def _joined(timeout: float) -> World:
+    if _said((*_PLACES, *RANKS)) == 0:
+        remove_unused()
+    start = Start(_said(RANKS), _said(_SIZES), timeout)
+    start.begin()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of another MPI's launcher; that is refused below
+            import mpi4py
+
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
             from mpi4py import MPI
     except ImportError as error:
         raise InputError(
             f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
         ) from None
-    world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD)
+    if not MPI.Is_initialized():
+        start.waits = lambda: True
+        _initialize()
+    world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD, start=start)
     if world.size == 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
         raise InputError(
             f"a launcher started several processes but mpi4py sees one: it is built on {library}, take its mpirun "
             "(under Slurm: srun --mpi=pmi2 or pmix)"
         )
+    start.rank, start.size, start.end = world.rank, world.size, world.end
+    start.waits = lambda: world.pulse.waiting
     sys.excepthook = ender(world)
     atexit.register(world.leave)
     return world
 
 
+def _initialize() -> None:
+    """Start MPI as mpi4py does, which would let no other thread of this process run meanwhile."""
+    from mpi4py import MPI
+
+    ctypes.CDLL(MPI.__file__).MPI_Init_thread(
+        None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int())
+    )
+    for each in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        each.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def _said(names: tuple[str, ...]) -> int:
+    """Return the number that a launcher says in one of some variables; 0 where it says none."""
+    return next((int(said) for name in names if (said := os.environ.get(name, "")).isdecimal()), 0)
+
+
 def first() -> bool:
     """Whether this process is the one that talks to the terminal, as far as the launcher's environment tells."""
-    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
 
 
 def _launched() -> bool:

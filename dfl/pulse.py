@@ -230,6 +230,9 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
         yield
         return
     folder = None if out is None else out / "heartbeats"
+    if world.start:
+        world.start.timeout = timeout
+        world.start.begin()
     room = world.from_root(lambda: b"\0".join(map(os.fsencode, make_room(folder) if folder else [])))
     made = [Path(os.fsdecode(each)) for each in room.split(b"\0")] if room else []
 
@@ -241,6 +244,9 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
 
     try:
         with world.pulse.beating(folder, timeout, late):
+            world.smallest(0)  # all show signs of life from here on
+            if world.start:
+                world.start.met()
             yield
     finally:
         take_back(made)

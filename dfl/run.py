@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl import cli
-from dfl.config import Run
+from dfl.config import MOST, Run
 from dfl.errors import DivergedError, InputError, Suspended
 from dfl.manifest import checksum
 from dfl.mpi import World, connect, first
+from dfl.pulse import alive
 from dfl.reading import read_bounded
 from dfl.resume import over, settings
 from dfl.run_directory import refuse_unusable
@@ -42,7 +43,7 @@ def main() -> int:
     """
     world = World()
     try:
-        world = connect()
+        world = connect(_timeout(sys.argv[1:]))
         world.busy = True
         asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
         if asked["run"] is not None:
@@ -54,6 +55,16 @@ def main() -> int:
         return error.code
     world.busy = False
     return 0
+
+
+def _timeout(tokens: Sequence[str]) -> float:
+    """Return the seconds for which to wait for ranks that do not start: what --timeout says, before it is checked."""
+    for name, value in zip(tokens, [*tokens[1:], ""], strict=False):
+        flag, equals, said = name.partition("=")
+        with suppress(ValueError):
+            if flag == "--timeout" and 1 <= float(said if equals else value) <= MOST:
+                return float(said if equals else value)
+    return Run.timeout
 
 
 @contextmanager
@@ -78,7 +89,8 @@ def _simulate(asked: dict[str, Any], world: World) -> None:
 
     run, report = Run.from_dict(asked["run"]), None
     if asked["dry_run"]:
-        _show(prepare(run, world))
+        with alive(world, None, run.timeout):
+            _show(prepare(run, world))
         return
     if world.rank == 0:
         from dfl.report import Report

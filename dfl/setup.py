@@ -47,19 +47,23 @@ class Exam:
 
     Attributes:
         inputs, labels: the common test set, or the fixed part of it that `--eval-examples` asks for.
+        train: each peer's own training examples, or the fixed part of them that `--eval-examples` asks for.
         local: each peer's own part of the whole test set.
         held_out: each peer's validation examples.
         classes: number of labels; 0 where labels are no classes, and nothing is called accuracy.
         longest: the most examples that any peer anywhere has of its own, of one kind.
+        longest_train: the most that any has in `train`, where that is a part.
         triggered: inputs and labels on which a backdoor would show; None where there is none.
     """
 
     inputs: Tensor
     labels: Tensor
+    train: Examples
     local: Examples
     held_out: Examples
     classes: int
     longest: int
+    longest_train: int
     triggered: tuple[Tensor, Tensor] | None
 
 
@@ -365,11 +369,29 @@ def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attac
     if run.eval_examples:
         chosen = np.sort(keys.generator(run.seed, "eval-examples").permutation(len(labels))[: run.eval_examples])
         inputs, labels = inputs[chosen], labels[chosen]
+    longest, bound = int(common["sizes"].max()), per_peer(run, len(common["sizes"]))
+    longest_train = min(int(common["sizes"][:, 0].max()), bound) if run.eval_examples else longest
     shown = attack.triggered(common["inputs"], common["labels"])
     triggered = None
     if shown is not None:
         triggered = _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift), _tensor(shown[1]).to(task.device)
-    return Exam(inputs, labels, local, held_out, int(common["classes"]), int(common["sizes"].max()), triggered)
+    return Exam(
+        inputs, labels, _bounded(task, bound, run) if run.eval_examples else task.train, local, held_out,
+        int(common["classes"]), longest, longest_train, triggered,
+    )  # fmt: skip
+
+
+def per_peer(run: Run, peers: int) -> int:
+    """Return the most training examples of a peer that `--eval-examples` allows: N in all, rounded up."""
+    return -(-(run.eval_examples or MOST) // peers)
+
+
+def _bounded(task: Task, bound: int, run: Run) -> Examples:
+    """Return at most so many training examples of each peer, drawn by the seed and the peer."""
+    drawn = (keys.generator(run.seed, "eval-train", int(peer)) for peer in task.peers)
+    return task.train.subset(
+        [np.sort(one.permutation(n)[:bound]) for one, n in zip(drawn, task.train.sizes, strict=True)]
+    )
 
 
 def device(asked: str, world: World) -> torch.device:

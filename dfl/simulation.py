@@ -129,7 +129,7 @@ def simulate(
         raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
     if run.tensorboard and run.out is None:
         raise InputError("--tensorboard writes into the folder of the run: give --out")
-    world = connect()
+    world = connect(run.timeout)
     world.busy = True
     world.from_root(lambda: _usable(run, report))
     with alive(world, run.out, run.timeout), logs.gathered(run):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,13 @@ class Examples:
     def only(self, here: Ints) -> Examples:
         """Those of the peers at some positions."""
         return replace(self, sizes=self.sizes[here], starts=self.starts[here])
+
+    def subset(self, chosen: Sequence[Ints]) -> Examples:
+        """Return the examples at some positions (sizes[i],) among those of each peer."""
+        index = [start + each for start, each in zip(self.starts, chosen, strict=True)]
+        flat = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *index])).to(self.inputs.device)
+        inputs, labels = (of.index_select(0, flat) for of in (self.inputs, self.labels))
+        return Examples.of(inputs, labels, np.array([len(each) for each in index], np.int64))
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""

@@ -135,6 +135,7 @@ def header(setting: Setting) -> list[Line]:
         ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         *_learning(run),
+        *_evaluated(setting),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *_begun(setting),
         *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
@@ -153,6 +154,15 @@ def _learning(run: Run) -> list[Line]:
     """What a step does besides descending the loss of the examples as they are."""
     asked = {"augment": run.augment, "auxiliary": run.auxiliary, "adversary": run.adversary}
     return [(name, spec) for name, spec in asked.items() if spec != "none"]
+
+
+def _evaluated(setting: Setting) -> list[Line]:
+    """What peers are evaluated on, if that is a part."""
+    run, exam = setting.run, setting.exam
+    if run.eval_examples is None:
+        return []
+    own = f"at most {_many(exam.longest_train, 'training example')} of each peer"
+    return [("evaluation", f"on {_many(run.eval_examples, 'test example')} and {own}")]
 
 
 def _messages(setting: Setting) -> str:

@@ -82,7 +82,9 @@ class Watch:
                 self.report.tick(t)
             self.since = time.perf_counter()
             return
+        begun = time.perf_counter()
         figures, peers = _row(t, state, self.setting)
+        logs.LOG.info("evaluation after round %d in %.2f s", t, time.perf_counter() - begun)
 
         def told() -> bytes:
             if wrong := _wrong(peers, self.setting):

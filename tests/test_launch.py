@@ -12,9 +12,10 @@ import pytest
 from dfl import mpi
 from dfl.errors import DivergedError, InputError
 from dfl.mpi import World
+from dfl.startup import RANKS
 from tests.test_mpi import ENV, ROOT, mpirun
 
-LAUNCHERS = [*mpi._SIZES, *mpi._RANKS]
+LAUNCHERS = [*mpi._SIZES, *RANKS]
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without a launcher, and a `connect` that has not been called."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    mpi.connect.cache_clear()
+    monkeypatch.setattr(mpi, "_WORLDS", [])
     return monkeypatch
 
 

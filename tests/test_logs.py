@@ -52,11 +52,14 @@ def logged(folder: Path, rank: int = 0) -> list[tuple[str, str]]:
 
 def test_a_run_is_written_down(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = list(dfl.simulate(run(tmp_path / "run")))
-    (_, start), *figures, last = logged(tmp_path / "run")
+    (_, start), *seen, last = logged(tmp_path / "run")
+    figures, evaluations = seen[1::2], seen[::2]
     assert start.startswith("start: rank 0 of 1, peers 0 to 2, on ")
     assert f"dfl {dfl.__version__}, torch " in start
     assert last == ("INFO", "finished")
     assert [level for level, _ in figures] == ["INFO"] * len(rows)
+    for row, (_, text) in zip(rows, evaluations, strict=True):
+        assert re.fullmatch(rf"evaluation after round {row['round']} in \d+\.\d\d s", text)
     assert [line for _, line in figures] == [line for row in rows for line in [str(row).replace("'", '"')]]
     assert capfd.readouterr() == ("", "")
 

@@ -113,6 +113,32 @@ def test_a_subset_for_evaluation_is_fixed() -> None:
     assert len(setting.exam.local.labels) == 359  # the local test is not cut
 
 
+def test_a_subset_bounds_the_training_examples_too() -> None:
+    """ceil(N / P) of each peer, of which small peers have fewer; others for another seed."""
+    setting, last = trained(eval_examples=203)
+    again, _ = trained(eval_examples=203)
+    other, _ = trained(eval_examples=203, seed=1)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    everything, chosen = setting.task.train, setting.exam.train
+    np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))
+    assert chosen.sizes.max() == setting.exam.longest_train == 41
+    for i, row in enumerate(last.x):
+        inputs, labels = own(setting, chosen, i)
+        whole, _ = own(setting, everything, i)
+        assert {each.numpy().tobytes() for each in inputs} <= {each.numpy().tobytes() for each in whole}
+        loss = log_loss(labels, probabilities(row, setting, inputs), labels=np.arange(10))
+        assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
+    assert torch.equal(chosen.inputs, again.exam.train.inputs)
+    assert not torch.equal(chosen.inputs, other.exam.train.inputs)
+
+
+def test_without_a_subset_all_training_examples_count() -> None:
+    setting, _ = trained()
+    assert setting.exam.train is setting.task.train
+    assert setting.exam.longest_train == setting.exam.longest
+
+
 def test_rows_come_at_the_start_the_interval_and_the_end() -> None:
     rows = list(dfl.simulate(dfl.Run(peers=3, rounds=5, eval_every=2, model="softmax")))
     assert [row["round"] for row in rows] == [0, 2, 4, 5]
@@ -179,6 +205,6 @@ def test_a_model_that_returns_nan_has_no_accuracy(engine: str, shared: bool) -> 
     own = metrics.on_common(x, setting.task, setting.exam)
     assert np.isnan(own[0])
     assert np.isfinite(own[1:]).all()
-    loss, right = metrics.on_own(x, setting.task, setting.exam.local, setting.exam, shared)
+    loss, right = metrics.on_own(x, setting.task, setting.exam.local, setting.exam.longest, shared)
     assert np.isnan([loss[0], right[0]]).all()
     assert shared or np.isfinite([loss[1:], right[1:]]).all()
