@@ -174,7 +174,7 @@ def test_a_directory_is_no_link_and_no_file(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match="not a regular file"):
+        with pytest.raises(OSError, match="no regular file|Is a directory"):
             read_bytes(path)
 
 
@@ -230,9 +230,9 @@ def test_what_is_no_record(tmp_path: Path, text: str) -> None:
 
 
 def test_a_record_in_whose_place_something_else_is(tmp_path: Path) -> None:
-    for make in (os.mkdir, os.mkfifo):
+    for make, reason in ((os.mkdir, "Is a directory"), (os.mkfifo, "no regular file")):
         make(tmp_path / manifest.NAME)
-        assert "not a regular file" in manifest.damage(tmp_path)
+        assert reason in manifest.damage(tmp_path)
         os.rename(tmp_path / manifest.NAME, tmp_path / make.__name__)
 
 
