@@ -224,8 +224,15 @@ class Bench:
         """Lay a run over the undisturbed one."""
         out = folder.with_name(f"{folder.name}-compared")
         code, said = typed(compare.main, str(self.whole), str(folder), "--out", str(out))
-        shutil.rmtree(out, ignore_errors=True)
-        return "compared" if code == 0 else refused(code, said)
+        if code:
+            return refused(code, said)
+        row = pd.read_csv(out / "compare.csv", dtype=str).iloc[1]
+        shutil.rmtree(out)
+        if row["status"] == "damaged":
+            return "damaged"
+        last = pd.read_csv(self.top / source / "metrics.csv", dtype=str).iloc[-1]
+        assert source == "killed" or row[list(last.index)].to_dict() == last.to_dict()
+        return "compared"
 
     def load(self, folder: Path, source: str) -> str:
         """Load a run, and ask it for everything."""

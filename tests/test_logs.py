@@ -157,7 +157,7 @@ def test_a_log_that_cannot_be_opened_is_refused(dfl_run: Command) -> None:
     (dfl_run.folder / "run" / "logs").touch()
     ended = dfl_run("--rounds", "1", "--out", "run", "--peers", "3", "--model", "softmax")
     assert ended.code == 2
-    assert ended.err.startswith("dfl: --out run cannot be written to: logs ")
+    assert "--out run cannot be written to: logs" in ended.err
     assert ended.err.count("\n") == 1
 
 
