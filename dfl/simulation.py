@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, events, keeping, keys, logs, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, fingerprints, keeping, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -205,7 +205,7 @@ def prepare(
     found: dict[str, Any] = {}
     if world.rank:  # while rank 0 reads and decides
         torch.set_num_threads(run.threads)
-    common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, data, found)))
+    common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, (model, data, loss), found)))
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine, attack = layout.block(world.rank), parts["attack"]
@@ -233,8 +233,12 @@ def prepare(
     return Setting(run, world, task, network, parts["algorithm"], exam, "model" in brought, given, facts)
 
 
-def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:
-    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`."""
+def _decided(run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss | None], found: dict[str, Any]) -> bytes:
+    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`.
+
+    `own` is a caller's own model, data and loss.
+    """
+    model, data, loss = own
     parts = check(asked)
     trace = keeping.trace(run.out) if run.out else ()
     last = checkpoint.found(run, parts["lr_schedule"])
@@ -244,9 +248,21 @@ def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> 
     notes = rehearse(run, parts, read, weights, stationary)
     said = dealing.packed(dealing.known_to_all(read, dealt, weights, stationary))
     mark = dealing.fingerprint(said, read, dealt) if run.out else ""
-    begun = checkpoint.begun(run, last, trace, mark)
+    given = _given(run, parts, model, loss) if run.out else {}
+    begun = checkpoint.begun(run, last, trace, mark, given)
     found.update(data=read, deal=dealt, graph=graph, notes=notes, begun=begun)
     return said
+
+
+def _given(run: Run, parts: setup.Parts, model: Models | None, loss: Loss | None) -> dict[str, str]:
+    """Checksums of a caller's own model and loss, and of the files that a run reads besides its data and its graph."""
+    files = {f"file of --network {run.network}": getattr(parts["network"], "path", None)}
+    if run.start is not None:
+        files |= {f"{name} of --start {run.start}": run.start / name for name in ("state.safetensors", "peers.csv")}
+    found = fingerprints.of_files({asked: path for asked, path in files.items() if path is not None})
+    if model is not None:
+        found |= fingerprints.of_models(model if isinstance(model, Sequence) else [model])
+    return found | (fingerprints.of_loss(loss) if loss is not None else {})
 
 
 def check(run: Run) -> setup.Parts:
