@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from signal import Signals
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dfl import keeping
+from dfl import fingerprints, keeping
 from dfl.config import Run
 from dfl.dealing import Arrays, packed, unpacked
 from dfl.errors import InputError, Suspended
@@ -60,12 +61,14 @@ class Begun(NamedTuple):
         data: a checksum.
         trace: what its folder held then, as `keeping.trace` says.
         notes: what to warn of, one line each.
+        given: checksums of what else it is given, by what that is called; see `dfl.fingerprints`.
     """
 
     found: keeping.Found | None
     data: str
     trace: tuple[bytes, ...]
     notes: tuple[str, ...] = ()
+    given: Mapping[str, str] = MappingProxyType({})
 
 
 def found(run: Run, schedule: Callable[[int, int], float]) -> keeping.Found | None:
@@ -92,22 +95,31 @@ def found(run: Run, schedule: Callable[[int, int], float]) -> keeping.Found | No
     return last
 
 
-def begun(run: Run, last: keeping.Found | None, trace: tuple[bytes, ...], data: str) -> Begun:
-    """The checkpoint together with the data and the graph (a checksum) that it must go with.
+def begun(
+    run: Run,
+    last: keeping.Found | None,
+    trace: tuple[bytes, ...],
+    data: str,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> Begun:
+    """The checkpoint together with what it must go with: the data and the graph (a checksum), and what else is given.
+
+    A checkpoint of an earlier version of dfl, which kept no checksums of what else was given, is not compared by them.
 
     Raises:
         InputError: it does not.
     """
     if last is None or run.resume is None:
         late = run.resume is not None and outputs(run.resume)
-        return Begun(None, data, trace, (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ())
+        late_note = (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ()
+        return Begun(None, data, trace, late_note, given)
     if last.content["data"] != data:
         raise InputError(f"--resume {run.resume}: the data set or the graph is not the one that the run began with")
     other = {n: v for n, v in versions().items() if last.content["versions"].get(n) != v and n != "mpi4py"}
     said = ", ".join(f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items())
     notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
     again = _unlike(run.resume, last.content["table"])
-    return Begun(last, data, trace, (*last.damaged, *notes, *again))
+    return Begun(last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given)
 
 
 def _unlike(folder: Path, table: str) -> tuple[str, ...]:
@@ -118,6 +130,25 @@ def _unlike(folder: Path, table: str) -> tuple[str, ...]:
         rows = b""
     line = "" if rows.startswith(table.encode()) else f"{folder}/metrics.csv is damaged"
     return (f"{line}: it is written again",) if (line := damage(folder) or line) else ()
+
+
+def _compared(run: Run, last: keeping.Found, given: Mapping[str, str]) -> tuple[str, ...]:
+    """What to warn of where what is given is not what the run began with, and does not change how it goes on.
+
+    Raises:
+        InputError: it does.
+    """
+    before = last.content.get("given")
+    if before is None:
+        return ()
+    minor = [str(each).rsplit(".", 1)[0] for each in (last.content["versions"].get("python"), versions().get("python"))]
+    skipped = fingerprints.BYTECODE if minor[0] != minor[1] else ()
+    for name in sorted((before.keys() | given.keys()) - {fingerprints.VALUES, *skipped}):
+        if before.get(name) != given.get(name):
+            raise InputError(f"--resume {run.resume}: the {name} is not the one that the run began with")
+    if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
+        return ("the model given has other initial values than at the start of the run, which goes on with its own",)
+    return ()
 
 
 def keep(moment: Moment, setting: Setting, watch: Watch, told: int) -> None:
@@ -175,7 +206,8 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
         assert counts is not None
         table = watch.report.table() if watch.report else ""
         wire, lost = counts.sum(0).tolist()
-        content.update(wire=wire, lost=lost, data=setting.facts.begun.data, table=table, versions=versions())
+        content.update(wire=wire, lost=lost, table=table, versions=versions())
+        content.update(data=setting.facts.begun.data, given=dict(setting.facts.begun.given))
         keeping.write(setting.run.out, arrays, content)
         return b""
 

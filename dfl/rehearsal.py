@@ -22,15 +22,20 @@ from dfl.mpi import World
 from dfl.network import Network, Speech
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
     from dfl.datasets.data import Data
     from dfl.setup import Parts
+else:
+    from dfl.lazy import torch
 
 
 ROUNDS, WORK = 200, 2**24
 """Rounds of averaging that are rehearsed at the most, and messages in all of them."""
+NUMBERS = 4096
+"""Coordinates of the message that is rehearsed."""
 
 
 def rehearse(
@@ -75,7 +80,7 @@ def rehearse(
     if attack.speaks and not attack.per_edge and len(liars):
         bad = np.arange(min(len(liars), said))
         attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
-    return _old_copies(run, parts, weights, stationary, hindered)
+    return (*_old_copies(run, parts, weights, stationary, hindered), *_coarse_messages(run, parts))
 
 
 def _old_copies(
@@ -114,6 +119,27 @@ def _old_copies(
     return (
         f"with --faults {run.faults} peers average copies so old that disagreement which training does not reduce "
         f"grows {grown:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, or --algorithm dfedavgm",
+    )
+
+
+def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
+    """What to warn of where public copies feed back the errors of messages that do not contract."""
+    if parts["algorithm"].step is None:
+        return ()
+    values = keys.generator(run.seed, "rehearsed message").standard_normal((1, NUMBERS), np.float32)
+    message, compressor = torch.from_numpy(values), parts["compressor"]
+
+    def draw(rows: slice, places: slice) -> torch.Tensor:
+        return keys.bits(run.seed, "rehearsed rounding", [0], n=places)
+
+    received = compressor.decode(compressor.encode(message, draw), NUMBERS, message.dtype)
+    ratio = float((received - message).square().sum() / message.square().sum())
+    if ratio < 1:
+        return ()
+    return (
+        f"messages of --compressor {run.compressor} lose more than they hold (their squared error on normal numbers is "
+        f"{ratio:.2g} of these), and the copies feed it back: disagreement may grow; choose more bits, a smaller "
+        "block or rounding=auto",
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dfl import checkpoint, cost, dealing, events, keeping, keys, logs, metrics, setup, starts, watch
+from dfl import checkpoint, cost, dealing, events, fingerprints, keeping, keys, logs, metrics, setup, starts, watch
 from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.attacks import ATTACKS
@@ -23,7 +23,7 @@ from dfl.faults import FAULTS
 from dfl.isolation import isolated
 from dfl.layout import Layout
 from dfl.local import SCHEDULES
-from dfl.models import MODELS
+from dfl.models import MODELS, modules_of
 from dfl.mpi import World, connect
 from dfl.net import Net
 from dfl.network import Network, Speech
@@ -134,7 +134,7 @@ def simulate(
     world.from_root(lambda: _usable(run, report))
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
-            decided = _decide(run, world, model, data)
+            decided = _decide(run, world, model, data, loss)
             with isolated(run.threads):
                 setting = _build(decided, world, model, loss)
             report = report or _reported(setting)
@@ -240,7 +240,7 @@ def prepare(
     Raises:
         InputError: on every rank, if anything asked for cannot be done.
     """
-    return _build(_decide(run, world, model, data), world, model, loss)
+    return _build(_decide(run, world, model, data, loss), world, model, loss)
 
 
 class Decided(NamedTuple):
@@ -258,7 +258,7 @@ class Decided(NamedTuple):
     found: dict[str, Any]
 
 
-def _decide(run: Run, world: World, model: Models | None, data: Data | None) -> Decided:
+def _decide(run: Run, world: World, model: Models | None, data: Data | None, loss: Loss | None) -> Decided:
     """Check a run, and read and deal its data."""
     asked = run.settled(world.size)
     brought: dict[str, Any] = {
@@ -268,7 +268,7 @@ def _decide(run: Run, world: World, model: Models | None, data: Data | None) -> 
     found: dict[str, Any] = {}
     if world.rank:  # import torch while rank 0 reads and decides
         torch.get_num_threads()
-    common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, data, found)))
+    common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, (model, data, loss), found)))
     return Decided(run, asked, common, found)
 
 
@@ -305,8 +305,12 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     return Setting(run, world, task, network, parts["algorithm"], exam, model is not None, given, facts)
 
 
-def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> bytes:
-    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`."""
+def _decided(run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss | None], found: dict[str, Any]) -> bytes:
+    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`.
+
+    `own` is a caller's own model, data and loss.
+    """
+    model, data, loss = own
     parts = check(asked)
     trace = keeping.trace(run.out) if run.out else ()
     last = checkpoint.found(run, parts["lr_schedule"])
@@ -316,9 +320,21 @@ def _decided(run: Run, asked: Run, data: Data | None, found: dict[str, Any]) -> 
     notes = rehearse(run, parts, read, weights, stationary)
     said = dealing.packed(dealing.known_to_all(read, dealt, weights, stationary))
     mark = dealing.fingerprint(said, read, dealt) if run.out else ""
-    begun = checkpoint.begun(run, last, trace, mark)
+    given = _given(run, parts, model, loss) if run.out else {}
+    begun = checkpoint.begun(run, last, trace, mark, given)
     found.update(data=read, deal=dealt, graph=graph, notes=notes, begun=begun)
     return said
+
+
+def _given(run: Run, parts: setup.Parts, model: Models | None, loss: Loss | None) -> dict[str, str]:
+    """Checksums of a caller's own model and loss, and of the files that a run reads besides its data and its graph."""
+    files = {f"file of --network {run.network}": getattr(parts["network"], "path", None)}
+    if run.start is not None:
+        files |= {f"{name} of --start {run.start}": run.start / name for name in ("state.safetensors", "peers.csv")}
+    found = fingerprints.of_files({asked: path for asked, path in files.items() if path is not None})
+    if model is not None:
+        found |= fingerprints.of_models(modules_of(model))
+    return found | (fingerprints.of_loss(loss) if loss is not None else {})
 
 
 def check(run: Run) -> setup.Parts:

@@ -174,7 +174,7 @@ def test_a_directory_is_no_link_and_no_file(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match="no regular file|Is a directory"):
+        with pytest.raises(OSError, match=r"no regular file|Is a directory"):
             read_bytes(path)
 
 
