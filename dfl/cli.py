@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -78,9 +80,71 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
         return 130
 
 
-def complain(error: Exception) -> None:
+def complain(error: Exception | str) -> None:
     """Say what is wrong, in one line."""
     print("dfl:", printable(" ".join(str(error).split())), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Let a command go on when nobody reads what it prints any more, and end at the second Ctrl-C whatever it is at.
+
+    The first Ctrl-C raises KeyboardInterrupt.
+    """
+    _open_all()
+    streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
+    sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
+    if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _open_all() -> None:
+    """Open what is closed of standard input, output and error.
+
+    Else a file of the run takes its number, and what MPI prints is written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+class _Lossy:
+    """A text stream that drops what its file does not take: its reader is gone, or its disk is full."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream or io.StringIO()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self.stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            with suppress(OSError, ValueError):  # what is kept in memory would fail again at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:

@@ -304,11 +304,6 @@ def _said(names: tuple[str, ...]) -> int:
     return next((int(said) for name in names if (said := os.environ.get(name, "")).isdecimal()), 0)
 
 
-def first() -> bool:
-    """Whether this process is the one that talks to the terminal, as far as the launcher's environment tells."""
-    return all(os.environ.get(name, "0") == "0" for name in RANKS)
-
-
 def _launched() -> bool:
     """Whether an MPI launcher, or Slurm, started this process with others."""
     return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)

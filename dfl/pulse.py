@@ -238,8 +238,7 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
 
     def late(line: str) -> None:
         logging.getLogger("dfl").error(line)
-        sys.stdout.flush()
-        os.write(2, f"dfl: {line}\n".encode())  # whole, whoever else writes
+        _print(f"dfl: {line}")
         world.end(1)
 
     try:
@@ -256,18 +255,23 @@ def ender(world: World) -> Callable[[type[BaseException], BaseException, Traceba
     """What ends every rank when one of them fails."""
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stdout.flush()
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         if isinstance(error, InputError | DivergedError):  # raised on every rank, in a script of the caller's
             code = error.code
             if world.rank == 0:
-                print("dfl:", error, file=sys.stderr, flush=True)
+                _print(f"dfl: {error}")
             world.leave(code)
         elif code != 130:
             text = "".join(traceback.format_exception(kind, error, trace))
-            print(
-                f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}", file=sys.stderr, flush=True
-            )
+            _print(f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}")
         world.end(code)
 
     return end
+
+
+def _print(text: str) -> None:
+    """Print to standard error, whole, whoever else writes; nothing where nobody reads it."""
+    with suppress(OSError, ValueError, AttributeError):  # its reader is gone, or it is closed
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="backslashreplace"))

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +20,18 @@ from dfl import cli
 from dfl.config import MOST, Run
 from dfl.errors import DivergedError, InputError, Suspended
 from dfl.manifest import checksum
-from dfl.mpi import World, connect, first
-from dfl.pulse import alive
 from dfl.reading import read_bounded
 from dfl.resume import over, settings
 from dfl.run_directory import refuse_unusable
 from dfl.specs import describe, flag
+from dfl.startup import first, seen
 
 if TYPE_CHECKING:
+    from dfl.mpi import World
     from dfl.simulation import Setting
 
+GRACE = 2.0
+"""Seconds that rank 0 has to print why it ends, before another rank does."""
 _ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
 
 _RECORD, _SETTINGS = 2**20, 2**14
@@ -39,22 +42,57 @@ def main() -> int:
     """Run what the command line asks for.
 
     Returns:
-        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged, 75 told to stop.
+        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged, 75 told to stop, 130 Ctrl-C.
     """
-    world = World()
-    try:
-        world = connect(_timeout(sys.argv[1:]))
-        world.busy = True
-        asked = json.loads(world.from_root(lambda: json.dumps(_asked(sys.argv[1:], world.size)).encode()))
-        if asked["run"] is not None:
-            _heeding(world)(_simulate)(asked, world)
-    except (InputError, DivergedError, Suspended) as error:
-        if world.rank == 0 and first():
-            cli.complain(error)
-        world.leave(error.code)
-        return error.code
-    world.busy = False
+    world: World | None = None
+    asked: dict[str, Any] = {"run": None}
+    with cli.steady():
+        try:
+            from dfl.mpi import connect  # here, because it takes a while and Ctrl-C may come meanwhile
+
+            world = connect(_timeout(sys.argv[1:]))
+            world.busy = True
+            asked |= json.loads(world.from_root(partial(_packed, sys.argv[1:], world.size)))
+            if asked["run"] is not None:
+                with _heeding(world):
+                    _simulate(asked, world)
+        except (InputError, DivergedError, Suspended) as error:
+            if _speaks(world):
+                cli.complain(error)
+            if world:
+                world.leave(error.code)
+            return error.code
+        except KeyboardInterrupt:
+            return _interrupted(world, asked["run"])
+        world.busy = False
     return 0
+
+
+def _speaks(world: "World | None") -> bool:
+    """Return whether this rank is to print what is wrong: the first, or one that alone cannot join the others."""
+    if world is None and not first():
+        time.sleep(GRACE)  # rank 0 ends, if the same is wrong there
+        rank_0 = seen().get(0)
+        return rank_0 is not None and rank_0.waits
+    return first() and (world is None or world.rank == 0)
+
+
+def _interrupted(world: "World | None", run: dict[str, Any] | None) -> int:
+    """Print once that a run was interrupted, and how it goes on; return the exit code."""
+    folder = Path((run or {}).get("out", ""))
+    rounds = [int(each.stem) for each in (folder / "checkpoint").glob("*.json") if each.stem.isdecimal()]
+    onwards = f": go on after round {max(rounds)} with --resume {folder}" if run and rounds else ""
+    if not first():
+        time.sleep(GRACE)  # rank 0 prints it and ends the job, if it was interrupted as well
+    if first() or 0 in seen():
+        cli.complain(f"interrupted{onwards}")
+    if world and world.size > 1:
+        world.end(130)
+    return 130
+
+
+def _packed(tokens: Sequence[str], ranks: int) -> bytes:
+    return json.dumps(_asked(tokens, ranks)).encode()
 
 
 def _timeout(tokens: Sequence[str]) -> float:
@@ -68,7 +106,7 @@ def _timeout(tokens: Sequence[str]) -> float:
 
 
 @contextmanager
-def _heeding(world: World) -> Iterator[None]:
+def _heeding(world: "World") -> Iterator[None]:
     """Have SIGTERM and SIGUSR1, by which clusters warn, end the run after its round; a second one, at once."""
 
     def told(number: int, frame: object) -> None:
@@ -84,20 +122,21 @@ def _heeding(world: World) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _simulate(asked: dict[str, Any], world: World) -> None:
-    from dfl.simulation import prepare, simulate
-
-    run, report = Run.from_dict(asked["run"]), None
-    if asked["dry_run"]:
-        with alive(world, None, run.timeout):
-            _show(prepare(run, world))
-        return
-    if world.rank == 0:
-        from dfl.report import Report
-        from dfl.terminal import Terminal
-
-        report = Report(run.out, Terminal())
+def _simulate(asked: dict[str, Any], world: "World") -> None:
     try:
+        from dfl.pulse import alive
+        from dfl.simulation import prepare, simulate
+
+        run, report = Run.from_dict(asked["run"]), None
+        if asked["dry_run"]:
+            with alive(world, None, run.timeout):
+                _show(prepare(run, world))
+            return
+        if world.rank == 0:
+            from dfl.report import Report
+            from dfl.terminal import Terminal
+
+            report = Report(run.out, Terminal())
         for _ in simulate(run, report=report):
             pass
     finally:

@@ -36,6 +36,9 @@ SIGN = "dfl-rank"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """The variables in which launchers tell a process its rank."""
 
+_HERE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""The variables in which launchers tell how many ranks they started on this host."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -56,13 +59,21 @@ class Seen:
     ticks: int
 
 
-def verdict(mine: int, size: int, now: Mapping[int, Seen], before: Mapping[int, Seen], over: float) -> tuple[str, int]:
+def first() -> bool:
+    """Whether this process is the one that talks to the terminal, as far as the launcher's environment tells."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
+def verdict(
+    mine: int, size: int, now: Mapping[int, Seen], before: Mapping[int, Seen], over: float, here: bool = False
+) -> tuple[str, int]:
     """Return who is late, in a line, and the rank that is to print it; no line if all are to be patient.
 
     Args:
         mine, size: this rank, and how many there are.
         now, before: what is seen of the ranks on this host, and was seen at the look before.
         over: seconds for which this rank has waited for longer than it was to.
+        here: whether all ranks were started on this host.
     """
     waiting = [rank for rank, seen in now.items() if seen.waits and not seen.stopped]
     speaker = min([mine, *waiting])
@@ -78,12 +89,10 @@ def verdict(mine: int, size: int, now: Mapping[int, Seen], before: Mapping[int, 
         said.append(f"{_named(stopped)} {_is(stopped)} stopped")
     if idle:
         said.append(f"{_named(idle)} {_is(idle)} idle and did not arrive")
+    if absent and (here or (over >= ELSEWHERE and not said and not busy)):
+        said.append(f"{ranks_named(absent)} did not arrive, with no process on this host")
     if not said and not busy and over >= ELSEWHERE:
-        said.append(
-            f"{ranks_named(absent)} did not arrive, with no process on this host"
-            if absent
-            else "all ranks are here and wait for each other"
-        )
+        said.append("all ranks are here and wait for each other")
     return "; ".join(said), speaker
 
 
@@ -117,6 +126,11 @@ class Start:
             self.stop.set()
             self.stop = None
 
+    @property
+    def _here(self) -> bool:
+        """Whether the launcher says that all ranks were started on this host."""
+        return any(os.environ.get(name) == str(self.size) for name in _HERE)
+
     def _watch(self, stop: threading.Event) -> None:
         gap = min(max(self.timeout / 4, GAPS[0]), GAPS[1])
         every, seconds, last = gap / 5, 0.0, time.monotonic()
@@ -131,8 +145,8 @@ class Start:
                 seconds += min(passed, 2 * every)  # of more, this rank has noticed nothing: it was stopped
                 if seconds < max(self.timeout, 2 * gap) - gap or seconds - looked < gap:
                     continue
-                now, looked = seen(self.rank), seconds
-                line, speaker = verdict(self.rank, self.size, now, before, seconds - self.timeout)
+                now, looked = seen(), seconds
+                line, speaker = verdict(self.rank, self.size, now, before, seconds - self.timeout, self._here)
                 before = now
                 if line and seconds >= self.timeout and not stop.is_set():
                     self._late(seconds, line, speaker)
@@ -167,14 +181,15 @@ class _Sign:
         os.pwrite(self.file, b"waits" if waits else b"works", 0)
 
 
-def seen(mine: int) -> dict[int, Seen]:
+def seen() -> dict[int, Seen]:
     """Return what is seen on this host of the ranks of this job, but for this one."""
-    name = next((name for name in RANKS if name in os.environ), RANKS[0])
+    name = next((name for name in RANKS if name in os.environ), "")
+    mine = os.environ.get(name, "")
     me, found = process(os.getpid()), dict[int, list[Process]]()
-    launcher = me and _launcher(me, name, os.environ.get(name, ""))
+    launcher = me and _launcher(me, name, mine)
     for each in sorted(ours(), key=lambda each: each.pid):
         said = each.environment.get(name, "")
-        ranked = said.isdecimal() and int(said) != mine and each.state not in "ZX"
+        ranked = said.isdecimal() and said != mine and each.state not in "ZX"
         if ranked and launcher and _launcher(each, name, said) == launcher:
             found.setdefault(int(said), []).append(each)
     return {rank: _seen(rank, processes) for rank, processes in found.items()}

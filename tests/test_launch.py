@@ -12,7 +12,7 @@ import pytest
 from dfl import mpi
 from dfl.errors import DivergedError, InputError
 from dfl.mpi import World
-from dfl.startup import RANKS
+from dfl.startup import RANKS, first
 from tests.test_mpi import ENV, ROOT, mpirun
 
 LAUNCHERS = [*mpi._SIZES, *RANKS]
@@ -68,7 +68,7 @@ def test_a_launcher_without_mpi4py_is_explained(alone: pytest.MonkeyPatch) -> No
 def test_one_process_talks(alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool) -> None:
     for name, value in environment.items():
         alone.setenv(name, value)
-    assert mpi.first() is talks
+    assert first() is talks
 
 
 def test_a_launcher_of_another_mpi_is_refused() -> None:

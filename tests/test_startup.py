@@ -27,6 +27,8 @@ def stop(*given):
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == int(late) and how == "sleeps":
     time.sleep(1000)
+if rank == int(late) and how == "ends":
+    sys.exit(0)
 if rank == int(late) and how == "stops":
     stop()
 import dfl.run, dfl.simulation
@@ -45,6 +47,7 @@ sys.exit(dfl.run.main())
     [
         ("sleeps", 0, "idle"),  # before MPI is up
         ("stops", 1, "stopped"),
+        ("ends", 2, "no process"),
         ("stops with MPI", 0, "stopped"),  # while it reads the command line, for which all others wait
         ("stops with MPI", 2, "stopped"),  # before it shows signs of life to the others
     ],
@@ -62,7 +65,7 @@ def test_a_rank_that_does_not_start_is_named(tmp_path: Path, how: str, late: int
     assert job.returncode != 0
     assert time.monotonic() - begun < 30
     (line,) = [line for line in errors.splitlines() if line.startswith("dfl: ")]
-    assert f"rank {late} (process " in line
+    assert f"rank {late} " in line
     assert said in line
     assert "--timeout 3" in line
     assert "Traceback" not in errors
@@ -96,13 +99,14 @@ def test_who_computes_may_take_its_time(busy: Seen) -> None:
 def test_ranks_elsewhere_are_named_by_their_hosts_first() -> None:
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE - 1)[0] == ""
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0].startswith("ranks 2, 3 did not arrive")
+    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, 0.0, here=True)[0].startswith("ranks 2, 3 did not arrive")
     assert "all ranks" in verdict(0, 2, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0]
 
 
 SHOWS = f"import os, time; os.pwrite(os.memfd_create('{SIGN}-7'), b'waits', 0); print(flush=True); time.sleep(60)"
 WRAPS = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {SHOWS!r}]).returncode)"
 SLEEPS = "import time; print(flush=True); time.sleep(60)"
-LOOKS = "from dfl.startup import seen; print({rank: (len(s.pids), s.waits) for rank, s in seen(0).items()})"
+LOOKS = "from dfl.startup import seen; print({rank: (len(s.pids), s.waits) for rank, s in seen().items()})"
 
 
 @pytest.mark.parametrize("name", RANKS)
