@@ -21,10 +21,11 @@ from dfl import keeping
 from dfl.config import Run
 from dfl.dealing import Arrays, packed, unpacked
 from dfl.errors import InputError, Suspended
-from dfl.files import measured
+from dfl.files import read_bytes
+from dfl.manifest import damage
 from dfl.record import versions
-from dfl.results import load
-from dfl.resume import comparable, refuse_others, refuse_too_late
+from dfl.resume import before, comparable, refuse_others, refuse_too_late
+from dfl.run_directory import outputs
 
 if TYPE_CHECKING:
     import torch
@@ -77,16 +78,17 @@ def found(run: Run, schedule: Callable[[int, int], float]) -> keeping.Found | No
     Raises:
         InputError: what is in `run.resume` is damaged, or of another run.
     """
-    if run.resume is None or not (run.resume / "run.json").exists():
+    if run.resume is None or (begun := before(run.resume)) is None:
         return None
-    before = load(run.resume).run
-    refuse_others(run.resume, before, run)
+    refuse_others(run.resume, begun, run)
     last = keeping.find(run.resume)
     if last is None:
+        if line := damage(run.resume):
+            raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
         return None
-    if last.content["run"] != comparable(run.to_dict()):
+    if comparable(last.content["run"]) != comparable(run.to_dict()):
         raise InputError(f"{last.path} is a checkpoint of another run than {run.resume}/run.json")
-    refuse_too_late(run.resume, run, (last.round, before.rounds), schedule)
+    refuse_too_late(run.resume, run, (last.round, begun.rounds), schedule)
     return last
 
 
@@ -96,15 +98,26 @@ def begun(run: Run, last: keeping.Found | None, trace: tuple[bytes, ...], data: 
     Raises:
         InputError: it does not.
     """
-    if last is None:
-        late = run.resume is not None and (run.resume / "run.json").exists()
+    if last is None or run.resume is None:
+        late = run.resume is not None and outputs(run.resume)
         return Begun(None, data, trace, (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ())
     if last.content["data"] != data:
         raise InputError(f"--resume {run.resume}: the data set or the graph is not the one that the run began with")
     other = {n: v for n, v in versions().items() if last.content["versions"].get(n) != v and n != "mpi4py"}
     said = ", ".join(f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items())
     notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
-    return Begun(last, data, trace, (*last.damaged, *notes))
+    again = _unlike(run.resume, last.content["table"])
+    return Begun(last, data, trace, (*last.damaged, *notes, *again))
+
+
+def _unlike(folder: Path, table: str) -> tuple[str, ...]:
+    """What a run's folder holds that is not as the run wrote it, in one line; it is written again."""
+    try:
+        rows = read_bytes(folder / "metrics.csv")
+    except OSError:
+        rows = b""
+    line = "" if rows.startswith(table.encode()) else f"{folder}/metrics.csv is damaged"
+    return (f"{line}: it is written again",) if (line := damage(folder) or line) else ()
 
 
 def keep(moment: Moment, setting: Setting, watch: Watch, told: int) -> None:
@@ -149,7 +162,7 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
     counts = world.gather(np.array([[network.wire, network.lost]]))
     content = {
         "round": t,
-        "run": comparable(setting.run.to_dict()),
+        "run": replace(setting.run, resume=None).to_dict(),
         "parted": task is setting.task,
         "opening": watch.opening,
         "seconds": time.perf_counter() - watch.begun,
@@ -160,7 +173,7 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
         assert setting.run.out is not None
         assert setting.facts is not None
         assert counts is not None
-        table = _measured(setting.run.out / "metrics.csv")
+        table = watch.report.table() if watch.report else ""
         wire, lost = counts.sum(0).tolist()
         content.update(wire=wire, lost=lost, data=setting.facts.begun.data, table=table, versions=versions())
         keeping.write(setting.run.out, arrays, content)
@@ -200,14 +213,6 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
     watch.begun -= content["seconds"]
     values = {name: torch.from_numpy(value).to(getattr(state, name).device) for name, value in rows.items()}
     return Moment(content["round"], task, replace(state, **values))
-
-
-def _measured(path: Path) -> dict[str, Any]:
-    """`files.measured`, in a line where there is nothing to measure."""
-    try:
-        return measured(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; a checkpoint goes with it") from None
 
 
 def _handed_out(found: keeping.Found | None, like: Arrays, alike: tuple[str, ...], world: World) -> Arrays:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.errors import InputError
+from dfl.files import make_directory
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -54,6 +55,7 @@ class Events:
             if self.writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
+                make_directory(self.folder)
                 self.writer = SummaryWriter(str(self.folder), purge_step=t)
             for name in row.keys() - {"round"}:
                 self.writer.add_scalar(name, row[name], t)

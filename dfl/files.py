@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dfl.errors import InputError
 
@@ -17,13 +18,90 @@ PATIENCE = 0.5
 """Seconds for which a lock is asked for again: somebody may only be looking whether it is held."""
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file, without waiting for the other end of a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open(path, "rb", opener=_unwaiting) as file:
+        return file.read()
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file, as hexadecimal text.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open(path, "rb", opener=_unwaiting) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def no_follow(path: str, flags: int) -> int:
+    """Open a regular file for writing, as `opener` of `open`; nothing is written through a link.
+
+    Raises:
+        OSError: it is a symbolic link, has several hard links, or is not a regular file.
+    """
+    name = os.path.basename(path)
+    try:
+        handle = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{name} is a link, which is not followed") from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, f"{name} is not a regular file") from None
+        raise
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        what = "has several hard links" if stat.S_ISREG(found.st_mode) else "is not a regular file"
+        raise OSError(errno.EMLINK, f"{name} {what}")
+    if flags & os.O_TRUNC:
+        os.ftruncate(handle, 0)
+    return handle
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory unless it is there; a link to a directory is refused.
+
+    Raises:
+        OSError: something else is there, or it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir()
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed")
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is not a directory")
+
+
+def _unwaiting(path: str, flags: int) -> int:
+    """Open a regular file for reading, as `opener` of `open`."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, f"{os.path.basename(path)} is not a regular file")
+    return handle
+
+
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """A name to write to: what stands under it at the end appears as `path`, whole; after an error, nothing does.
 
-    Once it has appeared, it is there also after the machine loses power.
+    Once it has appeared, it is there also after the machine loses power. The name is that of a new file: what a
+    program that was killed left under it is removed, anything but a regular file is refused.
     """
     part = path.with_name(f".{path.name}.part")
+    for each in (path, part):
+        if os.path.lexists(each) and not _replaceable(each, link=each is path):
+            raise OSError(errno.EEXIST, f"{each.name} is not a regular file")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     try:
         yield part
         with part.open("rb+") as file:
@@ -32,6 +110,12 @@ def atomically(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _replaceable(path: Path, link: bool) -> bool:
+    """Whether a name may be given to another file: it is a regular one's, or a link's where that is allowed."""
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) or (link and stat.S_ISLNK(mode))
 
 
 def _sync(folder: Path) -> None:
@@ -60,7 +144,7 @@ class Lock:
             time.sleep(0.01)
 
     def _taken(self) -> bool:
-        self.file = self.path.open("w")
+        self.file = open(self.path, "a", opener=no_follow)  # noqa: SIM115  closed by `release`
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -89,24 +173,3 @@ class Lock:
         if not self.file.closed:
             self.path.unlink(missing_ok=True)
             self.file.close()
-
-
-def measured(path: Path) -> dict[str, Any]:
-    """How long a file is and what it holds, as `cut_back` wants to know; it is on the disk then."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        held = file.read()
-    return {"bytes": len(held), "sha256": hashlib.sha256(held).hexdigest()}
-
-
-def cut_back(path: Path, known: Mapping[str, Any]) -> None:
-    """Take away what was appended to a file since it was measured.
-
-    Raises:
-        InputError: it does not begin with what was in it then.
-    """
-    held = path.read_bytes()[: known["bytes"]] if path.exists() else b""
-    if hashlib.sha256(held).hexdigest() != known["sha256"]:
-        raise InputError(f"{path} is not the file that the checkpoint goes with: put it back, or begin another run")
-    with atomically(path) as part:
-        part.write_bytes(held)

@@ -8,9 +8,10 @@ The JSON is written last and vouches for both: a pair that was cut short, or dam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfl.errors import InputError
-from dfl.files import atomically
+from dfl.files import atomically, make_directory, read_bytes, sha256
+from dfl.manifest import checksum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORMAT = 1
+FORMAT = 2
 """The version of what is written; another one is refused."""
 KEPT = 2
 """How many checkpoints there are at a time."""
+SIGNED = {"dfl": "checkpoint"}
+"""What the arrays of a checkpoint have as metadata."""
+BEGINNINGS = {".json": b'{\n "checksum": "', ".safetensors": b'{"__metadata__":{"dfl":"checkpoint"}'}
+"""How files of ours begin; that of arrays, after the eight bytes of a length."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,10 @@ class Found:
 
 def trace(run: Path) -> tuple[bytes, ...]:
     """What tells whether somebody has gone on with a run since: its run.json, and the names of its checkpoints."""
-    page = run / "run.json"
-    said = page.read_bytes() if page.exists() else b""
+    try:
+        said = read_bytes(run / "run.json")
+    except OSError:
+        said = b""
     return said, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
 
 
@@ -82,14 +90,14 @@ def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, A
     folder = run / "checkpoint"
     path = folder / f"{content['round']:010}.json"
     try:
-        folder.mkdir(exist_ok=True)
+        make_directory(folder)
         with atomically(_beside(path)) as part:
-            save_file(dict(arrays), part)
+            save_file(dict(arrays), part, metadata=SIGNED)
             part.chmod(0o644)  # it makes it for its owner alone
-            digest = _digest(part)
+            digest = sha256(part)
         page = {"format": FORMAT, "arrays": digest, "content": content}
         with atomically(path) as part:
-            part.write_text(json.dumps({"checksum": _checksum(page), **page}, indent=1) + "\n")
+            part.write_text(json.dumps({"checksum": checksum(page), **page}, indent=1) + "\n")
     except (OSError, SafetensorError) as error:
         last = max((each.stem.lstrip("0") for each in _newest_first(folder)), key=int, default="")
         kept = f"the one of round {last} is still there" if last else "there is none yet"
@@ -121,12 +129,12 @@ def find(run: Path) -> Found | None:
 
 def _opened(path: Path) -> dict[str, Any]:
     """What a checkpoint says, if it is whole."""
-    page = json.loads(path.read_text(encoding="utf-8"))
-    if page["checksum"] != _checksum(page):
+    page = json.loads(read_bytes(path).decode())
+    if page["checksum"] != checksum(page):
         raise ValueError("its checksum is another")
     if page["format"] != FORMAT:
         raise InputError(f"{path} is of format {page['format']}: this version of dfl reads {FORMAT}")
-    if page["arrays"] != _digest(_beside(path)):
+    if page["arrays"] != sha256(_beside(path)):
         raise ValueError(f"the checksum of {_beside(path).name} is another")
     content: dict[str, Any] = page["content"]
     return content
@@ -137,24 +145,27 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _tidy(folder: Path, last: Path) -> None:
-    """Remove all but the last checkpoints, and what a launch that was killed left half-written."""
+    """Remove all but the last checkpoints, and what a launch that was killed left half-written.
+
+    What is not ours by its name and its beginning stays.
+    """
     kept = {path.stem for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]}
-    old = [path for path in sorted(folder.iterdir()) if path.name.startswith(".") or path.stem not in kept]
-    for path in old:  # the JSON goes first: no page may vouch for what is gone
-        with suppress(OSError):
-            path.unlink()
+    for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
+        known = re.fullmatch(r"(\.?)([0-9]{10})(\.json|\.safetensors)(\.part)?", path.name)
+        if known and bool(known[1]) == bool(known[4]) and (known[1] or known[2] not in kept):
+            with suppress(OSError):
+                if _ours(path, known[3]):
+                    path.unlink()
+
+
+def _ours(path: Path, kind: str) -> bool:
+    """Whether a file begins as ours do, as far as it goes; a link is not ours."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    with path.open("rb") as file:
+        begins = file.read(8 + len(BEGINNINGS[kind]))[8 if kind == ".safetensors" else 0 :]
+    return begins.startswith(BEGINNINGS[kind]) or BEGINNINGS[kind].startswith(begins)
 
 
 def _beside(path: Path) -> Path:
     return path.with_suffix(".safetensors")
-
-
-def _checksum(page: Mapping[str, Any]) -> str:
-    """Of all that a page says, however it is laid out."""
-    said = {name: value for name, value in page.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfl.files import read_bytes
+
 SHOWN = 4
 """Ranks of a host, and hosts, that are named in a line at the most."""
 
@@ -41,7 +43,7 @@ Signs = Mapping[int, Sign | None]
 def read(path: Path) -> Sign | None:
     """What a rank shows, if anything."""
     try:
-        return Sign(**json.loads(path.read_text()))
+        return Sign(**json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError):
         return None
 

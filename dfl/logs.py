@@ -10,12 +10,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfl.config import MOST, Run
 from dfl.errors import InputError
+from dfl.files import make_directory, no_follow
 from dfl.record import ending, versions
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class LogFile(logging.FileHandler):
 
     def __init__(self, path: Path, level: int, first: str) -> None:
         self.error: OSError | None = None
-        path.parent.mkdir(exist_ok=True)
+        make_directory(path.parent)
         super().__init__(path, encoding="utf-8")
         self.setLevel(level)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -60,6 +62,10 @@ class LogFile(logging.FileHandler):
         if self.error:
             self.close()
             raise self.error
+
+    def _open(self) -> TextIOWrapper:
+        """Open it; nothing is written through a link."""
+        return open(self.baseFilename, "a", encoding="utf-8", opener=no_follow)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  as logging calls it
         """Remember what the disk did not take; no run ends for a later line of its log."""

@@ -17,19 +17,21 @@ import json
 import logging
 import os
 import platform
-import shutil
+import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dfl.errors import DivergedError, InputError
+from dfl.files import Lock, make_directory, no_follow
 from dfl.late import Sign, Signs, read, verdict
+from dfl.run_directory import claim, take_back
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -158,8 +160,9 @@ class Watch:
             return
         part = self.folder / f".{self.pulse.rank}.part"
         with suppress(OSError):
-            self.folder.mkdir(exist_ok=True)
-            part.write_text(json.dumps(asdict(self.sign())))
+            make_directory(self.folder)
+            with open(part, "w", opener=no_follow) as file:
+                file.write(json.dumps(asdict(self.sign())))
             part.replace(self.folder / str(self.pulse.rank))
 
     def hide(self) -> None:
@@ -185,29 +188,31 @@ class Watch:
         return {rank: None if self.folder is None else read(self.folder / str(rank)) for rank in others}
 
 
-def make_room(folder: Path) -> list[str]:
-    """Make an empty folder for the ranks' files.
+def make_room(folder: Path) -> list[Path]:
+    """Make a folder for the ranks' files in the folder of a run, which is claimed.
+
+    Files that the ranks of a job left there are removed; anything else stays.
 
     Returns:
-        The folders that were not there before, the deepest first.
+        What `run_directory.take_back` undoes it by.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be made, or another job writes to the folder of the run.
     """
+    made = claim(folder.parent)
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
-        missing = [str(each) for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
+        Lock(folder.parent).release()
+        make_directory(folder)
+        for each in folder.iterdir():
+            if re.fullmatch(r"[0-9]+|\.[0-9]+\.part", each.name) and not each.is_symlink() and read(each):
+                each.unlink()
+    except InputError:
+        take_back(made)
+        raise
     except OSError as error:
+        take_back(made)
         raise InputError(f"--out {folder.parent} cannot be written to: {error.strerror}") from None
-    return missing
-
-
-def take_back(folders: Sequence[str]) -> None:
-    """Remove folders that `make_room` made, the empty ones."""
-    for each in folders:
-        with suppress(OSError):
-            Path(each).rmdir()
+    return [folder, *made]
 
 
 @contextmanager
@@ -225,7 +230,8 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
         yield
         return
     folder = None if out is None else out / "heartbeats"
-    made = json.loads(world.from_root(lambda: json.dumps(make_room(folder) if folder else []).encode()))
+    room = world.from_root(lambda: b"\0".join(map(os.fsencode, make_room(folder) if folder else [])))
+    made = [Path(os.fsdecode(each)) for each in room.split(b"\0")] if room else []
 
     def late(line: str) -> None:
         logging.getLogger("dfl").error(line)

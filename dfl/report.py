@@ -1,6 +1,8 @@
 """What does a run leave behind?
 
-    DIR/run.json            what was asked for, of which program, where; at the end, how it ended
+    DIR/.dfl                that the folder is ours (`dfl.run_directory`)
+    DIR/run.json            what was asked for, of which program, where; at the end, how it ended and checksums of the
+                            other files (`dfl.manifest`)
     DIR/metrics.csv         a row per evaluation
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
@@ -9,27 +11,31 @@
     DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
-All but metrics.csv appear whole or not at all. Nothing is pickled. `dfl.results` reads it back.
+All but metrics.csv and logs appear whole or not at all, and nothing is written through a link. Nothing is pickled.
+`dfl.results` reads it back.
 """
 
 from __future__ import annotations
 
 import csv
-import json
+import hashlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl import keeping
+from dfl import keeping, manifest
 from dfl.errors import InputError
 from dfl.events import Events
-from dfl.files import Lock, atomically, cut_back
+from dfl.files import Lock, atomically, make_directory, no_follow, read_bytes
 from dfl.record import circumstances, continued, ending
+from dfl.run_directory import claim, refuse_unusable, take_back
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +93,14 @@ class Report:
                 each.close(error)
             raise
 
+    def table(self) -> str:
+        """Return metrics.csv so far; empty where there is no folder.
+
+        Raises:
+            InputError: it was removed or changed by another program.
+        """
+        return next((each.table() for each in self.listeners if isinstance(each, Folder)), "")
+
     def tick(self, t: int) -> None:
         """Tell that t rounds are done."""
         for each in self.listeners:
@@ -118,8 +132,12 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.begun, self.earlier, self.known = time.perf_counter(), 0.0, False
+        self.metrics = path / "metrics.csv"
+        self.begun, self.earlier = time.perf_counter(), 0.0
         self.record: dict[str, Any] = {}
+        self.columns: list[str] = []
+        self.written, self.size = hashlib.sha256(), 0
+        self.files: list[str] = []
         self.setting: Setting
         self.lock: Lock
 
@@ -129,34 +147,56 @@ class Folder:
         Raises:
             InputError: the folder holds a run already, or cannot be written to.
         """
-        self.setting = setting
-        if setting.run.resume is None and any((self.path / name).exists() for name in ("run.json", "metrics.csv")):
-            raise InputError(
-                f"--out {self.path} holds a run already, and runs are never overwritten: give another folder, or "
-                f"--resume {self.path}"
-            )
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = Lock(self.path)
-        self.record = circumstances(setting)
-        with self.lock.unless_this_fails(), self._writing():
-            if (self.path / "run.json").exists():
-                self._go_on()
-            self._write_record()
+        self.setting, resume = setting, setting.run.resume is not None
+        refuse_unusable(self.path, resume)
+        made = claim(self.path, "--resume" if resume else "--out")
+        try:
+            with self._writing():
+                self.lock = Lock(self.path)
+            self.record = circumstances(setting)
+            with self.lock.unless_this_fails(), self._writing():
+                if resume:
+                    self._go_on()
+                manifest.write(self.path, self.record)
+        except BaseException:
+            take_back(made)
+            raise
 
     def tick(self, t: int) -> None:
         """Rounds without an evaluation leave nothing behind."""
 
     def row(self, row: Mapping[str, float]) -> None:
         """Append to metrics.csv; the first row brings the header."""
-        with self._writing(), (self.path / "metrics.csv").open("a", newline="") as file:
-            table = csv.DictWriter(file, list(row), lineterminator="\n")
-            if not file.tell():
-                table.writeheader()
-            elif not self.known:
-                self._check_header(list(row))
-            self.known = True
-            table.writerow(row)
+        text = StringIO()
+        table = csv.DictWriter(text, list(row), lineterminator="\n")
+        if not self.size:
+            table.writeheader()
+        elif self.columns != list(row):  # as another version of this program would have
+            raise InputError(f"{self.metrics} has columns {self.columns}, and these rows have {list(row)}")
+        table.writerow(row)
+        self.columns = list(row)
+        with self._writing():
+            try:
+                with open(self.metrics, "r+b" if self.size else "xb", opener=no_follow) as file:
+                    if file.seek(0, os.SEEK_END) != self.size:
+                        raise self._changed()
+                    file.write(self._noted(text.getvalue()))
+            except FileNotFoundError:
+                raise self._changed() from None
+
+    def table(self) -> str:
+        """Return metrics.csv so far.
+
+        Raises:
+            InputError: it was removed or changed by another program.
+        """
+        try:
+            held = read_bytes(self.metrics)
+        except OSError:
+            held = b""
+        if not held or hashlib.sha256(held).digest() != self.written.digest():
+            raise self._changed()
+        return held.decode()
 
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
         """Write the models, the peers and the figures."""
@@ -172,40 +212,61 @@ class Folder:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow(columns)
                 table.writerows(zip(*columns.values(), strict=True))
-            self._draw(peers)
+            drawn = self._draw(peers, self.table())
+        self.files = ["metrics.csv", "peers.csv", "state.safetensors", *drawn]
 
     def close(self, error: BaseException | None) -> None:
         """Add to run.json how long it took and how it ended."""
         code, how = ending(error)
         self.record |= {"seconds": self.earlier + time.perf_counter() - self.begun, "exit": code, "ending": how}
         try:
-            self._write_record()
+            final = self.files or (["metrics.csv"] if self._whole() else [])
+            manifest.write(self.path, self.record, final)
         except OSError as full:
             if error is None:  # else there is something more important to say
-                raise InputError(f"{self.path}/run.json cannot be written: {full.strerror}") from None
+                why = full.strerror or full
+                raise InputError(f"{self.path}/run.json cannot be written: {why}") from None
         finally:
             self.lock.release()
 
-    def _check_header(self, columns: list[str]) -> None:
-        """Refuse to write under other columns, as another version of this program would."""
-        with (self.path / "metrics.csv").open(newline="") as file:
-            if (header := next(csv.reader(file))) != columns:
-                raise InputError(f"{self.path}/metrics.csv has columns {header}, and these rows have {columns}")
+    def _noted(self, text: str) -> bytes:
+        """Return a text as bytes that are counted as written to metrics.csv."""
+        held = text.encode()
+        self.written.update(held)
+        self.size += len(held)
+        return held
+
+    def _whole(self) -> bool:
+        """Whether metrics.csv has rows, those that were written."""
+        try:
+            self.table()
+        except InputError:
+            return False
+        return True
+
+    def _changed(self) -> InputError:
+        return InputError(f"{self.metrics} was removed or changed by another program during the run")
 
     def _go_on(self) -> None:
-        """Take back what was written after the checkpoint at which the run goes on."""
+        """Have metrics.csv as it was at the checkpoint at which the run goes on."""
         assert self.setting.facts is not None
-        begun, table = self.setting.facts.begun, self.path / "metrics.csv"
+        begun = self.setting.facts.begun
         found = begun.found
         if keeping.trace(self.path) != begun.trace:
             raise InputError(f"{self.path} has been gone on with meanwhile: ask for it again")
         if found:
-            cut_back(table, found.content["table"])
+            with atomically(self.metrics) as part:
+                part.write_bytes(self._noted(found.content["table"]))
+            self.columns = next(csv.reader(StringIO(found.content["table"])), [])
             self.earlier = found.content["seconds"]
-        else:
-            table.unlink(missing_ok=True)
-        before = json.loads((self.path / "run.json").read_text())
-        self.record = continued(self.record, before, found.round if found else 0)
+        elif self.metrics.is_file() and not self.metrics.is_symlink():
+            self.metrics.unlink()
+        try:
+            before = manifest.read(self.path)
+        except InputError:  # a run that begins here, or whose run.json is damaged
+            before = {}
+        if before or found:
+            self.record = continued(self.record, before, found.round if found else 0)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -217,30 +278,31 @@ class Folder:
         try:
             yield
         except OSError as error:
-            raise InputError(f"--out {self.path} cannot be written to: {error.strerror or error}") from None
+            inside = error.filename and Path(error.filename).is_relative_to(self.path)
+            name = f"{Path(error.filename).relative_to(self.path)}: " if inside else ""
+            why = f"{name}{error.strerror or error}"
+            raise InputError(f"--out {self.path} cannot be written to: {why}") from None
 
-    def _draw(self, peers: Peers) -> None:
+    def _draw(self, peers: Peers, table: str) -> list[str]:
+        """Draw the figures; their names in the folder."""
         import pandas as pd
 
         from dfl import plots
 
         run, facts = self.setting.run, self.setting.facts
         assert facts is not None
-        rows = pd.read_csv(self.path / "metrics.csv")
+        rows = pd.read_csv(StringIO(table))
         graph = f"{run.topology}, " if run.topology else ""
         ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
         plain = ("sharing all", "mean", "none", "fltrust")
         said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
         drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
-        (self.path / "figures").mkdir(exist_ok=True)
+        make_directory(self.path / "figures")
         for title, figure in drawn.items():
             with atomically(self.path / "figures" / f"{title}.png") as part:
                 figure.savefig(part, format="png", dpi=150)
-
-    def _write_record(self) -> None:
-        with atomically(self.path / "run.json") as part:
-            part.write_text(json.dumps(self.record, indent=2) + "\n")
+        return [f"figures/{title}.png" for title in drawn]
 
 
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:

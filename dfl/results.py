@@ -6,17 +6,21 @@ Everything comes from the files that `dfl.report` wrote; nothing is unpickled.
 from __future__ import annotations
 
 import copy
-import json
+import csv
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dfl import manifest
 from dfl.config import Run
 from dfl.errors import InputError
+from dfl.files import read_bytes
 from dfl.metrics import rounds_to
 from dfl.models import MODELS
 from dfl.specs import choose, flag
@@ -51,8 +55,11 @@ class Result:
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The evaluations so far, a row each."""
-        return self._table("metrics.csv")
+        """The evaluations so far, a row each; of a run that goes on, those that are whole."""
+        import pandas as pd
+
+        path = self._whole("metrics.csv", self.record.get("exit") is None)
+        return pd.read_csv(StringIO(_rows(path)))
 
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
         """After how many rounds a figure reached a target, as `dfl.metrics.rounds_to` counts; NaN where it did not."""
@@ -61,7 +68,9 @@ class Result:
     @cached_property
     def peers(self) -> pd.DataFrame:
         """The peers at the end, a row each."""
-        return self._table("peers.csv")
+        import pandas as pd
+
+        return pd.read_csv(self._whole("peers.csv"))
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -70,7 +79,7 @@ class Result:
         from safetensors.torch import load_file
 
         try:
-            return load_file(self._existing("state.safetensors"))
+            return load_file(self._whole("state.safetensors"))
         except SafetensorError as error:
             raise InputError(f"{self.folder}/state.safetensors is damaged: {error}") from None
 
@@ -135,15 +144,37 @@ class Result:
         with torch.device("meta"):
             return build(tuple(made["shape"]), made["classes"])
 
-    def _table(self, name: str) -> pd.DataFrame:
-        import pandas as pd
+    def _whole(self, name: str, growing: bool = False) -> Path:
+        """The path of a file, which is as the run vouches for it; one that is growing is not vouched for.
 
-        return pd.read_csv(self._existing(name))
-
-    def _existing(self, name: str) -> Path:
-        if not (self.folder / name).is_file():
+        Raises:
+            InputError: it is damaged or missing, or the run has not come to write it.
+        """
+        path, known = self.folder / name, self.record.get("files", {})
+        if name in known and (line := manifest.damaged(self.folder, name, known[name])):
+            raise InputError(line)
+        if name not in known and not (growing and path.exists()):
             raise InputError(f"{self.folder} has no {name}: the run is {self.record['ending']}")
-        return self.folder / name
+        return path
+
+
+def _rows(path: Path) -> str:
+    """The lines of a metrics.csv that are whole: one may be on its way.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        text = read_bytes(path).decode()
+        header, *rows = csv.reader(StringIO(text[: text.rfind("\n") + 1]))
+        figures = [[float(value) for value in row] for row in rows]
+        rounds = [row[0] for row in figures]
+    except (OSError, ValueError, LookupError, csv.Error) as error:
+        raise InputError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
+    whole = header[:1] == ["round"] and all(map(math.isfinite, rounds))
+    if not whole or rounds != sorted(set(rounds)) or {len(row) for row in figures} - {len(header)}:
+        raise InputError(f"{path} is damaged: it is no table of a row per evaluation")
+    return text[: text.rfind("\n") + 1]
 
 
 def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:
@@ -154,13 +185,7 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
         module: the caller's own module or modules, if the run trained such; they are copied, never changed.
 
     Raises:
-        InputError: the folder holds no run.
+        InputError: the folder holds no run, or run.json is damaged; what is asked of the result may be, too.
     """
     folder = Path(folder)
-    try:
-        record = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{folder} is no run directory: its run.json cannot be read ({error})") from None
-    if not isinstance(record, dict) or not isinstance(record.get("run"), dict):
-        raise InputError(f"{folder} is no run directory: its run.json says of no run")
-    return Result(folder, record, module)
+    return Result(folder, manifest.read(folder), module)

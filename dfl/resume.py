@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dfl import keeping, manifest
 from dfl.config import Run
 from dfl.errors import InputError
+from dfl.run_directory import outputs
 from dfl.specs import flag
-
-if TYPE_CHECKING:
-    from dfl.results import Result
 
 FREE = ("rounds", "eval_every", "checkpoint_every", "timeout", "log_level", "tensorboard")
 """What may change when a run goes on."""
@@ -29,7 +28,7 @@ def resumed(folder: Path | str, **changes: Any) -> Run:
     Raises:
         InputError: the folder holds no run, or something else than `FREE` is to change.
     """
-    values = _ended(Path(folder)).record["run"]
+    values = _begun(Path(folder)).to_dict()
     values = {name: value for name, value in values.items() if value != "own" or name not in ("model", "dataset")}
     for name in changes:
         if name not in FREE:
@@ -50,20 +49,40 @@ def settings(run: Run, given: Collection[str], ranks: int) -> Run:
     """
     folder, given = run.resume, set(given) - {"resume"}
     assert folder is not None
-    if not (folder / "run.json").exists():
+    if (begun := before(folder)) is None:
         if not given - set(FREE):
             raise InputError(f"--resume {folder} holds no run: there is no run.json in it")
         return run
-    before = _ended(folder).run
-    if "own" in (before.model, before.dataset):
+    if "own" in (begun.model, begun.dataset):
         raise InputError(
             f"--resume {folder}: that run had its caller's own model or data, only Python can go on with it"
         )
     said = {name: getattr(run, name) for name in given}
     both = {"compressor": None, "algorithm": None} if "bits" in given else {}
-    refuse_others(folder, before, replace(before, **(both | said | PLACED)).settled(ranks))
+    refuse_others(folder, begun, replace(begun, **(both | said | PLACED)).settled(ranks))
     free = {name: value for name, value in said.items() if name in (*FREE, "data_dir")}
-    return replace(before, **(free | {"out": folder, "resume": folder}))
+    return replace(begun, **(free | {"out": folder, "resume": folder}))
+
+
+def before(folder: Path) -> Run | None:
+    """The run in a folder, as run.json has it, or where that is damaged, its last checkpoint; None where none began.
+
+    Raises:
+        InputError: neither can be read.
+    """
+    if "run.json" not in (left := outputs(folder)):
+        if not left:
+            return None
+        line = f"{folder}/run.json is missing beside {left[0]}"
+    else:
+        try:
+            return Run.from_dict(manifest.read(folder)["run"])
+        except InputError as error:
+            line = str(error)
+    last = keeping.find(folder)
+    if last is None:
+        raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
+    return Run.from_dict(last.content["run"])
 
 
 def refuse_others(folder: Path, before: Run, asked: Run) -> None:
@@ -109,23 +128,32 @@ def refuse_too_late(folder: Path, asked: Run, done: tuple[int, int], schedule: C
 
 
 def over(run: Run) -> str:
-    """What to say of a run that has nothing left to do; nothing, where it has.
+    """What to say of a run that has nothing left to do; nothing where it has, or is damaged.
 
     Raises:
         InputError: it has done more rounds than are asked for.
     """
+    from dfl.results import load
+
     assert run.resume is not None
-    if not (run.resume / "run.json").exists():
+    if manifest.damage(run.resume, "metrics.csv"):  # is written again, or refused for want of a checkpoint
         return ""
-    ended = _ended(run.resume)
+    ended = load(run.resume)
     if ended.record.get("exit") != 0:
         return ""
     done = int(ended.rows["round"].iloc[-1])
     refuse_too_late(run.resume, run, (done, ended.run.rounds), lambda t, rounds: 1.0)
-    return f"{run.resume} is finished after {done} rounds" if run.rounds == ended.run.rounds else ""
+    if run.rounds != ended.run.rounds or manifest.damage(run.resume):
+        return ""
+    return f"{run.resume} is finished after {done} rounds"
 
 
-def _ended(folder: Path) -> Result:
-    from dfl.results import load
+def _begun(folder: Path) -> Run:
+    """The run in a folder.
 
-    return load(folder)
+    Raises:
+        InputError: it has none.
+    """
+    if (begun := before(folder)) is None:
+        raise InputError(f"{folder} holds no run: there is no run.json in it")
+    return begun

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dfl import cli
 from dfl.config import Run
 from dfl.errors import DivergedError, InputError, Suspended
+from dfl.manifest import checksum
 from dfl.mpi import World, connect, first
 from dfl.reading import read_bounded
 from dfl.resume import over, settings
+from dfl.run_directory import refuse_unusable
 from dfl.specs import describe, flag
 
 if TYPE_CHECKING:
@@ -132,6 +134,8 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         """
         filed = _filed(config) if config else {}
         run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
+        if run.out:
+            refuse_unusable(run.out, run.resume is not None)
         run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
         if run.resume and (done := over(run)):
             print(f"dfl: {done}")
@@ -158,8 +162,8 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        text = read_bounded(path, _RECORD if path.suffix == ".json" else _SETTINGS).decode("utf-8")
-        values = json.loads(text)["run"] | {"out": None} if path.suffix == ".json" else tomllib.loads(text)
+        page = read_bounded(path, _RECORD if path.suffix == ".json" else _SETTINGS).decode("utf-8")
+        values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")
         return Run.from_dict(values).to_dict()
@@ -170,6 +174,14 @@ def _filed(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         wanted = "the run.json of a run" if path.suffix == ".json" else "a TOML file of settings"
         raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
+
+
+def _replayed(page: dict[str, Any]) -> dict[str, Any]:
+    """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
+    values: dict[str, Any] = page["run"] | {"out": None}
+    if "checksum" in page and page["checksum"] != checksum(page):
+        raise InputError('its checksum is another: it is damaged, or was edited and needs no "checksum"')
+    return values
 
 
 def _new_folder(run: Run) -> Path:

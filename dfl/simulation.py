@@ -30,6 +30,7 @@ from dfl.objectives import ADVERSARIES, objective
 from dfl.pulse import alive
 from dfl.rehearsal import rehearse
 from dfl.roots import everything
+from dfl.run_directory import refuse_unusable
 from dfl.specs import Component, choose, choose_several, flag
 from dfl.speeds import NETWORKS, with_clock
 from dfl.task import cross_entropy
@@ -123,10 +124,17 @@ def simulate(
         raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect()
     world.busy = True
+    world.from_root(lambda: _usable(run))
     with alive(world, run.out, run.timeout), logs.gathered(world, run):
         setting = prepare(run, world, model, data, loss)
         yield from _rounds(setting, report or _reported(setting))
     world.busy = False
+
+
+def _usable(run: Run) -> bytes:
+    if run.out is not None:
+        refuse_unusable(run.out, run.resume is not None)
+    return b""
 
 
 def _reported(setting: Setting) -> Report | None:

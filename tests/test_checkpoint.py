@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import dfl
-from dfl import checkpoint, keeping
+from dfl import checkpoint, keeping, manifest
 from dfl.datasets.data import Data
-from dfl.files import measured
 from dfl.mpi import World
-from dfl.report import Report
+from dfl.report import Folder, Report
 from dfl.results import load
 from dfl.simulation import prepare
 from tests.stopping import crash, record, same
@@ -197,10 +196,9 @@ def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> N
 
 def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
     crash(small(out=tmp_path / "run"), 4)
-    table, found = tmp_path / "run" / "metrics.csv", keeping.find(tmp_path / "run")
-    table.write_text(table.read_text().replace("accuracy_min", "worst"))
+    found = keeping.find(tmp_path / "run")
     assert found
-    content = found.content | {"table": measured(table)}
+    content = found.content | {"table": found.content["table"].replace("accuracy_min", "worst")}
     keeping.write(tmp_path / "run", found.arrays(), content)
     with pytest.raises(dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
@@ -208,7 +206,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
 
 def test_without_rows_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfl.report.Folder.row", lambda *given: None)
-    with pytest.raises(dfl.InputError, match=r"metrics.csv cannot be read: No such file"):
+    with pytest.raises(dfl.InputError, match=r"metrics.csv was removed or changed"):
         list(dfl.simulate(small(out=tmp_path / "run")))
 
 
@@ -222,14 +220,80 @@ def test_rows_behind_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
     assert pd.read_csv(table)["round"].tolist() == list(range(8))
 
 
-def test_rows_that_are_not_the_runs_own_are_refused(tmp_path: Path) -> None:
-    crash(small(out=tmp_path / "run"), 5)
-    table = tmp_path / "run" / "metrics.csv"
-    table.write_text(table.read_text().replace("\n0,", "\n1,"))
-    for _ in range(2):  # the folder is let go of
-        with pytest.raises(dfl.InputError, match=r"metrics.csv is not the file that the checkpoint goes with"):
-            list(dfl.simulate(dfl.resumed(tmp_path / "run")))
-    table.unlink()
-    with pytest.raises(dfl.InputError, match=r"metrics.csv is not the file that the checkpoint goes with"):
-        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["ending"].startswith("Cut")
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def other_rows(path: Path) -> None:
+    path.write_text(path.read_text().replace("\n0,", "\n1,"))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def no_text(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"\n0,", b"\n\xff,"))
+
+
+@pytest.mark.parametrize("damage", [removed, other_rows, cut_short, no_text])
+def test_rows_that_are_damaged_are_written_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    run = small(out=tmp_path / "cut", eval_every=1)
+    crash(run, 5)
+    list(dfl.simulate(replace(run, out=tmp_path / "whole")))
+    damage(tmp_path / "cut" / "metrics.csv")
+    setting = prepare(dfl.resumed(tmp_path / "cut"), World())
+    assert setting.facts
+    assert any("metrics.csv" in note for note in setting.facts.begun.notes)
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut")))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+OUTPUTS = ["metrics.csv", "peers.csv", "state.safetensors", "run.json"]
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("damage", [removed, cut_short])
+def test_a_finished_run_is_rebuilt_from_its_last_checkpoint(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    run = small(bits=4)
+    for folder in ("whole", "damaged"):
+        list(dfl.simulate(replace(run, out=tmp_path / folder)))
+    damage(tmp_path / "damaged" / name)
+    list(dfl.simulate(dfl.resumed(tmp_path / "damaged")))
+    same(tmp_path / "whole", tmp_path / "damaged")
+    assert manifest.damage(tmp_path / "damaged") == ""
+    assert record(tmp_path / "damaged")["run"] == record(tmp_path / "whole")["run"] | {"out": str(tmp_path / "damaged")}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    run = small(out=tmp_path / "run", checkpoint_every=None)
+    list(dfl.simulate(run))
+    (tmp_path / "run" / name).unlink()
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(dfl.InputError, match=f"{name} .*no checkpoint"):
+        list(dfl.simulate(replace(run.settled(1), resume=run.out)))
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("end", ["row", "finish"])
+@pytest.mark.parametrize("damage", [removed, cut_short, other_rows])
+def test_rows_that_vanish_during_a_run_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, damage: Callable[[Path], None]
+) -> None:
+    known, seen = getattr(Folder, end), list[object]()
+
+    def late(self: Folder, *given: Any) -> None:
+        seen.append(given)
+        if end == "finish" or len(seen) == 3:
+            damage(tmp_path / "run" / "metrics.csv")
+        known(self, *given)
+
+    monkeypatch.setattr(Folder, end, late)
+    with pytest.raises(dfl.InputError, match=r"metrics\.csv was removed or changed"):
+        list(dfl.simulate(small(out=tmp_path / "run")))
+    assert record(tmp_path / "run")["exit"] == 2
+    assert not (tmp_path / "run" / "state.safetensors").exists() or end == "finish"
+    assert (tmp_path / "run" / "metrics.csv").exists() == (damage is not removed)

@@ -13,6 +13,7 @@ from dfl.config import Run
 from dfl.errors import InputError
 from experiments import lab
 from experiments.local_steps import first_reached
+from tests.stopping import rewrite
 
 PAGES = {
     "bits": ["--widths", "float32", "4"],
@@ -91,7 +92,7 @@ def test_only_what_has_not_finished_is_run_again(tmp_path: Path) -> None:
     written = record.stat().st_mtime_ns
     assert lab.measure(options, [cell]).equals(first)
     assert record.stat().st_mtime_ns == written
-    record.write_text(record.read_text().replace('"exit": 0', '"exit": null'))  # as after an interruption
+    rewrite(record.parent, exit=None)  # as after an interruption
     again = lab.measure(options, [cell])
     assert again.drop(columns="seconds").equals(first.drop(columns="seconds"))
     with pytest.raises(InputError, match="other settings"):

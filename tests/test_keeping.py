@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfl import InputError, keeping
-from dfl.files import Lock, atomically, cut_back, measured
+from dfl.files import Lock, atomically
+from dfl.manifest import checksum
 
-CONTENT = {"round": 4, "seconds": 0.1 + 0.2, "run": {"lr": 1e-3, "topology": "ring"}, "table": {"bytes": 3}}
+CONTENT = {"round": 4, "seconds": 0.1 + 0.2, "run": {"lr": 1e-3, "topology": "ring"}, "table": "round\n0\n"}
 
 
 def rows(seed: int) -> dict[str, np.ndarray]:
@@ -58,18 +59,54 @@ def test_none_is_found_where_none_is(tmp_path: Path) -> None:
 
 def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
     folder = run / "checkpoint"
-    (folder / ".0000000012.safetensors.part").write_bytes(b"half")
-    (folder / "0000000012.safetensors").write_bytes(b"killed before its page was written")
+    (folder / ".0000000012.safetensors.part").write_bytes((folder / "0000000009.safetensors").read_bytes()[:30])
+    (folder / ".0000000012.json.part").touch()
+    shutil.copy(folder / "0000000009.safetensors", folder / "0000000012.safetensors")  # killed before its page
     assert keeping.find(run).round == 9  # type: ignore[union-attr]
     keeping.write(run, rows(1), CONTENT | {"round": 10})
     assert files(run) == [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
 
 
 def test_the_last_one_stays_whatever_else_is_there(run: Path) -> None:
-    (run / "checkpoint" / "1 copy.json").write_text("somebody's own")
-    (run / "checkpoint" / "folder").mkdir()
     keeping.write(run, rows(1), CONTENT | {"round": 2})  # a run that began anew, where older ones had gone further
-    assert files(run) == ["0000000002.json", "0000000002.safetensors", "folder"]
+    assert files(run) == ["0000000002.json", "0000000002.safetensors"]
+
+
+def test_only_files_of_ours_are_removed(run: Path) -> None:
+    folder, own = run / "checkpoint", run / "own"
+    own.write_text("mine")
+    names = [
+        "1 copy.json", ".hidden", "0000000001.json", "0000000001.safetensors", ".0000000001.json.part",
+        "0000000003.json.part", "0000000009 (1).safetensors", ".0000000001.json",
+    ]  # fmt: skip
+    for name in names:
+        (folder / name).write_text("somebody's own")
+    (folder / "0000000005.json").mkdir()
+    (folder / "0000000006.safetensors").symlink_to(own)
+    keeping.write(run, rows(1), CONTENT | {"round": 10})
+    kept = [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
+    assert files(run) == sorted([*names, "0000000005.json", "0000000006.safetensors", *kept])
+    assert {(folder / name).read_text() for name in names} == {"somebody's own"}
+    assert own.read_text() == "mine"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_one_in_whose_place_something_else_is_is_passed_over(run: Path, make: Callable[[Path], None]) -> None:
+    for kind in ("json", "safetensors"):
+        file = run / "checkpoint" / f"0000000009.{kind}"
+        file.unlink()
+        make(file)
+        found = keeping.find(run)
+        assert found
+        assert (found.round, len(found.damaged)) == (4, 1)
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "checkpoint").symlink_to("foreign")
+    with pytest.raises(InputError, match="checkpoint is a link"):
+        keeping.write(tmp_path, rows(4), CONTENT)
+    assert list((tmp_path / "foreign").iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["0000000009.json", "0000000009.safetensors"])
@@ -126,8 +163,8 @@ def test_where_all_are_damaged_it_is_said(run: Path) -> None:
 
 
 def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "FORMAT", 2)
-    with pytest.raises(InputError, match=r"0000000009.json is of format 1: this version of dfl reads 2"):
+    monkeypatch.setattr(keeping, "FORMAT", 3)
+    with pytest.raises(InputError, match=r"0000000009.json is of format 2: this version of dfl reads 3"):
         keeping.find(run)
 
 
@@ -139,7 +176,7 @@ def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_page_is_whole_after_a_journey_through_json(said: dict[str, float]) -> None:
     page = {"format": 1, "content": said}
-    assert keeping._checksum(json.loads(json.dumps(page, indent=1))) == keeping._checksum(page)
+    assert checksum(json.loads(json.dumps(page, indent=1))) == checksum(page)
 
 
 @pytest.fixture
@@ -174,21 +211,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file in its place")
     with pytest.raises(InputError, match=r"0000000004.json: the checkpoint cannot be written \(.*there is none yet"):
         keeping.write(tmp_path, rows(4), CONTENT)
-
-
-def test_a_file_is_cut_back_to_what_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("round\n0\n")
-    known = measured(file)
-    file.write_text("round\n0\n1\nha")
-    cut_back(file, known)
-    assert file.read_text() == "round\n0\n"
-    cut_back(file, known)
-    for other in ("round\n1\n2\n", "round\n", ""):
-        file.write_text(other)
-        with pytest.raises(InputError, match="is not the file that the checkpoint goes with"):
-            cut_back(file, known)
-        assert file.read_text() == other
 
 
 def test_one_writes_at_a_time(tmp_path: Path) -> None:

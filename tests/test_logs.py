@@ -18,6 +18,7 @@ import dfl
 from dfl.errors import DivergedError, InputError
 from dfl.logs import LOG, Early, LogFile, gathered
 from dfl.mpi import World
+from dfl.run_directory import claim
 from tests.conftest import Command
 from tests.test_mpi import ENV, ROOT, mpirun
 
@@ -149,11 +150,11 @@ def test_warnings_are_shown_by_one_rank_and_logged_by_all(tmp_path: Path) -> Non
 
 
 def test_a_log_that_cannot_be_opened_is_refused(dfl_run: Command) -> None:
-    (dfl_run.folder / "run").mkdir()
+    claim(dfl_run.folder / "run")
     (dfl_run.folder / "run" / "logs").touch()
     ended = dfl_run("--rounds", "1", "--out", "run", "--peers", "3", "--model", "softmax")
     assert ended.code == 2
-    assert ended.err.endswith("run/logs/rank-0.log cannot be written: File exists\n")
+    assert ended.err.endswith("run/logs/rank-0.log cannot be written: Not a directory\n")
     assert ended.err.count("\n") == 1
 
 
@@ -222,6 +223,7 @@ def test_ranks_warn_once_and_the_one_that_fails_says_why(tmp_path: Path) -> None
 
 
 def test_one_rank_that_cannot_log_is_named_by_all(tmp_path: Path) -> None:
+    claim(tmp_path / "run")
     (tmp_path / "run" / "logs" / "rank-2.log").mkdir(parents=True)
     done = mpirun(3, "-m", "dfl.run", "--rounds", "1", "--out", str(tmp_path / "run"))
     assert done.returncode == 2

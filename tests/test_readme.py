@@ -1,6 +1,5 @@
 """Does the README tell the truth? Its code runs, and its numbers stand in the tables they came from."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,9 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl import manifest
 from dfl.grid import read
+from dfl.run_directory import claim
 from dfl.simulation import components
 
 KINDS = components()
@@ -55,9 +56,9 @@ def test_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: py
 
     monkeypatch.chdir(tmp_path)
     Path("cell.toml").write_text("peers = 4\n")
-    Path("runs/long").mkdir(parents=True)
+    claim(Path("runs/long"))
     begun = {"run": dfl.Run(rounds=5000).settled(16).to_dict(), "exit": None, "ending": "running"}
-    Path("runs/long/run.json").write_text(json.dumps(begun))
+    manifest.write(Path("runs/long"), begun)
     words = line.partition("#")[0].split("dfl.run", 1)[1].split()
     assert _asked(words, 16)["run"] is not None
 

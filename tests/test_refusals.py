@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dfl
+from dfl.run_directory import claim
 from tests.conftest import Command
 from tests.idx_files import LABELS, TEST_IMAGES, write
 
@@ -100,13 +101,13 @@ def test_what_a_config_says_is_checked_as_flags_are(dfl_run: Command) -> None:
 def test_folders_to_write_to(dfl_run: Command) -> None:
     few = ["--peers", "2", "--rounds", "0", "--model", "softmax"]
     for name in ("run.json", "metrics.csv"):
-        (dfl_run.folder / f"old-{name}").mkdir()
+        claim(dfl_run.folder / f"old-{name}")
         (dfl_run.folder / f"old-{name}" / name).touch()
         line = dfl_run.refused(*few, "--out", f"old-{name}")
         said = f"--out old-{name} holds a run already, and runs are never overwritten: give another folder"
         assert line == f"{said}, or --resume old-{name}"
     (dfl_run.folder / "file").touch()
-    assert dfl_run.refused(*few, "--out", "file") == "--out file cannot be written to: File exists"
+    assert dfl_run.refused(*few, "--out", "file") == "--out file cannot be written to: Not a directory"
     assert dfl_run.refused(*few, "--out", "file/in").startswith("--out file/in cannot be written to: Not a directory")
     assert dfl_run.refused(*few, "--out", "/proc/dfl").startswith("--out /proc/dfl cannot be written to: ")
     (dfl_run.folder / "runs").touch()
@@ -157,4 +158,4 @@ def test_a_run_that_diverges(dfl_run: Command) -> None:
     assert ended.err.count("\n") == 1
     assert json.loads(Path("wild/run.json").read_text())["exit"] == 3
     assert len(dfl.load("wild").rows) == 2
-    assert {path.name for path in Path("wild").iterdir()} == {"run.json", "metrics.csv", "logs"}
+    assert {path.name for path in Path("wild").iterdir()} == {".dfl", "run.json", "metrics.csv", "logs"}

@@ -17,6 +17,7 @@ from dfl.files import atomically
 from dfl.mpi import World
 from dfl.report import Report
 from dfl.results import Result
+from dfl.run_directory import OUTPUTS, claim
 from dfl.simulation import Setting, prepare
 from dfl.watch import COLUMNS
 
@@ -143,7 +144,7 @@ def test_no_such_peer(done: tuple[list[dict[str, float]], Result], peer: int) ->
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / ("x" * 300)):
         with pytest.raises(dfl.InputError, match="no run directory"):
             dfl.load(folder)
     (tmp_path / "run.json").write_text("{")
@@ -193,16 +194,16 @@ def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:
     assert len(result.rows) >= 1
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.csv"])
+@pytest.mark.parametrize("name", OUTPUTS)
 def test_runs_are_not_overwritten(setting: Setting, name: str) -> None:
     folder = setting.run.out
     assert folder is not None
-    folder.mkdir()
+    claim(folder)
     (folder / name).write_text("precious")
     with pytest.raises(dfl.InputError, match="holds a run already") as caught:
         Report(folder).start(setting)
     assert str(folder) in str(caught.value)
-    assert [each.name for each in folder.iterdir()] == [name]
+    assert sorted(each.name for each in folder.iterdir()) == [".dfl", name]
     assert (folder / name).read_text() == "precious"
 
 
@@ -241,7 +242,7 @@ def test_a_crash_while_finishing_leaves_no_half_files(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(dfl.InputError, match="run cannot be written to: disk full"):
         list(dfl.simulate(small(out=tmp_path / "run")))
-    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["logs", "metrics.csv", "run.json"]
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [".dfl", "logs", "metrics.csv", "run.json"]
     assert dfl.load(tmp_path / "run").record["ending"].endswith("cannot be written to: disk full")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stopping import same
+from tests.stopping import rewrite, same
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
 HARD = ["--topology=one_peer_exponential", "--bits=3", "--attack=sign_flip:peers=2", "--model=mlp:hidden=12",
@@ -47,8 +47,7 @@ def test_a_checkpoint_of_three_ranks_is_for_any_number(from_three: Path, tmp_pat
     shutil.copytree(from_three, cut)
     for file in (cut / "checkpoint").glob("*12.*"):
         file.unlink()
-    page = cut / "run.json"
-    page.write_text(page.read_text().replace('"exit": 0', '"exit": null'))
+    rewrite(cut, exit=None)
     done = dfl_run(ranks, f"--resume={cut}")
     assert done.returncode == 0, done.stderr
     assert "after round 8, from" in done.stdout

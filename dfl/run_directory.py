@@ -1,0 +1,124 @@
+"""Which folders are ours to write to: those that hold our marker, and new or empty ones, which get it first of all.
+
+The marker is the file `.dfl`, a regular one with `CONTENT` in it. run.json does not do as a marker, because users keep
+copies of it beside files of their own, to replay a run.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dfl.errors import InputError
+from dfl.files import no_follow, read_bytes
+
+MARKER = ".dfl"
+"""The name of the marker."""
+CONTENT = b"dfl writes to this folder\n"
+"""What the marker holds."""
+OUTPUTS = ("run.json", "metrics.csv", "peers.csv", "state.safetensors", "checkpoint", "figures")
+"""What tells that a run has been in a folder; a sweep writes to the folders of its runs before that."""
+
+
+def refuse_unusable(folder: Path, resume: bool) -> None:
+    """Refuse a folder that a run may not write to; nothing is touched.
+
+    Args:
+        folder: which need not exist.
+        resume: whether the run goes on with what is in it.
+
+    Raises:
+        InputError: it is foreign, or holds a run already that is not to be gone on with.
+    """
+    refuse_foreign("--resume" if resume else "--out", folder)
+    if not resume and outputs(folder):
+        raise InputError(
+            f"--out {folder} holds a run already, and runs are never overwritten: give another folder, or "
+            f"--resume {folder}"
+        )
+
+
+def outputs(folder: Path) -> list[str]:
+    """Return the names of what a run has left in a folder."""
+    return [name for name in OUTPUTS if os.path.lexists(folder / name)]
+
+
+def refuse_foreign(flag: str, folder: Path) -> None:
+    """Refuse a folder that is not empty and was not claimed; nothing is touched.
+
+    Args:
+        flag: what names the folder, for the message.
+        folder: which need not exist.
+
+    Raises:
+        InputError: it holds something foreign, or cannot be looked at.
+    """
+    try:
+        names = os.listdir(folder)
+        foreign = bool(names) and not _marked(folder, names)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise _unusable(flag, folder, error) from None
+    if foreign:
+        raise InputError(
+            f"{flag} {folder} is not empty, and no folder of dfl's (it has no {MARKER} of ours): give another folder"
+        )
+
+
+def claim(folder: Path, flag: str = "--out") -> list[Path]:
+    """Make a folder ours, before anything else is written to it; one that is ours already stays as it is.
+
+    Args:
+        folder: a new one, an empty one, or one of ours.
+        flag: what names it, for messages.
+
+    Returns:
+        What was made, for `take_back`.
+
+    Raises:
+        InputError: it holds something foreign, or cannot be written to.
+    """
+    refuse_foreign(flag, folder)
+    marker = folder / MARKER
+    try:
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            with open(handle, "wb") as file:
+                file.write(CONTENT)
+            made.insert(0, marker)
+        if read_bytes(marker) != CONTENT:  # its writer was killed, or is at it
+            with open(marker, "wb", opener=no_follow) as file:
+                file.write(CONTENT)
+    except (OSError, ValueError) as error:
+        raise _unusable(flag, folder, error) from None
+    refuse_foreign(flag, folder)  # which somebody may have filled in the meantime
+    return made
+
+
+def take_back(made: Sequence[Path]) -> None:
+    """Undo `claim` where nothing was written since: remove the marker that is alone, and empty folders."""
+    for each in made:
+        with suppress(OSError):
+            if each.is_dir():
+                each.rmdir()
+            elif os.listdir(each.parent) == [each.name]:
+                each.unlink()
+
+
+def _marked(folder: Path, names: Sequence[str]) -> bool:
+    """Whether a folder has our marker; a beginning of it will do where nothing else is there."""
+    marker = folder / MARKER
+    if MARKER not in names or not stat.S_ISREG(marker.lstat().st_mode):
+        return False
+    held = read_bytes(marker)
+    return held == CONTENT or (list(names) == [MARKER] and CONTENT.startswith(held))
+
+
+def _unusable(flag: str, folder: Path, error: Exception) -> InputError:
+    return InputError(f"{flag} {folder} cannot be written to: {getattr(error, 'strerror', None) or error}")
