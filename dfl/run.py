@@ -213,7 +213,8 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        values = _replayed(path) if path.suffix == ".json" else _table(path)
+        page = read_bounded(path, _RECORD if path.suffix == ".json" else _SETTINGS).decode("utf-8")
+        values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")
         return Run.from_dict(values).to_dict()
@@ -226,14 +227,8 @@ def _filed(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
 
 
-def _table(path: Path) -> dict[str, Any]:
-    """What a TOML file says."""
-    return tomllib.loads(read_bounded(path, _SETTINGS).decode("utf-8"))
-
-
-def _replayed(path: Path) -> dict[str, Any]:
+def _replayed(page: dict[str, Any]) -> dict[str, Any]:
     """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
-    page = json.loads(read_bounded(path, _RECORD).decode())
     values: dict[str, Any] = page["run"] | {"out": None}
     if "checksum" in page and page["checksum"] != checksum(page):
         raise InputError('its checksum is another: it is damaged, or was edited and needs no "checksum"')
