@@ -166,15 +166,19 @@ def _rows(path: Path) -> str:
     """
     try:
         text = read_bytes(path).decode()
-        header, *rows = csv.reader(StringIO(text[: text.rfind("\n") + 1]))
+        text = text[: text.rfind("\n") + 1]
+        header, *rows = csv.reader(StringIO(text))
         figures = [[float(value) for value in row] for row in rows]
         rounds = [row[0] for row in figures]
-    except (OSError, ValueError, LookupError, csv.Error) as error:
-        raise InputError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
-    whole = header[:1] == ["round"] and all(map(math.isfinite, rounds))
-    if not whole or rounds != sorted(set(rounds)) or {len(row) for row in figures} - {len(header)}:
+        whole = header[0] == "round" and {len(row) for row in figures} <= {len(header)}
+        whole = whole and all(map(math.isfinite, rounds)) and rounds == sorted(set(rounds))
+    except OSError as error:
+        raise InputError(f"{path} is damaged: {error.strerror}") from None
+    except (ValueError, LookupError, csv.Error):
+        whole = False
+    if not whole:
         raise InputError(f"{path} is damaged: it is no table of a row per evaluation")
-    return text[: text.rfind("\n") + 1]
+    return text
 
 
 def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:

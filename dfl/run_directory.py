@@ -6,6 +6,7 @@ copies of it beside files of their own, to replay a run.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -19,8 +20,14 @@ MARKER = ".dfl"
 """The name of the marker."""
 CONTENT = b"dfl writes to this folder\n"
 """What the marker holds."""
-OUTPUTS = ("run.json", "metrics.csv", "peers.csv", "state.safetensors", "checkpoint", "figures")
+FILES = ("run.json", "metrics.csv", "peers.csv", "state.safetensors")
+"""The files that a run writes to its folder."""
+FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard")
+"""The folders that a run makes in its folder."""
+OUTPUTS = (*FILES, *FOLDERS[:2])
 """What tells that a run has been in a folder; a sweep writes to the folders of its runs before that."""
+LONGEST = "x" * 100
+"""No name that a run gives to a file in its folder is longer."""
 
 
 def refuse_unusable(folder: Path, resume: bool) -> None:
@@ -31,14 +38,21 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
         resume: whether the run goes on with what is in it.
 
     Raises:
-        InputError: it is foreign, or holds a run already that is not to be gone on with.
+        InputError: it is foreign, has a name that leaves no room for names in it, holds a run already that is not to
+            be gone on with, or something else in the place of what a run writes.
     """
-    refuse_foreign("--resume" if resume else "--out", folder)
+    flag = "--resume" if resume else "--out"
+    refuse_foreign(flag, folder)
     if not resume and outputs(folder):
         raise InputError(
             f"--out {folder} holds a run already, and runs are never overwritten: give another folder, or "
             f"--resume {folder}"
         )
+    try:
+        for name in (LONGEST, *FILES, *FOLDERS):
+            _check_kind(folder / name)
+    except OSError as error:
+        raise _unusable(flag, folder, error) from None
 
 
 def outputs(folder: Path) -> list[str]:
@@ -83,7 +97,7 @@ def claim(folder: Path, flag: str = "--out") -> list[Path]:
         InputError: it holds something foreign, or cannot be written to.
     """
     refuse_foreign(flag, folder)
-    marker = folder / MARKER
+    marker, made = folder / MARKER, list[Path]()
     try:
         made = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +109,10 @@ def claim(folder: Path, flag: str = "--out") -> list[Path]:
         if read_bytes(marker) != CONTENT:  # its writer was killed, or is at it
             with open(marker, "wb", opener=no_follow) as file:
                 file.write(CONTENT)
+        refuse_foreign(flag, folder)  # which somebody may have filled in the meantime
     except (OSError, ValueError) as error:
-        raise _unusable(flag, folder, error) from None
-    refuse_foreign(flag, folder)  # which somebody may have filled in the meantime
+        take_back(made)
+        raise error if isinstance(error, InputError) else _unusable(flag, folder, error) from None
     return made
 
 
@@ -118,6 +133,22 @@ def _marked(folder: Path, names: Sequence[str]) -> bool:
         return False
     held = read_bytes(marker)
     return held == CONTENT or (list(names) == [MARKER] and CONTENT.startswith(held))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what a run could not write to.
+
+    Raises:
+        OSError: it is not a file or not a directory, as it should be.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if path.name in FOLDERS and not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link or no directory, remove it")
+    if path.name in FILES and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file, remove it")
 
 
 def _unusable(flag: str, folder: Path, error: Exception) -> InputError:

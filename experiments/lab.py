@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.results import Result
+from dfl.run_directory import refuse_foreign
 from dfl.specs import flag
 
 Cell = tuple[Mapping[str, str | int], Run]
@@ -132,6 +133,7 @@ def _bare(run: Run) -> Run:
 
 def _launch(folder: Path, run: Run) -> None:
     """Run a cell as its own program."""
+    refuse_foreign("--out", folder)
     shutil.rmtree(folder, ignore_errors=True)  # an earlier launch was interrupted
     flags = [f"{flag(name)}={value}" for name, value in replace(run, out=folder).to_dict().items()]
     done = subprocess.run([sys.executable, "-m", "dfl.run", *flags], capture_output=True, text=True)

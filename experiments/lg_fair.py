@@ -59,6 +59,7 @@ from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
 from dfl.models import Spec, draw
 from dfl.results import Result
+from dfl.run_directory import refuse_foreign
 from dfl.simulation import check
 from experiments import lab
 
@@ -151,6 +152,7 @@ def trained(options: Options, partition: str, method: str, seed: int) -> tuple[R
     module = narrow(data.train_inputs.shape[1], seed) if method in BEHIND else None
     folder = options.out / "cells" / f"partition={partition},method={method},seed={seed}"
     if not (folder / "state.safetensors").exists():
+        refuse_foreign("--out", folder)
         shutil.rmtree(folder, ignore_errors=True)  # an earlier launch was interrupted
         for _ in dfl.simulate(replace(run, out=folder), module):
             pass

@@ -66,6 +66,7 @@ SETTINGS: dict[str, tuple[str | bytes, str]] = {
     "list.json": ("[1, 2]", "not the run.json of a run (TypeError: "),
     "text.json": ('{"run": "ring"}', "not the run.json of a run (TypeError: "),
     "broken.json": ('{"run": {', "not the run.json of a run (JSONDecodeError: "),
+    "edited.json": ('{"run": {"topology": "ring"}, "checksum": "0"}', "its checksum is another"),
     "empty.json": ("", "not the run.json of a run (JSONDecodeError: "),
     "newer.json": ('{"run": {"sheep": 3}}', "unknown setting 'sheep'"),
     "null.json": ('{"run": {"rounds": null}}', "--rounds must be a whole number, not None"),

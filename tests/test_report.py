@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import torch
 
 import dfl
+from dfl import manifest
 from dfl.files import atomically
 from dfl.mpi import World
 from dfl.report import Report
@@ -184,6 +188,62 @@ def test_exit_codes(setting: Setting, error: BaseException | None, code: int) ->
     assert record["exit"] == code
     assert str(error or "") in record["ending"]
     assert "\n" not in record["ending"]
+
+
+DAMAGES: dict[str, bytes | None] = {
+    "a flipped bit": None, "{}": b"{}", "no UTF-8": b"round,seconds\n0,\xff\n", "empty": b"", "NaN": b"round\nNaN\n",
+    "twice its header": b"round,seconds\n0,1.0\nround,seconds\n0,1.0\n",
+}  # fmt: skip
+ASKED: dict[str, Callable[[Result], Any]] = {
+    "metrics.csv": lambda found: found.rows,
+    "peers.csv": lambda found: found.peers,
+    "state.safetensors": lambda found: found.model(0),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "a directory", "a pipe"])
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("ending", [0, 130, None])
+def test_what_is_damaged_is_said_when_it_is_read(
+    done: tuple[list[dict[str, float]], Result], tmp_path: Path, name: str, damage: str, ending: int | None
+) -> None:
+    folder, path = tmp_path / "run", tmp_path / "run" / name
+    shutil.copytree(done[1].folder, folder)
+    files = {0: list(ASKED), 130: ["metrics.csv"], None: []}[ending]
+    manifest.write(folder, done[1].record | {"exit": ending, "ending": "as it did"}, files)
+    held = bytearray(path.read_bytes())
+    if damage in DAMAGES:
+        held[len(held) // 2] ^= 0x80  # ASCII no more
+        path.write_bytes(held if DAMAGES[damage] is None else DAMAGES[damage] or b"")
+    else:
+        path.unlink()
+        path.mkdir() if damage == "a directory" else os.mkfifo(path)
+    found = dfl.load(folder)
+    with pytest.raises(dfl.InputError, match=re.escape(name)) as caught:
+        ASKED[name](found)
+    assert "\n" not in str(caught.value)
+    for other in set(files) - {name}:
+        ASKED[other](found)
+
+
+def test_a_row_that_is_on_its_way_is_left_out(tmp_path: Path) -> None:
+    rows = dfl.simulate(small(out=tmp_path / "run"))
+    next(rows)
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("2,0.12")
+    assert dfl.load(tmp_path / "run").rows["round"].tolist() == [0]
+    rows.close()  # type: ignore[attr-defined]
+
+
+def test_the_models_of_an_earlier_end_are_not_those_of_a_run_that_went_on(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=1)))
+    rows = dfl.simulate(dfl.resumed(tmp_path / "run", rounds=9))
+    next(rows)
+    for ask in (ASKED["peers.csv"], ASKED["state.safetensors"]):
+        with pytest.raises(dfl.InputError, match="the run is running"):
+            ask(dfl.load(tmp_path / "run"))
+    list(rows)
+    assert dfl.load(tmp_path / "run").model(0)
 
 
 def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:

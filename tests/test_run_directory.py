@@ -16,7 +16,7 @@ import dfl
 from dfl import manifest
 from dfl.errors import InputError
 from dfl.files import Lock, atomically, make_directory, no_follow, read_bytes
-from dfl.run_directory import CONTENT, MARKER, claim, refuse_foreign, take_back
+from dfl.run_directory import CONTENT, FILES, FOLDERS, MARKER, claim, refuse_foreign, refuse_unusable, take_back
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
@@ -90,10 +90,36 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     for folder in (
         tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling", tmp_path / ("x" * 300), Path("a\0b"),
+        tmp_path / "new" / ("x" * 300),
     ):  # fmt: skip
         with pytest.raises(InputError, match=r"--out .* cannot be written to: "):
             claim(folder)
     assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
+
+
+def test_a_path_that_leaves_no_room_for_files_is_refused_at_once(tmp_path: Path) -> None:
+    long = tmp_path.joinpath(*["x" * 250] * 15)
+    deep = long / ("x" * (4050 - len(str(long))))
+    with pytest.raises(InputError, match=r"--out .* cannot be written to: File name too long"):
+        list(dfl.simulate(dfl.Run(peers=2, rounds=0, out=deep)))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("own")])
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_what_stands_in_the_place_of_what_a_run_writes_is_refused_at_once(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    claim(tmp_path / "run")
+    make(tmp_path / "run" / name)
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "run" / name
+    good = path.is_dir() and not path.is_symlink() if name in FOLDERS else path.is_file() or path.is_symlink()
+    if good:
+        refuse_unusable(tmp_path / "run", resume=True)
+    else:
+        with pytest.raises(InputError, match=f"--resume .*{name}"):
+            refuse_unusable(tmp_path / "run", resume=True)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
