@@ -160,7 +160,7 @@ def test_a_line_stays_a_line_whatever_a_folder_is_called(here: Here, mine: Path,
 
 def test_hostile_words_of_a_cell_are_text(here: Here, mine: Path, done: Path) -> None:
     (done / "output.log").write_text("dfl: \x1b]0;mine\x07 [/b] :smile: \u2029 $x_$\n")
-    manifest.write(done, {**manifest.read(done), "exit": 1})
+    manifest.write(done, {**manifest.read(done), "exit": 3})
     for words in ((), ("--status",)):
         _, said, _ = here("two.toml", *words)
         assert all(line.isprintable() for line in said)

@@ -32,7 +32,7 @@ def test_sweeps_at_once_share_the_cells(tmp_path: Path, pause: float) -> None:
 
 def test_a_sweep_goes_on_with_what_another_was_told_to_stop(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(SIX)
-    first = fake(tmp_path, 0.5, "--jobs", "6")
+    first = fake(tmp_path, 2, "--jobs", "6")
     wait_for(lambda: statuses(tmp_path / "out").count("running") == 6)
     second = fake(tmp_path, 0, "--jobs", "2")
     assert second.stdout is not None
