@@ -5,6 +5,7 @@ A case is a name, what is tried in an empty folder, and what is expected: a word
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import sys
@@ -25,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dfl
+from dfl import manifest
 from dfl.logs import LOG
 
 SECONDS = 60
@@ -460,6 +462,8 @@ def start_from(state: dict[str, Tensor] | bytes, folder: Path, **settings: Any) 
         path.write_bytes(state)
     else:
         save_file(state, path)
+    record = json.loads((path.parent / "run.json").read_text())
+    manifest.write(path.parent, record, list(record["files"]))  # as if the run had written it so
     return run(start=folder / "ended", **settings)
 
 
