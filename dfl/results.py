@@ -145,7 +145,7 @@ class Result:
             return build(tuple(made["shape"]), made["classes"])
 
     def _whole(self, name: str, growing: bool = False) -> Path:
-        """The path of a file, which is as the run vouches for it; one that is growing is not vouched for.
+        """The path of a file that is as the run vouches for it; nothing vouches for one that grows.
 
         Raises:
             InputError: it is damaged or missing, or the run has not come to write it.
@@ -189,7 +189,7 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
         module: the caller's own module or modules, if the run trained such; they are copied, never changed.
 
     Raises:
-        InputError: the folder holds no run, or run.json is damaged; what is asked of the result may be, too.
+        InputError: the folder holds no run, or run.json is damaged. What is read later may be, too.
     """
     folder = Path(folder)
     return Result(folder, manifest.read(folder), module)
