@@ -123,7 +123,7 @@ def begun(
 
 
 def _unlike(folder: Path, table: str) -> tuple[str, ...]:
-    """What a run's folder holds that is not as the run wrote it, in one line; it is written again."""
+    """What in a run's folder is not as the run wrote it, in one line; it is written again."""
     try:
         rows = read_bytes(folder / "metrics.csv")
     except OSError:

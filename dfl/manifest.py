@@ -1,11 +1,12 @@
-"""run.json: it vouches for itself by a checksum, and once the run is finished, for the files that it wrote.
+"""run.json: its checksum vouches for itself, its table of files for what a run that is over wrote.
 
-    {"run": {...}, ..., "exit": 0, "files": {"metrics.csv": {"bytes": 812, "sha256": "..."}, ...}, "checksum": "..."}
+    {"run": {...}, ..., "exit": 0,
+     "files": {"metrics.csv": {"bytes": 812, "sha256": "..."}, ...}, "checksum": "..."}
 
-`files` has what is final: it is written last, with the exit code, in the same file. A run that is not over vouches
-for none, one that was ended early for metrics.csv. Logs, which are written to until the process ends, and the files of
-TensorBoard, which have checksums of their own and hold nothing that metrics.csv does not, are not in it; nor are
-checkpoints, which vouch for themselves (`dfl.keeping`).
+`files` has what is final: it is written last, with the exit code, in the same file. A run that is
+not over vouches for none, one that was ended early for metrics.csv. Logs, which are written to
+until the process ends, and the files of TensorBoard, which have checksums of their own and hold
+nothing that metrics.csv does not, are not in it; nor are checkpoints (`dfl.keeping`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) ->
     Args:
         folder: of the run.
         record: what it says; `run` has the settings.
-        names: of the files in the folder to vouch for, with / for folders; none while they are written to.
+        names: of the files in the folder to vouch for, with / for folders; none while they grow.
 
     Raises:
         OSError: it cannot be written, or one of the files cannot be read.
@@ -52,7 +53,8 @@ def read(folder: Path) -> dict[str, Any]:
         whole = isinstance(page, dict) and page.get("checksum") == checksum(page)
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{folder} is no run directory: its {NAME} cannot be read ({why})") from None
+        line = f"{folder} is no run directory: its {NAME} cannot be read ({why})"
+        raise InputError(line) from None
     if not isinstance(page, dict) or not isinstance(page.get("run"), dict):
         raise InputError(f"{folder} is no run directory: its {NAME} says of no run")
     if not whole:
@@ -82,7 +84,8 @@ def damage(folder: Path, *names: str) -> str:
 def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
     """Return in one line what is wrong with a file; empty where it is as `known` says."""
     try:
-        return "" if _sum(folder / name) == known else f"{folder / name} is damaged: its checksum is another"
+        whole = _sum(folder / name) == known
+        return "" if whole else f"{folder / name} is damaged: its checksum is another"
     except FileNotFoundError:
         return f"{folder / name} is missing"
     except OSError as error:
@@ -90,7 +93,7 @@ def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
 
 
 def checksum(page: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all that a page of JSON says but its own checksum, however it is laid out."""
+    """Return the SHA-256 of what a page of JSON says, but for its own checksum."""
     said = {name: value for name, value in page.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
 """What does a run leave behind?
 
     DIR/.dfl                that the folder is ours (`dfl.run_directory`)
-    DIR/run.json            what was asked for, of which program, where; at the end, how it ended and checksums of the
-                            other files (`dfl.manifest`)
+    DIR/run.json            what was asked for, of which program, where; at the end, how it ended
+                            and checksums of the other files (`dfl.manifest`)
     DIR/metrics.csv         a row per evaluation
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
@@ -11,8 +11,8 @@
     DIR/logs/rank-3.log     `dfl.logs`, of every rank
     DIR/checkpoint/         `dfl.checkpoint`
 
-All but metrics.csv and logs appear whole or not at all, and nothing is written through a link. Nothing is pickled.
-`dfl.results` reads it back.
+All but metrics.csv and logs appear whole or not at all, and nothing is written through a link.
+Nothing is pickled. `dfl.results` reads it back.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class Folder:
         if not self.size:
             table.writeheader()
         elif self.columns != list(row):  # as another version of this program would have
-            raise InputError(f"{self.metrics} has columns {self.columns}, and these rows have {list(row)}")
+            line = f"has columns {self.columns}, and these rows have {list(row)}"
+            raise InputError(f"{self.metrics} {line}")
         table.writerow(row)
         self.columns = list(row)
         with self._writing():

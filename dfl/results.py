@@ -172,7 +172,7 @@ class Result:
             return build(tuple(made["shape"]), made["classes"])
 
     def _whole(self, name: str, growing: bool = False) -> Path:
-        """The path of a file, which is as the run vouches for it; one that is growing is not vouched for.
+        """The path of a file that is as the run vouches for it; nothing vouches for one that grows.
 
         Raises:
             InputError: it is damaged or missing, or the run has not come to write it.
@@ -217,7 +217,7 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
             their parameters, frozen ones too, get the values that they had in the run.
 
     Raises:
-        InputError: the folder holds no run, or run.json is damaged; what is asked of the result may be, too.
+        InputError: the folder holds no run, or run.json is damaged. What is read later may be, too.
     """
     if not isinstance(folder, str | os.PathLike):
         raise InputError(f"load needs the folder of a run, not {shown(folder)}")

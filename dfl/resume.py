@@ -65,7 +65,7 @@ def settings(run: Run, given: Collection[str], ranks: int) -> Run:
 
 
 def before(folder: Path) -> Run | None:
-    """The run in a folder, as run.json has it, or where that is damaged, its last checkpoint; None where none began.
+    """The run in a folder as run.json has it, or its last checkpoint; None where none began.
 
     Raises:
         InputError: neither can be read.
@@ -136,7 +136,7 @@ def over(run: Run) -> str:
     from dfl.results import load
 
     assert run.resume is not None
-    if manifest.damage(run.resume, "metrics.csv"):  # is written again, or refused for want of a checkpoint
+    if manifest.damage(run.resume, "metrics.csv"):  # is mended, or refused without a checkpoint
         return ""
     ended = load(run.resume)
     if ended.record.get("exit") != 0:

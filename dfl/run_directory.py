@@ -1,7 +1,8 @@
-"""Which folders are ours to write to: those that hold our marker, and new or empty ones, which get it first of all.
+"""Which folders are ours to write to: those with our marker, and new or empty ones, which get it.
 
-The marker is the file `.dfl`, a regular one with `CONTENT` in it. run.json does not do as a marker, because users keep
-copies of it beside files of their own, to replay a run.
+The marker is the file `.dfl`, a regular one with `CONTENT` in it, and is written before anything
+else. run.json does not do as a marker, because users keep copies of it beside files of their own,
+to replay a run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FILES = ("run.json", "metrics.csv", "peers.csv", "state.safetensors")
 FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard")
 """The folders that a run makes in its folder."""
 OUTPUTS = (*FILES, *FOLDERS[:2])
-"""What tells that a run has been in a folder; a sweep writes to the folders of its runs before that."""
+"""What tells that a run has been in a folder. A sweep writes to it before that."""
 LONGEST = "x" * 100
 """No name that a run gives to a file in its folder is longer."""
 
@@ -38,15 +39,15 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
         resume: whether the run goes on with what is in it.
 
     Raises:
-        InputError: it is foreign, has a name that leaves no room for names in it, holds a run already that is not to
-            be gone on with, or something else in the place of what a run writes.
+        InputError: it is foreign, has a name that leaves no room for names in it, holds a run
+            already that is not to be gone on with, or something else where a run writes.
     """
     flag = "--resume" if resume else "--out"
     refuse_foreign(flag, folder)
     if not resume and outputs(folder):
         raise InputError(
-            f"--out {folder} holds a run already, and runs are never overwritten: give another folder, or "
-            f"--resume {folder}"
+            f"--out {folder} holds a run already, and runs are never overwritten: "
+            f"give another folder, or --resume {folder}"
         )
     try:
         for name in (LONGEST, *FILES, *FOLDERS):
@@ -84,7 +85,7 @@ def refuse_foreign(flag: str, folder: Path) -> None:
 
 
 def claim(folder: Path, flag: str = "--out") -> list[Path]:
-    """Make a folder ours, before anything else is written to it; one that is ours already stays as it is.
+    """Make a folder ours, before anything else is written to it; one that is ours stays as it is.
 
     Args:
         folder: a new one, an empty one, or one of ours.
@@ -117,7 +118,7 @@ def claim(folder: Path, flag: str = "--out") -> list[Path]:
 
 
 def take_back(made: Sequence[Path]) -> None:
-    """Undo `claim` where nothing was written since: remove the marker that is alone, and empty folders."""
+    """Undo `claim` where nothing was written since: remove a lone marker, and empty folders."""
     for each in made:
         with suppress(OSError):
             if each.is_dir():
@@ -152,4 +153,5 @@ def _check_kind(path: Path) -> None:
 
 
 def _unusable(flag: str, folder: Path, error: Exception) -> InputError:
-    return InputError(f"{flag} {folder} cannot be written to: {getattr(error, 'strerror', None) or error}")
+    why = getattr(error, "strerror", None) or error
+    return InputError(f"{flag} {folder} cannot be written to: {why}")
