@@ -6,7 +6,7 @@ seconds, looks for the other ranks of the job among the processes of this host, 
  - A rank that is stopped, or neither waits nor computes, is late after `timeout` seconds.
  - A rank that computes may take its time: it may import, read or prepare what its job needs.
  - Ranks without a process on this host are on other hosts, whose ranks name them. Where nobody does, `ELSEWHERE`
-   seconds later, the job ends as well.
+   seconds later, the job ends as well. If all ranks were started here, such a rank has ended, and the job ends soon.
 
 A rank that has arrived shows that by a file in memory, which others find through /proc and which ends with it.
 """
@@ -28,7 +28,7 @@ from dfl.processes import Process, ours, process
 TIMEOUT = 600.0
 """Seconds for which a rank waits for others where nobody says otherwise."""
 ELSEWHERE = 30.0
-"""Seconds that the ranks of other hosts have to name one of theirs."""
+"""Seconds that the ranks of other hosts have to name one of theirs, and launchers to start all of a host."""
 GAPS = 1.0, 120.0
 """Least and most seconds between two looks at who computes."""
 SIGN = "dfl-rank"
@@ -73,7 +73,7 @@ def verdict(
         mine, size: this rank, and how many there are.
         now, before: what is seen of the ranks on this host, and was seen at the look before.
         over: seconds for which this rank has waited for longer than it was to.
-        here: whether all ranks were started on this host.
+        here: whether all ranks are on this host, and a rank without a process has ended.
     """
     waiting = [rank for rank, seen in now.items() if seen.waits and not seen.stopped]
     speaker = min([mine, *waiting])
@@ -85,9 +85,9 @@ def verdict(
             (busy if works else idle)[rank] = seen
     absent = [rank for rank in range(size) if rank != mine and rank not in now]
     said = []
-    if stopped:
+    if stopped and over >= 0:
         said.append(f"{_named(stopped)} {_is(stopped)} stopped")
-    if idle:
+    if idle and over >= 0:
         said.append(f"{_named(idle)} {_is(idle)} idle and did not arrive")
     if absent and (here or (over >= ELSEWHERE and not said and not busy)):
         said.append(f"{ranks_named(absent)} did not arrive, with no process on this host")
@@ -134,21 +134,23 @@ class Start:
     def _watch(self, stop: threading.Event) -> None:
         gap = min(max(self.timeout / 4, GAPS[0]), GAPS[1])
         every, seconds, last = gap / 5, 0.0, time.monotonic()
-        looked, before = 0.0, dict[int, Seen]()
+        looked, before = -gap, dict[int, Seen]()
         with _Sign(self.rank) as sign:
             while not stop.wait(every):
                 passed, last = time.monotonic() - last, time.monotonic()
                 sign.show(waits := self.waits())
                 if not waits:
-                    seconds, looked, before = 0.0, 0.0, {}
+                    seconds, looked, before = 0.0, -gap, {}
                     continue
                 seconds += min(passed, 2 * every)  # of more, this rank has noticed nothing: it was stopped
-                if seconds < max(self.timeout, 2 * gap) - gap or seconds - looked < gap:
+                soon = max(self.timeout, 2 * gap) - gap, ELSEWHERE
+                if seconds < min(soon) or seconds - looked < gap:
                     continue
                 now, looked = seen(), seconds
-                line, speaker = verdict(self.rank, self.size, now, before, seconds - self.timeout, self._here)
+                here = self._here and seconds >= min(self.timeout, ELSEWHERE)
+                line, speaker = verdict(self.rank, self.size, now, before, seconds - self.timeout, here)
                 before = now
-                if line and seconds >= self.timeout and not stop.is_set():
+                if line and not stop.is_set():
                     self._late(seconds, line, speaker)
 
     def _late(self, seconds: float, line: str, speaker: int) -> None:

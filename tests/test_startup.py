@@ -100,6 +100,8 @@ def test_ranks_elsewhere_are_named_by_their_hosts_first() -> None:
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE - 1)[0] == ""
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0].startswith("ranks 2, 3 did not arrive")
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, 0.0, here=True)[0].startswith("ranks 2, 3 did not arrive")
+    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, -500.0, here=True)[0].startswith("ranks 2, 3 did not arrive")
+    assert verdict(0, 2, {1: STOPPED}, {1: STOPPED}, -500.0, here=True)[0] == ""
     assert "all ranks" in verdict(0, 2, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0]
 
 
