@@ -60,7 +60,8 @@ def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 def test_frozen_parameters_are_on_the_device(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = dfl.Run(**{**FEW, "engine": engine, "rounds": 2, "eval_every": 1, "out": tmp_path / "here"})
+    settings: dict[str, Any] = {**FEW, "engine": engine, "rounds": 2, "eval_every": 1}
+    run = dfl.Run(**settings, out=tmp_path / "here")
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
     module[1].requires_grad_(False)
     here = list(dfl.simulate(run, module))
