@@ -165,7 +165,7 @@ torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).float()
 model[0].requires_grad_(False)
-run = dict(peers=4, rounds=2, eval_every=1)
+run = dict(peers=2, rounds=2, eval_every=1)
 def ends(data=dfl.Data(x, y, x, y, 3), loss=None, **more):
     try:
         for _ in dfl.simulate(dfl.Run(**run, **more), model, data, loss): pass
@@ -182,7 +182,7 @@ def test_an_own_module_on_several_ranks(tmp_path: Path) -> None:
     """Frozen parameters on ranks of which some have no peer; what is refused or diverges is so on every rank."""
     (tmp_path / "own.py").write_text(OWN)
     states = []
-    for ranks in (1, 5):
+    for ranks in (1, 3):
         done = mpirun(ranks, str(tmp_path / "own.py"), str(tmp_path / str(ranks)), timeout=120)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
