@@ -13,11 +13,11 @@ three words, at 0.909; a peer alone gets 0.876, and where nobody lies the mean g
 to 0.717 under dissensus. More neighbours help: with two shards clipping keeps at least 0.727 on the
 torus, and trimming 0.729 and clipping 0.787 on the complete graph. A peer that trusts what agrees
 with its own step (FLTrust) keeps the liars out, and everybody else with other labels: 0.24 at most
-on every graph. Dissensus is the worst attack on a ring and sign flip on clipping elsewhere, but on
-the random graph with data alike, where label flip is. On the random graph an honest peer hears two
-liars of five words, more than f = 1 expects, and under trimming and clipping some peers end
-hundreds of times as far apart. Means over the last tenth of the rounds, over two seeds on the ring
-and ONE elsewhere, on digits: a look, not a measurement.
+on every graph. Dissensus is the worst attack on a ring; elsewhere, with two shards, sign flip is
+that on clipping, and with data alike attacks on clipping are too near each other to say. On the
+random graph an honest peer hears two liars of five words, more than f = 1 expects, and under
+trimming and clipping some peers end hundreds of times as far apart. Means over the last tenth of
+the rounds, over two seeds on the ring and ONE elsewhere, on digits: a look, not a measurement.
 
 Grid: ring, torus (4 x 4), regular:k=4 and complete graph, 16 peers, of whom 0 and 10 attack; six rules; no attack,
 label flip, sign flip, ALIE (z = 1.5; its formula gives 0 for 2 of 16) and dissensus; IID and two label shards.
