@@ -26,6 +26,7 @@ from experiments import (
 )
 
 ROUNDS = 50
+RESULTS = Path(__file__).parents[1] / "experiments/results"
 
 
 def spiking(**labels: Any) -> pd.DataFrame:
@@ -136,6 +137,21 @@ def test_pages_report_the_tail(page: str) -> None:
     tabulated, expected = PAGES[page]
     for _, row in tabulated().iterrows():
         assert {name: row[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("page", "labels", "accuracy"),
+    [
+        ("bits", ["width"], "accuracy"),
+        ("local_steps", local_steps.LABELS, "accuracy_mean"),
+        ("update_mixing", update_mixing.LABELS, "accuracy_mean"),
+    ],
+)
+def test_a_published_table_is_the_mean_of_its_seeds(page: str, labels: list[str], accuracy: str) -> None:
+    folder = RESULTS / page
+    table, seeds = (pd.read_csv(folder / f"{name}.csv").set_index(labels) for name in ("table", "seeds"))
+    means = seeds.groupby(labels)[accuracy].mean()
+    assert table["accuracy"].to_dict() == pytest.approx(means.to_dict(), rel=1e-4)
 
 
 def test_every_round_of_the_tail_is_evaluated_and_nothing_else_changes(tmp_path: Path) -> None:
