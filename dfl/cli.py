@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TextIO, get_args, get_origin
 
 from dfl.errors import InputError, printable
 from dfl.values import KINDS, nearest, read
@@ -62,7 +62,14 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     shown = set[str]()
 
-    def warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+    def warn(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         text = printable(" ".join(str(message).split()))
         if text not in shown:
             print("dfl: warning:", text, file=sys.stderr, flush=True)
