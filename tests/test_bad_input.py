@@ -98,7 +98,10 @@ def test_huge_options(dfl_run: Command, option: tuple[str, str, str, str]) -> No
 def test_numbers_of_flags(dfl_run: Command, name: str, text: str) -> None:
     line = dfl_run.refused(f"{flag(name)}={text}")
     assert line.startswith(f"{flag(name)} must be ")
-    assert text[:100].removesuffix("_0") in line or float(text) == float(line.split()[-1])
+    if len(text) > 100:  # of which the beginning, or the kind, is shown
+        assert text[:60] in line or "of type int" in line
+    else:
+        assert text.removesuffix("_0") in line or float(text) == float(line.split()[-1])
 
 
 @pytest.mark.parametrize("name", [name for name, each in PLAIN.items() if each not in FLAGS.values()])

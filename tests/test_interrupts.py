@@ -39,10 +39,13 @@ def at_round(t: int) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Any:
-    """Runs put back what answers Ctrl-C."""
+    """Runs put back what answers Ctrl-C. A shell that starts tests in the background has it ignored."""
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
     yield
-    assert (signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr) == before
+    after = signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
+    signal.signal(signal.SIGINT, outside)
+    assert after == before
 
 
 def test_while_reading_the_command_line(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
