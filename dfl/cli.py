@@ -45,6 +45,12 @@ def call(app: App, tokens: Sequence[str]) -> Any:
         raise InputError(_complaint(error)) from None
 
 
+def escape_output() -> None:
+    """Have stdout escape what its encoding lacks, as stderr does: the names of files may be any bytes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def leave_on_interrupt() -> None:
     """Have Ctrl-C end this process in one line: to call before imports that take long, where nobody catches it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -60,6 +66,7 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
     """Do what the words of this process's command line say; the exit code. A warning is one line, once."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    escape_output()
     shown = set[str]()
 
     def warn(
@@ -99,6 +106,7 @@ def steady() -> Iterator[None]:
     The first Ctrl-C raises KeyboardInterrupt.
     """
     _open_all()
+    escape_output()
     streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
     sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
     if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own

@@ -245,3 +245,11 @@ def test_a_note_on_data_reaches_callers_from_python(tmp_path: Path) -> None:
     run = dfl.Run(dataset="adult", data_dir=tmp_path, peers=4, rounds=0)
     with pytest.warns(UserWarning, match="not the official files of adult"):
         list(dfl.simulate(run))
+
+
+def test_a_folder_whose_name_is_no_text_is_printed_escaped(dfl_run: Command) -> None:
+    few = ("--peers", "2", "--rounds", "1", "--model", "softmax", "--examples-per-peer", "12")
+    ended = dfl_run(*few, "--out", "caf\udce9")
+    assert (ended.code, ended.err) == (0, "")
+    assert "caf\\udce9" in ended.out
+    assert Path("caf\udce9", "run.json").is_file()
