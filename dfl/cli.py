@@ -84,7 +84,7 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
 
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = warn  # type: ignore[assignment]
+            warnings.showwarning = warn
             return work(sys.argv[1:]) or 0
     except InputError as error:
         complain(error)
