@@ -29,6 +29,7 @@ from dfl import manifest
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.files import Lock, atomically, make_directory, read_bytes
+from dfl.reading import SETTINGS, read_bounded
 from dfl.run_directory import claim, refuse_foreign
 from dfl.specs import options
 from dfl.values import nearest
@@ -87,7 +88,7 @@ def read(path: Path, ranks: int) -> Grid:
         InputError: it cannot be read, names something unknown, or some cell cannot be run.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, SETTINGS).decode("utf-8")
         settings = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -9,6 +9,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
+SETTINGS = 2**14
+"""Bytes that a TOML file of settings may have: reading one takes up to the square of its length."""
+
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading, through links.

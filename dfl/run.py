@@ -20,7 +20,7 @@ from dfl import cli
 from dfl.config import MOST, Run
 from dfl.errors import DivergedError, InputError, Suspended
 from dfl.manifest import checksum
-from dfl.reading import read_bounded
+from dfl.reading import SETTINGS, read_bounded
 from dfl.resume import over, settings
 from dfl.run_directory import refuse_unusable
 from dfl.specs import describe, flag
@@ -34,8 +34,8 @@ GRACE = 2.0
 """Seconds that rank 0 has to print why it ends, before another rank does."""
 _ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
 
-_RECORD, _SETTINGS = 2**20, 2**14
-"""Bytes that a run.json and a TOML file of settings may have; reading TOML takes up to the square of its length."""
+RECORD = 2**20
+"""Bytes that a run.json may have."""
 
 
 def main() -> int:
@@ -213,7 +213,7 @@ def _filed(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or says something unknown or bad.
     """
     try:
-        page = read_bounded(path, _RECORD if path.suffix == ".json" else _SETTINGS).decode("utf-8")
+        page = read_bounded(path, RECORD if path.suffix == ".json" else SETTINGS).decode("utf-8")
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError("that run had its caller's own model or data: only Python can replay it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import tomllib
@@ -95,7 +96,10 @@ def test_a_bad_grid_is_refused_in_one_line(tmp_path: Path, text: str, line: str)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.toml", tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with open(tmp_path / "huge.toml", "wb") as huge:
+        huge.truncate(2**33)
+    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "pipe.toml", tmp_path / "huge.toml"):
         with pytest.raises(InputError, match=r"cannot be read \("):
             read(path, 1)
     (tmp_path / "grid.toml").write_bytes(b"\xff")

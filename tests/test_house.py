@@ -64,7 +64,7 @@ SWEEP = ("sweep", "grid", "jobs", "cells", "board", "tables", "sweep_plots", "li
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_sweep_knows_of_a_run_its_settings_and_its_folder(name: str) -> None:
-    leaves = {"cli", "config", "errors", "files", "manifest", "run_directory", "specs", "values", "plots"}
+    leaves = {"cli", "config", "errors", "files", "manifest", "reading", "run_directory", "specs", "values", "plots"}
     allowed = {f"dfl.{each}" for each in leaves | set(SWEEP)} | {"dfl.simulation"}
     seen = {n for n in run_time_imports(ROOT / "dfl" / f"{name}.py") if n.partition(".")[0] == "dfl"}
     assert seen <= allowed
