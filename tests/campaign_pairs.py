@@ -20,7 +20,7 @@ import numpy as np
 from dfl import DivergedError, InputError, Run, simulate
 
 ROUNDS = 200
-APART, LOSS = 5.0, 2.0
+APART, LOSS = 10.0, 10.0
 CAUSES = ("drift apart", "never settles", "hardly shrinks", "so old", "overshoot", "lose more than")
 """Words of the warnings that name a cause of growth."""
 
