@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,12 @@ from pathlib import Path
 import pytest
 
 from dfl.run import main
+
+
+def pytest_configure() -> None:
+    """Answer Ctrl-C also where a shell ignores it for what it starts in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def eventually(done: Callable[[], bool], seconds: float) -> bool:

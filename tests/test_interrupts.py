@@ -39,13 +39,10 @@ def at_round(t: int) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Any:
-    """Runs put back what answers Ctrl-C. A shell that starts tests in the background has it ignored."""
-    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Runs put back what answers Ctrl-C."""
     before = signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
     yield
-    after = signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr
-    signal.signal(signal.SIGINT, outside)
-    assert after == before
+    assert (signal.getsignal(signal.SIGINT), sys.stdout, sys.stderr) == before
 
 
 def test_while_reading_the_command_line(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
