@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import sys
+import threading
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -54,7 +56,7 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
 
 def complain(error: Exception | str) -> None:
     """Say what is wrong, in one line."""
-    print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    print(f"dfl: {' '.join(str(error).split())}\n", end="", file=sys.stderr, flush=True)  # in one piece
 
 
 @contextmanager
@@ -66,12 +68,23 @@ def steady() -> Iterator[None]:
     _open_all()
     streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
     sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
+    hook = sys.unraisablehook
+
+    def unraisable(error: sys.UnraisableHookArgs) -> None:
+        if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
+            signal.signal(signal.SIGINT, _interrupt)
+            threading.Timer(0.05, interrupt_main).start()  # again, when the callback is over
+        else:
+            hook(error)
+
     if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = unraisable
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
+        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, handler)
 
 
