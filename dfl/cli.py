@@ -6,10 +6,10 @@ import io
 import os
 import signal
 import sys
-import threading
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -56,7 +56,7 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
 
 def complain(error: Exception | str) -> None:
     """Say what is wrong, in one line."""
-    print(f"dfl: {' '.join(str(error).split())}\n", end="", file=sys.stderr, flush=True)  # in one piece
+    print("dfl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def steady() -> Iterator[None]:
     def unraisable(error: sys.UnraisableHookArgs) -> None:
         if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
             signal.signal(signal.SIGINT, _interrupt)
-            threading.Timer(0.05, interrupt_main).start()  # again, when the callback is over
+            Timer(0.05, interrupt_main).start()  # again, when the callback is over
         else:
             hook(error)
 
