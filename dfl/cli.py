@@ -6,10 +6,8 @@ import io
 import os
 import signal
 import sys
-from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -73,6 +71,9 @@ def steady() -> Iterator[None]:
     def unraisable(error: sys.UnraisableHookArgs) -> None:
         if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
             signal.signal(signal.SIGINT, _interrupt)
+            from _thread import interrupt_main
+            from threading import Timer
+
             Timer(0.05, interrupt_main).start()  # again, when the callback is over
         else:
             hook(error)
