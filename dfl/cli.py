@@ -109,12 +109,26 @@ def steady() -> Iterator[None]:
     escape_output()
     streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
     sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
+    hook = sys.unraisablehook
+
+    def unraisable(error: sys.UnraisableHookArgs) -> None:
+        if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
+            signal.signal(signal.SIGINT, _interrupt)
+            from _thread import interrupt_main
+            from threading import Timer
+
+            Timer(0.05, interrupt_main).start()  # again, when the callback is over
+        else:
+            hook(error)
+
     if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own
         signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = unraisable
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
+        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, handler)
 
 

@@ -10,10 +10,13 @@ import atexit
 import ctypes
 import faulthandler
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ from numpy.typing import NDArray
 from dfl.errors import InputError
 from dfl.pulse import Pulse, ender, until
 from dfl.segments import remove_unused
-from dfl.startup import RANKS, TIMEOUT, Start
+from dfl.startup import RANKS, TIMEOUT, Start, first
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -292,11 +295,40 @@ def _initialize() -> None:
     """Start MPI as mpi4py does, which would let no other thread of this process run meanwhile."""
     from mpi4py import MPI
 
-    ctypes.CDLL(MPI.__file__).MPI_Init_thread(
-        None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int())
-    )
+    with _interruptible():
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(
+            None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int())
+        )
     for each in (MPI.COMM_WORLD, MPI.COMM_SELF):
         each.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End this process at Ctrl-C while it is in a call that may not return; Python would answer after the call."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_interrupt, args=(read,), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+
+
+def _end_at_interrupt(numbers: int) -> None:
+    with os.fdopen(numbers, "rb", buffering=0) as file:
+        while number := file.read(1):
+            if number[0] == signal.SIGINT:
+                if first():
+                    os.write(2, b"dfl: interrupted\n")
+                else:
+                    time.sleep(1.0)  # the first rank prints it; the job ends with any
+                os._exit(130)
 
 
 def _said(names: tuple[str, ...]) -> int:

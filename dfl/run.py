@@ -83,7 +83,7 @@ def _interrupted(world: "World | None", run: dict[str, Any] | None) -> int:
     rounds = [int(each.stem) for each in (folder / "checkpoint").glob("*.json") if each.stem.isdecimal()]
     onwards = f": go on after round {max(rounds)} with --resume {folder}" if run and rounds else ""
     if not first():
-        time.sleep(GRACE)  # rank 0 prints it and ends the job, if it was interrupted as well
+        time.sleep(GRACE + min(world.rank if world else 0, 20))  # a lower rank ends the job, if interrupted as well
     if first() or 0 in seen():
         cli.complain(f"interrupted{onwards}")
     if world and world.size > 1:

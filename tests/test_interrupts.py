@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ def test_while_writing_at_the_end(dfl_run: Command, monkeypatch: pytest.MonkeyPa
     ended = dfl_run(*FEW, "--out=run")
     assert (ended.code, ended.err) == (130, "dfl: interrupted: go on after round 6 with --resume run\n")
     assert json.loads(Path("run/run.json").read_text())["exit"] == 130
+
+
+def test_in_a_callback_that_drops_exceptions(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of weak references, of which imports make use."""
+
+    class Dropped:
+        def __del__(self) -> None:
+            ctrl_c()
+
+    def read(*given: Any) -> Any:
+        Dropped()
+        time.sleep(5)
+        raise AssertionError("it is raised again")
+
+    monkeypatch.setitem(DATASETS, "digits", read)
+    ended = dfl_run(*FEW)
+    assert (ended.code, ended.err) == (130, "dfl: interrupted\n")
 
 
 def test_from_python_it_is_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

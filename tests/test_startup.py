@@ -36,7 +36,7 @@ if rank == int(late):
     if rank == 0:
         dfl.run._asked = stop
     else:
-        dfl.run._heeding = stop
+        dfl.run._simulate = stop
 sys.argv = ["run.py", *tokens]
 sys.exit(dfl.run.main())
 """
