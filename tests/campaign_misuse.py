@@ -429,7 +429,8 @@ def inside(around: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def changed(put: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+def changed(put: Callable[[Any], Any], value: Any, known: Callable[[], Any]) -> Iterator[None]:
+    before = known()
     put(value)
     try:
         yield
@@ -444,11 +445,14 @@ CASES += [
         ("torch.inference_mode", torch.inference_mode),
         ("autocast", partial(torch.autocast, "cpu", torch.bfloat16)),
         ("a device context", partial(torch.device, "meta")),
-        ("default dtype float64", partial(changed, torch.set_default_dtype, torch.float64, torch.float32)),
-        ("three threads", partial(changed, torch.set_num_threads, 3, torch.get_num_threads())),
-        ("deterministic algorithms", partial(changed, torch.use_deterministic_algorithms, True, False)),
+        ("default dtype float64", partial(changed, torch.set_default_dtype, torch.float64, torch.get_default_dtype)),
+        ("three threads", partial(changed, torch.set_num_threads, 3, torch.get_num_threads)),
+        (
+            "deterministic algorithms",
+            partial(changed, torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled),
+        ),
         ("numpy that raises", partial(np.errstate, all="raise")),
-        ("other seeds", partial(changed, torch.manual_seed, 1, 2)),
+        ("other seeds", partial(changed, torch.manual_seed, 1, torch.initial_seed)),
     )
 ]
 
