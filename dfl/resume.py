@@ -128,7 +128,7 @@ def refuse_too_late(folder: Path, asked: Run, done: tuple[int, int], schedule: C
 
 
 def over(run: Run) -> str:
-    """What to say of a run that has nothing left to do; nothing where it has, or is damaged.
+    """Return a line for a run that is finished, and an empty one for a run that is not, or that is damaged.
 
     Raises:
         InputError: it has done more rounds than are asked for.

@@ -138,7 +138,7 @@ def test_the_average_by_the_stationary_distribution_is_kept(topology: str, bits:
 @pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential", "star"])
 @pytest.mark.parametrize("faults", ["outage:p=0.2,length=2", "leave:peers=2,at=3", SOME])
 def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
-    """Also where those from whom a peer of a directed graph hears, or who hear it, are down."""
+    """Peers that agree go on agreeing where in- or out-neighbours of a directed graph are down."""
     same = Data(np.full((8, 5), 3.0), np.zeros(8, np.int64), np.zeros((1, 5)), np.zeros(1, np.int64), classes=0)
     run = Run(peers=8, topology=topology, algorithm="qdfedavgm", momentum=0.0, lr=0.1, faults=faults)
     setting = prepare(run, World(), Point(5), same, half_square)

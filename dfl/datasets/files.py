@@ -101,8 +101,8 @@ def download(source: Source, folder: Path) -> None:
     """Fetch all files of a source over https, verify their checksums and put them into a new folder.
 
     The folder appears with all of its files or not at all: they are gathered in a hidden one beside it, which is
-    removed whatever happens (a killed process leaves it, and nobody reads it). No more is fetched of a file than
-    its official size. A progress bar is shown where stderr is a terminal.
+    removed at the end, also after an error. A killed process leaves it; it is never read. At most the official size
+    of a file is fetched. A progress bar is shown where stderr is a terminal.
 
     Args:
         source: what to fetch.
