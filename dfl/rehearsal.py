@@ -1,11 +1,14 @@
 """Can the components of a run do what they will be asked? The attack and the aggregator are shown messages of zeros.
 
-Faults are played on one number per peer, to see whether averaging still brings the peers together.
+Where copies are kept per edge, averaging is rehearsed without training, under the faults and with the compressor of
+the run, to see whether it still brings the peers together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +20,9 @@ from dfl.compressors import Exact
 from dfl.config import Run
 from dfl.errors import InputError
 from dfl.faults import Today
+from dfl.isolation import isolated
 from dfl.layout import Layout
+from dfl.mixing import weigh
 from dfl.mpi import World
 from dfl.network import Network, Speech
 
@@ -32,8 +37,10 @@ else:
     from dfl.lazy import torch
 
 
-ROUNDS, WORK = 200, 2**24
-"""Rounds of averaging that are rehearsed at the most, and messages in all of them."""
+ROUNDS, WORK = 200, 2**21
+"""Rounds of averaging that are rehearsed at the most, and coordinates of messages in all of them."""
+FEWEST, MOST = 64, 512
+"""Coordinates of the messages that are rehearsed where they are compressed."""
 NUMBERS = 4096
 """Coordinates of the message that is rehearsed."""
 
@@ -104,21 +111,30 @@ def _old_copies(
             f"--topology {run.topology} with --algorithm {run.algorithm}: in some round peers hear others who hear "
             "nothing from them in turn, by weights that are not doubly stochastic: choose --algorithm dfedavgm"
         )
-    rounds = min(run.rounds, ROUNDS, 20 + WORK // max(1, max(matrix.nnz for matrix in weights)))
+    exact = isinstance(parts["compressor"], Exact)
+    if exact and not hindered:
+        return ()
+    messages = max(1, max(matrix.nnz for matrix in weights))
+    coordinates = 1 if exact else min(max(FEWEST, WORK // (ROUNDS * messages)), MOST)
+    rounds = min(run.rounds, ROUNDS, 20 + WORK // (messages * coordinates))
     network = Network(
         Layout(run.peers, 1),
         weights,
         World(),
-        Speech(Exact(), faults=parts["faults"]),
+        Speech(parts["compressor"], faults=parts["faults"]),
         run.seed,
         stationary=stationary,
     )
-    grown = _growth(network, algorithm.step, rounds) if hindered and rounds else 0.0
+    with isolated(run.threads):
+        grown = _growth(network, algorithm.step, rounds, coordinates) if rounds else 0.0
     if grown < 2:
         return ()
+    cause = f"--faults {run.faults}" if hindered else f"--topology {run.topology}"
+    coarse = "" if exact else f" and --compressor {run.compressor}"
     return (
-        f"with --faults {run.faults} peers average copies so old that disagreement which training does not reduce "
-        f"grows {grown:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, or --algorithm dfedavgm",
+        f"with {cause}{coarse} peers average copies so old that disagreement which training does not reduce "
+        f"grows {grown:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, "
+        f"{'' if exact else 'more bits, '}or --algorithm dfedavgm",
     )
 
 
@@ -143,24 +159,41 @@ def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
     )
 
 
-def _growth(network: Network, step: float, rounds: int) -> float:
+def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:
     """Return by what factor disagreement grows where nobody trains: its maximum over the last tenth of the rounds.
 
-    Every peer has one number, which differs from that of others by chance, and averages copies kept per edge as
-    `QDFedAvgM` does, with exact messages.
+    Peers start from models of as many coordinates that differ by chance, and average copies kept per edge as
+    `QDFedAvgM` does, with messages of the run's compressor. Its error is proportional to the message, so the factor
+    does not depend on how large the differences are.
     """
-    x = 1 + 0.01 * keys.generator(network.seed, "rehearsal").standard_normal(network.layout.peers)
-    out, into = np.ones(len(network.union.out)), np.ones(len(network.union.into))
-    spread = [np.std(x)]
+    start = keys.generator(network.seed, "rehearsal").standard_normal((network.layout.peers, coordinates))
+    x, compressor = torch.from_numpy(start), network.speech.compressor
+    out = torch.zeros(len(network.union.out), coordinates, dtype=x.dtype)
+    into = torch.zeros(len(network.union.into), coordinates, dtype=x.dtype)
+    spread = [float(x.std(0).square().mean())]
     for t in range(rounds):
         plan = network.edge_plan(t)
-        assert plan.arrives is not None
         moved = x[plan.owner] - out[plan.out]
-        out[plan.out] += moved * plan.arrives[0]
-        into[plan.into] += moved[plan.arrange] * plan.arrives[1]
-        x += step * (plan.pull @ into - plan.push @ out)
-        spread.append(np.std(x))
-    return float(max(spread[-(1 + rounds // 10) :]) / spread[0])
+        draw = partial(_rounding, network.seed, plan.ids, t)
+        moved = compressor.decode(compressor.encode(moved, draw), coordinates, moved.dtype)
+        sent, came = (
+            (moved, moved[plan.arrange])
+            if plan.arrives is None
+            else (
+                moved * torch.from_numpy(plan.arrives[0])[:, None],
+                moved[plan.arrange] * torch.from_numpy(plan.arrives[1])[:, None],
+            )
+        )
+        out[plan.out] += sent
+        into[plan.into] += came
+        x = x + step * (weigh((plan.pull, into)) - weigh((plan.push, out)))
+        spread.append(float(x.std(0).square().mean()))
+    return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
+
+
+def _rounding(seed: int, edges: NDArray[np.int64], t: int, rows: slice, places: slice) -> torch.Tensor:
+    """Random bits of the messages of some edges in a rehearsed round."""
+    return keys.bits(seed, "rehearsed edges", edges[rows], t, n=places)
 
 
 def _hindered(run: Run, parts: Parts) -> bool:

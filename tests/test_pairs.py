@@ -33,3 +33,26 @@ def test_messages_that_do_not_contract_are_warned_of(compressor: str, warned: in
         list(simulate(run))
     said = [each for each in caught if f"--compressor {compressor}" in str(each.message)]
     assert len(said) == warned * (exchange == "replica")
+
+
+@pytest.mark.parametrize(
+    ("compressor", "faults", "warned"),
+    [
+        ("quantize:bits=2,block=0", "burst:p=0.5,length=4", True),  # number 169 of the campaign
+        ("quantize:bits=2,block=0", "none", False),
+        ("quantize:bits=4", "burst:p=0.5,length=4", False),
+        ("none", "burst:p=0.5,length=4", False),
+        ("none", "burst:p=0.9,length=20", True),
+    ],
+)
+def test_growth_by_coarse_messages_and_losses_is_warned_of(compressor: str, faults: str, warned: bool) -> None:
+    run = Run(
+        peers=9, rounds=200, topology="one_peer_exponential", algorithm="qdfedavgm", compressor=compressor,
+        faults=faults, model="softmax",
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = simulate(run)
+        next(rows)
+        rows.close()
+    assert any("copies so old" in str(each.message) for each in caught) == warned
