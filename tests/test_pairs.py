@@ -52,7 +52,5 @@ def test_growth_by_coarse_messages_and_losses_is_warned_of(compressor: str, faul
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        rows = simulate(run)
-        next(rows)
-        rows.close()
+        next(iter(simulate(run)))
     assert any("copies so old" in str(each.message) for each in caught) == warned
