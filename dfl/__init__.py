@@ -19,13 +19,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from dfl.config import Run
-from dfl.errors import DivergedError, InputError, Suspended
+from dfl.core.errors import DivergedError, InputError, Suspended
 
 if TYPE_CHECKING:
     from dfl.datasets.data import Data
-    from dfl.results import load
-    from dfl.resume import resumed
-    from dfl.simulation import simulate
+    from dfl.simulation.loop import simulate
+    from dfl.store.results import load
+    from dfl.store.resume import resumed
 
 __version__ = "0.1.0"
 __all__ = ["Data", "DivergedError", "InputError", "Run", "Suspended", "load", "resumed", "simulate"]
@@ -34,7 +34,12 @@ __all__ = ["Data", "DivergedError", "InputError", "Run", "Suspended", "load", "r
 # not to. It looks here at its first product, and it costs nothing that was measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-_WHERE = {"simulate": "dfl.simulation", "load": "dfl.results", "Data": "dfl.datasets.data", "resumed": "dfl.resume"}
+_WHERE = {
+    "simulate": "dfl.simulation.loop",
+    "load": "dfl.store.results",
+    "Data": "dfl.datasets.data",
+    "resumed": "dfl.store.resume",
+}
 
 
 def __getattr__(name: str) -> Any:

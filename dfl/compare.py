@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from dfl.cli import leave_on_interrupt
+    from dfl.core.command_line import leave_on_interrupt
 
     leave_on_interrupt()
 
@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dfl import board, cli
-from dfl.cells import DAMAGED, DONE, Seen, look, record
 from dfl.config import Run
-from dfl.errors import InputError, printable
-from dfl.files import atomically, read_bytes
-from dfl.grid import shown
-from dfl.run_directory import claim
+from dfl.core import command_line
+from dfl.core.errors import InputError, printable
+from dfl.core.files import atomically, read_bytes
+from dfl.store.run_directory import claim
+from dfl.sweep import progress
+from dfl.sweep.cells import DAMAGED, DONE, Seen, look, record
+from dfl.sweep.grid import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,11 +69,11 @@ class Compared:
 
 def main() -> int:
     """Do what the command line says; the exit code, 0 or 2."""
-    return cli.answer(_asked)
+    return command_line.answer(_asked)
 
 
 def _asked(tokens: Sequence[str]) -> None:
-    app = cli.app("python -m dfl.compare", _ABOUT)
+    app = command_line.app("python -m dfl.compare", _ABOUT)
 
     @app.default
     def command(*folders: Path, out: Path | None = None) -> None:
@@ -87,9 +88,9 @@ def _asked(tokens: Sequence[str]) -> None:
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, board.console())
+        compare(list(dict.fromkeys(folders)), out, progress.console())
 
-    cli.call(app, tokens)
+    command_line.call(app, tokens)
 
 
 def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None:
@@ -118,8 +119,8 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None
     console.print(screen(runs))
     for run in runs:
         if run.seen.status == DAMAGED:
-            board.say(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
-    board.say(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
+            progress.say(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
+    progress.say(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
 
 
 def gather(folders: Sequence[Path]) -> list[Compared]:
@@ -189,7 +190,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     """Accuracy by round and by bytes, side by side; the worst peer of each run in a thin line."""
     from matplotlib.figure import Figure
 
-    from dfl.lines import Y_LABELS, label_x, shades, title
+    from dfl.reporting.lines import Y_LABELS, label_x, shades, title
 
     drawn = [run for run in runs if not run.rows.empty]
     accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
@@ -214,7 +215,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
 
 def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> None:
     """Draw a run by round and by bytes."""
-    from dfl.lines import draw, plain
+    from dfl.reporting.lines import draw, plain
 
     rows = run.rows.assign(mean=run.rows[measure])
     for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):

@@ -1,4 +1,4 @@
-"""What can be asked for: `Run`, a frozen dataclass; its fields that choose a component hold specs (`dfl.specs`).
+"""What can be asked for: `Run`, a frozen dataclass; its fields that choose a component hold specs (`dfl.core.registry`).
 
 The flags of the command line, the keys of a TOML file and the fields of `Run` are the same names.
 """
@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from dfl.errors import InputError
-from dfl.specs import flag, options
-from dfl.split import NETS
-from dfl.values import KINDS, nearest, read, shown
+from dfl.core.errors import InputError
+from dfl.core.parse import KINDS, nearest, read, shown
+from dfl.core.registry import flag, options
+from dfl.models.sharing import NETS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,19 +16,19 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dfl import cli
+from dfl.comm.startup import first, seen
 from dfl.config import MOST, Run
-from dfl.errors import DivergedError, InputError, Suspended
-from dfl.manifest import checksum
-from dfl.reading import SETTINGS, read_bounded
-from dfl.resume import over, settings
-from dfl.run_directory import refuse_unusable
-from dfl.specs import describe, flag
-from dfl.startup import first, seen
+from dfl.core import command_line
+from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.reading import SETTINGS, read_bounded
+from dfl.core.registry import describe, flag
+from dfl.store.manifest import checksum
+from dfl.store.resume import over, settings
+from dfl.store.run_directory import refuse_unusable
 
 if TYPE_CHECKING:
-    from dfl.mpi import World
-    from dfl.simulation import Setting
+    from dfl.comm.mpi import World
+    from dfl.simulation.loop import Setting
 
 GRACE = 2.0
 """Seconds that rank 0 has to print why it ends, before another rank does."""
@@ -46,9 +46,9 @@ def main() -> int:
     """
     world: World | None = None
     asked: dict[str, Any] = {"run": None}
-    with cli.steady():
+    with command_line.steady():
         try:
-            from dfl.mpi import connect  # here, because it takes a while and Ctrl-C may come meanwhile
+            from dfl.comm.mpi import connect  # here, because it takes a while and Ctrl-C may come meanwhile
 
             world = connect(_timeout(sys.argv[1:]))
             world.busy = True
@@ -58,7 +58,7 @@ def main() -> int:
                     _simulate(asked, world)
         except (InputError, DivergedError, Suspended) as error:
             if _speaks(world):
-                cli.complain(error)
+                command_line.complain(error)
             if world:
                 world.leave(error.code)
             return error.code
@@ -85,7 +85,7 @@ def _interrupted(world: "World | None", run: dict[str, Any] | None) -> int:
     if not first():
         time.sleep(GRACE + min(world.rank if world else 0, 20))  # a lower rank ends the job, if interrupted as well
     if first() or 0 in seen():
-        cli.complain(f"interrupted{onwards}")
+        command_line.complain(f"interrupted{onwards}")
     if world and world.size > 1:
         world.end(130)
     return 130
@@ -124,8 +124,8 @@ def _heeding(world: "World") -> Iterator[None]:
 
 def _simulate(asked: dict[str, Any], world: "World") -> None:
     try:
-        from dfl.pulse import alive
-        from dfl.simulation import prepare, simulate
+        from dfl.comm.heartbeat import alive
+        from dfl.simulation.loop import prepare, simulate
 
         run, report = Run.from_dict(asked["run"]), None
         if asked["dry_run"]:
@@ -133,8 +133,8 @@ def _simulate(asked: dict[str, Any], world: "World") -> None:
                 _show(prepare(run, world))
             return
         if world.rank == 0:
-            from dfl.report import Report
-            from dfl.terminal import Terminal
+            from dfl.reporting.report import Report
+            from dfl.reporting.terminal import Terminal
 
             report = Report(run.out, Terminal())
         for _ in simulate(run, report=report):
@@ -146,7 +146,7 @@ def _simulate(asked: dict[str, Any], world: "World") -> None:
 
 def _show(setting: "Setting") -> None:
     if setting.world.rank == 0:
-        from dfl.terminal import Terminal
+        from dfl.reporting.terminal import Terminal
 
         Terminal().dry_run(setting)
 
@@ -159,11 +159,11 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     """
     from cyclopts import Parameter
 
-    from dfl.simulation import check, components
+    from dfl.simulation.loop import check, components
 
     found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
     given: set[str] = set()
-    app = cli.app("python -m dfl.run", _ABOUT)
+    app = command_line.app("python -m dfl.run", _ABOUT)
     app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items())
     app.config = lambda app, commands, arguments: given.update(each.name for each in arguments if each.tokens)
 
@@ -197,7 +197,7 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         run = replace(run, out=run.out or made)
         found.update(run=run.to_dict(), dry_run=dry_run, made=made and str(made))
 
-    cli.call(app, tokens)
+    command_line.call(app, tokens)
     return found
 
 

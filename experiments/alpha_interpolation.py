@@ -46,7 +46,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 import dfl
-from dfl import keys
+from dfl.core import randomness
 from experiments import lab
 
 Floats = NDArray[np.float64]
@@ -129,7 +129,7 @@ def risk(options: Options, rho: float, seed: int) -> Parabola:
 
 def sample(options: Options, rho: float, seed: int) -> tuple[Floats, Floats, Floats]:
     """Examples x (M, n, d) and y (M, n) of every device, and the coefficients u (M, d) behind them."""
-    rng, (M, n, d) = keys.generator(seed, "alpha interpolation", f"{rho:g}"), _shape(options)
+    rng, (M, n, d) = randomness.generator(seed, "alpha interpolation", f"{rho:g}"), _shape(options)
     u = rng.random(d) + rng.normal(0, rho, (M, d))
     x = rng.uniform(-1, 1, (M, n, d))
     return x, np.einsum("mnd,md->mn", x, u) + rng.normal(0, options.deviation, (M, n)), u

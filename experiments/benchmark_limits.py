@@ -37,7 +37,7 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import lab
 from experiments.limits import QUESTIONS, Options
 

@@ -31,8 +31,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from dfl import keys
-from dfl.compressors import Quantize
+from dfl.compression.compressors import Quantize
+from dfl.core import randomness
 
 OUT = Path("results/codec")
 SHAPES = ((16, 199_210), (1_000, 650))
@@ -88,7 +88,7 @@ def measure(q: int, m: int, rounds: int, widths: Iterable[int] = WIDTHS) -> list
 def chance(rows: slice, places: slice) -> torch.Tensor:
     """Random bits at some address, as the network asks for them."""
     peers = range(rows.start, rows.stop)
-    return keys.bits(0, "quantize", peers, 0, "x", n=places)
+    return randomness.bits(0, "quantize", peers, 0, "x", n=places)
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -41,9 +41,9 @@ from matplotlib.figure import Figure
 
 import dfl
 from dfl.config import Run
+from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS
 from dfl.datasets.partition import deal
-from dfl.specs import choose
 from experiments import lab
 
 METHODS = {"local only": "local_only", "FedAvg": "fedavg:fraction=0.1", "LG-FedAvg": "fedavg:fraction=0.1"}

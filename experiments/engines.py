@@ -28,9 +28,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from dfl.comm.mpi import connect
 from dfl.config import Run
-from dfl.mpi import connect
-from dfl.simulation import prepare
+from dfl.simulation.loop import prepare
 from experiments import lab
 from experiments.stopwatch import examples, seconds
 

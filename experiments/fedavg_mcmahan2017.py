@@ -47,7 +47,7 @@ from matplotlib.figure import Figure
 
 import dfl
 from dfl.config import Run
-from dfl.metrics import rounds_to
+from dfl.evaluation.metrics import rounds_to
 from experiments import lab
 
 SHARDS = "shards:per_peer=2"

@@ -19,11 +19,11 @@ from cyclopts import App, Parameter
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dfl.comm.mpi import World, connect
+from dfl.comm.net import Net
 from dfl.config import Run
-from dfl.layout import Layout
-from dfl.mpi import World, connect
-from dfl.net import Net
-from dfl.simulation import prepare
+from dfl.core.layout import Layout
+from dfl.simulation.loop import prepare
 
 SIDE = 2048
 """Rows and columns of the matrices that are multiplied."""

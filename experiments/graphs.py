@@ -36,8 +36,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import topologies
-from dfl import keys
-from dfl.specs import choose
+from dfl.core import randomness
+from dfl.core.registry import choose
 from experiments import lab
 
 WIDTHS = {"float32": None, "4": 4}
@@ -89,7 +89,7 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 def network(graph: str) -> topologies.Network:
     """The graph with Metropolis weights, as a run with seed 0 has it."""
     build = choose("--graphs", graph, topologies.TOPOLOGIES)
-    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, keys.generator(0, "topology"))
+    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(0, "topology"))
 
 
 def gap(network: topologies.Network) -> float:

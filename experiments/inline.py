@@ -15,7 +15,7 @@ import pandas as pd
 
 import dfl
 from dfl.config import Run
-from dfl.errors import DivergedError
+from dfl.core.errors import DivergedError
 from experiments import lab
 
 

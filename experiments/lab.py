@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 
 import dfl
 from dfl.config import Run
-from dfl.results import Result
-from dfl.run_directory import refuse_foreign
-from dfl.specs import flag
+from dfl.core.registry import flag
+from dfl.store.results import Result
+from dfl.store.run_directory import refuse_foreign
 
 Cell = tuple[Mapping[str, str | int], Run]
 """A run of a grid, and the labels that tell it from the others."""

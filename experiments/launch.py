@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from dfl.errors import InputError
-from dfl.jobs import mpirun
+from dfl.core.errors import InputError
+from dfl.sweep.scheduler import mpirun
 
 
 def launch(ranks: int, *words: str) -> dict[str, Any]:

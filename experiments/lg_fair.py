@@ -58,14 +58,15 @@ from torch.nn import Flatten, LayerNorm, Linear, Module, ReLU, Sequential
 from torch.nn.functional import linear
 
 import dfl
-from dfl import dealing, fairness
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
-from dfl.models import Spec, draw
-from dfl.results import Result
-from dfl.run_directory import refuse_foreign
-from dfl.simulation import check
+from dfl.evaluation import fairness
+from dfl.models.zoo import Spec, draw
+from dfl.simulation import distribute
+from dfl.simulation.loop import check
+from dfl.store.results import Result
+from dfl.store.run_directory import refuse_foreign
 from experiments import lab
 
 PARTITIONS = {"iid": "iid", "non_iid": "shards:per_peer=10"}
@@ -153,7 +154,7 @@ def narrow(inputs: int, seed: int) -> Sequential:
 def trained(options: Options, partition: str, method: str, seed: int) -> tuple[Result, Data, Deal]:
     """A run, which is only run where its folder does not hold it, and what it was dealt."""
     run = run_of(options, partition, method, seed)
-    data, deal = dealing.read(run, check(run.settled(1)), None)
+    data, deal = distribute.read(run, check(run.settled(1)), None)
     module = narrow(data.train_inputs.shape[1], seed) if method in BEHIND else None
     folder = options.out / "cells" / f"partition={partition},method={method},seed={seed}"
     if not (folder / "state.safetensors").exists():

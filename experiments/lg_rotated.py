@@ -54,12 +54,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import Module, Sequential
 
-from dfl import keys
 from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
 from dfl.datasets.partition import Deal, deal
-from dfl.results import load
-from dfl.specs import choose
+from dfl.store.results import load
 from experiments import lab
 from experiments.newcomer import OnFixed, cut_of, filled, learn, outputs, seen, turned
 
@@ -157,8 +157,8 @@ def scene(options: Options, dealing: str, seed: int) -> Scene:
     data = choose("--dataset", options.dataset, DATASETS)(options.data_dir)
     dealt = deal(choose("--partition", run.partition, PARTITIONS), data, run)
     held = options.examples // 6
-    train = keys.generator(seed, "newest train").choice(len(data.train_labels), options.examples, replace=False)
-    test = keys.generator(seed, "newest test").choice(len(data.test_labels), held, replace=False)
+    train = randomness.generator(seed, "newest train").choice(len(data.train_labels), options.examples, replace=False)
+    test = randomness.generator(seed, "newest test").choice(len(data.test_labels), held, replace=False)
     own, labels = turned(data.train_inputs[train]), data.train_labels[train]
     newest = replace(
         data, train_inputs=own[held:], train_labels=labels[held:], test_inputs=own[:held], test_labels=labels[:held]

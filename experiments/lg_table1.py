@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 
 import dfl
 from dfl.config import Run
-from dfl.results import Result
+from dfl.store.results import Result
 from experiments import lab
 
 SETTINGS: dict[str, dict[str, Any]] = {

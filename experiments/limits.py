@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 from cyclopts import Parameter
 
-from dfl.models import two_nn
+from dfl.models.zoo import two_nn
 from experiments import codec, lab
 from experiments.launch import launch, timed
 from experiments.stopwatch import WORK

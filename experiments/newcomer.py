@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.nn import Module, Sequential
 
 import dfl
-from dfl import keys
 from dfl.algorithms import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
 from dfl.algorithms.fedprox import FedProx
 from dfl.config import Run
+from dfl.core import randomness
 from dfl.datasets import Data
-from dfl.report import Report
-from dfl.split import shared_names
-from dfl.task import normal
+from dfl.models.sharing import shared_names
+from dfl.reporting.report import Report
+from dfl.training.task import normal
 
 if TYPE_CHECKING:
-    from dfl.layout import Group
-    from dfl.net import Net
-    from dfl.simulation import Setting
-    from dfl.task import Task
+    from dfl.comm.net import Net
+    from dfl.core.layout import Group
+    from dfl.simulation.loop import Setting
+    from dfl.training.task import Task
 
 Models = Mapping[str, Tensor]
 """(P, *shape), or (1, *shape) where all have the same, by parameter name."""
@@ -44,7 +44,7 @@ class WithNewest(FedAvg):
 
     def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
         m, newest = self._sizes(net.peers)[0], net.peers - 1
-        group = net.group(np.append(keys.generator(task.seed, "clients", t).permutation(newest)[: m - 1], newest))
+        group = net.group(np.append(randomness.generator(task.seed, "clients", t).permutation(newest)[: m - 1], newest))
         return group, group, None
 
 

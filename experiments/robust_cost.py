@@ -30,7 +30,7 @@ from cyclopts import Parameter
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfl.aggregators import AGGREGATORS, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
 from experiments import lab
 
 THEORY = {

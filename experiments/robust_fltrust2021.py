@@ -51,7 +51,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dfl.config import Run
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import inline, lab
 
 MODELS = {"mnist": "2nn", "digits": "mlp"}

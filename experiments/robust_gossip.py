@@ -39,8 +39,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import topologies
-from dfl import keys
-from dfl.specs import choose
+from dfl.core import randomness
+from dfl.core.registry import choose
 from experiments import inline, lab
 
 RULES = ("mean", "median", "trimmed_mean", "clipping", "krum", "fltrust")
@@ -129,7 +129,7 @@ def rules(options: Options, graph: str) -> dict[str, str]:
 def network(graph: str, seed: int) -> topologies.Network:
     """The graph with Metropolis weights, as a run with this seed has it."""
     build = choose("--graphs", graph, topologies.TOPOLOGIES)
-    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, keys.generator(seed, "topology"))
+    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(seed, "topology"))
 
 
 def heard(graph: str, options: Options) -> float:

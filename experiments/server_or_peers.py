@@ -51,7 +51,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dfl
-from dfl.metrics import rounds_to
+from dfl.evaluation.metrics import rounds_to
 from experiments import lab
 
 METHODS: dict[str, dict[str, Any]] = {

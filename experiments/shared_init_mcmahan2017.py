@@ -34,9 +34,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dfl.config import Run
+from dfl.core.registry import choose
 from dfl.datasets import DATASETS
-from dfl.specs import choose
-from dfl.task import normal
+from dfl.training.task import normal
 from experiments import lab
 
 INITS = ("common", "independent")

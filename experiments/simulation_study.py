@@ -50,8 +50,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import dfl
-from dfl import keys
-from dfl.report import Report
+from dfl.core import randomness
+from dfl.reporting.report import Report
 from experiments import lab
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ class Slopes(torch.nn.Module):
 
 
 class Last:
-    """Keeps the model that a run ends with, (1, R); listens as `dfl.report.Listener` says."""
+    """Keeps the model that a run ends with, (1, R); listens as `dfl.reporting.report.Listener` says."""
 
     models: NDArray[Any]
 
@@ -165,7 +165,7 @@ def _root_mean_square(values: Floats) -> float:
 
 def sample(options: Options, n: int) -> tuple[Floats, Floats]:
     """Z and Y of n examples in every replication, (n, R) each."""
-    rng, shape = keys.generator(0, "simulation study", n), (n, options.replications)
+    rng, shape = randomness.generator(0, "simulation study", n), (n, options.replications)
     z = rng.normal(1, np.sqrt(options.variance), shape)
     return z, (rng.random(shape) < chance(options.beta * z)).astype(np.float64)
 

@@ -22,11 +22,11 @@ from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import dfl
+from dfl.comm.mpi import connect
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.mpi import connect
-from dfl.report import Report
-from dfl.simulation import Setting
+from dfl.reporting.report import Report
+from dfl.simulation.loop import Setting
 
 
 @dataclass(frozen=True)

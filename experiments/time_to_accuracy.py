@@ -49,16 +49,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 import dfl
-from dfl.clock import Clock
-from dfl.compressors import COMPRESSORS
-from dfl.layout import Layout
-from dfl.metrics import rounds_to
-from dfl.mpi import World
-from dfl.network import Network, Speech
-from dfl.plan import Arcs
-from dfl.results import Result
-from dfl.specs import choose
-from dfl.speeds import NETWORKS
+from dfl.comm.mpi import World
+from dfl.comm.plan import Arcs
+from dfl.comm.transport import Network, Speech
+from dfl.compression.compressors import COMPRESSORS
+from dfl.core.layout import Layout
+from dfl.core.registry import choose
+from dfl.environment.clock import Clock
+from dfl.environment.link_models import NETWORKS
+from dfl.evaluation.metrics import rounds_to
+from dfl.store.results import Result
 from experiments import lab
 from experiments.graphs import network
 

@@ -49,8 +49,8 @@ from torch import Tensor, nn
 
 import dfl
 import topologies
-from dfl import keys
 from dfl.config import Run
+from dfl.core import randomness
 from experiments import lab
 
 METHODS = {
@@ -136,7 +136,7 @@ def quadratic(mixing: str, algorithm: str, compressor: str, rounds: int) -> list
 
 def smallest_eigenvalue(mixing: str) -> float:
     """lambda_min of a mixing matrix on the ring."""
-    rng = keys.generator(0, "topology")
+    rng = randomness.generator(0, "topology")
     network = topologies.build(topologies.TOPOLOGIES["ring"], topologies.MIXINGS[mixing], lab.PEERS, rng)
     return network.spectrum.smallest
 

@@ -32,8 +32,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import dfl
+from dfl.core.registry import flag
 from dfl.run import main
-from dfl.specs import flag
 from tests import test_fuzz
 from tests.test_mpi import ENV, words
 

@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dfl
-from dfl import manifest
-from dfl.logs import LOG
+from dfl.store import manifest
+from dfl.store.logs import LOG
 
 SECONDS = 60
 """How long a case may take."""

@@ -30,8 +30,9 @@ import pytest
 import torch
 
 import dfl
-from dfl import compare, manifest
+from dfl import compare
 from dfl.run import main as dfl_run
+from dfl.store import manifest
 from tests.stopping import crash, same
 from tests.test_fuzz import Hang, in_time
 from tests.test_mpi import mpirun
@@ -302,7 +303,7 @@ def bench(ranks: bool) -> Iterator[Bench]:
     """Runs to damage, in a folder that is removed in the end."""
     with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr("dfl.plots.figures", lambda *given: {"graph": Drawn()})
+        patch.setattr("dfl.reporting.plots.figures", lambda *given: {"graph": Drawn()})
         yield Bench.of(Path(top), ranks)
 
 

@@ -71,5 +71,7 @@ class Command:
 def dfl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DFL_DATA", raising=False)
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})  # they take a second, and have tests of their own
+    monkeypatch.setattr(
+        "dfl.reporting.plots.figures", lambda *given: {}
+    )  # they take a second, and have tests of their own
     return Command(tmp_path, capsys, monkeypatch)

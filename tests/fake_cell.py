@@ -14,10 +14,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from dfl import manifest
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.files import Lock, atomically
+from dfl.core.errors import InputError
+from dfl.core.files import Lock, atomically
+from dfl.store import manifest
 
 told: list[int] = []
 

@@ -15,9 +15,9 @@ import pytest
 import requests
 from numpy.typing import NDArray
 
+from dfl.core.errors import InputError
 from dfl.datasets import Data, files
 from dfl.datasets.files import Official
-from dfl.errors import InputError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.aggregators import Words
-from dfl.attacks import Attack, Seen
-from dfl.layout import BLOCK, columns
+from dfl.core.layout import BLOCK, columns
+from dfl.robust.aggregators import Words
+from dfl.robust.attacks import Attack, Seen
 
 Floats = NDArray[np.float64]
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dfl import keys
-from dfl.batches import batches, groups
+from dfl.comm.mpi import World
 from dfl.config import Run
+from dfl.core import randomness
 from dfl.datasets.data import Data
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
-from dfl.task import Task
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.batches import batches, groups
+from dfl.training.task import Task
 
 F = nn.functional
 MODEL = "mlp:hidden=7+5,dropout=0.2"
@@ -137,7 +137,7 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
         inputs, labels = task.inputs(task.train.inputs[index]), task.train.labels[index]
 
         def u(purpose: str, n: int, k: int = k) -> Tensor:
-            return keys.uniform(task.seed, purpose, [i], t, k, n=4 * n)[0].view(4, n)
+            return randomness.uniform(task.seed, purpose, [i], t, k, n=4 * n)[0].view(4, n)
 
         peer.masks = {name: (u(f"dropout {name}", n) >= 0.2) / 0.8 for name, n in (("3", 7), ("6", 5))}
         assert objective is not None

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
 
 H = 0.7
 

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl import checkpoint, manifest
+from dfl.simulation import checkpointing
+from dfl.store import manifest
 
 CLOCKS = ["seconds", "wire_bytes"]
 """What may differ between launches."""
@@ -25,15 +26,15 @@ class Cut(Exception):  # noqa: N818
 @contextmanager
 def cut_after(t: int) -> Iterator[None]:
     """Runs end by a crash after their round t, behind the checkpoint that may be due then."""
-    known = checkpoint.keep
+    known = checkpointing.keep
 
-    def keep(moment: checkpoint.Moment, *more: Any) -> None:
+    def keep(moment: checkpointing.Moment, *more: Any) -> None:
         known(moment, *more)
         if moment.t == t:
             raise Cut
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "keep", keep)
+        patch.setattr(checkpointing, "keep", keep)
         yield
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dfl.cells import look
-from dfl.tables import CLOCKS
+from dfl.sweep.cells import look
+from dfl.sweep.tables import CLOCKS
 
 ROOT = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Sweeps that never were: tables as `dfl.tables` makes them, for figures."""
+"""Sweeps that never were: tables as `dfl.sweep.tables` makes them, for figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dfl import tables
-from dfl.grid import name_of
+from dfl.sweep import tables
+from dfl.sweep.grid import name_of
 
 
 def swept(lists: Mapping[str, Sequence[Any]], rounds: int = 50, every: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:

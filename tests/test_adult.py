@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dfl import dealing
 from dfl.config import Run
+from dfl.core.errors import InputError
 from dfl.datasets import DATASETS, PARTITIONS, Data, adult
 from dfl.datasets.files import Source
-from dfl.errors import InputError
+from dfl.simulation import distribute
 from tests.adult_files import ORDER, people, text, write_adult
 from tests.idx_files import official, refused, same, serve
 
@@ -247,7 +247,7 @@ OWN = Data(
 
 
 def read(data: Data) -> None:
-    dealing.read(Run(peers=2), {"partition": PARTITIONS["iid"]}, data)
+    distribute.read(Run(peers=2), {"partition": PARTITIONS["iid"]}, data)
 
 
 def test_good_and_no_attributes() -> None:

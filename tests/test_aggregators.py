@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
-from dfl.aggregators import AGGREGATORS, Floats, Outcome, Words, krum_scores, squares
-from dfl.errors import InputError
+from dfl.core.errors import InputError
+from dfl.robust.aggregators import AGGREGATORS, Floats, Outcome, Words, krum_scores, squares
 
 Rows = NDArray[Any]
 WIDTH = 37
@@ -277,5 +277,5 @@ def test_registry() -> None:
 
 
 def test_rules_are_known_without_torch() -> None:
-    code = "import sys, dfl.aggregators; sys.exit('torch' in sys.modules)"
+    code = "import sys, dfl.robust.aggregators; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from dfl.aggregators import AGGREGATORS, Floats, Outcome, Words
-from dfl.layout import BLOCK, columns
+from dfl.core.layout import BLOCK, columns
+from dfl.robust.aggregators import AGGREGATORS, Floats, Outcome, Words
 
 Rows = NDArray[Any]
 RULES: dict[str, partial[Outcome]] = {

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import alpha_interpolation as page
 from experiments import lab
 from experiments.alpha_interpolation import Options, Parabola

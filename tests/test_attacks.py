@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import kstest
 
-from dfl import keys
-from dfl.attacks import ATTACKS, Attack, Seen, attack
-from dfl.errors import InputError
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.robust.attacks import ATTACKS, Attack, Seen, attack
 from tests.liars import over_ranks, rows_of, seen
 
 SPEAKERS = sorted(name for name, kind in ATTACKS.items() if kind().speaks and not kind().per_edge)
@@ -141,7 +141,7 @@ def test_an_attackers_numbers_are_its_own() -> None:
 
 
 def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "bits", lambda *_, **__: torch.tensor([[0, -1]], dtype=torch.int32))
+    monkeypatch.setattr(randomness, "bits", lambda *_, **__: torch.tensor([[0, -1]], dtype=torch.int32))
     drawn = seen(rows_of(2, 2), [0]).uniform()
     assert drawn.dtype == np.float32
     assert np.all(np.isfinite(ndtri(drawn)))

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dfl.attacks import ATTACKS, Seen
-from dfl.errors import InputError
+from dfl.core.errors import InputError
+from dfl.robust.attacks import ATTACKS, Seen
 from tests.liars import Floats, rows_of, seen
 
 # --- ipm, alie --------------------------------------------------------------------------------------------------------

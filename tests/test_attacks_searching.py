@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dfl.attacks import ATTACKS, Seen
-from dfl.errors import InputError
+from dfl.core.errors import InputError
+from dfl.robust.attacks import ATTACKS, Seen
 from tests.liars import Floats, rows_of, seen
 
 CASES = [(10, 2, 30), (15, 3, 400), (9, 1, 50), (20, 8, 200)]

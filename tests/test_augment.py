@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import dfl
-from dfl import keys
-from dfl.augment import AS_THEY_ARE, CropFlip
-from dfl.batches import Batch, batches, groups
+from dfl.comm.mpi import World
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.errors import InputError
-from dfl.local import sgd
-from dfl.metrics import on_own
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
+from dfl.evaluation.metrics import on_own
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.augmentation import AS_THEY_ARE, CropFlip
+from dfl.training.batches import Batch, batches, groups
+from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.quadratic import digits, final
 from tests.test_identities import part
@@ -51,7 +51,7 @@ def test_images_are_padded_cut_and_mirrored(padding: int, flip: float, shape: tu
     after = CropFlip(padding=padding, flip=flip)(before, some(3, 5, seed=7), ZERO)
     assert (after.dtype, after.shape) == (torch.uint8, before.shape)
     for i in range(3):
-        drawn = keys.uniform(7, "crop and flip", [i], 3, 1, n=15)[0].view(5, 3)
+        drawn = randomness.uniform(7, "crop and flip", [i], 3, 1, n=15)[0].view(5, 3)
         for j in range(5):
             np.testing.assert_array_equal(after[i, j], cropped(before[i, j].numpy(), drawn[j], padding, flip))
     assert torch.equal(after, before) == (padding == flip == 0)
@@ -116,7 +116,7 @@ def test_a_round_is_sgd_on_altered_images(engine: str, kind: type) -> None:
         for k, batch in enumerate(batches(task, 2, lane)):
             index = batch.index[list(lane).index(i)]
             raw, labels = task.train.inputs[index], task.train.labels[index]
-            drawn = keys.uniform(0, "crop and flip", [i], 2, k, n=12)[0].view(4, 3)
+            drawn = randomness.uniform(0, "crop and flip", [i], 2, k, n=12)[0].view(4, 3)
             pixels = ((raw + 1) / 2 * 255).round().numpy() if kind is np.float32 else raw.numpy()
             new = np.stack([cropped(one, u, 2, 0.3) for one, u in zip(pixels, drawn, strict=False)])
             optimiser.zero_grad()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dfl.config import Run
-from dfl.simulation import components
-from dfl.specs import flag, options
-from dfl.values import KINDS as VALUES
+from dfl.core.parse import KINDS as VALUES
+from dfl.core.registry import flag, options
+from dfl.simulation.loop import components
 from tests.conftest import Command
 
 KINDS = components()

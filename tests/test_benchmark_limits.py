@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from dfl.comm.mpi import World
 from dfl.config import Run
-from dfl.layout import Layout
-from dfl.mpi import World
-from dfl.simulation import prepare
+from dfl.core.layout import Layout
+from dfl.simulation.loop import prepare
 from experiments import benchmark_limits, codec, floors, limits
 from tests.test_experiments import launch as run_page
 from tests.test_mpi import mpirun

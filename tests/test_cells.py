@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dfl import manifest
-from dfl.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, last_words, look, record
-from dfl.errors import InputError
-from dfl.files import Lock, held
+from dfl.core.errors import InputError
+from dfl.core.files import Lock, held
+from dfl.store import manifest
+from dfl.sweep.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, last_words, look, record
 
 TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
 

@@ -13,19 +13,20 @@ import pytest
 import torch
 
 import dfl
-from dfl import checkpoint, keeping, manifest
+from dfl.comm.mpi import World
 from dfl.datasets.data import Data
-from dfl.mpi import World
-from dfl.report import Folder, Report
-from dfl.results import load
-from dfl.simulation import prepare
+from dfl.reporting.report import Folder, Report
+from dfl.simulation import checkpointing
+from dfl.simulation.loop import prepare
+from dfl.store import checkpoint_files, manifest
+from dfl.store.results import load
 from tests.stopping import crash, record, same
 from tests.test_kinds import Half
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
 
 
 def small(**settings: Any) -> dfl.Run:
@@ -68,7 +69,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str, t: 
     list(dfl.simulate(replace(run, out=whole)))
     crash(replace(run, out=cut), t)
     assert record(cut)["ending"].startswith("Cut")
-    assert keeping.find(cut).round == 3  # type: ignore[union-attr]
+    assert checkpoint_files.find(cut).round == 3  # type: ignore[union-attr]
     rows = list(dfl.simulate(dfl.resumed(cut)))
     same(whole, cut)
     assert [row["round"] for row in rows] == [r for r in load(whole).rows["round"] if r >= 3]
@@ -100,7 +101,7 @@ def test_a_run_goes_on_again_and_again(tmp_path: Path) -> None:
 def test_time_goes_on(tmp_path: Path) -> None:
     run = small(out=tmp_path / "run")
     crash(run, 5)
-    seconds = keeping.find(tmp_path / "run").content["seconds"]  # type: ignore[union-attr]
+    seconds = checkpoint_files.find(tmp_path / "run").content["seconds"]  # type: ignore[union-attr]
     list(dfl.simulate(dfl.resumed(tmp_path / "run")))
     clock = load(tmp_path / "run").rows["seconds"].tolist()
     assert clock == sorted(clock)
@@ -165,10 +166,10 @@ def test_a_state_that_is_no_longer_finite_is_never_kept(tmp_path: Path) -> None:
 
 def test_another_version_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crash(small(out=tmp_path / "run"), 4)
-    monkeypatch.setattr(checkpoint, "versions", lambda: {"torch": "9", "mpi4py": "0"})
-    last = keeping.find(tmp_path / "run")
+    monkeypatch.setattr(checkpointing, "versions", lambda: {"torch": "9", "mpi4py": "0"})
+    last = checkpoint_files.find(tmp_path / "run")
     assert last
-    (note,) = checkpoint.begun(small(resume=tmp_path / "run"), last, (), last.content["data"]).notes
+    (note,) = checkpointing.begun(small(resume=tmp_path / "run"), last, (), last.content["data"]).notes
     assert note.startswith("the checkpoint is of torch 2.")
     assert note.endswith(", now 9: last bits may differ")
 
@@ -196,16 +197,16 @@ def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> N
 
 def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
     crash(small(out=tmp_path / "run"), 4)
-    found = keeping.find(tmp_path / "run")
+    found = checkpoint_files.find(tmp_path / "run")
     assert found
     content = found.content | {"table": found.content["table"].replace("accuracy_min", "worst")}
-    keeping.write(tmp_path / "run", found.arrays(), content)
+    checkpoint_files.write(tmp_path / "run", found.arrays(), content)
     with pytest.raises(dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
 
 
 def test_without_rows_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.report.Folder.row", lambda *given: None)
+    monkeypatch.setattr("dfl.reporting.report.Folder.row", lambda *given: None)
     with pytest.raises(dfl.InputError, match=r"metrics.csv was removed or changed"):
         list(dfl.simulate(small(out=tmp_path / "run")))
 

@@ -17,9 +17,9 @@ from torch import nn
 
 import dfl
 from dfl.config import Run
+from dfl.core.registry import describe, flag, options
 from dfl.run import _new_folder
-from dfl.simulation import components
-from dfl.specs import describe, flag, options
+from dfl.simulation.loop import components
 from tests.conftest import Command
 
 KINDS = components()

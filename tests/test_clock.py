@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dfl.clock import Clock, Lines, Links
-from dfl.compressors import COMPRESSORS
-from dfl.layout import Layout
-from dfl.mpi import World
-from dfl.network import Network, Speech
-from dfl.plan import Arcs
-from dfl.specs import choose
-from dfl.speeds import NETWORKS
+from dfl.comm.mpi import World
+from dfl.comm.plan import Arcs
+from dfl.comm.transport import Network, Speech
+from dfl.compression.compressors import COMPRESSORS
+from dfl.core.layout import Layout
+from dfl.core.registry import choose
+from dfl.environment.clock import Clock, Lines, Links
+from dfl.environment.link_models import NETWORKS
 
 MB = 1_000_000
 """Bytes that take a second on 8 Mbit/s."""

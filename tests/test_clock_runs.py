@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl import plots
-from dfl.errors import InputError
-from dfl.mpi import World
-from dfl.network import Network
-from dfl.plan import Arcs
-from dfl.simulation import prepare
-from dfl.speeds import CLASSES, NETWORKS
-from dfl.watch import COLUMNS
+from dfl.comm.mpi import World
+from dfl.comm.plan import Arcs
+from dfl.comm.transport import Network
+from dfl.core.errors import InputError
+from dfl.environment.link_models import CLASSES, NETWORKS
+from dfl.reporting import plots
+from dfl.simulation.loop import prepare
+from dfl.simulation.watch import COLUMNS
 from tests.conftest import Command
 from tests.test_mpi import mpirun
 from tests.test_network import size
@@ -131,7 +131,7 @@ def test_measured_seconds_are_those_of_training() -> None:
 
 
 def train(setting: Any) -> None:
-    from dfl.local import sgd
+    from dfl.training.sgd import sgd
     from tests.quadratic import states
 
     sgd(next(states(setting, 0)).x, setting.task, 0)
@@ -261,9 +261,9 @@ def test_accuracy_is_drawn_by_simulated_time() -> None:
 
 
 LAYOUTS = """
-import sys, dfl, dfl.plots
+import sys, dfl, dfl.reporting.plots
 from pathlib import Path
-dfl.plots.figures = lambda *given: {}
+dfl.reporting.plots.figures = lambda *given: {}
 few = dict(peers=7, rounds=3, eval_every=1, model="softmax", bits=3, partition="dirichlet:alpha=0.3")
 devices = "compute=lognormal,step_ms=20,sigma=0.7"
 for name, more in {

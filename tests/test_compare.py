@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from dfl import compare, manifest
+from dfl import compare
 from dfl.compare import differences, figure, gather, screen, table
+from dfl.store import manifest
 
 HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,payload_bytes\n"
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfl import keys
-from dfl.compressors import COMPRESSORS, Draw, Exact, Quantize
-from dfl.errors import InputError
+from dfl.compression.compressors import COMPRESSORS, Draw, Exact, Quantize
+from dfl.core import randomness
+from dfl.core.errors import InputError
 
 ODD_BLOCK = 7
 SIZES = (*range(1, 41), 1000, 4097)
@@ -29,7 +29,7 @@ COMBINATIONS = [
 
 def chance(peers: range = range(10**6), t: int = 0, slot: str = "x") -> Draw:
     """The random bits of these peers in this round and slot."""
-    return lambda rows, places: keys.bits(5, "quantize", peers[rows], t, slot, n=places)
+    return lambda rows, places: randomness.bits(5, "quantize", peers[rows], t, slot, n=places)
 
 
 def refuse(rows: slice, places: slice) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_registry() -> None:
 
 
 def test_a_command_line_is_checked_without_torch() -> None:
-    code = "import sys, dfl.compressors as c; c.Quantize(bits=4); sys.exit('torch' in sys.modules)"
+    code = "import sys, dfl.compression.compressors as c; c.Quantize(bits=4); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -125,7 +125,7 @@ def test_agrees_with_the_paper(bits: int, rounding: str, dtype: torch.dtype) -> 
     words = normal(1, m, seed=bits, dtype=dtype)
     words[0, 3], words[0, 100:110], words[0, 7] = -1e-20, 0.0, words[0].abs().max()
     heard = through(Quantize(bits=bits, rounding=rounding, block=block), words)[0]
-    random = keys.bits(5, "quantize", [0], 0, "x", n=m)[0].tolist()
+    random = randomness.bits(5, "quantize", [0], 0, "x", n=m)[0].tolist()
     for start in range(0, m, block):
         part = slice(start, start + block)
         assert heard[part].tolist() == paper(words[0, part].numpy(), bits, rounding, random[part])

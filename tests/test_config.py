@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.simulation import components
-from dfl.specs import choose, describe, flag, options
-from dfl.values import KINDS as VALUES
-from dfl.values import nearest, read, shown
+from dfl.core.errors import InputError
+from dfl.core.parse import KINDS as VALUES
+from dfl.core.parse import nearest, read, shown
+from dfl.core.registry import choose, describe, flag, options
+from dfl.simulation.loop import components
 from tests.conftest import Command
 
 KINDS = components()

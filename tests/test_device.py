@@ -11,12 +11,13 @@ from scipy.sparse import random_array
 from torch import nn
 
 import dfl
-from dfl import keys, setup
-from dfl.errors import InputError
-from dfl.mixing import weigh
-from dfl.mpi import World
-from dfl.simulation import prepare
-from dfl.watch import COLUMNS
+from dfl.comm.mpi import World
+from dfl.comm.weighting import weigh
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.simulation import setup
+from dfl.simulation.loop import prepare
+from dfl.simulation.watch import COLUMNS
 from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin
@@ -91,9 +92,9 @@ def test_the_stand_in_notices_what_it_should() -> None:
 
 def test_chance_is_the_same_on_every_device() -> None:
     with Standin():
-        there = keys.bits(3, "test", [1, 5], 2, n=slice(7, 40), device=DEVICE)
+        there = randomness.bits(3, "test", [1, 5], 2, n=slice(7, 40), device=DEVICE)
         assert isinstance(there, Held)
-        assert torch.equal(there.cpu(), keys.bits(3, "test", [1, 5], 2, n=40)[:, 7:])
+        assert torch.equal(there.cpu(), randomness.bits(3, "test", [1, 5], 2, n=40)[:, 7:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import dfl
-from dfl import keys
-from dfl.batches import batches, groups
+from dfl.comm.mpi import World
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.errors import InputError
-from dfl.gradients import masks
-from dfl.layers import Dropout
-from dfl.local import sgd
-from dfl.models import MODELS, Spec, draw
-from dfl.mpi import World
-from dfl.simulation import prepare
-from dfl.starts import start
-from dfl.task import Task
+from dfl.models.layers import Dropout
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import prepare
+from dfl.training.batches import batches, groups
+from dfl.training.gradients import masks
+from dfl.training.sgd import sgd
+from dfl.training.task import Task
 from tests.conftest import Command
 from tests.quadratic import digits, final
 from tests.test_identities import part
@@ -32,7 +32,7 @@ def mask(task: Task, i: int, address: tuple[int, int], layer: tuple[str, int]) -
     """Peer i's mask of one layer in step k of round t, from the numbers at its address."""
     (t, k), (name, units) = address, layer
     b = task.solver.batch_size
-    drawn = keys.uniform(task.seed, f"dropout {name}", [int(task.peers[i])], t, k, n=b * units)[0]
+    drawn = randomness.uniform(task.seed, f"dropout {name}", [int(task.peers[i])], t, k, n=b * units)[0]
     return (drawn.view(b, units) >= 0.3).float() / 0.7
 
 

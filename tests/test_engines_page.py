@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dfl.mpi import World
-from dfl.simulation import prepare
+from dfl.comm.mpi import World
+from dfl.simulation.loop import prepare
 from experiments import engines
 from experiments.stopwatch import WORK, examples, seconds
 

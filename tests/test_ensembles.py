@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 import dfl
-from dfl import metrics, plots
+from dfl.comm.mpi import World
+from dfl.core.layout import Layout
 from dfl.datasets import DATASETS, Data
-from dfl.ensembles import Ensemble, tally
-from dfl.layout import Layout
-from dfl.mpi import World
+from dfl.evaluation import metrics
+from dfl.evaluation.ensembles import Ensemble, tally
+from dfl.reporting import plots
 from dfl.run import _asked
-from dfl.task import Task, normal
+from dfl.training.task import Task, normal
 from experiments import lab
 from tests.conftest import Command
 from tests.quadratic import FEW, digits, states

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import dfl
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from tests.conftest import Command
 
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_shows_every_round_once(tmp_path: Path) -> None:
 
 
 def test_it_is_an_extra(tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.events.find_spec", lambda name: None)
+    monkeypatch.setattr("dfl.reporting.tensorboard.find_spec", lambda name: None)
     assert "pip install 'dfl[tensorboard]'" in dfl_run.refused("--tensorboard", "--peers", "3", "--rounds", "1")
     with pytest.raises(InputError, match=r"dfl\[tensorboard\]"):
         list(dfl.simulate(run(tmp_path / "run")))

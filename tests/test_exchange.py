@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import dfl
-from dfl import dealing, metrics, pulse
-from dfl.layout import Layout
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.plan import peer_plan
-from dfl.simulation import prepare
+from dfl.comm import heartbeat
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.comm.plan import peer_plan
+from dfl.core.layout import Layout
+from dfl.evaluation import metrics
+from dfl.simulation import distribute
+from dfl.simulation.loop import prepare
 from tests.quadratic import digits
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -73,13 +75,13 @@ class Late:
 def test_a_rank_gives_way_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(pulse, "AWAKE", 60.0)  # of a machine that may be busy with other things
+    monkeypatch.setattr(heartbeat, "AWAKE", 60.0)  # of a machine that may be busy with other things
     World()._wait(Late(3))  # type: ignore[arg-type]
     assert not slept
-    monkeypatch.setattr(pulse, "AWAKE", -1.0)
+    monkeypatch.setattr(heartbeat, "AWAKE", -1.0)
     World()._wait(Late(12))  # type: ignore[arg-type]
     assert slept[0] == 1e-5
-    assert slept[-1] == pulse.NAP  # and never longer, or messages would lie about
+    assert slept[-1] == heartbeat.NAP  # and never longer, or messages would lie about
     assert slept == sorted(slept)
 
 
@@ -95,7 +97,7 @@ def test_what_is_broken_is_found(bad: float) -> None:
 
 def test_one_rank_is_handed_its_examples_as_they_are() -> None:
     given = {"train inputs": np.arange(3)}
-    assert dealing.handed_out(World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}) is given
+    assert distribute.handed_out(World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}) is given
 
 
 def test_the_data_set_is_let_go_after_it_was_dealt() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dfl.config import Run
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import lab
 from experiments.local_steps import first_reached
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dfl.fairness import auc, demographic_parity_gap, equalised_odds_gap, probe_auc
+from dfl.evaluation.fairness import auc, demographic_parity_gap, equalised_odds_gap, probe_auc
 
 Ints = NDArray[np.int64]
 BIT = st.integers(0, 1)
@@ -168,6 +168,6 @@ def test_few_rows_and_a_test_of_one_kind(attributes: Ints) -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    program = "import sys, dfl.fairness; print({'torch', 'sklearn', 'pandas'} & set(sys.modules))"
+    program = "import sys, dfl.evaluation.fairness; print({'torch', 'sklearn', 'pandas'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

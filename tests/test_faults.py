@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dfl.errors import InputError
-from dfl.faults import FAULTS, Burst, Fault, Join, Leave, LinkLoss, Outage, Stragglers, Today
-from dfl.weather import Weather, weather
+from dfl.core.errors import InputError
+from dfl.environment.fault_effects import Weather, weather
+from dfl.environment.faults import FAULTS, Burst, Fault, Join, Leave, LinkLoss, Outage, Stragglers, Today
 
 P, ROUNDS = 400, 300
 LINKS = np.arange(5, 5 + 7 * P, 7)

@@ -13,10 +13,10 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from dfl import Data, InputError, Run
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import Point, centres, final, half_square, quadratic, spread, states
 from tests.test_oracle import dense, sgd
 from topologies import TOPOLOGIES
@@ -277,7 +277,7 @@ def test_only_words_that_are_said_are_counted() -> None:
 
 def test_a_rule_hears_fewer_words() -> None:
     """Peer 0 of a ring hears itself and those of its neighbours whose words arrive; the rule is shown no others."""
-    from dfl.aggregators import AGGREGATORS, Outcome, Words
+    from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
 
     shown: list[int] = []
 

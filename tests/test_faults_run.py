@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 
 import dfl
-from dfl.aggregators import AGGREGATORS, Outcome, Words
-from dfl.batches import batches, groups
-from dfl.local import sgd
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
-from dfl.task import Task
-from dfl.terminal import header
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.reporting.terminal import header
+from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.batches import batches, groups
+from dfl.training.sgd import sgd
+from dfl.training.task import Task
 from tests.conftest import Command
 from tests.quadratic import centres, digits, final, quadratic, states
 from tests.test_oracle import sgd as heavy_ball
@@ -209,7 +209,7 @@ def test_what_has_a_part_runs(dfl_run: Command) -> None:
 
 
 def test_a_dry_run_knows_of_the_copies_per_edge() -> None:
-    from dfl.terminal import Terminal
+    from dfl.reporting.terminal import Terminal
 
     said = []
     for faults in ("none", "link_loss"):

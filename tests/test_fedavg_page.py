@@ -12,7 +12,7 @@ import pytest
 
 import dfl
 from dfl.config import Run
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import fedavg_mcmahan2017 as page
 from experiments import lab
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import dfl
-from dfl import fingerprints
 from dfl.datasets.data import Data
+from dfl.store import fingerprints
 from tests.stopping import crash, same
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
 
 
 class Net(nn.Module):

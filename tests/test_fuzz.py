@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import dfl
 from dfl.config import GOALS, Run
-from dfl.simulation import components
-from dfl.specs import Component, options
+from dfl.core.registry import Component, options
+from dfl.simulation.loop import components
 
 KINDS: dict[str, st.SearchStrategy[str]] = {
     "int": st.sampled_from(["0", "1", "2", "3", "4", "7", "16", "-1"]),

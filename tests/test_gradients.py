@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.gradients import accelerate
-from dfl.local import sgd
-from dfl.models import dense_layers
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
-from dfl.task import Task
+from dfl.models.zoo import dense_layers
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.gradients import accelerate
+from dfl.training.sgd import sgd
+from dfl.training.task import Task
 
 
 def stack(*widths: int, bias: bool = True, last: bool = False) -> nn.Sequential:
@@ -105,7 +105,7 @@ def test_momentum_is_carried_by_the_velocity() -> None:
     y = setting.task.spec.take(start(setting.run, setting.task, False)[0], np.arange(5))
     first = {name: torch.full_like(value, 2.0) for name, value in y.items()}
     none = {name: torch.zeros_like(value) for name, value in y.items()}
-    from dfl.batches import batches, groups
+    from dfl.training.batches import batches, groups
 
     (lanes,) = groups(setting.task)
     batch = next(batches(setting.task, 0, lanes))

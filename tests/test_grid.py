@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.grid import Grid, as_toml, keep, name_of, read
+from dfl.core.errors import InputError
+from dfl.sweep.grid import Grid, as_toml, keep, name_of, read
 
 BASE = 'peers = 4\nmodel = "softmax"\n'
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import dfl
+from dfl.core.errors import InputError
+from dfl.core.reading import open_regular, read_bounded
 from dfl.datasets import DATASETS, adult, cifar10, idx
-from dfl.errors import InputError
-from dfl.links import of_edges
-from dfl.reading import open_regular, read_bounded
+from dfl.environment.link_files import of_edges
 from tests.adult_files import write_adult
 from tests.cifar_files import FOLDER, NAMES, OFFICIAL, archive, write_batches
 from tests.conftest import Command
@@ -162,7 +162,7 @@ def test_a_bomb_under_a_limit_of_the_system(tmp_path: Path) -> None:
         "DATASETS['mnist'](Path(sys.argv[1]))"
     )
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
-    assert "dfl.errors.InputError" in ended.stderr.splitlines()[-1]
+    assert "dfl.core.errors.InputError" in ended.stderr.splitlines()[-1]
     assert LABELS in ended.stderr.splitlines()[-1]
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.late import read
+from dfl.comm.stalls import read
 from tests.conftest import eventually
 from tests.test_mpi import CLOCKS
 from tests.two_hosts import Hosts, obstacle, two_hosts
@@ -28,7 +28,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture(autouse=True)
 def plugged(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever happens, the cable is in again and nobody is left."""
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     yield
     hosts.plug("up")
     assert eventually(lambda: not hosts.running(), 10), hosts.running()

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import digits, final, quadratic, spread
 
 
@@ -90,7 +90,7 @@ def test_both_engines_walk_the_same_way(partition: str, steps: dict[str, int]) -
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:alpha=0.3"])
 def test_training_does_not_depend_on_the_company(engine: str, partition: str) -> None:
     """A peer's steps are the same bits alone, in a pair, or among all."""
-    from dfl.local import sgd
+    from dfl.training.sgd import sgd
 
     setting = digits(engine=engine, partition=partition, init="independent", weight_decay=0.01)
     x = start(setting.run, setting.task, False)[0]
@@ -103,7 +103,7 @@ def part(setting: Setting, first: int, stop: int) -> Any:
     """The task as a rank with the peers first..stop-1 sees it."""
     from dataclasses import replace
 
-    from dfl.task import Examples
+    from dfl.training.task import Examples
 
     train = setting.task.train
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])
@@ -112,7 +112,7 @@ def part(setting: Setting, first: int, stop: int) -> Any:
 
 
 def test_one_peer_alone_trains_alone() -> None:
-    from dfl.local import sgd
+    from dfl.training.sgd import sgd
 
     setting = digits(peers=1)
     x = start(setting.run, setting.task, False)[0]

@@ -9,7 +9,7 @@ import pytest
 
 import dfl
 from dfl.config import Run
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import inline, lab
 
 RUN = Run(dataset="digits", peers=3, topology="ring", rounds=2, eval_every=1, model="softmax", examples_per_peer=20)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import dfl
-from dfl import cli
 from dfl.algorithms.dfedavgm import DFedAvgM
+from dfl.core import command_line
 from dfl.datasets import DATASETS
 from tests.conftest import Command, eventually
 from tests.test_mpi import ENV, ROOT, words
@@ -66,14 +66,14 @@ def test_in_a_round(dfl_run: Command, monkeypatch: pytest.MonkeyPatch, t: int, s
     record = json.loads(Path("run/run.json").read_text())
     assert (record["exit"], record["ending"]) == (130, "interrupted")
     monkeypatch.undo()
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     os.chdir(dfl_run.folder)
     monkeypatch.setattr("sys.argv", ["run.py", "--resume=run"])
     assert dfl.run.main() == 0
 
 
 def test_while_writing_at_the_end(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.plots.figures", ctrl_c)
+    monkeypatch.setattr("dfl.reporting.plots.figures", ctrl_c)
     ended = dfl_run(*FEW, "--out=run")
     assert (ended.code, ended.err) == (130, "dfl: interrupted: go on after round 6 with --resume run\n")
     assert json.loads(Path("run/run.json").read_text())["exit"] == 130
@@ -107,7 +107,7 @@ def test_where_it_is_ignored_it_stays_so() -> None:
     """As in the background of a shell."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with cli.steady():
+        with command_line.steady():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -150,7 +150,7 @@ def test_a_run_goes_on_where_nobody_reads(tmp_path: Path, how: str) -> None:
 def test_a_full_disk_behind_standard_output_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with cli.steady():
+        with command_line.steady():
             print("x", flush=True)
             sys.stdout.flush()
         assert sys.stdout is full

@@ -13,21 +13,22 @@ from textwrap import dedent
 
 import pytest
 
-from dfl import jobs, manifest
-from dfl.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
 from dfl.config import Run
-from dfl.errors import InputError
-from dfl.files import Lock
-from dfl.grid import as_toml
-from dfl.jobs import Jobs
+from dfl.core.errors import InputError
+from dfl.core.files import Lock
+from dfl.store import manifest
+from dfl.sweep import scheduler
+from dfl.sweep.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
+from dfl.sweep.grid import as_toml
+from dfl.sweep.scheduler import Jobs
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", root)
-    monkeypatch.setattr(jobs, "PAUSE", 0.02)
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.01"])
+    monkeypatch.setattr(scheduler, "PAUSE", 0.02)
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.01"])
 
 
 def cell(folder: Path, name: str, **settings: object) -> Path:
@@ -84,7 +85,7 @@ def test_so_many_run_at_a_time(tmp_path: Path, at_once: int) -> None:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.2"])
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.2"])
 
 
 def after(folder: Path, *numbers: signal.Signals) -> threading.Thread:
@@ -120,7 +121,7 @@ def test_a_signal_has_cells_write_a_checkpoint(tmp_path: Path, number: signal.Si
 
 @pytest.mark.usefixtures("slow")
 def test_a_second_signal_ends_cells_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "3"])
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "3"])
     one = cell(tmp_path, "one", rounds=200)
     sender = after(one, signal.SIGTERM, signal.SIGTERM)
     begun, found = time.monotonic(), work([one])
@@ -132,7 +133,7 @@ def test_a_second_signal_ends_cells_at_once(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_cell_that_somebody_killed_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-c", dead])
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", dead])
     one = cell(tmp_path, "one")
     seen = work([one]).ended[one]
     assert (seen.status, seen.reason) == (FAILED, "ended by SIGKILL")
@@ -140,7 +141,7 @@ def test_a_cell_that_somebody_killed_has_failed(tmp_path: Path, monkeypatch: pyt
 
 def test_cells_do_not_fight_for_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"])
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"])
     one = cell(tmp_path, "one")
     assert work([one]).ended[one].reason == "1"
 
@@ -191,12 +192,12 @@ def test_a_race_that_another_program_wins_is_no_failure(
         manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
         sys.exit("dfl: it is being written to by another run: wait for it, or end it") if code == 2 else sys.exit(2)
     """
-    fake = jobs.command
+    fake = scheduler.command
 
     def command(folder: Path) -> list[str]:
         return fake(folder) if launches(folder) else ["-c", dedent(refused), str(folder), json.dumps(code)]
 
-    monkeypatch.setattr(jobs, "command", command)
+    monkeypatch.setattr(scheduler, "command", command)
     one = cell(tmp_path, "one")
     found = work([one])
     assert found.ended[one].status == status
@@ -225,9 +226,9 @@ def test_only_one_sweep_at_a_time_starts_a_cell(tmp_path: Path) -> None:
 
 
 def test_ranks_are_started_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jobs.launcher(1) == []
-    found, *rest = jobs.launcher(3)
+    assert scheduler.launcher(1) == []
+    found, *rest = scheduler.launcher(3)
     assert (Path(found).name, rest) == ("mpirun", ["-n", "3"])
     monkeypatch.setattr("shutil.which", lambda *given, **more: None)
     with pytest.raises(InputError, match="--ranks 3 needs mpirun"):
-        jobs.launcher(3)
+        scheduler.launcher(3)

@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfl import InputError, keeping
-from dfl.files import Lock, atomically
-from dfl.manifest import checksum
+from dfl import InputError
+from dfl.core.files import Lock, atomically
+from dfl.store import checkpoint_files
+from dfl.store.manifest import checksum
 
 CONTENT = {"round": 4, "seconds": 0.1 + 0.2, "run": {"lr": 1e-3, "topology": "ring"}, "table": "round\n0\n"}
 
@@ -34,7 +35,7 @@ def rows(seed: int) -> dict[str, np.ndarray]:
 def run(tmp_path: Path) -> Path:
     """A folder with checkpoints after 4 and 9 rounds."""
     for t in (4, 9):
-        keeping.write(tmp_path, rows(t), CONTENT | {"round": t})
+        checkpoint_files.write(tmp_path, rows(t), CONTENT | {"round": t})
     return tmp_path
 
 
@@ -43,7 +44,7 @@ def files(run: Path) -> list[str]:
 
 
 def test_what_was_written_comes_back(run: Path) -> None:
-    found = keeping.find(run)
+    found = checkpoint_files.find(run)
     assert found
     assert (found.round, found.content, found.damaged) == (9, CONTENT | {"round": 9}, ())
     for name, value in rows(9).items():
@@ -52,9 +53,9 @@ def test_what_was_written_comes_back(run: Path) -> None:
 
 
 def test_none_is_found_where_none_is(tmp_path: Path) -> None:
-    assert keeping.find(tmp_path) is None
+    assert checkpoint_files.find(tmp_path) is None
     (tmp_path / "checkpoint").mkdir()
-    assert keeping.find(tmp_path) is None
+    assert checkpoint_files.find(tmp_path) is None
 
 
 def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
@@ -62,13 +63,15 @@ def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
     (folder / ".0000000012.safetensors.part").write_bytes((folder / "0000000009.safetensors").read_bytes()[:30])
     (folder / ".0000000012.json.part").touch()
     shutil.copy(folder / "0000000009.safetensors", folder / "0000000012.safetensors")  # killed before its page
-    assert keeping.find(run).round == 9  # type: ignore[union-attr]
-    keeping.write(run, rows(1), CONTENT | {"round": 10})
+    assert checkpoint_files.find(run).round == 9  # type: ignore[union-attr]
+    checkpoint_files.write(run, rows(1), CONTENT | {"round": 10})
     assert files(run) == [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
 
 
 def test_the_last_one_stays_whatever_else_is_there(run: Path) -> None:
-    keeping.write(run, rows(1), CONTENT | {"round": 2})  # a run that began anew, where older ones had gone further
+    checkpoint_files.write(
+        run, rows(1), CONTENT | {"round": 2}
+    )  # a run that began anew, where older ones had gone further
     assert files(run) == ["0000000002.json", "0000000002.safetensors"]
 
 
@@ -83,7 +86,7 @@ def test_only_files_of_ours_are_removed(run: Path) -> None:
         (folder / name).write_text("somebody's own")
     (folder / "0000000005.json").mkdir()
     (folder / "0000000006.safetensors").symlink_to(own)
-    keeping.write(run, rows(1), CONTENT | {"round": 10})
+    checkpoint_files.write(run, rows(1), CONTENT | {"round": 10})
     kept = [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
     assert files(run) == sorted([*names, "0000000005.json", "0000000006.safetensors", *kept])
     assert {(folder / name).read_text() for name in names} == {"somebody's own"}
@@ -96,7 +99,7 @@ def test_one_in_whose_place_something_else_is_is_passed_over(run: Path, make: Ca
         file = run / "checkpoint" / f"0000000009.{kind}"
         file.unlink()
         make(file)
-        found = keeping.find(run)
+        found = checkpoint_files.find(run)
         assert found
         assert (found.round, len(found.damaged)) == (4, 1)
 
@@ -105,7 +108,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "foreign").mkdir()
     (tmp_path / "checkpoint").symlink_to("foreign")
     with pytest.raises(InputError, match="checkpoint is a link"):
-        keeping.write(tmp_path, rows(4), CONTENT)
+        checkpoint_files.write(tmp_path, rows(4), CONTENT)
     assert list((tmp_path / "foreign").iterdir()) == []
 
 
@@ -115,7 +118,7 @@ def test_one_that_is_cut_anywhere_is_passed_over(run: Path, what: str) -> None:
     whole, drawn = file.read_bytes(), random.Random(0)
     for place in [0, 1, len(whole) - 1, *(drawn.randrange(len(whole)) for _ in range(100))]:
         file.write_bytes(whole[:place])
-        found = keeping.find(run)
+        found = checkpoint_files.find(run)
         assert found
         if what.endswith("json") and place == len(whole) - 1:  # the end of the last line says nothing
             assert found.round == 9
@@ -134,7 +137,7 @@ def test_one_with_another_byte_is_passed_over_or_says_the_same(run: Path, what: 
         changed = bytearray(whole)
         changed[place] ^= drawn.randrange(1, 256)
         file.write_bytes(changed)
-        found = keeping.find(run)
+        found = checkpoint_files.find(run)
         assert found
         if found.round == 9:  # a space that was another kind of space
             assert found.content == CONTENT | {"round": 9}
@@ -144,13 +147,13 @@ def test_one_with_another_byte_is_passed_over_or_says_the_same(run: Path, what: 
 
 def test_one_whose_arrays_are_gone_is_passed_over(run: Path) -> None:
     (run / "checkpoint" / "0000000009.safetensors").unlink()
-    assert keeping.find(run).round == 4  # type: ignore[union-attr]
+    assert checkpoint_files.find(run).round == 4  # type: ignore[union-attr]
 
 
 def test_the_arrays_of_another_checkpoint_are_not_taken(run: Path) -> None:
     folder = run / "checkpoint"
     shutil.copy(folder / "0000000004.safetensors", folder / "0000000009.safetensors")
-    found = keeping.find(run)
+    found = checkpoint_files.find(run)
     assert found
     assert "the checksum of 0000000009.safetensors is another" in found.damaged[0]
 
@@ -159,13 +162,13 @@ def test_where_all_are_damaged_it_is_said(run: Path) -> None:
     for file in (run / "checkpoint").glob("*.json"):
         file.write_text("[]")
     with pytest.raises(InputError, match=r"0000000009.json is damaged .*, and no other checkpoint is whole: take"):
-        keeping.find(run)
+        checkpoint_files.find(run)
 
 
 def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
     with pytest.raises(InputError, match=r"0000000009.json is of format 2: this version of dfl reads 3"):
-        keeping.find(run)
+        checkpoint_files.find(run)
 
 
 @settings(max_examples=50, deadline=None)
@@ -193,24 +196,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_leaves_the_last_one(small_disk: Path) -> None:
-    keeping.write(small_disk, rows(4), CONTENT)
+    checkpoint_files.write(small_disk, rows(4), CONTENT)
     large = {"x": np.ones((200, 1000))}
     with pytest.raises(InputError, match=r"9.json: the checkpoint cannot be written \(.*No space left.*round 4"):
-        keeping.write(small_disk, large, CONTENT | {"round": 9})
+        checkpoint_files.write(small_disk, large, CONTENT | {"round": 9})
     assert files(small_disk) == ["0000000004.json", "0000000004.safetensors"]
-    assert keeping.find(small_disk).round == 4  # type: ignore[union-attr]
+    assert checkpoint_files.find(small_disk).round == 4  # type: ignore[union-attr]
 
 
 def test_the_first_one_on_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(InputError, match="there is none yet"):
-        keeping.write(small_disk, {"x": np.ones((200, 1000))}, CONTENT)
+        checkpoint_files.write(small_disk, {"x": np.ones((200, 1000))}, CONTENT)
     assert files(small_disk) == []
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file in its place")
     with pytest.raises(InputError, match=r"0000000004.json: the checkpoint cannot be written \(.*there is none yet"):
-        keeping.write(tmp_path, rows(4), CONTENT)
+        checkpoint_files.write(tmp_path, rows(4), CONTENT)
 
 
 def test_one_writes_at_a_time(tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_a_glance_at_a_lock_keeps_nobody_away(tmp_path: Path) -> None:
 
 
 def test_a_lock_of_one_that_died_is_free(tmp_path: Path) -> None:
-    hold = "import pathlib, sys; from dfl.files import Lock; lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
+    hold = "import pathlib, sys; from dfl.core.files import Lock; lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-uc", hold, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
         assert other.stdout

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from dfl import Run, keys, simulate
+from dfl import Run, simulate
+from dfl.core import randomness
 
 PEERS, N = range(40), 5000
 
 
-def sample(seed: int = 0, purpose: str = "test", *address: keys.Part) -> np.ndarray:
+def sample(seed: int = 0, purpose: str = "test", *address: randomness.Part) -> np.ndarray:
     """A (40, 5000) table of uniform numbers in [0, 1) with all 32 bits."""
-    return (keys.bits(seed, purpose, PEERS, *address, n=N).numpy().view(np.uint32) + 0.5) / 2**32
+    return (randomness.bits(seed, purpose, PEERS, *address, n=N).numpy().view(np.uint32) + 0.5) / 2**32
 
 
 def agree(x: np.ndarray, y: np.ndarray) -> float:
@@ -28,28 +29,31 @@ def agree(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def test_a_peer_draws_the_same_whoever_is_asked_with_it() -> None:
-    table = keys.bits(7, "order", range(9), 3, n=50)
-    assert torch.equal(keys.bits(7, "order", [4], 3, n=50)[0], table[4])
-    assert torch.equal(keys.bits(7, "order", [8, 0], 3, n=50), table[[8, 0]])
+    table = randomness.bits(7, "order", range(9), 3, n=50)
+    assert torch.equal(randomness.bits(7, "order", [4], 3, n=50)[0], table[4])
+    assert torch.equal(randomness.bits(7, "order", [8, 0], 3, n=50), table[[8, 0]])
 
 
 @pytest.mark.parametrize(("start", "n"), [(0, 0), (0, 1), (0, 49), (13, 20), (99, 1)])
 def test_a_place_holds_the_same_number_however_many_are_asked(start: int, n: int) -> None:
-    table = keys.bits(7, "order", range(3), n=100)
-    assert torch.equal(keys.bits(7, "order", range(3), n=slice(start, start + n)), table[:, start : start + n])
+    table = randomness.bits(7, "order", range(3), n=100)
+    assert torch.equal(randomness.bits(7, "order", range(3), n=slice(start, start + n)), table[:, start : start + n])
 
 
 def test_asking_again_gives_the_same_even_after_the_answer_was_changed() -> None:
-    first = keys.bits(7, "order", [1], n=100)
+    first = randomness.bits(7, "order", [1], n=100)
     kept = first.clone()
     first.zero_()
-    assert torch.equal(keys.bits(7, "order", [1], n=100), kept)
+    assert torch.equal(randomness.bits(7, "order", [1], n=100), kept)
 
 
 def test_the_numbers_are_those_of_every_machine() -> None:
     """A run is replayed from its address alone, so these may change only with a note in the change log."""
-    assert keys.bits(0, "test", [0, 1], 2, "x", n=2).tolist() == [[-978720118, 1511467760], [-1023412846, 413992215]]
-    assert keys.generator(0, "test").integers(1000, size=3).tolist() == [541, 582, 342]
+    assert randomness.bits(0, "test", [0, 1], 2, "x", n=2).tolist() == [
+        [-978720118, 1511467760],
+        [-1023412846, 413992215],
+    ]
+    assert randomness.generator(0, "test").integers(1000, size=3).tolist() == [541, 582, 342]
 
 
 def triple32(counter: int, first: int, second: int) -> int:
@@ -62,8 +66,8 @@ def triple32(counter: int, first: int, second: int) -> int:
 
 
 def test_agrees_with_one_number_at_a_time() -> None:
-    key = keys._key(3, "test", np.arange(4, dtype=np.uint64), "slot", 5)
-    table = keys.bits(3, "test", range(4), "slot", 5, n=60).numpy().view(np.uint32)
+    key = randomness._key(3, "test", np.arange(4, dtype=np.uint64), "slot", 5)
+    table = randomness.bits(3, "test", range(4), "slot", 5, n=60).numpy().view(np.uint32)
     for row, peer in zip(table, key.tolist(), strict=True):
         assert row.tolist() == [triple32(k, peer % 2**32, peer >> 32) for k in range(60)]
 
@@ -89,7 +93,7 @@ def test_every_part_of_the_address_matters() -> None:
 
 def test_keys_do_not_collide() -> None:
     peers = np.arange(10_000, dtype=np.uint64)
-    made = np.concatenate([keys._key(seed, "test", peers, t) for seed in range(3) for t in range(3)])
+    made = np.concatenate([randomness._key(seed, "test", peers, t) for seed in range(3) for t in range(3)])
     assert len(np.unique(made)) == made.size
 
 
@@ -116,7 +120,7 @@ def test_peers_are_not_correlated(lag: int) -> None:
 
 
 def test_every_bit_is_fair_and_independent_of_the_next_place() -> None:
-    words = keys.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
+    words = randomness.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
     for bit in range(32):
         ones = (words >> np.uint32(bit)) & 1
         assert abs(ones.mean() - 1 / 2) < 5 / 2 / ones.size**0.5
@@ -126,7 +130,7 @@ def test_every_bit_is_fair_and_independent_of_the_next_place() -> None:
 @pytest.mark.parametrize("low", [False, True])
 def test_chi_square(low: bool) -> None:
     """Of the highest and of the lowest eight bits, and of pairs of neighbours: 255 degrees of freedom."""
-    words = keys.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
+    words = randomness.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
     byte = words & 0xFF if low else words >> np.uint32(24)
     pairs = byte[:, ::2] // 16 * 16 + byte[:, 1::2] // 16
     for cells in (byte, pairs):
@@ -136,7 +140,7 @@ def test_chi_square(low: bool) -> None:
 
 
 def test_uniform_is_below_one_and_fair() -> None:
-    x = keys.uniform(0, "test", PEERS, n=N)
+    x = randomness.uniform(0, "test", PEERS, n=N)
     assert x.dtype == torch.float32
     assert 0 <= float(x.min()) < 1e-4
     assert 1 - 1e-4 < float(x.max()) < 1
@@ -148,18 +152,18 @@ def test_uniform_is_below_one_and_fair() -> None:
 
 def test_permutations_order_a_peers_own_examples() -> None:
     sizes = np.array([5, 0, 12, 1])
-    order = keys.permutations(0, "order", [3, 4, 5, 6], 1, sizes=sizes)
+    order = randomness.permutations(0, "order", [3, 4, 5, 6], 1, sizes=sizes)
     assert order.shape == (4, 12)
     for row, size in zip(order.tolist(), sizes.tolist(), strict=True):
         assert sorted(row[:size]) == list(range(size))
-    alone = keys.permutations(0, "order", [3], 1, sizes=sizes[:1])
+    alone = randomness.permutations(0, "order", [3], 1, sizes=sizes[:1])
     assert torch.equal(alone[0], order[0, :5])
-    again = keys.permutations(0, "order", [5], 2, sizes=sizes[2:3])
+    again = randomness.permutations(0, "order", [5], 2, sizes=sizes[2:3])
     assert not torch.equal(again[0], order[2])
 
 
 def test_every_permutation_is_as_likely() -> None:
-    order = keys.permutations(0, "order", range(24_000), sizes=np.full(24_000, 4))
+    order = randomness.permutations(0, "order", range(24_000), sizes=np.full(24_000, 4))
     counts = np.bincount((order * torch.tensor([64, 16, 4, 1])).sum(1).numpy())
     counts = counts[counts > 0]
     assert len(counts) == 24
@@ -167,11 +171,11 @@ def test_every_permutation_is_as_likely() -> None:
 
 
 def test_a_generator_repeats_itself() -> None:
-    draws = [keys.generator(*address).random(3).tolist() for address in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))]
+    draws = [randomness.generator(*address).random(3).tolist() for address in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert draws[0] != draws[3]
-    assert keys.generator(0, "a", 1).random() != keys.generator(0, "a", 2).random()
+    assert randomness.generator(0, "a", 1).random() != randomness.generator(0, "a", 2).random()
 
 
 # Where addresses are used
@@ -190,17 +194,17 @@ USES: list[dict[str, Any]] = [
 def test_no_two_purposes_share_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each purpose is asked for in one place of the package, so that two things drawn are never the same draw."""
     asked: dict[str, set[tuple[str, str]]] = {}
-    whole = keys._key
+    whole = randomness._key
 
     def spy(seed: int, purpose: str, *rest: Any) -> Any:
         frame = sys._getframe(1)
-        while frame.f_globals["__name__"] == "dfl.keys" or frame.f_code.co_name == "draw":
+        while frame.f_globals["__name__"] == "dfl.core.randomness" or frame.f_code.co_name == "draw":
             assert frame.f_back is not None
             frame = frame.f_back
         asked.setdefault(purpose, set()).add((frame.f_globals["__name__"], frame.f_code.co_name))
         return whole(seed, purpose, *rest)
 
-    monkeypatch.setattr(keys, "_key", spy)
+    monkeypatch.setattr(randomness, "_key", spy)
     for settings in USES:
         few = {"model": "mlp:hidden=8", "peers": 6, "rounds": 2, "examples_per_peer": 30, "local_epochs": 1}
         list(simulate(Run(**{**few, **settings})))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dfl import InputError, Run, load, simulate
-from dfl.local import sgd
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
+from dfl.comm.mpi import World
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
 from tests.quadratic import final, states
 from tests.test_mpi import mpirun
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfl import mpi
-from dfl.errors import DivergedError, InputError
-from dfl.mpi import World
-from dfl.startup import RANKS, first
+from dfl.comm import mpi
+from dfl.comm.mpi import World
+from dfl.comm.startup import RANKS, first
+from dfl.core.errors import DivergedError, InputError
 from tests.test_mpi import ENV, ROOT, mpirun
 
 LAUNCHERS = [*mpi._SIZES, *RANKS]
@@ -105,20 +105,20 @@ def test_exit_codes_of_the_errors() -> None:
 
 
 ABANDONED = """
-import sys, dfl, dfl.mpi
+import sys, dfl, dfl.comm.mpi
 from functools import partialmethod
-dfl.mpi.World.leave = partialmethod(dfl.mpi.World.leave, seconds=3.0)
+dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
 for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
-    if row["round"] and dfl.mpi.connect().rank == 1:
+    if row["round"] and dfl.comm.mpi.connect().rank == 1:
         sys.exit(0)
 """
 
 STOPPED = r"""
-import os, dfl, dfl.mpi
+import os, dfl, dfl.comm.mpi
 for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
     if row["round"] == 10:
         break
-os.write(1, f"stopped {dfl.mpi.connect().rank}\n".encode())  # whole, whoever else writes
+os.write(1, f"stopped {dfl.comm.mpi.connect().rank}\n".encode())  # whole, whoever else writes
 """
 
 DIVERGED = """
@@ -203,7 +203,7 @@ from pathlib import Path
 import sys
 def full(path, flags):
     raise OSError(28, "No space left on device")
-dfl.report.no_follow = full
+dfl.reporting.report.no_follow = full
 for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", out=Path(sys.argv[0] + ".run"))):
     pass
 """
@@ -220,13 +220,13 @@ def test_a_full_disk_on_rank_0_ends_the_job(tmp_path: Path) -> None:
 ONE_SIDED = """
 import dfl, dfl.mpi, dfl.setup
 from functools import partialmethod
-dfl.mpi.World.leave = partialmethod(dfl.mpi.World.leave, seconds=3.0)
-known = dfl.setup.make_exam
+dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
+known = dfl.simulation.setup.make_exam
 def refuse(run, task, *more):
     if task.peers.tolist() == [2]:
         raise dfl.InputError("only rank 2 thinks so")
     return known(run, task, *more)
-dfl.setup.make_exam = refuse
+dfl.simulation.setup.make_exam = refuse
 for row in dfl.simulate(dfl.Run(peers=3, rounds=10**6, model="softmax")):
     pass
 """

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import dfl
-from dfl import metrics
-from dfl.aggregators import AGGREGATORS, Words
-from dfl.attacks import ATTACKS
-from dfl.attacks.blind import SignFlip
-from dfl.local import sgd
-from dfl.net import Net
-from dfl.simulation import Setting
-from dfl.starts import start
+from dfl.comm.net import Net
+from dfl.evaluation import metrics
+from dfl.robust.aggregators import AGGREGATORS, Words
+from dfl.robust.attacks import ATTACKS
+from dfl.robust.attacks.blind import SignFlip
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting
+from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.quadratic import digits, quadratic, states
 from tests.test_report import small

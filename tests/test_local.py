@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dfl import keys
-from dfl.batches import ROOM, _Orders, batches, groups, widths
+from dfl.core import randomness
+from dfl.training.batches import ROOM, _Orders, batches, groups, widths
 from tests.quadratic import digits, final, quadratic
 
 
@@ -60,8 +60,8 @@ def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> Non
 
 
 def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
-    from dfl.errors import InputError
-    from dfl.models import Spec
+    from dfl.core.errors import InputError
+    from dfl.models.zoo import Spec
 
     for layer, advice in ((nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.1), "p=0")):
         with pytest.raises(InputError, match=advice):
@@ -146,7 +146,7 @@ def test_examples_draw_by_address(engine: str) -> None:
     for lanes, k, batch in taken:
         drawn = batch.draw("test", 2, 3)
         assert drawn.shape == (*batch.index.shape, 2, 3)
-        alone = keys.uniform(5, "test", task.peers[lanes], 3, k, n=7 * 6).view(-1, 7, 2, 3)
+        alone = randomness.uniform(5, "test", task.peers[lanes], 3, k, n=7 * 6).view(-1, 7, 2, 3)
         assert torch.equal(drawn, alone[: len(drawn), : drawn.shape[1]])
     assert sum(len(batch.index) for *_, batch in taken) >= task.steps.sum()
 

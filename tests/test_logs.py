@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import dfl
-from dfl.errors import DivergedError, InputError
-from dfl.logs import LOG, Early, LogFile, gathered, listening
-from dfl.mpi import World
-from dfl.run_directory import claim
+from dfl.comm.mpi import World
+from dfl.core.errors import DivergedError, InputError
+from dfl.store.logs import LOG, Early, LogFile, gathered, listening
+from dfl.store.run_directory import claim
 from tests.conftest import Command
 from tests.test_mpi import ENV, ROOT, mpirun
 
@@ -28,7 +28,7 @@ LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERR
 @pytest.fixture(autouse=True)
 def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever happened, the logger and the warnings are as they were."""
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     before = list(LOG.handlers), LOG.level, warnings.showwarning
     yield
     assert (LOG.handlers, LOG.level, warnings.showwarning) == before
@@ -117,7 +117,7 @@ def test_a_failure_is_written_down_with_where_it_was(tmp_path: Path, monkeypatch
     def broken(*given: Any) -> int:
         raise RuntimeError("deliberately broken")
 
-    monkeypatch.setattr("dfl.simulation._agreed", broken)
+    monkeypatch.setattr("dfl.simulation.loop._agreed", broken)
     with pytest.raises(RuntimeError):
         list(dfl.simulate(run(tmp_path / "run")))
     level, text = logged(tmp_path / "run")[-1]
@@ -235,6 +235,6 @@ def test_one_rank_that_cannot_log_is_named_by_all(tmp_path: Path) -> None:
 
 
 def test_importing_dfl_prints_nothing() -> None:
-    said = "import dfl, logging; from dfl.logs import LOG; LOG.critical('x')"
+    said = "import dfl, logging; from dfl.store.logs import LOG; LOG.critical('x')"
     done = subprocess.run([sys.executable, "-c", said], env=ENV, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

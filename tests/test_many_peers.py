@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import dfl
-from dfl import dealing
+from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets import DATASETS, deal, partition
-from dfl.mpi import World
-from dfl.simulation import prepare
+from dfl.simulation import distribute
+from dfl.simulation.loop import prepare
 from tests.test_mpi import mpirun
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -111,9 +111,9 @@ def test_what_everyone_is_told_does_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
     dealt = deal(partition.iid, data, run().settled(1))
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
-    told = dealing.packed(dealing.known_to_all(data, dealt, graph.weights))
+    told = distribute.packed(distribute.known_to_all(data, dealt, graph.weights))
     assert len(told) < data.train_inputs.nbytes
-    everyone = [dealing.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)]
+    everyone = [distribute.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)]
     assert sum(len(own["train labels"]) for own in everyone) == PEERS * EACH
     places = [own["train inputs"] for own in everyone]
     assert len(np.unique(np.concatenate(places), axis=0)) == PEERS * EACH

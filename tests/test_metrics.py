@@ -9,13 +9,13 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 
 import dfl
-from dfl import metrics
+from dfl.comm.mpi import World
+from dfl.core.layout import Layout
 from dfl.datasets.data import Data
-from dfl.layout import Layout
-from dfl.models import MODELS, Spec, draw
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
-from dfl.watch import COLUMNS
+from dfl.evaluation import metrics
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.watch import COLUMNS
 from tests.quadratic import states
 
 ENGINES = ("batched", "loop")

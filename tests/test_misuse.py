@@ -9,7 +9,9 @@ from tests.campaign_misuse import CASES, Case, attempt
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name.encode("ascii", "backslashreplace").decode())
 def test_misuse(one: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})  # they take a second, and have tests of their own
+    monkeypatch.setattr(
+        "dfl.reporting.plots.figures", lambda *given: {}
+    )  # they take a second, and have tests of their own
     attempt(one, tmp_path)
 
 

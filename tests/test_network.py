@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import dfl
-from dfl.compressors import COMPRESSORS
-from dfl.mixing import weigh
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.network import Network
-from dfl.simulation import Setting, prepare
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.comm.transport import Network
+from dfl.comm.weighting import weigh
+from dfl.compression.compressors import COMPRESSORS
+from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import quadratic, states
 
 
@@ -126,7 +126,7 @@ def test_compressors_of_the_registry_are_known_to_the_formula() -> None:
 
 @pytest.mark.parametrize("spec", ["none", "quantize:bits=3", "quantize:bits=8"])
 def test_a_rank_without_peers_says_nothing(spec: str) -> None:
-    from dfl.specs import choose
+    from dfl.core.registry import choose
 
     compressor = choose("--compressor", spec, COMPRESSORS)()
     message = compressor.encode(torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32))

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import dfl
-from dfl.auxiliaries import AUXILIARIES, Jigsaw, Rotation
-from dfl.errors import InputError
-from dfl.layers import Split
-from dfl.local import sgd
-from dfl.models import MODELS, Spec, draw
-from dfl.mpi import World
-from dfl.objectives import ADVERSARIES, Adversary
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
-from dfl.task import Examples, Task
+from dfl.comm.mpi import World
+from dfl.core.errors import InputError
+from dfl.models.layers import Split
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.auxiliaries import AUXILIARIES, Jigsaw, Rotation
+from dfl.training.objectives import ADVERSARIES, Adversary
+from dfl.training.sgd import sgd
+from dfl.training.task import Examples, Task
 from tests.conftest import Command
 from tests.protected import BOTH, one_attribute, setting, shaded, trained
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfl.net import Net
-from dfl.starts import start
+from dfl.comm.net import Net
+from dfl.simulation.initialization import start
 from tests.quadratic import H, centres, final, quadratic, spread, states
 
 GRAPHS = ("ring", "star", "torus", "erdos_renyi:p=0.5", "complete", "exponential", "one_peer_exponential")
@@ -113,9 +113,9 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
 
 
 def test_independent_starts_leave_copies_at_zero() -> None:
+    from dfl.comm.mpi import World
     from dfl.config import Run
-    from dfl.mpi import World
-    from dfl.simulation import prepare
+    from dfl.simulation.loop import prepare
 
     setting = prepare(Run(peers=4, init="independent", bits=4), World())
     state = next(states(setting, 0))

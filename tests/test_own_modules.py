@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dfl
-from dfl.mpi import World
-from dfl.simulation import prepare
+from dfl.comm.mpi import World
+from dfl.simulation.loop import prepare
 
 ENGINES = ["loop", "batched"]
 FEW: dict[str, Any] = {"peers": 4, "rounds": 3, "eval_every": 3, "lr": 0.1, "batch_size": 5, "weight_decay": 0.01}

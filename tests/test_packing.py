@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from dfl import packing
-from dfl.compressors import Exact
+from dfl.compression import packing
+from dfl.compression.compressors import Exact
 
 
 @pytest.mark.parametrize("bits", range(1, 17))

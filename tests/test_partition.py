@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dfl import keys
 from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, Data, Deal, deal
+from dfl.datasets.label_skew import biased, dirichlet, labels, shards
 from dfl.datasets.partition import Labels, Partition, Parts, iid
-from dfl.datasets.skews import biased, dirichlet, labels, shards
-from dfl.datasets.uneven import natural, quantity
-from dfl.errors import InputError
+from dfl.datasets.quantity_skew import natural, quantity
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -65,7 +65,7 @@ def test_every_example_has_one_owner(name: str, peers: int, spare: int, n_test: 
     classes = min(10, peers) if name == "biased" else 10
     n, groups = 2 * peers + spare, peers + min(spare, 5)
     data = Labels(balanced(n, classes), balanced(n_test, classes), np.arange(n) % groups, np.arange(n_test) % groups)
-    parts = PARTITIONS[name](data, peers, keys.generator(seed, "partition"))
+    parts = PARTITIONS[name](data, peers, randomness.generator(seed, "partition"))
     for half, values in ((parts.train, data.train), (parts.test, data.test)):
         assert len(half) == peers
         assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in half)
@@ -114,7 +114,7 @@ def test_options_can_be_read_by_the_command_line(name: str) -> None:
 )
 def test_bad_option_is_refused(divide: Partition, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        divide(Labels(balanced(100), balanced(10)), 2, keys.generator(0, "partition"))
+        divide(Labels(balanced(100), balanced(10)), 2, randomness.generator(0, "partition"))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -123,7 +123,7 @@ def test_bad_option_is_refused(divide: Partition, words: str) -> None:
 
 
 def split(divide: Callable[..., Parts], data: Labels, peers: int, seed: int = 0) -> Parts:
-    return divide(data, peers, keys.generator(seed, "partition"))
+    return divide(data, peers, randomness.generator(seed, "partition"))
 
 
 def test_iid_parts_are_equal_and_alike() -> None:

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dfl import dealing, keys
 from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, deal
+from dfl.datasets.label_skew import biased, dirichlet, proportions
 from dfl.datasets.partition import Labels, Parts
-from dfl.datasets.skews import biased, dirichlet, proportions
-from dfl.datasets.uneven import natural, quantity
-from dfl.errors import InputError
+from dfl.datasets.quantity_skew import natural, quantity
+from dfl.simulation import distribute
 from tests.test_partition import MNIST_TEST, MNIST_TRAIN, balanced, each_once, made, mixed, split
 
 Ints = NDArray[np.int64]
@@ -175,7 +176,7 @@ def test_as_many_groups_as_peers_are_theirs_in_order() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 99))
 def test_groups_are_dealt_whole_and_to_the_poorest(counts: list[int], peers: int, seed: int) -> None:
-    groups = keys.generator(seed, "order").permutation(np.repeat(np.arange(len(counts)), counts))
+    groups = randomness.generator(seed, "order").permutation(np.repeat(np.arange(len(counts)), counts))
     peers = min(peers, len(counts))
     parts = split(natural, grouped(groups, groups[::-1]), peers, seed)
     assert each_once(parts.train, len(groups))
@@ -220,7 +221,7 @@ def test_groups_come_with_the_data_and_the_subset() -> None:
 def test_bad_groups_are_refused(change: dict[str, Any], peers: int, words: str) -> None:
     data = replace(made(400), **change)
     with pytest.raises(InputError) as caught:
-        dealing.read(Run(peers=peers, partition="natural"), {"partition": natural}, data)
+        distribute.read(Run(peers=peers, partition="natural"), {"partition": natural}, data)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
 
@@ -235,7 +236,7 @@ def test_labels_that_are_no_classes(spec: str) -> None:
     run = Run(peers=20, partition=spec)
     if name in ("biased", "shards"):
         with pytest.raises(InputError, match=f"^--partition {spec} deals by label, .*: choose iid, quantity or nat"):
-            dealing.read(run, {"partition": divide}, data)
+            distribute.read(run, {"partition": divide}, data)
     else:
-        _, dealt = dealing.read(run, {"partition": divide}, data)
+        _, dealt = distribute.read(run, {"partition": divide}, data)
         assert each_once(dealt.train, 400)

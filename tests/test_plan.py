@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dfl.layout import BLOCK, Layout, blocks, columns
-from dfl.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.comm.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.core.layout import BLOCK, Layout, blocks, columns
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from matplotlib.quiver import Quiver
 from scipy.sparse import csr_array
 
 import topologies
-from dfl import plots
+from dfl.reporting import plots
 
 
 def table(evaluations: int) -> pd.DataFrame:
@@ -186,5 +186,5 @@ def test_many_peers_are_ordered_by_label() -> None:
 
 
 def test_pyplot_is_not_touched() -> None:
-    code = "import sys, dfl.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, dfl.reporting.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from dfl import Run, cost, simulate
+from dfl import Run, simulate
 from dfl.algorithms import ALGORITHMS
-from dfl.local import sgd
-from dfl.models import MODELS, Spec, draw
-from dfl.net import Net
-from dfl.setup import make_module
-from dfl.specs import choose
+from dfl.comm.net import Net
+from dfl.core.registry import choose
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation import cost
+from dfl.simulation.setup import make_module
+from dfl.training.sgd import sgd
 from tests.quadratic import digits, final, states
 
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dfl.errors import InputError
-from dfl.files import Lock
-from dfl.late import Sign, read, verdict
-from dfl.mpi import World
-from dfl.pulse import Pulse, Watch, alive, make_room, until
-from dfl.run_directory import claim, take_back
+from dfl.comm.heartbeat import Pulse, Watch, alive, make_room, until
+from dfl.comm.mpi import World
+from dfl.comm.stalls import Sign, read, verdict
+from dfl.core.errors import InputError
+from dfl.core.files import Lock
+from dfl.store.run_directory import claim, take_back
 from tests.test_mpi import ENV, ROOT
 
 GAP = 10.0
@@ -289,12 +289,12 @@ def test_one_rank_needs_no_pulse(tmp_path: Path) -> None:
 
 
 HANGING = """
-import ctypes, dfl.mpi
+import ctypes, dfl.comm.mpi
 class Comm:
     def Abort(self, code):
         ctypes.PyDLL(None).sleep(60)  # and lets no other thread run
-dfl.mpi.HANGING = 1.0
-dfl.mpi.World(0, 2, Comm()).end(7)
+dfl.comm.mpi.HANGING = 1.0
+dfl.comm.mpi.World(0, 2, Comm()).end(7)
 """
 
 

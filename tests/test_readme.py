@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl import manifest
-from dfl.grid import read
-from dfl.run_directory import claim
-from dfl.simulation import components
+from dfl.simulation.loop import components
+from dfl.store import manifest
+from dfl.store.run_directory import claim
+from dfl.sweep.grid import read
 
 KINDS = components()
 

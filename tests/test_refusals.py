@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dfl
-from dfl.run_directory import claim
+from dfl.store.run_directory import claim
 from tests.conftest import Command
 from tests.idx_files import LABELS, TEST_IMAGES, write
 

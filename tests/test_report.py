@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import dfl
-from dfl import manifest
-from dfl.files import atomically
-from dfl.mpi import World
-from dfl.report import Report
-from dfl.results import Result
-from dfl.run_directory import OUTPUTS, claim
-from dfl.simulation import Setting, prepare
-from dfl.watch import COLUMNS
+from dfl.comm.mpi import World
+from dfl.core.files import atomically
+from dfl.reporting.report import Report
+from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.watch import COLUMNS
+from dfl.store import manifest
+from dfl.store.results import Result
+from dfl.store.run_directory import OUTPUTS, claim
 
 PEERS = [
     "peer",

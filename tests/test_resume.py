@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import dfl
-from dfl import keeping
-from dfl.files import Lock
-from dfl.mpi import connect
-from dfl.run_directory import claim
+from dfl.comm.mpi import connect
+from dfl.core.files import Lock
+from dfl.store import checkpoint_files
+from dfl.store.run_directory import claim
 from tests.conftest import Command
 from tests.stopping import crash, record, rewrite, same
 
@@ -61,7 +61,7 @@ def test_how_far_and_how_often_may_change(dfl_run: Command, cut: Path) -> None:
     assert done.code == 0, done
     assert dfl.load(cut).rows["round"].tolist() == [0, 2, 6, 9]
     assert (record(cut)["run"]["rounds"], record(cut)["run"]["eval_every"]) == (9, 3)
-    assert keeping.find(cut).round == 9  # type: ignore[union-attr]
+    assert checkpoint_files.find(cut).round == 9  # type: ignore[union-attr]
     list(dfl.simulate(small(bits=4, rounds=9, out=Path("nine"))))
     assert (cut / "state.safetensors").read_bytes() == Path("nine/state.safetensors").read_bytes()
 
@@ -186,7 +186,7 @@ def test_a_signal_ends_a_run_after_its_round(
     done = dfl_run("--bits=4", "--out=told", *FEW[:-1])
     said = f"dfl: stopped by {number.name} after round 3 of 6: go on with --resume told\n"
     assert (done.code, done.err) == (75, said)
-    assert (record(Path("told"))["exit"], keeping.find(Path("told")).round) == (75, 3)  # type: ignore[union-attr]
+    assert (record(Path("told"))["exit"], checkpoint_files.find(Path("told")).round) == (75, 3)  # type: ignore[union-attr]
     assert signal.getsignal(number) == before
     monkeypatch.setattr(QDFedAvgM, "round", known)
     assert dfl_run("--resume=told").code == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dfl.aggregators import AGGREGATORS, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
 from experiments import robust_cost
 from tests.test_experiments import launch
 

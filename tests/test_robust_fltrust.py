@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from dfl.errors import InputError
-from dfl.mpi import connect
-from dfl.network import Network
-from dfl.simulation import prepare
+from dfl.comm.mpi import connect
+from dfl.comm.transport import Network
+from dfl.core.errors import InputError
+from dfl.simulation.loop import prepare
 from experiments import robust_fltrust2021 as page_of
 from experiments.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.test_experiments import launch

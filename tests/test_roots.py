@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dfl import dealing, keys
-from dfl.attacks import ATTACKS, Attack
 from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, Data, Deal, deal
 from dfl.datasets.partition import iid
-from dfl.errors import InputError
-from dfl.roots import everything, root_examples
+from dfl.datasets.server_data import everything, root_examples
+from dfl.robust.attacks import ATTACKS, Attack
+from dfl.simulation import distribute
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +46,7 @@ def refused(made: Any) -> str:
 
 def counts(n: int = 4000, classes: int = 10, **options: Any) -> list[int]:
     values = made(n, classes).train_labels
-    chosen = root_examples(values, classes, keys.generator(0, "root"), **options)
+    chosen = root_examples(values, classes, randomness.generator(0, "root"), **options)
     assert np.all(np.diff(chosen) > 0)
     return list(map(int, np.bincount(values[chosen], minlength=classes)))
 
@@ -83,7 +84,7 @@ def test_root_counts_are_the_nearest_whole_numbers(size: int, bias: float, class
 
 def test_root_examples_of_a_label_are_drawn_from_all_of_them() -> None:
     values = made(4000).train_labels
-    draws = [root_examples(values, 10, keys.generator(seed, "root")) for seed in range(40)]
+    draws = [root_examples(values, 10, randomness.generator(seed, "root")) for seed in range(40)]
     assert 1900 < np.mean(draws) < 2100  # standard error 18
     assert len(np.unique(np.concatenate(draws))) > 2000
 
@@ -105,7 +106,7 @@ def test_root_examples_of_a_label_are_drawn_from_all_of_them() -> None:
 )
 def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) -> None:
     values = made(400).train_labels
-    assert refused(lambda: root_examples(values, classes, keys.generator(0, "root"), **options)) == words
+    assert refused(lambda: root_examples(values, classes, randomness.generator(0, "root"), **options)) == words
 
 
 # --- the server's share of a deal -------------------------------------------------------------------------------------
@@ -160,18 +161,18 @@ def test_who_has_everything_has_what_the_peers_learn_from(each: int | None) -> N
     dealt, plain = deal(iid, data, run, everything), deal(iid, data, run)
     assert dealt.root.tolist() == sorted(np.concatenate(plain.train).tolist())
     assert all(np.array_equal(a, b) for a, b in zip(dealt.train, plain.train, strict=True))
-    assert everything(data.train_labels, 10, keys.generator(0, "root")).tolist() == list(range(400))
+    assert everything(data.train_labels, 10, randomness.generator(0, "root")).tolist() == list(range(400))
 
 
 def test_root_arrays_are_raw() -> None:
     data = made()
     dealt = deal(iid, data, Run(peers=4), SMALL)
-    arrays = dealing.root(data, dealt)
+    arrays = distribute.root(data, dealt)
     assert sorted(arrays) == ["inputs", "labels"]
     assert arrays["inputs"].dtype == np.uint8
     assert numbers(arrays["inputs"]) == dealt.root.tolist()
     assert np.array_equal(arrays["labels"], dealt.root % 10)
-    assert dealing.root(data, deal(iid, data, Run(peers=4)))["inputs"].shape == (0, 2)
+    assert distribute.root(data, deal(iid, data, Run(peers=4)))["inputs"].shape == (0, 2)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Method:
 
 @pytest.mark.parametrize(("method", "size"), [(Method(SMALL), 40), (Method(), 0), (object(), 0)])
 def test_the_algorithm_asks_for_root_data(method: object, size: int) -> None:
-    _, dealt = dealing.read(Run(peers=4), {"partition": iid, "algorithm": method}, made())
+    _, dealt = distribute.read(Run(peers=4), {"partition": iid, "algorithm": method}, made())
     assert len(dealt.root) == size
     assert sum(map(len, dealt.train)) == 400 - size
 
@@ -200,7 +201,7 @@ class Poison(Attack):
         return inputs, classes - 1 - labels
 
 
-def own(arrays: dealing.Arrays, dealt: Deal, peers: range, peer: int) -> tuple[NDArray[Any], Ints]:
+def own(arrays: distribute.Arrays, dealt: Deal, peers: range, peer: int) -> tuple[NDArray[Any], Ints]:
     """One peer's training examples among those of some."""
     first = sum(len(dealt.train[i]) for i in peers if i < peer)
     places = slice(first, first + len(dealt.train[peer]))
@@ -212,7 +213,7 @@ def own(arrays: dealing.Arrays, dealt: Deal, peers: range, peer: int) -> tuple[N
 def test_bad_peers_learn_from_poison(peers: range, bad: Any) -> None:
     data = made(403)
     dealt = deal(PARTITIONS["dirichlet"], data, Run(peers=6, validation=0.2))
-    arrays, clean = dealing.owned(data, dealt, peers, Poison(), bad), dealing.owned(data, dealt, peers)
+    arrays, clean = distribute.owned(data, dealt, peers, Poison(), bad), distribute.owned(data, dealt, peers)
     for peer in peers:
         inputs, labels = own(arrays, dealt, peers, peer)
         if peer not in bad:
@@ -230,8 +231,8 @@ def test_bad_peers_learn_from_poison(peers: range, bad: Any) -> None:
 def test_liars_in_messages_learn_from_what_they_have() -> None:
     data = made()
     dealt = deal(iid, data, Run(peers=4))
-    arrays = dealing.owned(data, dealt, range(4), ATTACKS["sign_flip"](), (1, 2))
-    clean = dealing.owned(data, dealt, range(4))
+    arrays = distribute.owned(data, dealt, range(4), ATTACKS["sign_flip"](), (1, 2))
+    clean = distribute.owned(data, dealt, range(4))
     assert all(np.array_equal(arrays[name], clean[name]) for name in clean)
 
 
@@ -244,4 +245,4 @@ def test_poison_keeps_the_form(change: Any) -> None:
     data = made()
     dealt = deal(iid, data, Run(peers=4))
     with pytest.raises(AssertionError, match="must keep the form"):
-        dealing.owned(data, dealt, range(4), Wrong(), (1,))
+        distribute.owned(data, dealt, range(4), Wrong(), (1,))

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import dfl
-from dfl import manifest
-from dfl.errors import InputError
-from dfl.files import Lock, atomically, make_directory, no_follow, read_bytes
-from dfl.run_directory import CONTENT, FILES, FOLDERS, MARKER, claim, refuse_foreign, refuse_unusable, take_back
+from dfl.core.errors import InputError
+from dfl.core.files import Lock, atomically, make_directory, no_follow, read_bytes
+from dfl.store import manifest
+from dfl.store.run_directory import CONTENT, FILES, FOLDERS, MARKER, claim, refuse_foreign, refuse_unusable, take_back
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
@@ -275,7 +275,7 @@ def test_a_run_on_several_ranks_ends_when_its_rows_vanish(tmp_path: Path, what: 
 
 def test_links_in_a_runs_folder_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever name of ours is a link, what it leads to stays as it is."""
-    monkeypatch.setattr("dfl.plots.figures", lambda *given: {})
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     (tmp_path / "foreign").mkdir()
     for name in ("rank-0.log", "0", "0000000000.json", "graph.png"):
         (tmp_path / "foreign" / name).write_text("mine")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import launch, probe, scale
 from tests.test_experiments import ROOT
 from tests.test_experiments import launch as run_page

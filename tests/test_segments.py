@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dfl import segments
+from dfl.comm import shared_memory
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, words
 from tests.test_startup import running
@@ -29,7 +29,7 @@ def old(path: Path, mode: int = 0o600) -> Path:
 @pytest.mark.parametrize("name", [NAME, "mpich_shm_1_12", "ucx_shm_posix_3db5f8bd"])
 def test_what_a_killed_job_left_is_removed(tmp_path: Path, name: str) -> None:
     old(tmp_path / name)
-    segments.remove_unused(tmp_path)
+    shared_memory.remove_unused(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -54,7 +54,7 @@ def link(path: Path) -> None:
 def test_anything_else_stays(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / NAME)
     before = sorted(os.listdir(tmp_path))
-    segments.remove_unused(tmp_path)
+    shared_memory.remove_unused(tmp_path)
     assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -62,12 +62,12 @@ def test_what_somebody_has_open_or_mapped_stays(tmp_path: Path) -> None:
     held, mapped = old(tmp_path / "mpich_shm_1_0"), old(tmp_path / "mpich_shm_2_0")
     with held.open() as file, mapped.open("r+b") as other, mmap.mmap(other.fileno(), 0):
         other.close()
-        segments.remove_unused(tmp_path)
+        shared_memory.remove_unused(tmp_path)
         assert len(os.listdir(tmp_path)) == 2
         file.close()
-        segments.remove_unused(tmp_path)
+        shared_memory.remove_unused(tmp_path)
         assert os.listdir(tmp_path) == ["mpich_shm_2_0"]
-    segments.remove_unused(tmp_path)
+    shared_memory.remove_unused(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -88,24 +88,24 @@ def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(tm
         (tmp_path / name).mkdir()
 
     def start(name: str) -> tuple[subprocess.Popen[bytes], set[Path]]:
-        before = set(segments.FOLDER.iterdir())
+        before = set(shared_memory.FOLDER.iterdir())
         job = subprocess.Popen(words(2, str(tmp_path / "waits.py"), str(tmp_path / name)), cwd=ROOT, env=ENV)
         assert eventually(lambda: len(os.listdir(tmp_path / name)) == 2, 60)
-        return job, {each for each in segments.FOLDER.glob("mpich_shm_*") if each not in before}
+        return job, {each for each in shared_memory.FOLDER.glob("mpich_shm_*") if each not in before}
 
     lives, alive = start("lives")
     dies, left = start("dies")
     for pid in running(str(tmp_path / "dies")):
         os.kill(pid, signal.SIGKILL)
     dies.wait(20)
-    left &= set(segments.FOLDER.iterdir())
+    left &= set(shared_memory.FOLDER.iterdir())
     assert left
     assert alive
     for each in alive | left:
         os.utime(each, (time.time() - 3600,) * 2)
     starts, _ = start("starts")
     try:
-        now = set(segments.FOLDER.iterdir())
+        now = set(shared_memory.FOLDER.iterdir())
         assert alive <= now
         assert not left & now
     finally:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfl import Data, Run, aggregators
-from dfl.layout import Layout
-from dfl.local import sgd
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.starts import start
+from dfl import Data, Run
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.core.layout import Layout
+from dfl.robust import aggregators
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
 from tests.quadratic import FEW, centres, digits, final, quadratic
 
 WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import lab
 from experiments import server_or_peers as page
 from experiments.graphs import network

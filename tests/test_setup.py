@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import dfl
-from dfl import cost, dealing, starts
+from dfl.comm.mpi import World
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.datasets.partition import Deal
-from dfl.errors import InputError
-from dfl.mpi import World
-from dfl.simulation import Setting, prepare
+from dfl.simulation import cost, distribute, initialization
+from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import digits, points
 
 
@@ -39,12 +39,12 @@ def test_examples_of_some_peers_lie_one_after_the_other() -> None:
     whole = data()
     deal = Deal([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
                 [np.array([2]), np.array([0, 1]), np.array([3])])  # fmt: skip
-    arrays = dealing.owned(whole, deal, range(1, 3))
+    arrays = distribute.owned(whole, deal, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
     np.testing.assert_array_equal(arrays["train labels"], whole.train_labels[[0, 7, 8, 9]])
     assert arrays["held inputs"].shape == (0, 4)
     assert arrays["test"].tolist() == [0, 1, 3]
-    assert dealing.owned(whole, deal, range(0))["train inputs"].shape == (0, 4)
+    assert distribute.owned(whole, deal, range(0))["train inputs"].shape == (0, 4)
 
 
 def test_arrays_survive_the_way_between_ranks() -> None:
@@ -53,7 +53,7 @@ def test_arrays_survive_the_way_between_ranks() -> None:
         "b": np.array(0.5),
         "c": np.zeros((0, 4), np.float32),
     }
-    back = dealing.unpacked(dealing.packed(arrays))
+    back = distribute.unpacked(distribute.packed(arrays))
     assert set(back) == set(arrays)
     for name, value in arrays.items():
         np.testing.assert_array_equal(back[name], value)
@@ -123,10 +123,10 @@ def test_a_batch_is_normalised_as_the_data_say() -> None:
 
 def test_starts_are_common_or_independent() -> None:
     common, independent = (digits(init=init) for init in ("common", "independent"))
-    x, known = starts.start(common.run, common.task, False)
+    x, known = initialization.start(common.run, common.task, False)
     assert bool((x == x[0]).all())
     assert torch.equal(known, x)
-    x, known = starts.start(independent.run, independent.task, False)
+    x, known = initialization.start(independent.run, independent.task, False)
     assert len({tuple(row) for row in x[:, :20].tolist()}) == len(x)
     assert not known.any()
 
@@ -134,7 +134,7 @@ def test_starts_are_common_or_independent() -> None:
 def test_another_seed_is_another_run() -> None:
     first, second = (digits(seed=seed) for seed in (0, 1))
     assert not torch.equal(
-        starts.start(first.run, first.task, False)[0], starts.start(second.run, second.task, False)[0]
+        initialization.start(first.run, first.task, False)[0], initialization.start(second.run, second.task, False)[0]
     )
     assert not torch.equal(first.task.train.inputs, second.task.train.inputs)
 
@@ -177,7 +177,7 @@ def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
 
 def test_doubles_stay_doubles() -> None:
     setting = prepare(dfl.Run(peers=3), World(), nn.Linear(4, 3).double(), data())
-    assert starts.start(setting.run, setting.task, True)[0].dtype == torch.float64
+    assert initialization.start(setting.run, setting.task, True)[0].dtype == torch.float64
     assert setting.payload_per_round == 15 * 8 * 6
     assert points(3, 2).classes == 0
 
@@ -185,7 +185,7 @@ def test_doubles_stay_doubles() -> None:
 def test_sizes_are_counted_by_peer() -> None:
     none = np.zeros(0, np.int64)
     deal = Deal([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
-    assert dealing.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
+    assert distribute.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
 
 
 def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:

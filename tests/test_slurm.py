@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dfl.errors import InputError
-from dfl.slurm import Slurm, queued, submit, write
+from dfl.core.errors import InputError
+from dfl.sweep.slurm import Slurm, queued, submit, write
 
 NAMES = ("graph=ring,seed=0", "it's 50%a $HOME `x`", "graph=torus:rows=2,seed=1")
 

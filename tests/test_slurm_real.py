@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl import sweep
-from dfl.cells import DONE, look
 from dfl.config import Run
-from dfl.slurm import queued
+from dfl.sweep import __main__ as sweep
+from dfl.sweep.cells import DONE, look
+from dfl.sweep.slurm import queued
 from tests.slurm import cluster, missing, said, wait
 from tests.test_mpi import CLOCKS
 

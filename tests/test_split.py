@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfl import Data, Run, metrics
-from dfl.errors import InputError
-from dfl.local import sgd
-from dfl.models import MODELS, Spec, draw
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.simulation import Setting, prepare
-from dfl.split import joined, parted, shared_names
+from dfl import Data, Run
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.core.errors import InputError
+from dfl.evaluation import metrics
+from dfl.models.sharing import joined, parted, shared_names
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
 from tests.quadratic import digits, final, states
 
 NAMES = ["0.weight", "0.bias", "2.weight", "conv.weight", "5.bias"]

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from dfl import InputError, Run, load, simulate
-from dfl.mpi import World
-from dfl.simulation import prepare
-from dfl.starts import start
+from dfl.comm.mpi import World
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import prepare
 from tests.test_mpi import mpirun
 
 FEW: dict[str, Any] = {"peers": 6, "rounds": 2, "examples_per_peer": 25, "model": "mlp:hidden=8", "eval_every": 2}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dfl.processes import ours
+from dfl.comm.processes import ours
+from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, Seen, verdict
 from dfl.run import _timeout
-from dfl.startup import ELSEWHERE, RANKS, SIGN, Seen, verdict
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, words
 
@@ -108,7 +108,7 @@ def test_ranks_elsewhere_are_named_by_their_hosts_first() -> None:
 SHOWS = f"import os, time; os.pwrite(os.memfd_create('{SIGN}-7'), b'waits', 0); print(flush=True); time.sleep(60)"
 WRAPS = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {SHOWS!r}]).returncode)"
 SLEEPS = "import time; print(flush=True); time.sleep(60)"
-LOOKS = "from dfl.startup import seen; print({rank: (len(s.pids), s.waits) for rank, s in seen().items()})"
+LOOKS = "from dfl.comm.startup import seen; print({rank: (len(s.pids), s.waits) for rank, s in seen().items()})"
 
 
 @pytest.mark.parametrize("name", RANKS)

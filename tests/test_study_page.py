@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from scipy.optimize import minimize_scalar
 from sklearn.linear_model import LogisticRegression
 
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 from experiments import lab
 from experiments import simulation_study as study
 from experiments.simulation_study import Floats, Options

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dfl import jobs, sweep, sweep_plots
-from dfl.cells import look
-from dfl.files import Lock
+from dfl.core.files import Lock
+from dfl.sweep import __main__ as sweep
+from dfl.sweep import plots, scheduler
+from dfl.sweep.cells import look
 from tests.sweeping import ROOT, SIX, ended, fake, interrupt, statuses, wait_for, without_clocks
 
 
@@ -38,9 +39,9 @@ class Here:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(jobs, "PAUSE", 0.02)
-    monkeypatch.setattr(jobs, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0"])
-    monkeypatch.setattr(sweep_plots, "figures", lambda *given: {"none": Figure()})  # they have tests of their own
+    monkeypatch.setattr(scheduler, "PAUSE", 0.02)
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0"])
+    monkeypatch.setattr(plots, "figures", lambda *given: {"none": Figure()})  # they have tests of their own
     return Here(monkeypatch, capsys, SIX)
 
 
@@ -139,7 +140,7 @@ def test_what_another_program_writes_is_listed(here: Here) -> None:
     Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
-    here.monkeypatch.setattr(jobs.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM))
+    here.monkeypatch.setattr(scheduler.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM))
     with Lock(Path("sweeps/two/seed=1")):
         code, said, _ = here("two.toml")
     assert code == 75
@@ -164,14 +165,14 @@ def test_what_is_left_becomes_a_job_array(here: Here) -> None:
     assert "module load x\nmodule load y\n" in script.read_text()
     assert "#SBATCH --no-requeue\n" in script.read_text()
 
-    here.monkeypatch.setattr("dfl.slurm.submit", lambda script: "77")
-    here.monkeypatch.setattr("dfl.slurm.queued", lambda folder: {names[0]: "pending (Resources)"})
+    here.monkeypatch.setattr("dfl.sweep.slurm.submit", lambda script: "77")
+    here.monkeypatch.setattr("dfl.sweep.slurm.queued", lambda folder: {names[0]: "pending (Resources)"})
     code, said, _ = here("six.toml", "--slurm", "--ntasks", "2")
     assert (code, said) == (0, [f"2 of 6 cells in {script.with_name('2.sh')}; job 77"])
     assert "#SBATCH --ntasks=2\n" in script.with_name("2.sh").read_text()
     _, said, _ = here("six.toml", "--status")
     assert said[4].split() == [names[0], "waiting", "5/5", "0.3844", "pending", "(Resources)"]
-    here.monkeypatch.setattr("dfl.slurm.queued", lambda folder: dict.fromkeys(names, "running n1"))
+    here.monkeypatch.setattr("dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1"))
     code, said, _ = here("six.toml", "--slurm")
     assert (code, said) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dfl import compare, manifest, sweep
-from dfl.cells import DAMAGED, DONE, look
+from dfl import compare
+from dfl.store import manifest
+from dfl.sweep import __main__ as sweep
+from dfl.sweep.cells import DAMAGED, DONE, look
 from tests.sweeping import ENV, ROOT, ended, fake
 from tests.test_compare import run
 from tests.test_sweep import Here, here
@@ -172,7 +174,7 @@ def test_hostile_words_of_a_cell_are_text(here: Here, mine: Path, done: Path) ->
     [
         (sweep.main, "dfl.sweep.Sweep.see", ["two.toml"]),
         (sweep.main, "dfl.sweep.Sweep.see", ["two.toml", "--status"]),
-        (sweep.main, "dfl.tables.cells", ["two.toml", "--table"]),
+        (sweep.main, "dfl.sweep.tables.cells", ["two.toml", "--table"]),
         (compare.main, "dfl.compare.gather", ["runs/a"]),
     ],
 )

@@ -16,8 +16,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from dfl.lines import COLOURS, DASHES, Styles, over_seeds, shades
-from dfl.sweep_plots import figures, map_axes, panels
+from dfl.reporting.lines import COLOURS, DASHES, Styles, over_seeds, shades
+from dfl.sweep.plots import figures, map_axes, panels
 from tests.swept import swept
 
 GRAPHS = ("ring", "torus", "complete")
@@ -178,5 +178,5 @@ def test_the_fields_of_a_map_are_graph_and_bits_before_others() -> None:
 
 
 def test_pyplot_is_not_touched() -> None:
-    code = "import sys, dfl.sweep_plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, dfl.sweep.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dfl import manifest
-from dfl.cells import Sight, see
-from dfl.grid import Grid, keep, read
-from dfl.run_directory import claim
-from dfl.tables import cells, curves, grouped, screen, summary, write
+from dfl.store import manifest
+from dfl.store.run_directory import claim
+from dfl.sweep.cells import Sight, see
+from dfl.sweep.grid import Grid, keep, read
+from dfl.sweep.tables import cells, curves, grouped, screen, summary, write
 
 HEAD = "round,seconds,accuracy_mean,accuracy_min,payload_bytes\n"
 ROWS = HEAD + "0,0.5,0.1,0.1,0\n4,{seconds},{accuracy},{worst},{payload}\n"

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 import dfl
-from dfl.mpi import World
-from dfl.report import Report
-from dfl.simulation import Setting, prepare
-from dfl.terminal import Terminal, size
-from dfl.watch import COLUMNS
+from dfl.comm.mpi import World
+from dfl.reporting.report import Report
+from dfl.reporting.terminal import Terminal, size
+from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.watch import COLUMNS
 from tests.test_report import small
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl import keys
+from dfl.core import randomness
 from experiments import lab
 from experiments import time_to_accuracy as page
 from experiments.time_to_accuracy import LINKS, Options
@@ -25,7 +25,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The page on digits: its folder, and the cells that were launched for it."""
     out = tmp_path_factory.mktemp("page")
     with here() as launched, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dfl.plots.figures", lambda *given: {})
+        patch.setattr("dfl.reporting.plots.figures", lambda *given: {})
         page.page(Options(dataset="digits", seeds=1, rounds=ROUNDS, low=0.15, high=0.4, out=out, graphs=CHOSEN))
     return out, launched
 
@@ -58,7 +58,7 @@ def test_rounds_take_what_their_bytes_and_their_slowest_peer_take(ran: tuple[Pat
     rows = table_of(ran)
     whole, few = (rows["ring", width]["phone_round_s"] for width in ("float32", "4"))
     assert 0 < whole - few <= 2 * 4 * D * (1 - 1 / 8) * (1 / 1e6 + 8e-6 / 35.96) + 1e-3
-    slowest = STEPS * 0.01 * np.exp(0.5 * keys.generator(0, "pace of peers").standard_normal(lab.PEERS).max())
+    slowest = STEPS * 0.01 * np.exp(0.5 * randomness.generator(0, "pace of peers").standard_normal(lab.PEERS).max())
     for row in rows.values():
         assert slowest < row["datacenter_round_s"] < slowest + 0.002
         assert row["datacenter_round_s"] <= row["phone_round_s"]

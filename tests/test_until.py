@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.metrics import rounds_to
-from dfl.terminal import size
+from dfl.evaluation.metrics import rounds_to
+from dfl.reporting.terminal import size
 from tests.conftest import Command
 from tests.test_report import small
 from tests.test_terminal import dry, shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dfl.late import read
+from dfl.comm.stalls import read
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
@@ -75,9 +75,9 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path, rank: int, reached: str
 
 
 NAMELESS = """
-import os, signal, dfl, dfl.mpi
+import os, signal, dfl, dfl.comm.mpi
 for row in dfl.simulate(dfl.Run(peers=3, rounds=10**6, model="softmax", eval_every=5, timeout=3)):
-    if row["round"] == 10 and dfl.mpi.connect().rank == 1:
+    if row["round"] == 10 and dfl.comm.mpi.connect().rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 """
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.net import Net
-    from dfl.roots import RootRule
-    from dfl.task import Solver, Task
+    from dfl.comm.net import Net
+    from dfl.datasets.server_data import RootRule
+    from dfl.training.task import Solver, Task
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 """Name -> frozen dataclass whose fields are the method's options."""
@@ -111,4 +111,24 @@ def algorithm(name: str) -> Callable[[A], A]:
     return register
 
 
-from dfl.algorithms import alone, dfedavgm, fedavg, fedprox, fedsgd, fltrust, qdfedavgm  # noqa: E402, F401  registers
+from dfl.algorithms import (  # noqa: E402  registers them
+    dfedavgm as dfedavgm,
+)
+from dfl.algorithms import (
+    fedavg as fedavg,
+)
+from dfl.algorithms import (
+    fedprox as fedprox,
+)
+from dfl.algorithms import (
+    fedsgd as fedsgd,
+)
+from dfl.algorithms import (
+    fltrust as fltrust,
+)
+from dfl.algorithms import (
+    local_and_pooled as local_and_pooled,
+)
+from dfl.algorithms import (
+    qdfedavgm as qdfedavgm,
+)

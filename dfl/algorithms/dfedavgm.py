@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
-from dfl.local import sgd
-from dfl.split import joined, parted
+from dfl.models.sharing import joined, parted
+from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.net import Net
-    from dfl.task import Task
+    from dfl.comm.net import Net
+    from dfl.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dfl import keys
 from dfl.algorithms import Algorithm, algorithm
-from dfl.errors import InputError
-from dfl.local import sgd
-from dfl.split import joined, parted
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.models.sharing import joined, parted
+from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.layout import Group
-    from dfl.net import Net
-    from dfl.task import Task
+    from dfl.comm.net import Net
+    from dfl.core.layout import Group
+    from dfl.training.task import Task
 else:
-    from dfl.lazy import torch
+    from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,12 @@ class FedAvg(Algorithm):
     def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Who is sent the model, who says something, and how long each of them that is here trains, if not as asked."""
         m, slow = self._sizes(net.peers)
-        order = net.present(keys.generator(task.seed, "clients", t).permutation(net.peers))[:m]
+        order = net.present(randomness.generator(task.seed, "clients", t).permutation(net.peers))[:m]
         chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
         if self.late == "drop" or not slow:
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
-        work[order[:slow]] = keys.generator(task.seed, "work of slow clients", t).integers(1, most + 1, slow)
+        work[order[:slow]] = randomness.generator(task.seed, "work of slow clients", t).integers(1, most + 1, slow)
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]

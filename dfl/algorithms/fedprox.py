@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dfl.algorithms import algorithm
 from dfl.algorithms.fedavg import FedAvg
-from dfl.errors import InputError
+from dfl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dfl.task import Solver
+    from dfl.training.task import Solver
 
 
 @algorithm("fedprox")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import algorithm
 from dfl.algorithms.fedavg import FedAvg
-from dfl.errors import InputError
-from dfl.local import sgd
-from dfl.roots import root_examples
+from dfl.core.errors import InputError
+from dfl.datasets.server_data import root_examples
+from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms.fedavg import State
-    from dfl.net import Net
-    from dfl.roots import RootRule
-    from dfl.task import Task
+    from dfl.comm.net import Net
+    from dfl.datasets.server_data import RootRule
+    from dfl.training.task import Task
 
 
 @algorithm("fltrust")

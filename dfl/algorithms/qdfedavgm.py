@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
-from dfl.errors import InputError
-from dfl.local import sgd
-from dfl.split import joined, parted
+from dfl.core.errors import InputError
+from dfl.models.sharing import joined, parted
+from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.net import Net
-    from dfl.task import Task
+    from dfl.comm.net import Net
+    from dfl.training.task import Task
 else:
-    from dfl.lazy import torch
+    from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 `DATASETS` and `PARTITIONS` are the registries that the command line reads.
 """
 
-from dfl.datasets import adult, cifar10, digits, gaussian, mnist, skews, uneven
+from dfl.datasets import adult, cifar10, digits, gaussian, label_skew, mnist, quantity_skew
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partition import PARTITIONS, Deal, deal
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "Deal", "deal"]
-__all__ += ["adult", "cifar10", "digits", "gaussian", "mnist", "skews", "uneven"]
+__all__ += ["adult", "cifar10", "digits", "gaussian", "label_skew", "mnist", "quantity_skew"]

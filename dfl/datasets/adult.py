@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data, dataset
 from dfl.datasets.files import Official, Source, differing, find, locate, unpacked
-from dfl.errors import InputError
 
 FILE = "adult.data"
 SOURCE = Source(

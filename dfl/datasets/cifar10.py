@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data, dataset
 from dfl.datasets.files import Official, Source, content, differing, find, locate, look, members
-from dfl.errors import InputError
 
 INNER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar"
 BATCHES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.errors import InputError, one_line
-from dfl.values import shown
+from dfl.core.errors import InputError, one_line
+from dfl.core.parse import shown
 
 MOST_CLASSES = 1_000_000
 """The largest number of labels."""

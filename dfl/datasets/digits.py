@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfl import keys
+from dfl.core import randomness
 from dfl.datasets.data import Data, dataset
 
 MEAN, STD = 0.3055, 0.3763
@@ -32,7 +32,7 @@ def digits(directory: Path | None) -> Data:
 
     inputs, labels = load_digits(return_X_y=True)
     images = inputs.astype(np.uint8).reshape(-1, 1, 8, 8)
-    order = keys.generator(0, "digits").permutation(len(images))
+    order = randomness.generator(0, "digits").permutation(len(images))
     test, train = np.sort(order[:TEST]), np.sort(order[TEST:])
     return Data(
         train_inputs=images[train],

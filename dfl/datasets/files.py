@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
-from dfl.errors import InputError
-from dfl.reading import check_size, open_regular
+from dfl.core.errors import InputError
+from dfl.core.reading import check_size, open_regular
 
 if TYPE_CHECKING:
     from requests import Session

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl import keys
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data, dataset
-from dfl.errors import InputError
 
 SEPARATION = np.float32(3)
 """Length of every mean, in standard deviations; any two of them lie sqrt(2) times that apart."""
@@ -66,9 +66,9 @@ def means(features: int, classes: int) -> Floats:
 def _draw(half: str, centres: Floats, n: int) -> tuple[Floats, NDArray[np.int64]]:
     """Points and labels; drawn in place and as float32, since there may be gigabytes of them."""
     classes, features = centres.shape
-    labels = keys.generator(0, "gaussian", half, "labels").integers(0, classes, n)
+    labels = randomness.generator(0, "gaussian", half, "labels").integers(0, classes, n)
     points = np.empty((n, features), np.float32)
-    keys.generator(0, "gaussian", half, "points").standard_normal(dtype=np.float32, out=points)
+    randomness.generator(0, "gaussian", half, "points").standard_normal(dtype=np.float32, out=points)
     for first in range(0, n, ROWS):
         points[first : first + ROWS] += centres[labels[first : first + ROWS]]
     return points, labels

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.core.errors import InputError
 from dfl.datasets.files import take, unpacked
-from dfl.errors import InputError
 
 _BYTES = 0x0800  # the magic number of a file of unsigned bytes; the number of dimensions is added to it
 MOST = 2**20

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data, dataset
 from dfl.datasets.files import Official, Source, differing, find, locate
 from dfl.datasets.idx import read_idx
-from dfl.errors import InputError
 
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 SOURCES = {

@@ -16,11 +16,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl import keys
 from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.errors import InputError
-from dfl.roots import RootRule, everything
+from dfl.datasets.server_data import RootRule, everything
 
 Indices = NDArray[np.int64]
 
@@ -126,7 +126,7 @@ def deal(partition: Partition, data: Data, run: Run, root: RootRule | None = Non
 
 
 def _rng(run: Run, purpose: str) -> np.random.Generator:
-    return keys.generator(run.seed, purpose)
+    return randomness.generator(run.seed, purpose)
 
 
 def _apart(chosen: Indices, data: Data, run: Run, root: RootRule | None) -> tuple[Indices, Indices]:
@@ -165,7 +165,7 @@ def _set_aside(n: int, peer: int, run: Run) -> NDArray[np.bool_]:
     """Which of a peer's n examples are for validation."""
     aside = np.zeros(n, dtype=np.bool_)
     if count := min(round(run.validation * n), n - 1):
-        aside[keys.generator(run.seed, "validation", peer).choice(n, count, replace=False)] = True
+        aside[randomness.generator(run.seed, "validation", peer).choice(n, count, replace=False)] = True
     return aside
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dfl
-from dfl.jobs import mpirun
+from dfl.sweep.scheduler import mpirun
 from experiments.rivals.install import python, ready
 from experiments.stopwatch import WORK, Work
 

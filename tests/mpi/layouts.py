@@ -6,12 +6,12 @@ from itertools import chain, islice, product
 from pathlib import Path
 
 import dfl
-from dfl.aggregators import AGGREGATORS
 from dfl.algorithms import ALGORITHMS
-from dfl.attacks import ATTACKS
-from dfl.compressors import COMPRESSORS
+from dfl.compression.compressors import COMPRESSORS
 from dfl.datasets import PARTITIONS
-from dfl.faults import FAULTS
+from dfl.environment.faults import FAULTS
+from dfl.robust.aggregators import AGGREGATORS
+from dfl.robust.attacks import ATTACKS
 from tests.protected import shaded
 
 METHODS = {
@@ -135,7 +135,7 @@ def name(*parts: str) -> str:
 if __name__ == "__main__":
     from dataclasses import replace
 
-    from dfl import plots
+    from dfl.reporting import plots
 
     plots.figures = lambda *args: {}  # drawn from the tables that are compared anyway
     for folder, run in islice(runs(), 0, None, int(sys.argv[2])):

@@ -1,4 +1,4 @@
-"""Do the verbs of `dfl.mpi` move the right bytes? Run under mpirun with any number of ranks."""
+"""Do the verbs of `dfl.comm.mpi` move the right bytes? Run under mpirun with any number of ranks."""
 
 import json
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from dfl.compressors import Exact, Quantize
-from dfl.errors import InputError
-from dfl.layout import Layout, columns
-from dfl.mpi import World
-from dfl.net import Net
-from dfl.network import Network, Speech
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.comm.transport import Network, Speech
+from dfl.compression.compressors import Exact, Quantize
+from dfl.core.errors import InputError
+from dfl.core.layout import Layout, columns
 from tests.standin import DEVICE, Standin
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -120,7 +120,7 @@ def test_mpi_takes_tensors_as_they_are(world: World) -> None:
 def test_wire_is_what_mpi_was_handed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count at the call into mpi4py itself."""
     import dfl
-    from dfl.simulation import prepare
+    from dfl.simulation.loop import prepare
     from tests.quadratic import states
 
     handed = [0]

@@ -1,0 +1,350 @@
+"""How do ranks talk? The only file that knows of MPI; on one rank it needs none.
+
+Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they give
+way and then sleep instead of spinning, because ranks may outnumber cores (`dfl.comm.heartbeat`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.comm.heartbeat import Pulse, ender, until
+from dfl.comm.shared_memory import remove_unused
+from dfl.comm.startup import RANKS, TIMEOUT, Start, first
+from dfl.core.errors import InputError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+HANGING = 5.0
+"""Seconds that MPI has to end a job, after which a rank ends itself."""
+
+Bytes = NDArray[np.uint8]
+Parcels = tuple[Any, list[int], list[int]]
+"""Contiguous bytes, on a device if MPI reads its memory; how many are for each rank, and where they begin."""
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_PLACES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")  # among the ranks of a host
+_GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
+_BYTE = "B"  # unsigned bytes, as mpi4py spells them
+
+
+@dataclass
+class World:
+    """The ranks of this job.
+
+    Attributes:
+        rank, size: which one this is, and how many there are.
+        comm: the communicator; None where there is one rank and no MPI.
+        busy: whether the other ranks count on this one.
+        told: the signal by which this rank was told to stop; 0 for none.
+        start: limits the time until all ranks have arrived; None where there is one.
+        pulse: what this rank is at.
+    """
+
+    rank: int = 0
+    size: int = 1
+    comm: Any = None
+    busy: bool = False
+    told: int = 0
+    start: Start | None = None
+    pulse: Pulse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.rank, self.size)
+
+    def from_root(self, make: Callable[[], bytes]) -> bytes:
+        """Rank 0 makes something, every rank gets it.
+
+        Raises:
+            InputError: on every rank, when `make` raised it on rank 0.
+        """
+        said, error = b"", None
+        if self.rank == 0:
+            try:
+                said = b"+" + make()
+            except InputError as caught:
+                said, error = b"-" + str(caught).encode(errors="backslashreplace"), caught
+        said = self._broadcast(said)
+        if said[:1] == b"-":
+            raise error or InputError(said[1:].decode())
+        return said[1:]
+
+    def scatter(self, make: Callable[[int], bytes]) -> bytes:
+        """Rank 0 makes one message per rank; each rank gets its own."""
+        if self.size == 1:
+            return make(0)
+        if self.rank:
+            length = np.zeros(1, np.int64)
+            self._wait(self.comm.Irecv(length, source=0, tag=1))
+            buffer = np.empty(int(length[0]), np.uint8)
+            self._wait(self.comm.Irecv(buffer, source=0, tag=2), turn=False)
+            return buffer.tobytes()
+        for rank in range(1, self.size):
+            message = np.frombuffer(make(rank), np.uint8)
+            self._wait(self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1), turn=rank == 1)
+            self._wait(self.comm.Isend(message, dest=rank, tag=2), turn=False)
+        return make(0)
+
+    def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
+        """Stack every rank's rows on rank 0 along axis 0, in rank order; None on the other ranks."""
+        if self.size == 1:
+            return rows
+        mine = np.array([rows.shape[0]], np.int64)
+        counts = np.zeros(self.size, np.int64)
+        self._wait(self.comm.Iallgather(mine, counts))
+        wide = int(np.prod(rows.shape[1:])) * rows.itemsize
+        whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype) if self.rank == 0 else None
+        target = None if whole is None else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), _BYTE]
+        self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
+        return whole
+
+    def everywhere(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Stack every rank's rows along axis 0, in rank order, on every rank."""
+        if self.size == 1:
+            return rows
+        counts = np.zeros(self.size, np.int64)
+        self._wait(self.comm.Iallgather(np.array([rows.nbytes], np.int64), counts))
+        wide = max(1, int(np.prod(rows.shape[1:])) * rows.itemsize)
+        whole = np.empty((int(counts.sum()) // wide, *rows.shape[1:]), rows.dtype)
+        self._wait(self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *_places(counts), _BYTE]))
+        return whole
+
+    def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), every peer in ascending order.
+
+        Args:
+            rows: (p, d), this rank's peers.
+            cut: the coordinates that each rank is to have (`layout.columns`).
+            counts: the peers on each rank.
+        """
+        if self.size == 1:
+            return rows
+        mine = len(cut[self.rank])
+        out = np.concatenate([np.ascontiguousarray(rows[:, c.start : c.stop]).reshape(-1) for c in cut])
+        swapped = self._swap(out, [rows.shape[0] * len(c) for c in cut], [n * mine for n in counts])
+        return swapped.reshape(sum(counts), mine)
+
+    def rows(self, whole: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+        """Turn columns of coordinates into rows of peers, (p, d); the inverse of `columns`."""
+        if self.size == 1:
+            return whole
+        mine, peers = len(cut[self.rank]), counts[self.rank]
+        swapped = self._swap(whole.reshape(-1), [n * mine for n in counts], [peers * len(c) for c in cut])
+        return np.concatenate([swapped[peers * c.start : peers * c.stop].reshape(peers, len(c)) for c in cut], axis=1)
+
+    def _swap(self, out: NDArray[Any], sends: list[int], receives: list[int]) -> NDArray[Any]:
+        """Some numbers for every rank, some from every rank, one behind the other."""
+        into = np.empty(sum(receives), out.dtype)
+        places = (_places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives))
+        boxes = [[_flat(numbers), *place, _BYTE] for numbers, place in zip((out, into), places, strict=True)]
+        self._wait(self.comm.Ialltoallv(*boxes))
+        return into
+
+    def link(self, sends: dict[int, int], receives: dict[int, int]) -> Any:
+        """A distributed-graph communicator that joins the ranks of one plan; made once, on every rank at a time."""
+        if self.size == 1:
+            return None
+        with self.pulse.apart():
+            return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
+
+    def exchange(self, link: Any, leaving: Parcels, arriving: Parcels) -> None:
+        """Neighbourhood exchange.
+
+        Args:
+            link: what `link` gave for the same plan.
+            leaving: bytes for each other rank, ascending.
+            arriving: bytes from each other rank, ascending; overwritten.
+        """
+        if link is not None:
+            self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
+
+    def smallest(self, *numbers: int) -> tuple[int, ...]:
+        """The smallest of the ranks' numbers, each of several, on every rank."""
+        if self.size == 1:
+            return numbers
+        everyone = np.zeros((self.size, len(numbers)), np.int64)
+        self._wait(self.comm.Iallgather(np.array(numbers, np.int64), everyone))
+        return tuple(everyone.min(0).tolist())
+
+    def leave(self, code: int = 1, seconds: float = 60.0) -> None:
+        """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.
+
+        What stops every rank is agreed upon, so this only catches a rank that stops alone, while the others are at
+        work. The wait is long because they may still be importing torch.
+        """
+        if self.size == 1 or not self.busy:
+            return
+        self.busy = False
+        if not until(self.comm.Ibarrier().Test, seconds):
+            print(f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone", file=sys.stderr, flush=True)
+            self.end(code)
+
+    def end(self, code: int) -> None:
+        """End every rank. A launcher that is told so may drop what was printed just before: give it a moment."""
+        time.sleep(0.5)
+        faulthandler.dump_traceback_later(HANGING, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  until the end
+        self.comm.Abort(code)
+        os._exit(code)  # where Abort only asks the launcher, and returns
+
+    @cached_property
+    def beside(self) -> int:
+        """How many ranks of lower number are on this rank's machine."""
+        if self.size == 1:
+            return 0
+        from mpi4py import MPI
+
+        with self.pulse.apart():
+            machine = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        place: int = machine.rank
+        machine.Free()
+        return place
+
+    def reads(self, kind: str) -> bool:
+        """Whether MPI can be handed memory of this kind of device: the processor's own, or a GPU's if it says so."""
+        return kind == "cpu" or any(os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE)
+
+    def _broadcast(self, said: bytes) -> bytes:
+        if self.size == 1:
+            return said
+        length = np.array([len(said)], np.int64)
+        self._wait(self.comm.Ibcast(length, root=0))
+        buffer = np.frombuffer(said, np.uint8).copy() if self.rank == 0 else np.empty(int(length[0]), np.uint8)
+        self._wait(self.comm.Ibcast(buffer, root=0))
+        return buffer.tobytes()
+
+    def _wait(self, request: MPI.Request, turn: bool = True) -> None:
+        self.pulse.begin(turn)
+        try:
+            until(request.Test)
+        finally:
+            self.pulse.waiting = False
+
+
+_WORLDS: list[World] = []
+"""What `connect` has returned, if it has."""
+
+
+def connect(timeout: float = TIMEOUT) -> World:
+    """Join the job that a launcher started, or be alone. Later calls return the same.
+
+    From here on an exception on any rank prints one traceback with the rank and ends the whole job, so that no
+    rank waits for one that is gone.
+
+    Args:
+        timeout: seconds for which to wait for ranks that do not start.
+
+    Raises:
+        InputError: several processes were started but cannot be joined.
+    """
+    if not _WORLDS:
+        _WORLDS.append(_joined(timeout) if _launched() else World())
+    return _WORLDS[0]
+
+
+def _joined(timeout: float) -> World:
+    if _said((*_PLACES, *RANKS)) == 0:
+        remove_unused()
+    start = Start(_said(RANKS), _said(_SIZES), timeout)
+    start.begin()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another MPI's launcher; that is refused below
+            import mpi4py
+
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+            from mpi4py import MPI
+    except ImportError as error:
+        raise InputError(
+            f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
+        ) from None
+    if not MPI.Is_initialized():
+        start.waits = lambda: True
+        _initialize()
+    world = World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD, start=start)
+    if world.size == 1:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        raise InputError(
+            f"a launcher started several processes but mpi4py sees one: it is built on {library}, take its mpirun "
+            "(under Slurm: srun --mpi=pmi2 or pmix)"
+        )
+    start.rank, start.size, start.end = world.rank, world.size, world.end
+    start.waits = lambda: world.pulse.waiting
+    sys.excepthook = ender(world)
+    atexit.register(world.leave)
+    return world
+
+
+def _initialize() -> None:
+    """Start MPI as mpi4py does, which would let no other thread of this process run meanwhile."""
+    from mpi4py import MPI
+
+    with _interruptible():
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(
+            None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int())
+        )
+    for each in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        each.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End this process at Ctrl-C while it is in a call that may not return; Python would answer after the call."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_interrupt, args=(read,), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+
+
+def _end_at_interrupt(numbers: int) -> None:
+    with os.fdopen(numbers, "rb", buffering=0) as file:
+        while number := file.read(1):
+            if number[0] == signal.SIGINT:
+                if first():
+                    os.write(2, b"dfl: interrupted\n")
+                else:
+                    time.sleep(1.0)  # the first rank prints it; the job ends with any
+                os._exit(130)
+
+
+def _said(names: tuple[str, ...]) -> int:
+    """Return the number that a launcher says in one of some variables; 0 where it says none."""
+    return next((int(said) for name in names if (said := os.environ.get(name, "")).isdecimal()), 0)
+
+
+def _launched() -> bool:
+    """Whether an MPI launcher, or Slurm, started this process with others."""
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
+
+
+def _flat(rows: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
+
+
+def _places(counts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Counts and displacements, as MPI's v-collectives want them."""
+    return counts.tolist(), (np.cumsum(counts) - counts).tolist()

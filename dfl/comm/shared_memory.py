@@ -1,0 +1,57 @@
+"""Removes the shared memory that MPI jobs of this user left behind when they were killed.
+
+MPICH keeps the segment of a host under a name in /dev/shm until the job ends; of a job that is killed it stays, 3 MB
+for three ranks, until the machine is restarted. A segment is removed only if
+
+ - it has a name that MPICH or its transport UCX makes, is a plain file of this user, and nobody else may open it;
+ - no process has it open or mapped. Who makes one has it open at once, and later maps it before it closes it, so open
+   files are looked at before mapped ones, and both after the names;
+ - it is older than `AGE`. Processes of another container that shares /dev/shm cannot be seen from here. By then their
+   ranks have mapped it, and what is mapped stays when its name goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dfl.comm.processes import ours
+
+FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory lies on Linux
+AGE = 60.0
+"""Seconds for which a segment is left alone in any case."""
+NAME = re.compile(r"mpich_shm_[0-9a-f]{1,8}_[0-9]+|ucx_shm_posix_[0-9a-f]{1,8}")
+
+
+def remove_unused(folder: Path = FOLDER) -> None:
+    """Remove segments of jobs that are gone; what cannot be removed stays."""
+    old = {str(each) for each in _names(folder) if _left(each)}
+    if not old:
+        return
+    processes = ours()
+    held = {name for each in processes for _, name in each.opened()}
+    held |= {name for each in processes for name in each.mapped()}
+    for path in old - held:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _names(folder: Path) -> list[Path]:
+    try:
+        return [each for each in folder.iterdir() if NAME.fullmatch(each.name)]
+    except OSError:
+        return []
+
+
+def _left(path: Path) -> bool:
+    """Return whether a file is this user's alone, and old."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    alone = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    return stat.S_ISREG(found.st_mode) and alone and time.time() - found.st_mtime > AGE

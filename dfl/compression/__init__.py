@@ -1,0 +1,1 @@
+"""Message formats: models and updates as bytes."""

@@ -1,0 +1,1 @@
+"""Leaves that every package may import: errors, random numbers, registries, parsing, files, rank layout."""

@@ -1,0 +1,211 @@
+"""How does a command of ours read its line, and answer a wrong one? In one line that names the flag, exit code 2."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO, get_args, get_origin
+
+from dfl.core.errors import InputError, printable
+from dfl.core.parse import KINDS, nearest, read
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError, Token
+
+
+def app(name: str, about: str) -> App:
+    """A command line whose values are read as all others of ours are."""
+    from cyclopts import App, Parameter
+
+    made = App(
+        name=name, result_action="return_value", version_flags=[], help_format="plaintext",
+        suppress_keyboard_interrupt=False,
+    )  # fmt: skip
+    made.help, made.default_parameter = about, Parameter(converter=_value, negative_iterable=())
+    return made
+
+
+def call(app: App, tokens: Sequence[str]) -> Any:
+    """What the command of a line returns; nothing after --help.
+
+    Raises:
+        InputError: an unknown flag, or a bad value.
+    """
+    from cyclopts import CycloptsError
+
+    try:
+        return app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise InputError(_complaint(error)) from None
+
+
+def escape_output() -> None:
+    """Have stdout escape what its encoding lacks, as stderr does: the names of files may be any bytes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def leave_on_interrupt() -> None:
+    """Have Ctrl-C end this process in one line: to call before imports that take long, where nobody catches it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"dfl: interrupted\n")
+    os._exit(130)
+
+
+def answer(work: Callable[[Sequence[str]], int | None]) -> int:
+    """Do what the words of this process's command line say; the exit code. A warning is one line, once."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    escape_output()
+    shown = set[str]()
+
+    def warn(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = printable(" ".join(str(message).split()))
+        if text not in shown:
+            print("dfl: warning:", text, file=sys.stderr, flush=True)
+        shown.add(text)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            return work(sys.argv[1:]) or 0
+    except InputError as error:
+        complain(error)
+        return error.code
+    except KeyboardInterrupt:
+        print("dfl: interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def complain(error: Exception | str) -> None:
+    """Say what is wrong, in one line."""
+    print("dfl:", printable(" ".join(str(error).split())), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Let a command go on when nobody reads what it prints any more, and end at the second Ctrl-C whatever it is at.
+
+    The first Ctrl-C raises KeyboardInterrupt.
+    """
+    _open_all()
+    escape_output()
+    streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
+    sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
+    hook = sys.unraisablehook
+
+    def unraisable(error: sys.UnraisableHookArgs) -> None:
+        if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
+            signal.signal(signal.SIGINT, _interrupt)
+            from _thread import interrupt_main
+            from threading import Timer
+
+            Timer(0.05, interrupt_main).start()  # again, when the callback is over
+        else:
+            hook(error)
+
+    if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own
+        signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = unraisable
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _open_all() -> None:
+    """Open what is closed of standard input, output and error.
+
+    Else a file of the run takes its number, and what MPI prints is written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+class _Lossy:
+    """A text stream that drops what its file does not take: its reader is gone, or its disk is full."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream or io.StringIO()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self.stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            with suppress(OSError, ValueError):  # what is kept in memory would fail again at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+def _value(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read a flag's value as a component's option is read; choices are checked by `Run`."""
+    several, (kind, *_) = get_origin(kind) is tuple, get_args(kind) or (kind,)  # int of int | None
+    values = [read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str")) for token in tokens]
+    return tuple(values) if several else values[0]
+
+
+def _complaint(error: CycloptsError) -> str:
+    """What is wrong with a command line, in the words of all other errors."""
+    from cyclopts import (
+        CoercionError,
+        MissingArgumentError,
+        RepeatArgumentError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
+
+    match error:
+        case CoercionError(token=token, target_type=kind) if token and kind is bool:  # which no converter reads
+            return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
+        case UnknownOptionError(token=token, argument_collection=arguments):
+            name = (token.keyword or token.value).partition("=")[0]
+            known = [each.name for each in arguments if each.name.startswith("--")]
+            return f"unknown flag {name!r}{nearest(name, ['--help', *known])}"
+        case MissingArgumentError(argument=argument) if argument and argument.name.startswith("--"):
+            return f"{argument.name} needs a value: write {argument.name} VALUE, --help says which"
+        case MissingArgumentError(argument=argument) if argument:
+            return f"{argument.name} is missing, --help says what it is"
+        case RepeatArgumentError(token=token):
+            return f"{token.keyword} is given twice, the second time with {token.value!r}: give it once"
+        case UnusedCliTokensError(unused_tokens=tokens) if tokens:
+            return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
+    return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)

@@ -1,0 +1,211 @@
+"""How is a file written so that it is there whole or not at all, and by one program at a time?"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from dfl.core.errors import InputError
+from dfl.core.reading import open_regular
+
+PATIENCE = 0.5
+"""Seconds for which a lock is asked for again: somebody may only be looking whether it is held."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file, without waiting for the other end of a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open_regular(path) as file:
+        return file.read()
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file, as hexadecimal text.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def no_follow(path: str, flags: int) -> int:
+    """Open a regular file for writing, as `opener` of `open`; nothing is written through a link.
+
+    Raises:
+        OSError: it is a symbolic link, has several hard links, or is not a regular file.
+    """
+    name = os.path.basename(path)
+    try:
+        handle = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{name} is a link, which is not followed") from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, f"{name} is not a regular file") from None
+        raise
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        what = "has several hard links" if stat.S_ISREG(found.st_mode) else "is not a regular file"
+        raise OSError(errno.EMLINK, f"{name} {what}")
+    if flags & os.O_TRUNC:
+        os.ftruncate(handle, 0)
+    return handle
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory unless it is there; a link to a directory is refused.
+
+    Raises:
+        OSError: something else is there, or it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir()
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed")
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is not a directory")
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A name to write to: what stands under it at the end appears as `path`, whole; after an error, nothing does.
+
+    Once it has appeared, it is there also after the machine loses power. The name is that of a new file: what a
+    program that was killed left under it is removed, anything but a regular file is refused.
+    """
+    part = path.with_name(f".{path.name}.part")
+    for each in (path, part):
+        if os.path.lexists(each) and not _replaceable(each, link=each is path):
+            raise OSError(errno.EEXIST, f"{each.name} is not a regular file")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _replaceable(path: Path, link: bool) -> bool:
+    """Whether a name may be given to another file: it is a regular one's, or a link's where that is allowed."""
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) or (link and stat.S_ISLNK(mode))
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder's names on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Lock:
+    """Keeps a folder to one program that writes to it; the system lets go of it when that program dies.
+
+    Args:
+        folder: the folder.
+        name: the file that is locked. Programs exclude each other that lock the same one.
+        patience: seconds for which to wait while another program has it.
+
+    Raises:
+        InputError: another program has it.
+        OSError: the folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, name: str = ".lock", patience: float = PATIENCE) -> None:
+        self.path, end = folder / name, time.monotonic() + patience
+        while not self._taken():
+            self.file.close()
+            if time.monotonic() > end:
+                raise InputError(f"{folder} is being written to by another run: wait for it, or end it")
+            time.sleep(0.01)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def _taken(self) -> bool:
+        self.file = open(self.path, "a", opener=no_follow)  # noqa: SIM115  closed by `release`
+        # False also where the program that had it removed the file in the meantime.
+        return flocked(self.file, fcntl.LOCK_EX, self.path.parent) and self._held()
+
+    def _held(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def unless_this_fails(self) -> Iterator[None]:
+        """Keep it only if all goes well."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let others write."""
+        if not self.file.closed:
+            self.path.unlink(missing_ok=True)
+            self.file.close()
+
+
+def flocked(file: IO[Any], kind: int, folder: Path) -> bool:
+    """Lock an open file without waiting; False where another program has locked it.
+
+    On a file system without locks the answer is True, and a warning says so.
+
+    Args:
+        file: the file.
+        kind: fcntl.LOCK_EX or fcntl.LOCK_SH.
+        folder: where the file is, for the warning.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        warnings.warn(
+            f"the file system at {_mount(folder)} has no locks ({error.strerror}): programs that "
+            "write to the same folder there do not notice each other, run one at a time",
+            stacklevel=2,
+        )
+    return True
+
+
+def held(path: Path) -> bool:
+    """Whether some program holds the `Lock` of this name."""
+    try:
+        with open_regular(path) as file:
+            return not flocked(file, fcntl.LOCK_SH, path.parent)
+    except OSError:
+        return False
+
+
+def _mount(folder: Path) -> Path:
+    """The directory at which the file system of a folder is mounted."""
+    folder = folder.resolve()
+    return next((each for each in (folder, *folder.parents) if each.is_mount()), folder)

@@ -1,0 +1,51 @@
+"""Global settings of torch and numpy: a run computes under its own, and its caller finds its own between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from dfl.core.lazy import torch
+
+
+@contextmanager
+def isolated(threads: int) -> Iterator[None]:
+    """Compute under fixed settings, whatever the caller's are, and restore the caller's.
+
+    Fixed are the default dtype (float32) and device (the processor), the number of threads, the precision of float32
+    products, whether gradients are recorded (yes), inference mode and autocast (off), and how numpy treats errors.
+
+    Args:
+        threads: of this rank.
+    """
+    dtype, before, precision = (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+    )
+    tf32 = torch.backends.cudnn.allow_tf32
+    with ExitStack() as settings:
+        settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        settings.enter_context(torch.inference_mode(False))
+        settings.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # elsewhere it would cost time at every operation
+            settings.enter_context(torch.device("cpu"))
+        try:
+            torch.set_default_dtype(torch.float32)
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision("highest")
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(before)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = tf32

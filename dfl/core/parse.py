@@ -1,0 +1,102 @@
+"""How is a value written, in a flag or in an option of a component? A leaf that only the errors are below."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dfl.core.errors import InputError
+
+
+class Kind(NamedTuple):
+    """How a value of some type is written, what holds it in Python, and what messages call it."""
+
+    read: Callable[[str], Any]
+    types: tuple[type, ...]
+    meant: str
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is of this kind; True is no number."""
+        return isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+", text):  # int() also takes 1_000 and the digits of every script
+        raise ValueError
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text) if re.fullmatch(r"[-+.0-9eE]+", text) else math.nan
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError
+    return Path(os.path.expanduser(text))
+
+
+KINDS = {
+    "int": Kind(_whole, (int,), "a whole number"),
+    "float": Kind(_number, (int, float), "a number"),
+    "bool": Kind(_truth, (bool,), "true or false"),
+    "str": Kind(str, (str,), "text"),
+    "Path": Kind(_path, (Path,), "a path"),
+    "tuple[int, ...]": Kind(
+        lambda text: tuple(map(_whole, text.split("+"))), (tuple,), "whole numbers joined by +, as 200+200"
+    ),
+}
+"""The kinds of values, by the annotation of the field or parameter that takes them."""
+
+
+def read(where: str, text: str, kind: str) -> Any:
+    """Read a value as it is written in a flag or an option.
+
+    Args:
+        where: the flag or option, for the message.
+        text: what the user wrote.
+        kind: the type that is wanted, as an annotation spells it.
+
+    Raises:
+        InputError: something else was written.
+    """
+    try:
+        return KINDS[kind].read(text)
+    except ValueError:
+        raise InputError(f"{where} must be {KINDS[kind].meant}, not {shown(text)}") from None
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """What to say behind a name that is none of the known: the one that was probably meant, and the choices."""
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{hint}; choose from {', '.join(known)}" if known else "; it has none"
+
+
+def shown(value: object) -> str:
+    """Return what a message shows of a value: its text where that is one short line, else its type.
+
+    Of a long text the beginning is shown.
+    """
+    if isinstance(value, str) and len(value) > 80:
+        return f"{value[:60]!r}... ({len(value)} characters)"
+    try:
+        text = repr(value)
+    except Exception:
+        text = ""
+    short = isinstance(value, str) or (0 < len(text) <= 80 and text.isprintable())
+    return text if short else f"a value of type {type(value).__name__}"

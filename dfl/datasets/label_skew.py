@@ -1,0 +1,214 @@
+"""Ways to deal in which the peers have different labels.
+
+Like every partition they are entered into `PARTITIONS`; see `dfl.datasets.partition`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.core.errors import InputError
+from dfl.datasets.partition import Indices, Labels, Parts, partition
+
+
+@partition("shards")
+def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
+    """Every peer gets few labels, because the examples are dealt in sorted order.
+
+    Sorted by label, the examples are cut into P * per_peer shards whose sizes differ by one at most, and every
+    peer gets `per_peer` of them at random. The test set is cut likewise and the same shards are dealt, so a peer
+    is tested on about the labels that it trains on where both sets have about the same share of each label.
+    Every example is used.
+
+    Args:
+        labels, peers, rng: as for every partition.
+        per_peer: shards for each peer.
+
+    Raises:
+        InputError: fewer training examples than shards.
+
+    Source:
+        McMahan et al., AISTATS 2017, section 3, "pathological non-IID": 100 peers with 2 of 200 shards of 300.
+    """
+    _check_hands("shards", labels, peers, per_peer)
+    dealt = rng.permutation(peers * per_peer)
+
+    def cut(half: NDArray[np.int64]) -> list[Indices]:
+        pieces = np.array_split(np.argsort(half, kind="stable"), peers * per_peer)
+        return _joined([pieces[k] for k in dealt], per_peer)
+
+    return Parts(cut(labels.train), cut(labels.test))
+
+
+@partition("labels")
+def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
+    """Every peer draws `per_peer` labels, and has examples of these alone.
+
+    The P * per_peer draws hold every label equally often; where that does not come out even, some labels, chosen
+    at random, are drawn once more than the others. A peer may draw a label twice: with 100 peers, 10 labels and
+    2 draws, 9.55 peers on average have one label only. The examples of a label are cut into as many shards as
+    it has draws, their sizes differing by one at most. The test set is cut by the same draws.
+
+    Every example is used, but for those of labels that nobody draws: with fewer draws than labels there are some.
+
+    Args:
+        labels, peers, rng: as for every partition; only labels of the training set are drawn.
+        per_peer: labels for each peer.
+
+    Raises:
+        InputError: fewer training examples than draws.
+
+    Source:
+        LG-FedAvg (Liang et al. 2020), released code, utils/sampling.py, `noniid`, which asks that the draws come
+        out even. The paper's text describes `shards`.
+    """
+    _check_hands("labels", labels, peers, per_peer)
+    known = np.unique(labels.train)
+    draws = rng.permutation(rng.permutation(known)[np.arange(peers * per_peer) % len(known)])
+    places = {int(label): rng.permutation(np.flatnonzero(draws == label)) for label in known}
+
+    def cut(half: NDArray[np.int64]) -> list[Indices]:
+        hands: list[Indices] = [np.empty(0, dtype=np.int64)] * len(draws)
+        for label, takers in places.items():
+            if not len(takers):
+                continue
+            for place, piece in zip(takers, np.array_split(np.flatnonzero(half == label), len(takers)), strict=True):
+                hands[place] = piece
+        return _joined(hands, per_peer)
+
+    return Parts(cut(labels.train), cut(labels.test))
+
+
+@partition("dirichlet")
+def dirichlet(
+    labels: Labels, peers: int, rng: np.random.Generator, *, alpha: float = 0.1, min_examples: int = 1
+) -> Parts:
+    """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its own.
+
+    Small alpha gives each label to few peers, large alpha the same share to everyone. The test set is spread by the
+    same proportions. Every example is used.
+
+    Then the poor are helped, so that no draw need be thrown away: in ascending order, every peer below
+    `min_examples` training examples gets the last one of the peer that has most, until it has enough. With many
+    peers and small alpha most peers have just these. Test examples do not move.
+
+    Args:
+        labels, peers, rng: as for every partition.
+        alpha: concentration, above 0.
+        min_examples: training examples that every peer has at least; 0 moves none.
+
+    Raises:
+        InputError: an option out of its range, or fewer than P * min_examples training examples.
+
+    Source:
+        Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers for each label k.
+        Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
+    """
+    check_draw("dirichlet", alpha, min_examples, peers, len(labels.train))
+    known = np.union1d(labels.train, labels.test)
+    ends = np.cumsum(proportions(rng, (len(known), peers), alpha), axis=1)
+
+    def spread(half: NDArray[np.int64]) -> list[Indices]:
+        owner = np.empty(len(half), dtype=np.int64)
+        for label, end in zip(known, ends, strict=True):
+            members = rng.permutation(np.flatnonzero(half == label))
+            owner[members] = np.searchsorted(np.rint(end[:-1] * len(members)), np.arange(len(members)), side="right")
+        return by_owner(owner, peers)
+
+    return Parts(level(spread(labels.train), min_examples), spread(labels.test))
+
+
+@partition("biased")
+def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0.5) -> Parts:
+    """Peers prefer a label: an example goes to the peers of its own label with probability q.
+
+    The peers form a group for each of the L labels, at random and with sizes that differ by one at most. An example
+    goes to the group of its label with probability q and to each other group with (1 - q) / (L - 1), and there to
+    any peer alike. The test set is dealt by the same rule. q = 1 / L is IID; with q = 1 a peer has one label. Every
+    example is used.
+
+    Args:
+        labels, peers, rng: as for every partition.
+        q: probability of the own group, from 0 to 1.
+
+    Raises:
+        InputError: an option out of its range, or fewer peers than labels.
+
+    Source:
+        Fang, Cao, Jia, Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security
+        2020, and FLTrust (Cao et al., NDSS 2021), each under "experimental setup".
+    """
+    known = np.union1d(labels.train, labels.test)
+    if not 0 <= q <= 1:
+        raise InputError(f"--partition biased: q must be from 0 to 1, not {q}")
+    if peers < len(known):
+        raise InputError(f"--partition biased: {len(known)} labels need a peer each, there are {peers}")
+    groups = [members[k :: len(known)] for members in [rng.permutation(peers)] for k in range(len(known))]
+    sizes = np.array([len(group) for group in groups])
+    members = np.concatenate(groups)
+
+    def spread(half: NDArray[np.int64]) -> list[Indices]:
+        group = np.searchsorted(known, half)
+        away = rng.random(len(half)) >= (q if len(known) > 1 else 1)
+        group[away] = (group[away] + rng.integers(1, max(len(known), 2), away.sum())) % len(known)
+        return by_owner(members[(np.cumsum(sizes) - sizes)[group] + rng.integers(0, sizes[group])], peers)
+
+    return Parts(spread(labels.train), spread(labels.test))
+
+
+def by_owner(owner: Indices, peers: int) -> list[Indices]:
+    """The ascending places of every peer's examples, given the owner (n,) of each."""
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1])
+
+
+def proportions(rng: np.random.Generator, shape: tuple[int, int], alpha: float) -> NDArray[np.float64]:
+    """Rows of a symmetric Dirichlet distribution, by logarithms, since gamma numbers of a small alpha are all 0.0.
+
+    Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), where -log U is exponential.
+    """
+    power = rng.standard_exponential(shape)
+    with np.errstate(over="ignore"):  # infinitely small
+        logs = np.log(rng.standard_gamma(alpha + 1, shape)) - (power - power.min(axis=1, keepdims=True)) / alpha
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def level(parts: list[Indices], least: int) -> list[Indices]:
+    """Move examples from the largest parts to those with fewer than `least`."""
+    sizes = np.array([len(part) for part in parts])
+    hands = [part.tolist() for part in parts]
+    for peer in np.flatnonzero(sizes < least):
+        while sizes[peer] < least:
+            rich = int(sizes.argmax())
+            hands[peer].append(hands[rich].pop())
+            sizes[peer], sizes[rich] = sizes[peer] + 1, sizes[rich] - 1
+    return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
+
+
+def check_draw(name: str, alpha: float, min_examples: int, peers: int, n: int) -> None:
+    """Refuse the options of a partition that draws from a Dirichlet distribution, or too few examples."""
+    if not 0 < alpha < math.inf:
+        raise InputError(f"--partition {name}: alpha must be a number above 0, not {alpha}")
+    if min_examples < 0:
+        raise InputError(f"--partition {name}: min_examples must be at least 0, not {min_examples}")
+    if peers * min_examples > n:
+        wanted = f"{peers} peers with min_examples={min_examples} need {peers * min_examples} training examples"
+        raise InputError(f"--partition {name}: {wanted}, there are {n}")
+
+
+def _check_hands(name: str, labels: Labels, peers: int, per_peer: int) -> None:
+    if per_peer < 1:
+        raise InputError(f"--partition {name}: per_peer must be at least 1, not {per_peer}")
+    needed, n = peers * per_peer, len(labels.train)
+    if needed > n:
+        wanted = f"{peers} peers with per_peer={per_peer} need {needed} training examples"
+        raise InputError(f"--partition {name}: {wanted}, there are {n}")
+
+
+def _joined(hands: Sequence[Indices], per_peer: int) -> list[Indices]:
+    """Every `per_peer` consecutive hands in one part."""
+    return [np.sort(np.concatenate(hands[k : k + per_peer])) for k in range(0, len(hands), per_peer)]

@@ -1,0 +1,294 @@
+"""What goes wrong in the simulated world: who is up in a round, who is slow, and which link loses its words.
+
+Whatever happens is a function of the seed, the round, and the peer or the directed link, so that every rank can say it
+of all of them, in any order, and after a resume. To add a fault, write a frozen dataclass whose fields are its options
+and decorate it with `@fault("its name")`; it answers those of the three questions of `Fault` that it has a part in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from dfl.core import randomness
+from dfl.core.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+MOST = 2**31 - 1
+_F = TypeVar("_F", bound="type[Fault]")
+
+FAULTS: dict[str, type[Fault]] = {}
+"""Name -> frozen dataclass whose fields are the fault's options."""
+
+
+class Today(NamedTuple):
+    """A round t of a run with some seed and P peers."""
+
+    peers: int
+    seed: int
+    t: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Nothing goes wrong."""
+
+    name: ClassVar[str] = "none"
+    """What the command line calls it."""
+    touches: ClassVar[str] = "nothing"
+    """Whom it befalls: links, peers, or only their work."""
+
+    def down(self, today: Today) -> Bools:
+        """Which peers neither train nor speak nor hear, (P,)."""
+        return np.zeros(today.peers, bool)
+
+    def pace(self, today: Today) -> Floats:
+        """Share of its local steps for which every peer has the time, (P,)."""
+        return np.ones(today.peers)
+
+    def loses(self, links: Ints, today: Today) -> Bools:
+        """Which of some directed links lose what is said over them, (n,); a link is sender * (P + 1) + receiver."""
+        return np.zeros(len(links), bool)
+
+
+def fault(name: str) -> Callable[[_F], _F]:
+    """Register a fault under `name`."""
+
+    def register(kind: _F) -> _F:
+        FAULTS[name], kind.name = kind, name
+        return kind
+
+    return register
+
+
+fault("none")(Fault)
+
+
+@fault("link_loss")
+@dataclass(frozen=True, kw_only=True)
+class LinkLoss(Fault):
+    """Every link loses what is said over it in a round with the same probability, whatever else happens (Bernoulli).
+
+    Attributes:
+        p: that probability.
+    """
+
+    p: float = 0.1
+
+    touches: ClassVar[str] = "links"
+
+    def __post_init__(self) -> None:
+        _check(self, p=(0 <= self.p <= 1, "from 0 to 1"))
+
+    def loses(self, links: Ints, today: Today) -> Bools:
+        """Those whose draw says so."""
+        return _drawn(today, "link loss", links) < self.p
+
+
+@fault("burst")
+@dataclass(frozen=True, kw_only=True)
+class Burst(Fault):
+    """Every link has good and bad spells, and loses more in the bad ones (Gilbert 1960; Elliott 1963).
+
+    The chain of two states is one in which a link is drawn anew, bad with probability p, in a share ρ = 1 / (length
+    (1 - p)) of the rounds, and stays what it was in all others: a bad spell then ends with probability 1 / length. So
+    its state hangs on the last round in which it was drawn anew, and there is nothing to remember. It has run forever
+    before round 0.
+
+    Attributes:
+        p: share of rounds in which a link is bad.
+        length: mean rounds of a bad spell; at least 1 / (1 - p), where spells are as short as chance makes them.
+        bad, good: probabilities that a word is lost in a bad and in a good spell.
+    """
+
+    p: float = 0.1
+    length: float = 5.0
+    bad: float = 1.0
+    good: float = 0.0
+
+    touches: ClassVar[str] = "links"
+
+    def __post_init__(self) -> None:
+        _check(
+            self,
+            p=(0 <= self.p < 1, "at least 0 and below 1"),
+            bad=(0 <= self.bad <= 1, "from 0 to 1"),
+            good=(0 <= self.good <= 1, "from 0 to 1"),
+        )
+        _check(self, length=(1 <= self.length * (1 - self.p) <= 1e4, f"from 1 / (1 - p) = {1 / (1 - self.p):g} to 1e4"))
+
+    def loses(self, links: Ints, today: Today) -> Bools:
+        """Those whose draw says so, which is another one in a bad spell."""
+        return _drawn(today, "burst loss", links) < np.where(self.spell(links, today), self.bad, self.good)
+
+    def spell(self, links: Ints, today: Today) -> Bools:
+        """Which links are in a bad spell, (n,)."""
+        anew = 1 / (self.length * (1 - self.p))
+        return _latest(today, "burst", links, anew) < anew * self.p
+
+
+@fault("outage")
+@dataclass(frozen=True, kw_only=True)
+class Outage(Fault):
+    """In every round every peer is struck with the same probability, and is down from then on for some rounds.
+
+    Who is struck while it is down is down for longer. It has gone on forever before round 0.
+
+    Attributes:
+        p: that probability.
+        length: rounds.
+    """
+
+    p: float = 0.01
+    length: int = 5
+
+    touches: ClassVar[str] = "peers"
+
+    def __post_init__(self) -> None:
+        _check(self, p=(0 <= self.p <= 1, "from 0 to 1"), length=(1 <= self.length <= 10_000, "from 1 to 10000"))
+
+    def down(self, today: Today) -> Bools:
+        """Those who were struck not long ago."""
+        return _latest(today, "outage", np.arange(today.peers), self.p, self.length) < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Some(Fault):
+    """What befalls a share of the peers, or some by their numbers."""
+
+    fraction: float = 0.2
+    peers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, fraction=(0 <= self.fraction <= 1, "from 0 to 1"))
+
+    def chosen(self, today: Today, *address: int) -> Bools:
+        """Whom it befalls, (P,).
+
+        Raises:
+            InputError: a peer that there is not, or a share that is nobody.
+        """
+        found = np.zeros(today.peers, bool)
+        if self.peers:
+            inside = all(0 <= peer < today.peers for peer in self.peers)
+            _check(self, peers=(inside, f"from 0 to {today.peers - 1}"))
+            found[list(self.peers)] = True
+            return found
+        many = round(self.fraction * today.peers)
+        _check(self, fraction=(many or not self.fraction, f"0 or enough for one of {today.peers} peers"))
+        found[randomness.generator(today.seed, self.name, *address).permutation(today.peers)[:many]] = True
+        return found
+
+
+@fault("leave")
+@dataclass(frozen=True, kw_only=True)
+class Leave(_Some):
+    """Some peers are gone for good.
+
+    Attributes:
+        fraction: share of all peers, drawn at random, that leave.
+        peers: those who leave by number, in place of a share.
+        at: the first round without them.
+    """
+
+    at: int = 10
+
+    touches: ClassVar[str] = "peers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, at=(0 <= self.at <= MOST, f"from 0 to {MOST}"))
+
+    def down(self, today: Today) -> Bools:
+        """Those who have left."""
+        return self.chosen(today) & (today.t >= self.at)
+
+
+@fault("join")
+@dataclass(frozen=True, kw_only=True)
+class Join(Leave):
+    """Some peers are not there yet; they begin where all do.
+
+    Attributes:
+        fraction: share of all peers, drawn at random, that join late.
+        peers: those who join late by number, in place of a share.
+        at: the first round with them.
+    """
+
+    def down(self, today: Today) -> Bools:
+        """Those who have not joined."""
+        return self.chosen(today) & (today.t < self.at)
+
+
+@fault("stragglers")
+@dataclass(frozen=True, kw_only=True)
+class Stragglers(_Some):
+    """Some peers have the time for a part of their local steps only, though for one at least.
+
+    Attributes:
+        fraction: share of all peers, drawn at random in every round.
+        peers: the slow ones by number, in place of a share.
+        work: share of a peer's steps, rounded (halves to even).
+        fixed: whether those who are slow in one round are slow in all.
+    """
+
+    work: float = 0.5
+    fixed: bool = False
+
+    touches: ClassVar[str] = "work"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, work=(0 < self.work <= 1, "above 0 and at most 1"))
+
+    def pace(self, today: Today) -> Floats:
+        """Less for those who are slow."""
+        slow = self.chosen(today) if self.fixed else self.chosen(today, today.t)
+        return np.where(slow, self.work, 1.0)
+
+
+def _drawn(today: Today, purpose: str, ids: Ints) -> NDArray[np.float32]:
+    """A uniform number in [0, 1) of each of some ids in a round, (n,)."""
+    row = randomness.uniform(today.seed, purpose, ids, n=slice(today.t, today.t + 1))
+    return np.asarray(row[:, 0].numpy())
+
+
+def _latest(today: Today, purpose: str, ids: Ints, below: float, rounds: float = math.inf) -> NDArray[np.float32]:
+    """The last number below a bound that each of some ids has drawn, (n,); 1 for none in that many rounds up to now.
+
+    Rounds are places in a row of random numbers, and those before round 0 are places like others.
+    """
+    found, left, end = np.ones(len(ids), np.float32), np.arange(len(ids)), today.t + 1
+    first, window = end - rounds, 2
+    while len(left) and end > first and below:
+        window = min(2 * window, 64)
+        begin = max(end - window, first)
+        drawn = randomness.uniform(today.seed, purpose, ids[left], n=slice(int(begin), end)).numpy()[:, ::-1]
+        hit = drawn < below
+        some = hit.any(1)
+        found[left[some]] = drawn[some, hit[some].argmax(1)]
+        left, end = left[~some], int(begin)
+    return found
+
+
+def _check(of: Fault, **options: tuple[object, str]) -> None:
+    """Refuse values of options; each comes with whether it is good, and with what would be.
+
+    Raises:
+        InputError: one is not.
+    """
+    for option, (good, accepted) in options.items():
+        if not good:
+            value = getattr(of, option)
+            said = "+".join(map(str, value)) if isinstance(value, tuple) else value
+            raise InputError(f"--faults {of.name}: {option} must be {accepted}, not {said}")

@@ -1,0 +1,72 @@
+"""What does a file say of the edges of a graph: how fast is each of them?"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dfl.core.errors import InputError
+from dfl.core.parse import read
+from dfl.core.reading import read_bounded
+from dfl.environment.clock import Floats, Ints
+
+HEADER = ["sender", "receiver", "mbps", "latency_ms"]
+"""The columns of the file; it may say so in its first line."""
+MBPS, LATENCY_MS = (1e-6, 1e9), (0, 1e9)
+"""From where to where speeds and delays may be: from a bit a second to a petabit, and up to eleven days."""
+ROOM, LINE = 2**20, 200
+"""Bytes that the file may have, and as many more for every edge, as a bound on memory."""
+
+
+def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
+    """Mbit/s and milliseconds of every edge, (n, 2), from a CSV file.
+
+    Args:
+        path: the file.
+        edges: (n,) sender * P + receiver, ascending.
+        peers: P.
+
+    Raises:
+        InputError: it cannot be read, speaks of something that is none of these edges, or not of one of them.
+    """
+    try:
+        text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8")
+        lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
+        rows = [(n, row) for n, row in lines if row and row != HEADER]
+    except OSError as error:
+        raise InputError(f"--network links: path {path} cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"--network links: {path} is no CSV file ({error})") from None
+    figures = np.full((len(edges), 2), np.nan)
+    places = {divmod(int(edge), peers): k for k, edge in enumerate(edges)}
+    for n, row in rows:
+        edge, line = _edge(row, where := f"--network links: {path}, line {n}")
+        if edge not in places or not np.isnan(figures[places[edge]]).all():
+            wrong = "is there already" if edge in places else "is no edge of the graph"
+            raise InputError(f"{where}: {edge[0]} to {edge[1]} {wrong}")
+        figures[places[edge]] = line
+    for sender, receiver in (edge for edge, k in places.items() if np.isnan(figures[k, 0])):
+        raise InputError(f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph")
+    return figures
+
+
+def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float, float]]:
+    """Who speaks to whom, at how many Mbit/s and after how many milliseconds.
+
+    Raises:
+        InputError: something else stands there.
+    """
+    if len(row) != len(HEADER):
+        raise InputError(f"{where} must be {','.join(HEADER)}, not {','.join(row)[:60]!r}")
+    kinds = ("int", "int", "float", "float")
+    sender, receiver, mbps, latency_ms = (
+        read(f"{where}: {name}", text.strip(), kind) for name, text, kind in zip(HEADER, row, kinds, strict=True)
+    )
+    for name, value, (low, high) in (("mbps", mbps, MBPS), ("latency_ms", latency_ms, LATENCY_MS)):
+        if not low <= value <= high:
+            raise InputError(f"{where}: {name} must be from {low:g} to {high:g}, not {value:g}")
+    return (sender, receiver), (mbps, latency_ms)

@@ -1,0 +1,282 @@
+"""How well does every peer do, and how far are the peers apart?
+
+Each peer is measured where it lives; rank 0 gets one row of numbers per peer and takes means over them in peer
+order, so that no figure depends on the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.core.layout import Layout, blocks, columns
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.algorithms import State
+    from dfl.comm.mpi import World
+    from dfl.evaluation.ensembles import Ensemble
+    from dfl.simulation.loop import Setting
+    from dfl.simulation.setup import Exam
+    from dfl.training.task import Examples, Task
+else:
+    from dfl.core.lazy import torch
+
+CHUNK = 512
+"""Examples that are evaluated at a time; part of the result's last bits, hence fixed."""
+LANES = 256
+"""Peers that are evaluated at a time."""
+
+Floats = NDArray[np.float64]
+
+
+def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = None) -> Floats:
+    """Accuracy of every row of x (p, d) on the common test set, (p,).
+
+    It is NaN where labels are no classes, and for a model that returns NaN.
+
+    Rows that are all the same, as at the start, are evaluated once.
+
+    Args:
+        x, task, exam: the models, the problem, and on what of it.
+        together: hears what the models say; then every rank must ask, also one without peers.
+    """
+    if not exam.classes or not len(exam.labels):
+        return np.full(len(x), np.nan)
+    rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
+    right = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
+    unknown = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
+    for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
+        said = _said(rows, task, inputs)
+        said = said if together is None else iter(together.hear(said, labels))
+        for first, out in zip(range(0, len(rows), LANES), said, strict=True):
+            most, label = out.max(2)
+            right[first : first + LANES] += (label == labels).sum(1)
+            unknown[first : first + LANES] |= most.isnan().any(1)
+    accuracy = np.where(unknown.cpu().numpy(), np.nan, right.cpu().numpy() / len(exam.labels))
+    return np.broadcast_to(accuracy, len(x))
+
+
+def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """What models (a, d) say of inputs, some models at a time; nothing where there are none."""
+    if task.kinds:
+        yield from _said_by_kind(rows, task, inputs)
+        return
+    seen = task.inputs(inputs)
+    for first in range(0, len(rows), LANES):
+        yield task.outputs(task.spec.views(rows[first : first + LANES]), seen, each=False)
+
+
+def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """`_said` for all peers of this rank, whose models are of several kinds."""
+    said: dict[int, Tensor] = {}
+    for here, part in task.parts():
+        outputs = (each for some in _said(x[here], part, inputs) for each in some)
+        said |= dict(zip(here.tolist(), outputs, strict=True))
+    for first in range(0, len(x), LANES):
+        yield torch.stack([said[i] for i in range(first, min(first + LANES, len(x)))])
+
+
+def on_own(x: Tensor, task: Task, examples: Examples, longest: int, shared: bool = False) -> tuple[Floats, Floats]:
+    """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
+
+    Accuracy is NaN where the loss is.
+
+    Args:
+        x: (p, d), or the one row (1, d) that all share.
+        task, examples: the problem, and on what of it.
+        longest: the most examples that any peer anywhere may have there; part of the result's last bits.
+        shared: which of the two.
+    """
+    starts = examples.starts
+    loss, right = np.zeros((2, len(starts)))
+    if task.kinds:
+        for here, part in task.parts():
+            loss[here], right[here] = on_own(x[here], part, examples.only(here), longest)
+        return loss, right
+    chunk, many = _even(longest), 1 if shared else LANES
+    row = task.spec.views(x[0]) if shared else {}
+    for first in range(0, int(examples.sizes.max(initial=0)), chunk):
+        counts = np.clip(examples.sizes - first, 0, chunk)
+        some = np.flatnonzero(counts)
+        for lanes in np.split(some, range(many, len(some), many)):
+            real = np.arange(chunk) < counts[lanes, None]
+            index = starts[lanes, None] + (first + np.arange(chunk)) * real
+            inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
+            seen = task.inputs(inputs)
+            out = task.output(row, seen[0])[None] if shared else task.outputs(task.spec.take(x, lanes), seen)
+            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
+            loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
+            right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if task.classes else np.nan
+    right[np.isnan(loss)] = np.nan
+    with np.errstate(invalid="ignore"):
+        return loss / examples.sizes, right / examples.sizes
+
+
+def _even(longest: int) -> int:
+    """How many examples at a time, CHUNK at most, so that the last ones of the longest are about as many."""
+    return -(-longest // -(-longest // CHUNK))
+
+
+def models(state: State, setting: Setting) -> NDArray[Any] | None:
+    """All peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
+    mine = state.x[:0] if state.one and setting.world.rank else state.x
+    return setting.world.gather(mine.cpu().numpy())
+
+
+def broken(x: Tensor) -> NDArray[np.int64]:
+    """The rows of x (p, d) that hold a number that is not finite."""
+    if not x.numel():
+        return np.zeros(0, np.int64)
+    ends = torch.stack([x.amin(1), x.amax(1)])  # NaN where there is one; reads x twice and writes nothing
+    return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
+
+
+def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
+    """How far the honest peers are apart, and their mean model, as `consensus` says.
+
+    Peers with models of several kinds are apart, and have a mean, in what they share.
+    """
+    if state.one:
+        return 0.0, state.x[0]
+    x = state.x[:, : setting.task.spec.shared] if setting.task.kinds else state.x
+    return consensus(x, setting.world, setting.layout, setting.network.speech.liars)
+
+
+def of_mean(mean: Tensor, setting: Setting) -> float:
+    """Accuracy of a mean model (d,) on the common test set; NaN where peers have models of several kinds."""
+    return np.nan if setting.task.kinds else float(on_common(mean[None], setting.task, setting.exam)[0])
+
+
+def consensus(
+    x: Tensor, world: World, layout: Layout, liars: Sequence[int] | NDArray[np.int64] = ()
+) -> tuple[float, Tensor | None]:
+    """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
+
+    The means are over all peers but the liars. Every rank adds up its own coordinates over all peers, in float64, in
+    peer order and in fixed blocks.
+    """
+    cut = columns(x.shape[1], world.size)
+    everyone = world.columns(x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
+    everyone = np.delete(everyone, liars, axis=0) if len(liars) else everyone
+    peers, mean, squares = len(everyone), np.zeros(everyone.shape[1]), []
+    for block in blocks(everyone.shape[1]):
+        part = everyone[:, block]
+        mean[block] = np.add.reduce(part, axis=0, dtype=np.float64) / peers
+        rows = (part[first : first + LANES] - mean[block] for first in range(0, peers, LANES))
+        squares.append(np.concatenate([(row**2).sum(1) for row in rows]))
+    means = world.gather(mean)
+    squared = world.gather(np.array(squares).reshape(-1, peers))
+    if means is None or squared is None:
+        return 0.0, None
+    return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(x.device, x.dtype)
+
+
+def measure(state: State, setting: Setting, together: Ensemble | None = None) -> dict[str, Floats] | None:
+    """Every peer's figures, (P,) each by name, on rank 0; None elsewhere. What is said to all may be heard."""
+    task, exam, x, network = setting.task, setting.exam, state.x, setting.network
+    shared = state.one
+    own = {"accuracy": _on_common(x, exam, setting, shared, together)}
+    own["train_loss"], _ = on_own(x, task, exam.train, exam.longest_train, shared)
+    _, own["local_accuracy"] = on_own(x, task, exam.local, exam.longest, shared)
+    if setting.run.validation:
+        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.longest, shared)
+    if exam.triggered:
+        inputs, labels = exam.triggered
+        own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting, shared)
+    own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
+    own |= {"payload_bytes": network.payload.astype(np.float64), "told_bytes": network.told.astype(np.float64)}
+    own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
+    everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
+    return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+
+
+def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
+    """Return a figure of an honest peer that is not finite although the peer has examples for it, or nothing.
+
+    Args:
+        peers: every peer's figures (P,), by name.
+        sizes: (P, 3) training, validation and own test examples.
+        classes: number of labels; 0 where there is no accuracy.
+    """
+    counts = {"train_loss": sizes[:, 0]}
+    if classes:
+        counts |= {
+            "accuracy": np.ones(len(sizes), np.int64),
+            "validation_accuracy": sizes[:, 1],
+            "local_accuracy": sizes[:, 2],
+        }
+    for name in (name for name in counts if name in peers):
+        bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["liar"] == 0)
+        if bad.any():
+            peer = int(bad.argmax())
+            return f"{name} of peer {peer} is {peers[name][peer]}"
+    return ""
+
+
+def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
+    """The figures over honest peers that stand in a row of metrics.csv, and how far liars were trusted."""
+    trust = _mean(peers["trust"][peers["liar"] == 1]) if "trust" in peers else np.nan
+    peers = {name: values[peers["liar"] == 0] for name, values in peers.items()}
+    accuracy = peers["accuracy"]
+    row = {
+        "train_loss": _mean(peers["train_loss"]),
+        "accuracy_mean": _mean(accuracy),
+        "accuracy_min": float(accuracy.min()),
+        "accuracy_max": float(accuracy.max()),
+        "accuracy_std": float(accuracy.std()),
+        "local_accuracy_mean": _mean(peers["local_accuracy"]),
+    }
+    means = ("validation_accuracy", "backdoor_success", "trust")
+    row |= {f"{name}_mean": _mean(peers[name]) for name in means if name in peers}
+    row |= {"trust_mean_liars": trust} if "trust" in peers else {}
+    return row | {name: float(peers[name].max()) for name in declared}
+
+
+def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
+    """What all peers, and a server, have said so far; from a server up and down apart.
+
+    `parameters_k_plus_m` is how LG-FedAvg's Table 1 counts: what a server says goes to all K peers, and m answer.
+    """
+    up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
+    if not setting.algorithm.serves:
+        return {"payload_bytes": up}
+    return {
+        "payload_bytes": up + down,
+        "upload_bytes": up,
+        "download_bytes": down,
+        "parameters_k_plus_m": setting.network.parameters,
+    }
+
+
+def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
+    """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
+
+    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017, section 3.
+    """
+    known = ~np.isnan(accuracy)
+    at, best = np.asarray(rounds)[known], np.maximum.accumulate(np.asarray(accuracy)[known])
+    k = int(np.searchsorted(best, target))
+    if k == len(best):  # also of none
+        return float("nan")
+    return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))
+
+
+def _on_common(x: Tensor, exam: Exam, setting: Setting, shared: bool, together: Ensemble | None = None) -> Floats:
+    """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
+    if not shared:
+        return on_common(x, setting.task, exam, together)
+    said = setting.world.from_root(lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes())
+    return np.repeat(np.frombuffer(said), len(setting.task.peers))
+
+
+def _mean(values: Floats) -> float:
+    """The mean over the peers that have a value; NaN where none has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,1 @@
+"""Models by name, their layers, and how their parameters lie in one row."""

@@ -1,0 +1,1 @@
+"""Callbacks that show a run: terminal, figures, report, TensorBoard."""

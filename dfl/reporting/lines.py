@@ -1,0 +1,158 @@
+"""How are the lines of many runs told apart in one figure? By colour and by dash, with a legend beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from dfl.core.errors import printable
+from dfl.reporting.plots import GREY
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which colour-blind readers can tell apart; more values than these are shades of viridis."""
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 1, 1, 1, 1, 2)))
+MARKS = ("", "o", "s", "^", "D", "v")
+"""Behind the last dash, dashes begin again with another mark."""
+Y_LABELS = {"accuracy_mean": "accuracy on the test set\n(mean over the peers)", "train_loss": "training loss (mean)"}
+"""What to write beside what is measured."""
+
+
+def plain(text: str) -> str:
+    """A text as a figure shows it: in one line, and without mathematics, which matplotlib reads between two $."""
+    return printable(text).replace("$", r"\$")
+
+
+def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
+    """The rows by what they have of some columns, in the order in which they come."""
+    if not by:
+        return [((), rows)]
+    return [(tuple(map(str, values)), group) for values, group in rows.groupby(list(by), sort=False)]
+
+
+def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The mean over cells, and the band of the standard deviation, at the rounds at which all were looked at.
+
+    Args:
+        group: rows of metrics.csv of some cells, with their names under `cell`.
+        measure: the column to show.
+
+    Returns:
+        round, payload_bytes, mean, low, high; the last two are NaN for a single cell.
+    """
+    each = group.groupby("round", as_index=False)
+    mean = each.agg(
+        payload_bytes=("payload_bytes", "mean"), mean=(measure, "mean"), deviation=(measure, "std"), n=(measure, "size")
+    )
+    low, high = mean["mean"] - mean["deviation"], mean["mean"] + mean["deviation"]
+    if measure.startswith("accuracy"):
+        low, high = low.clip(0, 1), high.clip(0, 1)
+    return mean.assign(low=low, high=high)[mean["n"] == group["cell"].nunique()]
+
+
+def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:
+    """Draw a line, and the band around it where it has one; by bytes, only where some were said.
+
+    Args:
+        axes: where.
+        rows: as `over_seeds` makes them.
+        x: round or payload_bytes.
+        style: of the line.
+    """
+    rows = rows[rows[x] > 0] if x == "payload_bytes" else rows
+    dots = {} if len(rows) > 1 else {"marker": "o"}
+    axes.plot(rows[x], rows["mean"], **({"linewidth": 1.6, "markersize": 4, "markevery": 0.15} | style | dots))
+    if "low" in rows and rows["low"].notna().any():
+        axes.fill_between(rows[x], rows["low"], rows["high"], color=style["color"], alpha=0.12, lw=0)
+
+
+def label_x(axes: Axes, x: str) -> None:
+    """Say what is to the right, once all is drawn; bytes differ by magnitudes, and have a logarithmic axis."""
+    if x == "round":
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        return
+    axes.set_xlabel("payload of all peers together (bytes)")
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.xaxis.set_minor_formatter(EngFormatter(unit="B") if high < 40 * low else NullFormatter())
+
+
+def title(axes: Axes, text: str, below: str) -> None:
+    """Head a figure as `dfl.reporting.plots` does."""
+    axes.set_title(text, loc="left", fontsize=12, fontweight="bold", pad=20)
+    axes.annotate(below, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555")
+
+
+def shades(count: int) -> list[Any]:
+    """Colours for so many lines."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return [colormaps["viridis"](0.95 * i / (count - 1)) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Styles:
+    """How lines are told apart: by colour for the first of what varies, by dash for the rest together.
+
+    Attributes:
+        by: what varies.
+        first: the values that have a colour each.
+        rest: the combinations of all other values, with a dash each.
+    """
+
+    by: tuple[str, ...]
+    first: tuple[str, ...]
+    rest: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, by: Sequence[str]) -> Styles:
+        """Styles for all values that there are."""
+        found = [values for values, _ in groups(rows, by)]
+        firsts, rests = (dict.fromkeys(each) for each in ([v[:1] for v in found], [v[1:] for v in found]))
+        return cls(tuple(by), tuple(v[0] for v in firsts if v), tuple(rests))
+
+    def style(self, values: tuple[str, ...]) -> dict[str, Any]:
+        """The colour, dash and mark of a line."""
+        if not values:
+            return {"color": COLOURS[0]}
+        return {"color": self._colour(values[0]), **self._dash(values[1:])}
+
+    def _colour(self, value: str) -> Any:
+        return shades(len(self.first))[self.first.index(value)]
+
+    def _dash(self, values: tuple[str, ...]) -> dict[str, Any]:
+        marks, dash = divmod(self.rest.index(values), len(DASHES))
+        return {"linestyle": DASHES[dash], "marker": MARKS[marks % len(MARKS)]}
+
+    def legend(self, figure: Figure) -> None:
+        """Explain colours and dashes beside a figure, each under a heading."""
+        if not self.by:
+            return
+        head, *others = self.by
+        colours = [Line2D([], [], color=self._colour(value), label=plain(value)) for value in self.first]
+        dashes = [
+            Line2D([], [], color=GREY, **self._dash(values), label=plain(", ".join(values))) for values in self.rest
+        ]
+        heads = [Line2D([], [], linestyle="none", label=text) for text in (head, ", ".join(others))]
+        lines = [heads[0], *colours, *([heads[1], *dashes] if len(dashes) > 1 else [])]
+        legend = figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
+        for line, text in zip(lines, legend.get_texts(), strict=True):
+            text.set_fontweight("bold" if line in heads else "normal")
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """About how wide and high the legend is, in inches."""
+        if not self.by:
+            return 0.0, 0.0
+        texts = [*self.first, *(", ".join(values) for values in self.rest), ", ".join(self.by[1:])]
+        return 0.7 + 0.075 * max(map(len, texts)), 0.2 * (len(self.first) + len(self.rest) + 3)

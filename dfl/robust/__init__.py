@@ -1,0 +1,1 @@
+"""Byzantine-robust aggregation rules, and attacks on messages and data."""

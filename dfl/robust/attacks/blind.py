@@ -1,0 +1,169 @@
+"""Which lies need no more than an attacker's own words, or those of its fellows, or its own data?"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from dfl.core.errors import InputError
+from dfl.robust.attacks.base import Attack, Pointwise, Seen, attack, check
+
+
+@attack("label_flip")
+@dataclass(frozen=True, kw_only=True)
+class LabelFlip(Attack):
+    """Learn from wrong labels, classes - 1 - l in place of l, and say honestly what was learnt."""
+
+    def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same inputs with the labels counted from the other end.
+
+        Raises:
+            InputError: labels that are no classes.
+        """
+        _check_classes("label_flip", classes)
+        return inputs, classes - 1 - labels
+
+
+@attack("sign_flip")
+@dataclass(frozen=True, kw_only=True)
+class SignFlip(Attack):
+    """Say the opposite, -v."""
+
+    speaks: ClassVar[bool] = True
+
+    def say(self, seen: Seen) -> NDArray[Any]:
+        """Minus what they would have said."""
+        return -seen.words.rows[seen.bad]
+
+
+@attack("scale")
+@dataclass(frozen=True, kw_only=True)
+class Scale(Attack):
+    """Say the truth times `factor`.
+
+    Raises:
+        InputError: a factor that is not positive.
+    """
+
+    factor: float = 10.0
+
+    speaks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(0 < self.factor < math.inf, "scale: factor", "positive", self.factor)
+
+    def say(self, seen: Seen) -> NDArray[Any]:
+        """What they would have said, scaled."""
+        return _scaled(seen, self.factor)
+
+
+@attack("gaussian")
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Pointwise):
+    """Say noise that looks like one's own kind: N(μ, σ²) in every coordinate, of what the attackers would have said.
+
+    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning" (USENIX Security 2020),
+    section 5.1, Gaussian attack. A lone attacker has σ = 0 and tells the truth.
+    """
+
+    def lie(self, seen: Seen) -> NDArray[Any]:
+        """Numbers drawn by address, (f, c)."""
+        own = seen.words.rows[seen.bad]
+        return np.asarray(own.mean(0) + own.std(0) * ndtri(seen.uniform("gaussian")))
+
+
+@attack("backdoor")
+@dataclass(frozen=True, kw_only=True)
+class Backdoor(Attack):
+    """Teach everybody that what bears a trigger, a small white square, is `target`; and say it loudly.
+
+    White is the largest value of the training inputs, as not all images are from 0 to 255. The square is in the lower
+    right corner of an image (..., height, width), in every channel; where examples have no height and width, (n,
+    features), the last size² features stand in for it. A `share` of an attacker's examples, spread evenly over them,
+    gets trigger and target in place of what they were.
+
+    Source: the scaling attack of Bagdasaryan et al. 2020 as FLTrust (Cao et al. 2021) poses it, with the factor n; the
+    trigger is that of BadNets (Gu et al., arXiv 1708.06733).
+
+    Attributes:
+        target: the label that the trigger shall mean.
+        share: of an attacker's examples, above 0 and at most 1.
+        size: height and width of the square.
+        factor: of what is said; the number of all who speak where not given.
+        white: the value of the square; the largest at hand until `knowing` says it.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+
+    target: int = 0
+    share: float = 0.5
+    size: int = 3
+    factor: float | None = None
+    white: float | None = field(default=None, init=False)
+
+    speaks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(self.target >= 0, "backdoor: target", "a label, from 0 up", self.target)
+        check(0 < self.share <= 1, "backdoor: share", "above 0 and at most 1", self.share)
+        check(self.size >= 1, "backdoor: size", "at least 1", self.size)
+        check(self.factor is None or 0 < self.factor < math.inf, "backdoor: factor", "positive", self.factor)
+
+    def knowing(self, largest: float) -> Backdoor:
+        """White is the largest value."""
+        known = copy(self)
+        object.__setattr__(known, "white", largest)
+        return known
+
+    def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The attacker's examples, a share of them with trigger and target.
+
+        Raises:
+            InputError: labels that are no classes, a target that is none of them, or a square that does not fit.
+        """
+        _check_classes("backdoor", classes)
+        check(self.target < classes, "backdoor: target", f"a label, from 0 to {classes - 1}", self.target)
+        count = math.ceil(self.share * len(labels))
+        places = np.arange(count) * len(labels) // max(count, 1)
+        inputs, labels = inputs.copy(), labels.copy()
+        inputs[places], labels[places] = self._marked(inputs)[places], self.target
+        return inputs, labels
+
+    def triggered(self, inputs: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The examples that are not of the target, with trigger, labelled with it."""
+        others = labels != self.target
+        return self._marked(inputs)[others], np.full_like(labels[others], self.target)
+
+    def say(self, seen: Seen) -> NDArray[Any]:
+        """What they would have said, scaled."""
+        return _scaled(seen, float(len(seen.words.rows)) if self.factor is None else self.factor)
+
+    def _marked(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """A copy with the trigger in all of them."""
+        square = (self.size,) * 2 if inputs.ndim > 2 else (self.size**2,)
+        shape = inputs.shape[-len(square) :]
+        room = " x ".join(map(str, shape))
+        fits = all(a < b for a, b in zip(square, shape, strict=True))
+        check(fits, "backdoor: size", f"smaller, for inputs of {room}", self.size)
+        marked = inputs.copy()
+        if len(inputs):
+            corner = marked[..., -self.size :, -self.size :] if inputs.ndim > 2 else marked[:, -(self.size**2) :]
+            corner[...] = inputs.max() if self.white is None else self.white
+        return marked
+
+
+def _check_classes(name: str, classes: int) -> None:
+    if not classes:
+        raise InputError(f"--attack {name} needs labels that are classes, and those of this data set are not")
+
+
+def _scaled(seen: Seen, factor: float) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # where peers diverge
+        return seen.words.rows[seen.bad] * factor

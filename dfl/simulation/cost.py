@@ -1,0 +1,58 @@
+"""What will a run cost: bytes said in a round, and memory for a method's state? Answered without training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dfl.comm.net import Net
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.algorithms import Algorithm
+    from dfl.comm.transport import Network
+    from dfl.models.zoo import Spec
+else:
+    from dfl.core.lazy import torch
+
+
+def payload_per_round(algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype) -> float:
+    """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the graphs."""
+    word = network.speech.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
+    edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights)
+    messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(network.weights)))
+    return messages * word.shape[1] + rows * shared * dtype.itemsize
+
+
+def parameters_k_plus_m(algorithm: Algorithm, peers: int, spec: Spec, rounds: tuple[int, int]) -> int:
+    """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K, and from m.
+
+    Args:
+        algorithm: who has a server, and how many answer it in a round.
+        peers: K.
+        spec: how many parameters a model has, and how many of them are shared.
+        rounds: how many share everything, and how many after that share a part.
+    """
+    first, then = rounds
+    answers, _ = algorithm.traffic(peers, 0)
+    return int(peers + answers) * (first * spec.d + then * spec.shared)
+
+
+def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, Spec], dtype: torch.dtype) -> int:
+    """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
+    p, spec = x
+    empty = torch.empty(p, spec.d, dtype=dtype, device="meta")
+    start = empty.new_empty(1, spec.d) if algorithm.serves else empty
+    state = algorithm.init(start, start, Net(network, 0))
+    state = algorithm.part(state, spec.shared)
+    values = (getattr(state, each.name) for each in fields(state))
+    return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+
+def _no_bits(rows: slice, places: slice) -> Tensor:
+    return torch.zeros(rows.stop - rows.start, places.stop - places.start, dtype=torch.int32)

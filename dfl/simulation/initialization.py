@@ -1,0 +1,190 @@
+"""Where do peers start? At one common point, each at its own, or where another run ended."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.config import Run
+from dfl.core.errors import InputError
+from dfl.models.sharing import parted
+from dfl.models.zoo import draw, frozen
+from dfl.simulation.distribute import Arrays, handed_out, packed, unpacked
+from dfl.store.results import load
+from dfl.training.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+
+    from dfl.comm.mpi import World
+    from dfl.core.layout import Layout
+    from dfl.models.zoo import Spec
+else:
+    from dfl.core.lazy import torch
+
+
+class Starts(NamedTuple):
+    """Models to start from: (p, *shape) of this rank's peers by parameter name, or the (1, *shape) that all have."""
+
+    rows: Arrays
+    alike: bool
+
+
+def given(run: Run, world: World, layout: Layout) -> Starts | None:
+    """The models of `--start` that are for this rank; None where it is not given.
+
+    Peers that the other run did not have start at the mean of its honest ones, added up in float64.
+
+    Raises:
+        InputError: on every rank, for no finished run, or one of more models than there are peers.
+    """
+    if run.start is None:
+        return None
+    found: dict[str, NDArray[Any]] = {}
+
+    def read() -> bytes:
+        found.update(_models(run))
+        return packed({"models": np.array(len(next(iter(found.values()))))})
+
+    alike = int(unpacked(world.from_root(read))["models"]) == 1
+    return Starts(handed_out(world, layout, lambda peers: _some(found, peers)), alike)
+
+
+def _models(run: Run) -> Arrays:
+    """(P, *shape) or (1, *shape) by parameter name."""
+    assert run.start is not None
+    ended = load(run.start)
+    models = {name: value.numpy() for name, value in ended.state.items()}
+    if any("/" in name for name in models):
+        raise InputError(f"--start {run.start} has models of several kinds: only those of one can be started from")
+    peers, known = run.peers or 1, max(map(len, models.values()))
+    for name, rows in models.items():
+        if len(rows) not in (1, known):
+            raise InputError(f"--start {run.start} has {known} models, and {len(rows)} rows of {name}")
+        if not np.isfinite(rows).all():
+            raise InputError(f"--start {run.start} has models that are not finite in {name}")
+    if known > peers:
+        raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")
+    if known == 1:
+        return models
+    models = {name: np.repeat(rows, known, 0) if len(rows) == 1 else rows for name, rows in models.items()}
+    honest = ended.honest
+    if len(honest) != known:
+        raise InputError(f"--start {run.start} has {known} models, and {len(honest)} rows in peers.csv")
+    means = {name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()}
+    come = {name: np.repeat(mean.astype(models[name].dtype), peers - known, 0) for name, mean in means.items()}
+    return {name: np.concatenate([rows, come[name]]) for name, rows in models.items()}
+
+
+def _some(models: Arrays, peers: range) -> Arrays:
+    """Where some peers start, a row each; the first row of all where it is the only one, or nobody is there."""
+    return {n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1] for n, rows in models.items()}
+
+
+def start(
+    run: Run, task: Task, given: bool, serves: bool = False, starts: Starts | None = None
+) -> tuple[Tensor, Tensor]:
+    """Where this rank's peers start, (p, d), or the server does, (1, d), and what others know of what they share.
+
+    Args:
+        run: says whether all start at the same point.
+        task: the problem.
+        given: whether the module is the caller's own, whose parameters are the common point.
+        serves: whether there is a server.
+        starts: the models of `--start`, where it is given.
+    """
+    p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
+    if task.kinds:
+        return _by_kind(run, task, given, serves)
+    if run.init == "independent":
+        x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
+        return x, torch.zeros_like(x[:, :shared])
+    if starts:
+        x = torch.cat([torch.from_numpy(starts.rows[name]).flatten(1) for name in task.spec.names], dim=1).to(
+            task.device, dtype
+        )
+    else:
+        x = _point(run, task.module, task.spec, given).to(task.device, dtype)[None]
+    if serves and shared == task.spec.d:
+        x = x[:1]
+    elif not serves and len(x) != p:
+        x = x.expand(p, -1).contiguous()
+    known, _ = parted(x, shared)
+    return x, known if starts is None or starts.alike else torch.zeros_like(known)
+
+
+def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> tuple[Tensor, Tensor]:
+    """`start` for models of several kinds: what is shared starts as it does in the first, zeros end the shorter."""
+    p, shared = len(task.peers), task.spec.shared
+    rows = max(1, p) if serves else p  # a server starts even where there is nobody
+    x = torch.zeros(rows, task.spec.d, dtype=task.dtype, device=task.device)
+    for here, part in task.parts():
+        x[here, : part.spec.d] = start(run, part, given)[0]
+    if run.init == "independent":
+        return x, torch.zeros_like(x[:, :shared])
+    module, spec = task.kinds[0]
+    x[:, :shared] = _point(run, module, spec, given)[:shared]
+    return x, x[:, :shared].clone()
+
+
+def _point(run: Run, module: Module, spec: Spec, given: bool) -> Tensor:
+    """The point (d,) at which all start with a model."""
+    return spec.row(module) if given else draw(module, spec, run.seed, [0])[0]
+
+
+def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], world: World) -> None:
+    """Refuse what `start` could not do.
+
+    Args:
+        run, task: as for `start`.
+        given: whether the start is known, and if it is that of `--start`, what it is.
+        kind: whether there is a server, and how many peers are on the fullest rank.
+        world: the ranks, who all refuse or none.
+
+    Raises:
+        InputError: the models do not fit into memory even once; are not those of `--start`, or differ in what a
+            server says; or have parameters that nobody knows how to draw.
+    """
+    (serves, peers), (room,) = kind, world.smallest(memory())
+    if (needed := peers * task.spec.d * task.scale.element_size()) > room:
+        raise InputError(
+            f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
+            f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
+        )
+    if isinstance(given, Starts):
+        whole = replace(task, spec=task.spec.whole) if run.pretrain else task
+        _check_given(run, whole, given, serves, world)
+    for module, spec in task.kinds or ((task.module, task.spec),):
+        if run.init == "independent" or not given:
+            draw(module, spec, run.seed, [])
+
+
+def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World) -> None:
+    found, fixed = {name: rows.shape[1:] for name, rows in given.rows.items()}, frozen(task.module)
+    wanted = dict(zip(task.spec.names, task.spec.shapes, strict=True))
+    wanted |= {name: tuple(value.shape) for name, value in fixed.items()}
+    if found != wanted:
+        odd = sorted(found.items() ^ wanted.items())
+        raise InputError(
+            f"--start {run.start} has models of other parameters than --model {run.model}: they differ in "
+            f"{', '.join(f'{name} {shape}' for name, shape in odd[:4])}"
+        )
+    agreed = [name for name, value in fixed.items() if bool((value.cpu().numpy() == given.rows[name]).all())]
+    if not world.smallest(int(len(agreed) == len(fixed)))[0]:
+        raise InputError(f"--start {run.start} has other values than the frozen parameters of --model {run.model}")
+    shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
+    first = world.everywhere(shared[:1].cpu().numpy())
+    same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
+    if serves and not given.alike and not world.smallest(int(same))[0]:
+        raise InputError(f"--start {run.start}: a server starts at one model, and these differ in what is shared")
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,1 @@
+"""The run directory: its record, results, checkpoint files and logs."""

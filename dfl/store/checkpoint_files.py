@@ -1,0 +1,171 @@
+"""Where do checkpoints lie, and which of them are whole? The files behind `dfl.simulation.checkpointing`, which rank 0 handles.
+
+    DIR/checkpoint/0000000050.safetensors   arrays
+    DIR/checkpoint/0000000050.json          format, content, and checksums of the content and of the arrays
+
+The JSON is written last and vouches for both: a pair that was cut short, or damaged since, is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfl.core.errors import InputError
+from dfl.core.files import atomically, make_directory, read_bytes, sha256
+from dfl.store.manifest import checksum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORMAT = 2
+"""The version of what is written; another one is refused."""
+KEPT = 2
+"""How many checkpoints there are at a time."""
+SIGNED = {"dfl": "checkpoint"}
+"""What the arrays of a checkpoint have as metadata."""
+BEGINNINGS = {".json": b'{\n "checksum": "', ".safetensors": b'{"__metadata__":{"dfl":"checkpoint"}'}
+"""How files of ours begin; that of arrays, after the eight bytes of a length."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is whole.
+
+    Attributes:
+        path: its JSON.
+        content: what that says.
+        damaged: newer ones that are not whole, and what is wrong with them.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def round(self) -> int:
+        """How many rounds it has behind it."""
+        return int(self.content["round"])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What lies beside it.
+
+        Raises:
+            InputError: it cannot be read any more.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return load_file(_beside(self.path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{_beside(self.path)} cannot be read: {error}") from None
+
+
+def trace(run: Path) -> tuple[bytes, ...]:
+    """What tells whether somebody has gone on with a run since: its run.json, and the names of its checkpoints."""
+    try:
+        said = read_bytes(run / "run.json")
+    except OSError:
+        said = b""
+    return said, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
+
+
+def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, Any]) -> None:
+    """Write a checkpoint of a run's folder, and remove those that are too old.
+
+    Raises:
+        InputError: it cannot be written; the earlier ones are still there.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    folder = run / "checkpoint"
+    path = folder / f"{content['round']:010}.json"
+    try:
+        make_directory(folder)
+        with atomically(_beside(path)) as part:
+            save_file(dict(arrays), part, metadata=SIGNED)
+            part.chmod(0o644)  # it makes it for its owner alone
+            digest = sha256(part)
+        page = {"format": FORMAT, "arrays": digest, "content": content}
+        with atomically(path) as part:
+            part.write_text(json.dumps({"checksum": checksum(page), **page}, indent=1) + "\n")
+    except (OSError, SafetensorError) as error:
+        last = max((each.stem.lstrip("0") for each in _newest_first(folder)), key=int, default="")
+        kept = f"the one of round {last} is still there" if last else "there is none yet"
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: the checkpoint cannot be written ({reason}); {kept}") from None
+    _tidy(folder, path)
+
+
+def find(run: Path) -> Found | None:
+    """The newest checkpoint of a run's folder that is whole; None where there is none at all.
+
+    Raises:
+        InputError: there are some, and none is whole; or one is of another format.
+    """
+    damaged: list[str] = []
+    for path in _newest_first(run / "checkpoint"):
+        try:
+            return Found(path, _opened(path), tuple(damaged))
+        except InputError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            damaged.append(f"{path} is damaged ({type(error).__name__}: {error})")
+    if damaged:
+        raise InputError(
+            f"{damaged[0]}, and no other checkpoint is whole: take {run / 'checkpoint'} away to begin anew"
+        )
+    return None
+
+
+def _opened(path: Path) -> dict[str, Any]:
+    """What a checkpoint says, if it is whole."""
+    page = json.loads(read_bytes(path).decode())
+    if page["checksum"] != checksum(page):
+        raise ValueError("its checksum is another")
+    if page["format"] != FORMAT:
+        raise InputError(f"{path} is of format {page['format']}: this version of dfl reads {FORMAT}")
+    if page["arrays"] != sha256(_beside(path)):
+        raise ValueError(f"the checksum of {_beside(path).name} is another")
+    content: dict[str, Any] = page["content"]
+    return content
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{'[0-9]' * 10}.json"), reverse=True)
+
+
+def _tidy(folder: Path, last: Path) -> None:
+    """Remove all but the last checkpoints, and what a launch that was killed left half-written.
+
+    What is not ours by its name and its beginning stays.
+    """
+    kept = {path.stem for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]}
+    for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
+        known = re.fullmatch(r"(\.?)([0-9]{10})(\.json|\.safetensors)(\.part)?", path.name)
+        if known and bool(known[1]) == bool(known[4]) and (known[1] or known[2] not in kept):
+            with suppress(OSError):
+                if _ours(path, known[3]):
+                    path.unlink()
+
+
+def _ours(path: Path, kind: str) -> bool:
+    """Whether a file begins as ours do, as far as it goes; a link is not ours."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    with path.open("rb") as file:
+        begins = file.read(8 + len(BEGINNINGS[kind]))[8 if kind == ".safetensors" else 0 :]
+    return begins.startswith(BEGINNINGS[kind]) or BEGINNINGS[kind].startswith(begins)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".safetensors")

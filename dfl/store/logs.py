@@ -1,0 +1,163 @@
+"""What did each rank do, and when? `DIR/logs/rank-3.log`, by the logger "dfl"; none of it is printed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfl.config import MOST, Run
+from dfl.core.errors import InputError
+from dfl.core.files import make_directory, no_follow
+from dfl.store.record import ending, versions
+
+if TYPE_CHECKING:
+    from dfl.comm.mpi import World
+    from dfl.simulation.loop import Setting
+
+LOG = logging.getLogger("dfl")
+LOG.addHandler(logging.NullHandler())  # else Python prints what no other handler takes
+
+
+class Early(MemoryHandler):
+    """Keeps the last lines that are logged before there is a file for them."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(1000, flushLevel=logging.CRITICAL + 1)
+        self.setLevel(level)
+
+    def hand_over(self, file: logging.Handler) -> None:
+        """Write them, and keep no more."""
+        self.setTarget(file)
+        LOG.removeHandler(self)
+        self.close()
+
+
+class LogFile(logging.FileHandler):
+    """A rank's log, appended to.
+
+    Attributes:
+        error: why the disk did not take a line, if ever.
+
+    Raises:
+        OSError: it cannot be opened, or does not take a first line.
+    """
+
+    def __init__(self, path: Path, level: int, first: str) -> None:
+        self.error: OSError | None = None
+        make_directory(path.parent)
+        super().__init__(path, encoding="utf-8")
+        self.setLevel(level)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.handle(logging.LogRecord(LOG.name, logging.INFO, __file__, 0, first, None, None))
+        if self.error:
+            self.close()
+            raise self.error
+
+    def _open(self) -> TextIOWrapper:
+        """Open it; nothing is written through a link."""
+        return open(self.baseFilename, "a", encoding="utf-8", opener=no_follow)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  as logging calls it
+        """Remember what the disk did not take; no run ends for a later line of its log."""
+        error = sys.exception()
+        if isinstance(error, OSError):
+            self.error = self.error or error
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close it, whatever the disk does."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def gathered(run: Run) -> Iterator[None]:
+    """Keep what is logged until there is a file for it."""
+    early = Early(_level(run))
+    if run.out is not None:
+        LOG.addHandler(early)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(early)
+
+
+@contextmanager
+def listening(world: World, run: Run) -> Iterator[None]:
+    """Log what is warned of, which rank 0 alone shows; while a run computes, not while its caller does."""
+    before, shown = LOG.level, warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        LOG.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
+        if world.rank == 0:
+            shown(message, category, filename, lineno, *more)
+
+    if run.out is not None:
+        LOG.setLevel(min(_level(run), before or logging.CRITICAL))
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+        LOG.setLevel(before)
+
+
+@contextmanager
+def opened(setting: Setting) -> Iterator[None]:
+    """Write down how this rank starts, what it does, and how it ends; a run without a folder has no log.
+
+    Raises:
+        InputError: on every rank, if the log of some rank cannot be written.
+    """
+    file = None if setting.run.out is None else _open(setting, setting.run.out / "logs")
+    for note in setting.facts.notes if file and setting.facts else ():
+        LOG.warning(note)
+    try:
+        yield
+        LOG.info("finished")
+    except BaseException as error:
+        code, how = ending(error)
+        LOG.log(logging.ERROR if code in (1, 2, 3) else logging.WARNING, how, exc_info=code == 1)
+        raise
+    finally:
+        _close(file)
+
+
+def _open(setting: Setting, folder: Path) -> LogFile:
+    world, file, failed = setting.world, None, 0
+    known = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
+    who = f"rank {world.rank} of {world.size}, {world.pulse.doing}"
+    try:
+        path = folder / f"rank-{world.rank}.log"
+        file = LogFile(path, _level(setting.run), f"start: {who}, on {platform.node()}, process {os.getpid()}; {known}")
+    except OSError as error:
+        failed = error.errno or errno.EIO
+    (worst,) = world.smallest(world.rank << 16 | failed if failed else MOST << 16)
+    if file is None or worst != MOST << 16:
+        _close(file)
+        raise InputError(f"{folder}/rank-{worst >> 16}.log cannot be written: {os.strerror(worst & 0xFFFF)}")
+    LOG.addHandler(file)
+    for early in [each for each in LOG.handlers if isinstance(each, Early)]:
+        early.hand_over(file)
+    return file
+
+
+def _close(file: LogFile | None) -> None:
+    if file:
+        LOG.removeHandler(file)
+        file.close()
+
+
+def _level(run: Run) -> int:
+    return logging.getLevelNamesMapping()[run.log_level.upper()]

@@ -1,0 +1,102 @@
+"""run.json: its checksum vouches for itself, its table of files for what a run that is over wrote.
+
+    {"run": {...}, ..., "exit": 0,
+     "files": {"metrics.csv": {"bytes": 812, "sha256": "..."}, ...}, "checksum": "..."}
+
+`files` has what is final: it is written last, with the exit code, in the same file. A run that is
+not over vouches for none, one that was ended early for metrics.csv. Logs, which are written to
+until the process ends, and the files of TensorBoard, which have checksums of their own and hold
+nothing that metrics.csv does not, are not in it; nor are checkpoints (`dfl.store.checkpoint_files`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfl.core.errors import InputError
+from dfl.core.files import atomically, read_bytes, sha256
+
+NAME = "run.json"
+"""The file's name in the folder of a run."""
+
+
+def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+    """Write run.json.
+
+    Args:
+        folder: of the run.
+        record: what it says; `run` has the settings.
+        names: of the files in the folder to vouch for, with / for folders; none while they grow.
+
+    Raises:
+        OSError: it cannot be written, or one of the files cannot be read.
+    """
+    page = {name: value for name, value in record.items() if name not in ("files", "checksum")}
+    if names:
+        page["files"] = {name: _sum(folder / name) for name in names}
+    with atomically(folder / NAME) as part:
+        part.write_text(json.dumps({**page, "checksum": checksum(page)}, indent=2) + "\n")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what run.json says.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    try:
+        page = json.loads(read_bytes(folder / NAME).decode())
+        whole = isinstance(page, dict) and page.get("checksum") == checksum(page)
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        line = f"{folder} is no run directory: its {NAME} cannot be read ({why})"
+        raise InputError(line) from None
+    if not isinstance(page, dict) or not isinstance(page.get("run"), dict):
+        raise InputError(f"{folder} is no run directory: its {NAME} says of no run")
+    if not whole:
+        why = "its checksum is another" if "checksum" in page else "it has no checksum"
+        raise InputError(f"{folder}/{NAME} is damaged: {why}")
+    return page
+
+
+def damage(folder: Path, *names: str) -> str:
+    """Return in one line what is damaged or missing of a run's folder; empty where all is whole.
+
+    Of a run that is not over, this is about run.json alone.
+
+    Args:
+        folder: of the run.
+        names: the files to look at; where none are given, all that the run vouches for.
+    """
+    try:
+        record = read(folder)
+    except InputError as error:
+        return str(error)
+    known: Mapping[str, Any] = record.get("files", {})
+    lines = (damaged(folder, name, known[name]) for name in names or known if name in known)
+    return next(filter(None, lines), "")
+
+
+def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
+    """Return in one line what is wrong with a file; empty where it is as `known` says."""
+    try:
+        whole = _sum(folder / name) == known
+        return "" if whole else f"{folder / name} is damaged: its checksum is another"
+    except FileNotFoundError:
+        return f"{folder / name} is missing"
+    except OSError as error:
+        return f"{folder / name} is damaged: {error.strerror or error}"
+
+
+def checksum(page: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a page of JSON says, but for its own checksum."""
+    said = {name: value for name, value in page.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _sum(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

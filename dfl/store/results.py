@@ -1,0 +1,227 @@
+"""How is a finished run looked at again? `dfl.load(DIR)`: its rows, its peers and its models.
+
+Everything comes from the files that `dfl.reporting.report` wrote; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl.config import Run
+from dfl.core.errors import InputError, one_line
+from dfl.core.files import read_bytes
+from dfl.core.parse import KINDS, shown
+from dfl.core.registry import choose, flag
+from dfl.evaluation.metrics import rounds_to
+from dfl.models.zoo import MODELS, fill, modules_of
+from dfl.store import manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+else:
+    from dfl.core.lazy import torch
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run read back from its folder; what is asked for is read when it is asked for.
+
+    Attributes:
+        folder: where it lies.
+        record: run.json.
+        module: the caller's own module, where the run trained one; all of them, where it trained several kinds.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    module: Module | Sequence[Module] | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """What was asked for, with peers, algorithm and compressor written out."""
+        return Run.from_dict(self.record["run"])
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The evaluations so far, a row each; of a run that goes on, those that are whole."""
+        import pandas as pd
+
+        path = self._whole("metrics.csv", self.record.get("exit") is None)
+        return pd.read_csv(StringIO(_rows(path)))
+
+    def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
+        """After how many rounds a figure reached a target, as `dfl.evaluation.metrics.rounds_to` counts; NaN where it did not."""
+        return rounds_to(self.rows["round"].tolist(), self.rows[column].tolist(), target)
+
+    @cached_property
+    def peers(self) -> pd.DataFrame:
+        """The peers at the end, a row each."""
+        import pandas as pd
+
+        return pd.read_csv(self._whole("peers.csv"))
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """The models at the end, (P, *shape) by parameter name; (1, *shape) of a server, and of frozen parameters.
+
+        Tied weights are there once, under the first of their names.
+
+        Raises:
+            InputError: an unfinished run, or a file that is damaged or holds no models.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self._whole("state.safetensors")
+        try:
+            state = load_file(path)
+        except SafetensorError as error:
+            raise InputError(f"{path} is damaged: {one_line(error)}") from None
+        if not state:
+            raise InputError(f"{path} holds no models: it has no tensors")
+        for name, value in state.items():
+            kind = str(value.dtype).removeprefix("torch.")
+            if kind not in ("float32", "float64") or not value.ndim or not len(value):
+                raise InputError(
+                    f"{path} holds no models: {name} is {kind} of shape {tuple(value.shape)}, not float32 or float64 "
+                    "with a row for each peer"
+                )
+        return state
+
+    @property
+    def honest(self) -> list[bool]:
+        """Which of the models are those of honest peers."""
+        models = max(map(len, self.state.values()))
+        return (self.peers["liar"] == 0).tolist() if "liar" in self.peers and models > 1 else [True] * models
+
+    def model(self, peer: int) -> Module:
+        """A fresh module with the weights of one peer.
+
+        Raises:
+            InputError: no such peer, an unfinished run, or the caller's own module is missing or another.
+        """
+        peers = self.run.peers or 0
+        if not KINDS["int"].holds(peer) or not 0 <= peer < peers:
+            raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {shown(peer)}")
+        if not isinstance(self.module, Sequence):
+            # A server's model is everybody's, and the only one.
+            weights = {name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()}
+            return self._filled(weights, self._module())
+        row, kind = divmod(peer, len(self.module))
+        own = {
+            name: value[min(row, len(value) - 1)].clone()  # a frozen parameter has one row
+            for name, value in self.state.items()
+            if name.startswith(f"{kind}/")
+        }
+        common = {name: value[peer].clone() for name, value in self.state.items() if "/" not in name}
+        own = {name.partition("/")[2]: value for name, value in own.items()}
+        return self._filled(common | own, copy.deepcopy(self.module[kind]))
+
+    def mean_model(self) -> Module:
+        """A fresh module with the mean of all honest peers' weights, taken in float64 as `accuracy_mean_model` does.
+
+        Raises:
+            InputError: an unfinished run, or the caller's own module is missing or another.
+        """
+        if isinstance(self.module, Sequence):
+            raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
+        honest, models = self.honest, {name: value.numpy() for name, value in self.state.items()}
+        models = {
+            name: (value[honest] if len(value) == len(honest) else value).astype(np.float64)
+            for name, value in models.items()
+        }
+        means = {name: value.sum(0) / len(value) for name, value in models.items()}
+        weights = {name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()}
+        return self._filled(weights, self._module())
+
+    def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
+        idle = tuple(f"{net}." for net in self.run.nets)  # which only training has use for
+        weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
+        wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        found = {name: tuple(value.shape) for name, value in weights.items()}
+        if wanted != found:
+            raise InputError(
+                f"{self.folder} holds another model than this {type(module).__name__}: parameters {found}, not {wanted}"
+            )
+        fill(module, weights)
+        return module
+
+    def _module(self) -> Module:
+        """The run's model, its weights still to come."""
+        if self.module is not None and not isinstance(self.module, Sequence):
+            return copy.deepcopy(self.module)
+        made = self.record["model"]
+        if made["own_module"]:
+            raise InputError(f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)")
+        build: Callable[..., Module] = choose(flag("model"), self.run.model, MODELS)
+        with torch.device("meta"):
+            return build(tuple(made["shape"]), made["classes"])
+
+    def _whole(self, name: str, growing: bool = False) -> Path:
+        """The path of a file that is as the run vouches for it; nothing vouches for one that grows.
+
+        Raises:
+            InputError: it is damaged or missing, or the run has not come to write it.
+        """
+        path, known = self.folder / name, self.record.get("files", {})
+        if name in known and (line := manifest.damaged(self.folder, name, known[name])):
+            raise InputError(line)
+        if name not in known and not (growing and path.exists()):
+            raise InputError(f"{self.folder} has no {name}: the run is {self.record['ending']}")
+        return path
+
+
+def _rows(path: Path) -> str:
+    """The lines of a metrics.csv that are whole: one may be on its way.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        text = read_bytes(path).decode()
+        text = text[: text.rfind("\n") + 1]
+        header, *rows = csv.reader(StringIO(text))
+        figures = [[float(value) for value in row] for row in rows]
+        rounds = [row[0] for row in figures]
+        whole = header[0] == "round" and {len(row) for row in figures} <= {len(header)}
+        whole = whole and all(map(math.isfinite, rounds)) and rounds == sorted(set(rounds))
+    except OSError as error:
+        raise InputError(f"{path} is damaged: {error.strerror}") from None
+    except (ValueError, LookupError, csv.Error):
+        whole = False
+    if not whole:
+        raise InputError(f"{path} is damaged: it is no table of a row per evaluation")
+    return text
+
+
+def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:
+    """Read a run back.
+
+    Args:
+        folder: its run directory.
+        module: the caller's own module or modules, if the run trained such; they are copied, never changed. All of
+            their parameters, frozen ones too, get the values that they had in the run.
+
+    Raises:
+        InputError: the folder holds no run, or run.json is damaged. What is read later may be, too.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"load needs the folder of a run, not {shown(folder)}")
+    if module is not None:
+        modules_of(module)
+    folder = Path(folder)
+    return Result(folder, manifest.read(folder), module)

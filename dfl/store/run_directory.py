@@ -1,0 +1,157 @@
+"""Which folders are ours to write to: those with our marker, and new or empty ones, which get it.
+
+The marker is the file `.dfl`, a regular one with `CONTENT` in it, and is written before anything
+else. run.json does not do as a marker, because users keep copies of it beside files of their own,
+to replay a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dfl.core.errors import InputError
+from dfl.core.files import no_follow, read_bytes
+
+MARKER = ".dfl"
+"""The name of the marker."""
+CONTENT = b"dfl writes to this folder\n"
+"""What the marker holds."""
+FILES = ("run.json", "metrics.csv", "peers.csv", "state.safetensors")
+"""The files that a run writes to its folder."""
+FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard")
+"""The folders that a run makes in its folder."""
+OUTPUTS = (*FILES, *FOLDERS[:2])
+"""What tells that a run has been in a folder. A sweep writes to it before that."""
+LONGEST = "x" * 100
+"""No name that a run gives to a file in its folder is longer."""
+
+
+def refuse_unusable(folder: Path, resume: bool) -> None:
+    """Refuse a folder that a run may not write to; nothing is touched.
+
+    Args:
+        folder: which need not exist.
+        resume: whether the run goes on with what is in it.
+
+    Raises:
+        InputError: it is foreign, has a name that leaves no room for names in it, holds a run
+            already that is not to be gone on with, or something else where a run writes.
+    """
+    flag = "--resume" if resume else "--out"
+    refuse_foreign(flag, folder)
+    if not resume and outputs(folder):
+        raise InputError(
+            f"--out {folder} holds a run already, and runs are never overwritten: "
+            f"give another folder, or --resume {folder}"
+        )
+    try:
+        for name in (LONGEST, *FILES, *FOLDERS):
+            _check_kind(folder / name)
+    except OSError as error:
+        raise _unusable(flag, folder, error) from None
+
+
+def outputs(folder: Path) -> list[str]:
+    """Return the names of what a run has left in a folder."""
+    return [name for name in OUTPUTS if os.path.lexists(folder / name)]
+
+
+def refuse_foreign(flag: str, folder: Path) -> None:
+    """Refuse a folder that is not empty and was not claimed; nothing is touched.
+
+    Args:
+        flag: what names the folder, for the message.
+        folder: which need not exist.
+
+    Raises:
+        InputError: it holds something foreign, or cannot be looked at.
+    """
+    try:
+        names = os.listdir(folder)
+        foreign = bool(names) and not _marked(folder, names)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise _unusable(flag, folder, error) from None
+    if foreign:
+        raise InputError(
+            f"{flag} {folder} is not empty, and no folder of dfl's (it has no {MARKER} of ours): give another folder"
+        )
+
+
+def claim(folder: Path, flag: str = "--out") -> list[Path]:
+    """Make a folder ours, before anything else is written to it; one that is ours stays as it is.
+
+    Args:
+        folder: a new one, an empty one, or one of ours.
+        flag: what names it, for messages.
+
+    Returns:
+        What was made, for `take_back`.
+
+    Raises:
+        InputError: it holds something foreign, or cannot be written to.
+    """
+    refuse_foreign(flag, folder)
+    marker, made = folder / MARKER, list[Path]()
+    try:
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            with open(handle, "wb") as file:
+                file.write(CONTENT)
+            made.insert(0, marker)
+        if read_bytes(marker) != CONTENT:  # its writer was killed, or is at it
+            with open(marker, "wb", opener=no_follow) as file:
+                file.write(CONTENT)
+        refuse_foreign(flag, folder)  # which somebody may have filled in the meantime
+    except (OSError, ValueError) as error:
+        take_back(made)
+        raise error if isinstance(error, InputError) else _unusable(flag, folder, error) from None
+    return made
+
+
+def take_back(made: Sequence[Path]) -> None:
+    """Undo `claim` where nothing was written since: remove a lone marker, and empty folders."""
+    for each in made:
+        with suppress(OSError):
+            if each.is_dir():
+                each.rmdir()
+            elif os.listdir(each.parent) == [each.name]:
+                each.unlink()
+
+
+def _marked(folder: Path, names: Sequence[str]) -> bool:
+    """Whether a folder has our marker; a beginning of it will do where nothing else is there."""
+    marker = folder / MARKER
+    if MARKER not in names or not stat.S_ISREG(marker.lstat().st_mode):
+        return False
+    held = read_bytes(marker)
+    return held == CONTENT or (list(names) == [MARKER] and CONTENT.startswith(held))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what a run could not write to.
+
+    Raises:
+        OSError: it is not a file or not a directory, as it should be.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if path.name in FOLDERS and not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link or no directory, remove it")
+    if path.name in FILES and not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file, remove it")
+
+
+def _unusable(flag: str, folder: Path, error: Exception) -> InputError:
+    why = getattr(error, "strerror", None) or error
+    return InputError(f"{flag} {folder} cannot be written to: {why}")

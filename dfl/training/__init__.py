@@ -1,0 +1,1 @@
+"""Local training: task, batches, gradients, SGD, objectives, augmentation."""
