@@ -63,7 +63,9 @@ class Compared:
     @property
     def label(self) -> str:
         """What a figure calls it."""
-        said = ", ".join(f"{name}={text}" if name != "run" else text for name, text in self.differs.items())
+        said = ", ".join(
+            f"{name}={text}" if name != "run" else text for name, text in self.differs.items()
+        )
         return said if self.seen.status == DONE else f"{said} ({self.seen.status})"
 
 
@@ -142,7 +144,9 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     return found
 
 
-def differences(asked: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> list[dict[str, str]]:
+def differences(
+    asked: Sequence[Mapping[str, Any]], folders: Sequence[Path]
+) -> list[dict[str, str]]:
     """What tells runs apart: the settings that differ; where they do not suffice, also the names of the folders.
 
     Args:
@@ -164,7 +168,9 @@ def table(runs: Sequence[Compared]) -> pd.DataFrame:
     import pandas as pd
 
     first = [dict(zip(FIRST, (str(run.folder), run.seen.status), strict=True)) for run in runs]
-    return pd.DataFrame([{**row, **run.differs, **run.seen.row} for row, run in zip(first, runs, strict=True)])
+    return pd.DataFrame(
+        [{**row, **run.differs, **run.seen.row} for row, run in zip(first, runs, strict=True)]
+    )
 
 
 def screen(runs: Sequence[Compared]) -> Table:
@@ -175,7 +181,9 @@ def screen(runs: Sequence[Compared]) -> Table:
     for run in runs:
         row = {name: float(value or "nan") for name, value in run.seen.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
-        payload = decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
+        payload = (
+            decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
+        )
         found.add_row(*map(printable, run.differs.values()), run.seen.status, *figures, payload)
     return found
 
@@ -196,13 +204,18 @@ def figure(runs: Sequence[Compared]) -> Figure:
     accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
     measure = "accuracy_mean" if accurate or not drawn else "train_loss"
     widest = max(len(run.label) for run in runs)
-    made = Figure(figsize=(10.5 + 0.08 * min(widest, 60), max(4.2, 0.25 * len(runs) + 1)), layout="constrained")
+    made = Figure(
+        figsize=(10.5 + 0.08 * min(widest, 60), max(4.2, 0.25 * len(runs) + 1)),
+        layout="constrained",
+    )
     panels = made.subplots(1, 2, sharey=True)
     for run, colour in zip(drawn, shades(len(drawn)), strict=True):
         _draw(panels, run, measure, colour)
     what = measure.removesuffix("_mean").replace("_", " ").capitalize()
     thin = "thin: the worst peer" if measure == "accuracy_mean" else ""
-    for axes, x, by in zip(panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True):
+    for axes, x, by in zip(
+        panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True
+    ):
         title(axes, f"{what} by {by}", thin)
         axes.spines[["top", "right"]].set_visible(False)
         label_x(axes, x)
@@ -221,7 +234,12 @@ def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> N
     for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
         draw(axes, rows, x, {"color": colour, "label": plain(run.label)})
         if measure == "accuracy_mean":
-            draw(axes, rows.assign(mean=rows["accuracy_min"]), x, {"color": colour, "linewidth": 0.7, "alpha": 0.8})
+            draw(
+                axes,
+                rows.assign(mean=rows["accuracy_min"]),
+                x,
+                {"color": colour, "linewidth": 0.7, "alpha": 0.8},
+            )
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -238,7 +256,9 @@ def _refuse_foreign(out: Path) -> None:
         except OSError as error:
             raise InputError(f"--out {out}: {name} cannot be read ({error.strerror})") from None
         if not ours:
-            raise InputError(f"{out / name} is not of this program, which leaves it as it is: give another --out")
+            raise InputError(
+                f"{out / name} is not of this program, which leaves it as it is: give another --out"
+            )
 
 
 if __name__ == "__main__":

@@ -122,7 +122,9 @@ class Run:
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self)):
-            if isinstance(value := getattr(self, name), np.generic):  # numpy's numbers are those of Python
+            if isinstance(
+                value := getattr(self, name), np.generic
+            ):  # numpy's numbers are those of Python
                 object.__setattr__(self, name, value.item())
         for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text
             if isinstance(text := getattr(self, name), str):
@@ -131,17 +133,27 @@ class Run:
         _check_numbers(self)
         if self.resume is not None:
             if self.out not in (None, self.resume):
-                raise InputError(f"--resume {self.resume} writes to that folder: leave --out {self.out} out")
+                raise InputError(
+                    f"--resume {self.resume} writes to that folder: leave --out {self.out} out"
+                )
             object.__setattr__(self, "out", self.resume)
         _ = self.goal, self.opening  # refuses what cannot be one
         if self.start is not None and self.init == "independent":
-            raise InputError(f"--start {self.start} says where peers start: leave --init independent out")
+            raise InputError(
+                f"--start {self.start} says where peers start: leave --init independent out"
+            )
         if self.pretrain is not None and self.share == "all":
-            raise InputError(f"--pretrain {self.pretrain} shares everything at first, as --share all always does")
+            raise InputError(
+                f"--pretrain {self.pretrain} shares everything at first, as --share all always does"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for TOML and JSON; fields that are None are left out."""
-        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items() if v is not None}
+        return {
+            k: str(v) if isinstance(v, Path) else v
+            for k, v in asdict(self).items()
+            if v is not None
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
@@ -173,7 +185,9 @@ class Run:
             return 0
         if self.pretrain.isdecimal():
             if len(self.pretrain) > 9 or int(self.pretrain) > self.rounds:
-                raise InputError(f"--pretrain {self.pretrain[:20]} is more than all --rounds {self.rounds}")
+                raise InputError(
+                    f"--pretrain {self.pretrain[:20]} is more than all --rounds {self.rounds}"
+                )
             return int(self.pretrain)
         return self._figure("pretrain", self.pretrain)
 
@@ -181,7 +195,9 @@ class Run:
         name, equals, text = said.partition("=")
         if not equals:
             also = "a number of rounds or " if where == "pretrain" else ""
-            raise InputError(f"--{where} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}")
+            raise InputError(
+                f"--{where} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}"
+            )
         if name not in GOALS:
             raise InputError(f"--{where}: unknown figure {name!r}{nearest(name, list(GOALS))}")
         column, at_least = GOALS[name]
@@ -200,10 +216,16 @@ class Run:
         given, compressor = f"--compressor {self.compressor}", self.compressor
         if self.bits is not None:
             if compressor is not None:
-                raise InputError(f"--bits {self.bits} and {given} say the same thing: give one of them")
+                raise InputError(
+                    f"--bits {self.bits} and {given} say the same thing: give one of them"
+                )
             given, compressor = f"--bits {self.bits}", f"quantize:bits={self.bits}"
         compressor = "none" if compressor is None else compressor
-        algorithm = ("dfedavgm" if self.bits is None else "qdfedavgm") if self.algorithm is None else self.algorithm
+        algorithm = (
+            ("dfedavgm" if self.bits is None else "qdfedavgm")
+            if self.algorithm is None
+            else self.algorithm
+        )
         if _name(algorithm) == "dfedavgm" and _name(compressor) != "none":
             raise InputError(
                 f"{given} with --algorithm dfedavgm, which sends its models as they are: choose --algorithm qdfedavgm"
@@ -214,7 +236,9 @@ class Run:
                 f"--local-epochs {self.local_epochs} and --local-steps {self.local_steps} contradict: give one of them"
             )
         peers = ranks if self.peers is None else self.peers
-        return replace(self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers, **fitting)
+        return replace(
+            self, compressor=compressor, bits=None, algorithm=algorithm, peers=peers, **fitting
+        )
 
 
 def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str, Any]:
@@ -235,9 +259,15 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
         (f"--topology {run.topology}", run.topology is not None and not method.gossips),
         (f"--mixing {run.mixing}", run.mixing is not None and not method.gossips),
         (compressor[1], _name(compressor[0]) != "none" and "compressor" not in method.takes),
-        (f"--aggregator {aggregator}", odd and ("aggregator" not in method.takes or method.rule != "mean")),
+        (
+            f"--aggregator {aggregator}",
+            odd and ("aggregator" not in method.takes or method.rule != "mean"),
+        ),
         (f"--aggregator {aggregator}", odd and method.serves and _name(aggregator) == "fltrust"),
-        (f"--until {run.until}", run.goal and run.goal[0] == "consensus_distance" and method.serves),
+        (
+            f"--until {run.until}",
+            run.goal and run.goal[0] == "consensus_distance" and method.serves,
+        ),
         (f"--pretrain {run.pretrain}", "consensus_distance" in str(run.pretrain)),
         (f"--share {run.share}", run.share != "all" and not method.splits),
         (f"--init {run.init}", run.init == "independent" and method.serves),
@@ -246,7 +276,9 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
         if idle:
             raise InputError(f"{given} has no part in --algorithm {name}: leave it out")
     graph = {"topology": "ring", "mixing": "metropolis"} if method.gossips else {}
-    return {"aggregator": aggregator} | {n: d if getattr(run, n) is None else getattr(run, n) for n, d in graph.items()}
+    return {"aggregator": aggregator} | {
+        n: d if getattr(run, n) is None else getattr(run, n) for n, d in graph.items()
+    }
 
 
 def _check_kinds(run: Run) -> None:
@@ -273,7 +305,11 @@ def _check_numbers(run: Run) -> None:
         ("weight_decay", 0 <= run.weight_decay <= largest, "at least 0"),
         ("validation", 0 <= run.validation < 1, "at least 0 and below 1"),
         ("share", run.share, "all, nothing, head:K, first:K or patterns of names"),
-        ("device", re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device), "auto, cpu, cuda or cuda:NUMBER"),
+        (
+            "device",
+            re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", run.device),
+            "auto, cpu, cuda or cuda:NUMBER",
+        ),
     ):
         if not good:
             raise InputError(f"{flag(name)} must be {accepted}, not {shown(getattr(run, name))}")

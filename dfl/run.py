@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 GRACE = 2.0
 """Seconds that rank 0 has to print why it ends, before another rank does."""
-_ABOUT = "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
+_ABOUT = (
+    "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
+)
 
 RECORD = 2**20
 """Bytes that a run.json may have."""
@@ -48,7 +50,9 @@ def main() -> int:
     asked: dict[str, Any] = {"run": None}
     with command_line.steady():
         try:
-            from dfl.comm.mpi import connect  # here, because it takes a while and Ctrl-C may come meanwhile
+            from dfl.comm.mpi import (
+                connect,
+            )  # here, because it takes a while and Ctrl-C may come meanwhile
 
             world = connect(_timeout(sys.argv[1:]))
             world.busy = True
@@ -80,10 +84,14 @@ def _speaks(world: "World | None") -> bool:
 def _interrupted(world: "World | None", run: dict[str, Any] | None) -> int:
     """Print once that a run was interrupted, and how it goes on; return the exit code."""
     folder = Path((run or {}).get("out", ""))
-    rounds = [int(each.stem) for each in (folder / "checkpoint").glob("*.json") if each.stem.isdecimal()]
+    rounds = [
+        int(each.stem) for each in (folder / "checkpoint").glob("*.json") if each.stem.isdecimal()
+    ]
     onwards = f": go on after round {max(rounds)} with --resume {folder}" if run and rounds else ""
     if not first():
-        time.sleep(GRACE + min(world.rank if world else 0, 20))  # a lower rank ends the job, if interrupted as well
+        time.sleep(
+            GRACE + min(world.rank if world else 0, 20)
+        )  # a lower rank ends the job, if interrupted as well
     if first() or 0 in seen():
         command_line.complain(f"interrupted{onwards}")
     if world and world.size > 1:
@@ -164,8 +172,12 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
     given: set[str] = set()
     app = command_line.app("python -m dfl.run", _ABOUT)
-    app.help_epilogue = "\n\n".join(f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items())
-    app.config = lambda app, commands, arguments: given.update(each.name for each in arguments if each.tokens)
+    app.help_epilogue = "\n\n".join(
+        f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items()
+    )
+    app.config = lambda app, commands, arguments: given.update(
+        each.name for each in arguments if each.tokens
+    )
 
     @app.default
     def command(
@@ -184,7 +196,9 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
             Check everything, show the graph, the data and what a round costs, and train nothing.
         """
         filed = _filed(config) if config else {}
-        run = replace(run, **{name: value for name, value in filed.items() if flag(name) not in given})
+        run = replace(
+            run, **{name: value for name, value in filed.items() if flag(name) not in given}
+        )
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
         run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
@@ -216,7 +230,9 @@ def _filed(path: Path) -> dict[str, Any]:
         page = read_bounded(path, RECORD if path.suffix == ".json" else SETTINGS).decode("utf-8")
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
-            raise InputError("that run had its caller's own model or data: only Python can replay it")
+            raise InputError(
+                "that run had its caller's own model or data: only Python can replay it"
+            )
         return Run.from_dict(values).to_dict()
     except OSError as error:
         raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
@@ -224,14 +240,18 @@ def _filed(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         wanted = "the run.json of a run" if path.suffix == ".json" else "a TOML file of settings"
-        raise InputError(f"--config {path}: not {wanted} ({type(error).__name__}: {error})") from None
+        raise InputError(
+            f"--config {path}: not {wanted} ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _replayed(page: dict[str, Any]) -> dict[str, Any]:
     """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
     values: dict[str, Any] = page["run"] | {"out": None}
     if "checksum" in page and page["checksum"] != checksum(page):
-        raise InputError('its checksum is another: it is damaged, or was edited and needs no "checksum"')
+        raise InputError(
+            'its checksum is another: it is damaged, or was edited and needs no "checksum"'
+        )
     return values
 
 
@@ -241,7 +261,9 @@ def _new_folder(run: Run) -> Path:
     Raises:
         InputError: it cannot be made.
     """
-    what = "-".join(spec.partition(":")[0] for spec in (run.algorithm, run.topology, run.dataset) if spec)
+    what = "-".join(
+        spec.partition(":")[0] for spec in (run.algorithm, run.topology, run.dataset) if spec
+    )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}"
     for n in count(1):
         folder = Path("runs") / (name if n == 1 else f"{name}-{n}")
@@ -251,7 +273,9 @@ def _new_folder(run: Run) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise InputError(f"--out: {folder} cannot be made ({error.strerror}): give another folder") from None
+            raise InputError(
+                f"--out: {folder} cannot be made ({error.strerror}): give another folder"
+            ) from None
     return folder
 
 

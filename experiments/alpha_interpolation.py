@@ -78,9 +78,13 @@ class Options(lab.Place):
     def __post_init__(self) -> None:
         for name, least in (("devices", 2), ("features", 1), ("seeds", 2)):
             if getattr(self, name) < least:
-                raise dfl.InputError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+                raise dfl.InputError(
+                    f"--{name} must be at least {least}, not {getattr(self, name)}"
+                )
         if self.examples < self.features:
-            raise dfl.InputError(f"--examples {self.examples} cannot tell --features {self.features} apart")
+            raise dfl.InputError(
+                f"--examples {self.examples} cannot tell --features {self.features} apart"
+            )
         for name, value in (("sigma", self.sigma), *(("rhos", rho) for rho in self.rhos)):
             if value <= 0:
                 raise dfl.InputError(f"--{name} must be positive, not {value:g}")
@@ -115,7 +119,9 @@ class Parabola(NamedTuple):
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """The excess risk of ensembles of a device's own and everybody's model, measured and by formula."""
-    measured = {rho: [risk(options, rho, seed) for seed in range(options.seeds)] for rho in options.rhos}
+    measured = {
+        rho: [risk(options, rho, seed) for seed in range(options.seeds)] for rho in options.rhos
+    }
     table = pd.DataFrame([_row(options, rho, found) for rho, found in measured.items()])
     lab.publish(options, table, draw(measured, options), finding(table, options))
 
@@ -149,7 +155,10 @@ def least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 def excess(own: Floats, everybody: Floats, u: Floats) -> Parabola:
     """The mean over the devices of ||alpha own + (1 - alpha) everybody - u||^2 / 3, by alpha."""
     towards, off = own - everybody, everybody - u
-    sums = ((a * b).sum(1).mean() * VARIANCE for a, b in ((towards, towards), (towards, off), (off, off)))
+    sums = (
+        (a * b).sum(1).mean() * VARIANCE
+        for a, b in ((towards, towards), (towards, off), (off, off))
+    )
     return Parabola(*map(float, sums))
 
 
@@ -158,16 +167,26 @@ def expected(options: Options, rho: float) -> Parabola:
     M, _, d = _shape(options)
     devices, data = (M - 1) / M * rho**2, options.doubt
     return Parabola(
-        d * VARIANCE * (devices + data - data / M), -d * VARIANCE * devices, d * VARIANCE * (devices + data / M)
+        d * VARIANCE * (devices + data - data / M),
+        -d * VARIANCE * devices,
+        d * VARIANCE * (devices + data / M),
     )
 
 
 def _row(options: Options, rho: float, found: list[Parabola]) -> dict[str, float]:
     """What was measured beside what the formula says."""
     theory, least = expected(options, rho), np.array([each.least_at for each in found])
-    row = {"rho": rho, "alpha_formula": theory.least_at, "alpha": least.mean(), "std_over_seeds": least.std(ddof=1)}
+    row = {
+        "rho": rho,
+        "alpha_formula": theory.least_at,
+        "alpha": least.mean(),
+        "std_over_seeds": least.std(ddof=1),
+    }
     for name, alpha in (("everybody", 0.0), ("own", 1.0)):
-        row |= {name: np.mean([each.at(alpha) for each in found]), f"{name}_formula": theory.at(alpha)}
+        row |= {
+            name: np.mean([each.at(alpha) for each in found]),
+            f"{name}_formula": theory.at(alpha),
+        }
     best = [each.at(each.least_at) for each in found]
     return row | {"best": np.mean(best), "best_formula": theory.at(theory.least_at)}
 
@@ -175,7 +194,10 @@ def _row(options: Options, rho: float, found: list[Parabola]) -> dict[str, float
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says."""
     apart = (table["alpha"] - table["alpha_formula"]).abs()
-    off = max((table[name] / table[f"{name}_formula"] - 1).abs().max() for name in ("everybody", "own", "best"))
+    off = max(
+        (table[name] / table[f"{name}_formula"] - 1).abs().max()
+        for name in ("everybody", "own", "best")
+    )
     left = table["best"] / table[["everybody", "own"]].min(axis=1)
     return (
         f"for rho = {_listed(table['rho'], 'g')} the best alpha is {_listed(table['alpha'], '.3f')} in the mean over "
@@ -195,7 +217,11 @@ def draw(measured: dict[float, list[Parabola]], options: Options) -> Figure:
     panels = figure.subplots(1, len(measured), squeeze=False)[0]
     for axes, (rho, found) in zip(panels, measured.items(), strict=True):
         _panel(axes, found, expected(options, rho))
-        axes.set(title=rf"$\rho$ = {rho:g}", xlabel=r"$\alpha$, share of the device's own model", xlim=(0, 1))
+        axes.set(
+            title=rf"$\rho$ = {rho:g}",
+            xlabel=r"$\alpha$, share of the device's own model",
+            xlim=(0, 1),
+        )
     panels[0].set_ylabel("excess risk, mean over the devices")
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5)
@@ -208,12 +234,17 @@ def draw(measured: dict[float, list[Parabola]], options: Options) -> Figure:
 
 def _panel(axes: Axes, found: list[Parabola], theory: Parabola) -> None:
     """One rho; the excess risk is on a logarithmic axis, as its ends may differ by far."""
-    curves, least = np.array([each.at(ALPHAS) for each in found]), np.array([each.least_at for each in found])
+    curves, least = (
+        np.array([each.at(ALPHAS) for each in found]),
+        np.array([each.least_at for each in found]),
+    )
     mean, spread, blue = curves.mean(0), curves.std(0, ddof=1), lab.COLOURS[0]
     axes.fill_between(ALPHAS, mean - spread, mean + spread, color=blue, alpha=0.25, linewidth=0,
                       label="± one standard deviation over seeds")  # fmt: skip
     axes.plot(ALPHAS, mean, color=blue, linewidth=2, label="measured, mean over seeds")
-    axes.plot(ALPHAS, theory.at(ALPHAS), "--", color=lab.COLOURS[6], linewidth=1, label="by formula")
+    axes.plot(
+        ALPHAS, theory.at(ALPHAS), "--", color=lab.COLOURS[6], linewidth=1, label="by formula"
+    )
     axes.axvline(theory.least_at, color=lab.COLOURS[1], linestyle=":",
                  label=r"$\alpha^* = \rho^2 / (\rho^2 + 3 \sigma^4 / n)$")  # fmt: skip
     height = np.mean([each.at(least.mean()) for each in found])

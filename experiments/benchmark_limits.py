@@ -71,7 +71,13 @@ def tabulate(options: Options) -> pd.DataFrame:
 
 def finding(table: pd.DataFrame) -> str:
     """The ratios of every question, and whether they keep their bars."""
-    return "; ".join(_of_question(name, own.to_dict("records")) for name, own in lab.groups(table, ["question"])) + "."
+    return (
+        "; ".join(
+            _of_question(name, own.to_dict("records"))
+            for name, own in lab.groups(table, ["question"])
+        )
+        + "."
+    )
 
 
 def _of_question(name: str, rows: list[dict[Any, Any]]) -> str:
@@ -90,10 +96,19 @@ def draw(table: pd.DataFrame) -> Figure:
     for name, own in lab.groups(table, ["question"]):
         axes.barh(places[own.index], own["ratio"] - 1, left=1, color=colours[name], label=name)
     if table["at_most"].notna().any():
-        axes.scatter(table["at_most"], places, marker="|", s=120, color="black", zorder=3, label="at most")
+        axes.scatter(
+            table["at_most"], places, marker="|", s=120, color="black", zorder=3, label="at most"
+        )
     for place, row in zip(places, table.to_dict("records"), strict=True):
         text = f"{row['ratio']:.2f}   {_short(row['ours'])} / {_short(row['limit'])} {row['unit']}"
-        axes.annotate(text, (max(row["ratio"], 1), place), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            text,
+            (max(row["ratio"], 1), place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axes.axvline(1, color="0.4", linewidth=0.8)
     axes.set_yticks(places, table["case"].tolist(), fontsize=8)
     axes.set_ylim(len(table) - 0.4, -0.6)

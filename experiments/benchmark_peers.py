@@ -97,7 +97,9 @@ def measure(options: Options) -> pd.DataFrame:
     """
     for flag, asked, known in (("works", options.works, WORK), ("rivals", options.rivals, RIVALS)):
         if not set(asked) <= set(known):
-            raise dfl.InputError(f"--{flag} must be among {', '.join(known)}, not {', '.join(asked)}")
+            raise dfl.InputError(
+                f"--{flag} must be among {', '.join(known)}, not {', '.join(asked)}"
+            )
     terms = run.Terms(options.envs, options.rounds, options.warm_up, options.prefix)
     systems = ("dfl", *options.rivals)
     run.check(terms, systems)
@@ -110,15 +112,26 @@ def measure(options: Options) -> pd.DataFrame:
         if not (options.keep and cell.exists()):
             cell.write_text(json.dumps(run.answer(setup, work, terms)))
         said = json.loads(cell.read_text())
-        print(f"{cell.stem}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True)
-        labels = {"work": work, **asdict(setup), "version": said["version"], "repetition": repetition}
-        made += [{**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])]
+        print(
+            f"{cell.stem}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True
+        )
+        labels = {
+            "work": work,
+            **asdict(setup),
+            "version": said["version"],
+            "repetition": repetition,
+        }
+        made += [
+            {**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])
+        ]
     return pd.DataFrame(made)
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest set-up."""
-    return pd.DataFrame([row for _, own in lab.groups(rows, ["work"]) for row in _of_work(own)], dtype=object)
+    return pd.DataFrame(
+        [row for _, own in lab.groups(rows, ["work"]) for row in _of_work(own)], dtype=object
+    )
 
 
 def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
@@ -142,7 +155,10 @@ def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
 def _milliseconds(rows: pd.DataFrame) -> dict[str, float]:
     """The median and the quartiles of the rounds."""
     shares = {"ms": 0.5, "ms_q1": 0.25, "ms_q3": 0.75}
-    return {name: _digits(1e3 * float(rows["seconds"].quantile(share))) for name, share in shares.items()}
+    return {
+        name: _digits(1e3 * float(rows["seconds"].quantile(share)))
+        for name, share in shares.items()
+    }
 
 
 def _range(rows: pd.DataFrame, ours: pd.DataFrame) -> dict[str, float]:
@@ -161,8 +177,9 @@ def finding(table: pd.DataFrame, rows: pd.DataFrame) -> str:
     """What a round takes in dfl, and how many times as long in the others."""
     each = rows.groupby(LABELS)["seconds"].count().min()
     works = [_of_best(own) for _, own in lab.groups(table[table["fastest"] == "yes"], ["work"])]
-    return f"median of {each} rounds in {rows['repetition'].nunique()} launches of the fastest set-up of each; " + (
-        "; ".join(works) + "."
+    return (
+        f"median of {each} rounds in {rows['repetition'].nunique()} launches of the fastest set-up of each; "
+        + ("; ".join(works) + ".")
     )
 
 
@@ -176,7 +193,9 @@ def _of_best(table: pd.DataFrame) -> str:
         f"({row['ratio_min']:,g} to {row['ratio_max']:,g})"
         for row in rivals
     ]
-    return f"{ours['work']}: dfl {ours['ms']:,g} ms a round, {', '.join(said) or 'nothing beside it'}"
+    return (
+        f"{ours['work']}: dfl {ours['ms']:,g} ms a round, {', '.join(said) or 'nothing beside it'}"
+    )
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -198,12 +217,34 @@ def draw(table: pd.DataFrame) -> Figure:
 def _panel(axes: Axes, table: pd.DataFrame) -> None:
     systems = [name for name in COLOURS if name in set(table["system"])]
     for row in table.to_dict("records"):
-        place, colour, best = systems.index(str(row["system"])), COLOURS[str(row["system"])], row["fastest"] == "yes"
-        axes.plot([row["ms_q1"], row["ms_q3"]], [place, place], color=colour, alpha=1 if best else 0.4)
-        axes.plot(row["ms"], place, "o", color=colour, markerfacecolor=colour if best else "white", zorder=2 + best)
+        place, colour, best = (
+            systems.index(str(row["system"])),
+            COLOURS[str(row["system"])],
+            row["fastest"] == "yes",
+        )
+        axes.plot(
+            [row["ms_q1"], row["ms_q3"]], [place, place], color=colour, alpha=1 if best else 0.4
+        )
+        axes.plot(
+            row["ms"],
+            place,
+            "o",
+            color=colour,
+            markerfacecolor=colour if best else "white",
+            zorder=2 + best,
+        )
         if best:
-            text = f"{row['ms']:,g} ms" + ("" if row["system"] == "dfl" else f", {row['ratio']:,g} times")
-            axes.annotate(text, (row["ms"], place), (0, 8), textcoords="offset points", ha="center", color=colour)
+            text = f"{row['ms']:,g} ms" + (
+                "" if row["system"] == "dfl" else f", {row['ratio']:,g} times"
+            )
+            axes.annotate(
+                text,
+                (row["ms"], place),
+                (0, 8),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+            )
     axes.set_xscale("log")
     wide = max(table["ms"]) > 30 * min(table["ms"])
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))

@@ -82,12 +82,19 @@ def run(options: Options, width: str, seed: int) -> Run:
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per width: means over the seeds of how runs end, and the largest quantization error of any round."""
     seeds = compared(rows)
-    each, end = seeds.groupby("width", sort=False), lab.ends(rows, ["width", "seed"]).groupby("width", sort=False)
+    each, end = (
+        seeds.groupby("width", sort=False),
+        lab.ends(rows, ["width", "seed"]).groupby("width", sort=False),
+    )
     table = lab.summary(rows, ["width"])
     table["minus_float32"] = each["minus_float32"].mean()
-    table["most_at_a_seed"] = each["minus_float32"].agg(lambda differences: max(differences, key=abs))
+    table["most_at_a_seed"] = each["minus_float32"].agg(
+        lambda differences: max(differences, key=abs)
+    )
     table["minus_float32_last_round"] = each["minus_float32_last_round"].mean()
-    table["bytes_per_message"] = (end["payload_bytes"].max() / end["round"].max() / (2 * lab.PEERS)).astype(int)
+    table["bytes_per_message"] = (
+        end["payload_bytes"].max() / end["round"].max() / (2 * lab.PEERS)
+    ).astype(int)
     table["share_of_float32"] = table["MB_per_peer"] / table["MB_per_peer"][FLOAT]
     table["quantization_error"] = each["quantization_error"].max()
     return table.reset_index()
@@ -101,13 +108,20 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame([_of_run(own) for _, own in lab.groups(rows, ["width", "seed"])])
     exact = table[table["width"] == FLOAT].set_index("seed")
     for after in ("", "_last_round"):
-        table[f"minus_float32{after}"] = table[f"accuracy{after}"] - table["seed"].map(exact[f"accuracy{after}"])
+        table[f"minus_float32{after}"] = table[f"accuracy{after}"] - table["seed"].map(
+            exact[f"accuracy{after}"]
+        )
     return table
 
 
 def _of_run(rows: pd.DataFrame) -> dict[str, Any]:
     """The row of one run. No message is said before round 1."""
-    errors = rows[rows["round"] > 0].set_index("round").get("quantization_error", pd.Series(dtype=float)).dropna()
+    errors = (
+        rows[rows["round"] > 0]
+        .set_index("round")
+        .get("quantization_error", pd.Series(dtype=float))
+        .dropna()
+    )
     return {
         "width": rows["width"].iloc[0],
         "seed": rows["seed"].iloc[0],
@@ -156,16 +170,23 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
     figure = Figure(figsize=(13, 8.6), layout="constrained")
     (by_round, by_bytes), (apart, error) = figure.subplots(2, 2)
     for place, width in enumerate(options.widths):
-        colour = "black" if width == FLOAT else colormaps["plasma"](0.9 * place / len(options.widths))
+        colour = (
+            "black" if width == FLOAT else colormaps["plasma"](0.9 * place / len(options.widths))
+        )
         style: dict[str, Any] = {"color": colour, "label": in_words(width)}
-        style |= {"linestyle": "--" if "_per_" in width else "-", "linewidth": 3 if width == FLOAT else 1.5}
+        style |= {
+            "linestyle": "--" if "_per_" in width else "-",
+            "linewidth": 3 if width == FLOAT else 1.5,
+        }
         own = rows[rows["width"] == width].assign(megabytes=rows["payload_bytes"] / lab.PEERS / 1e6)
         lab.curve(by_round, own, ("round", "accuracy_mean"), **style)
         lab.curve(by_bytes, own[own["round"] > 0], ("megabytes", "accuracy_mean"), **style)
         if width != FLOAT:
             most = own[own["round"] > 0].groupby("round")["quantization_error"].max()
             error.plot(most.index, most, **style)
-    by_round.axvspan(lab.tail_rounds(options.rounds)[0] - 0.5, options.rounds + 0.5, color="0.92", zorder=0)
+    by_round.axvspan(
+        lab.tail_rounds(options.rounds)[0] - 0.5, options.rounds + 0.5, color="0.92", zorder=0
+    )
     by_round.set(title="Accuracy by round (grey: what counts)", xlabel="round")
     by_round.set_ylabel("accuracy, mean over peers and seeds")
     by_bytes.set(title="Accuracy by bytes", xlabel="payload said by a peer (MB)", xscale="log")
@@ -187,9 +208,21 @@ def _differences(axes: Axes, seeds: pd.DataFrame, table: pd.DataFrame) -> None:
     place = seeds[seeds["width"] != FLOAT]
     at = place["width"].map(widths.index)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.plot(at + 0.15, place["minus_float32_last_round"], "x", color="0.6", label="a seed, last round alone")
+    axes.plot(
+        at + 0.15,
+        place["minus_float32_last_round"],
+        "x",
+        color="0.6",
+        label="a seed, last round alone",
+    )
     axes.plot(at, place["minus_float32"], ".", color="#56B4E9", label="a seed, last tenth")
-    axes.plot(range(len(widths)), other["minus_float32"], "D", color="#D55E00", label="mean over seeds, last tenth")
+    axes.plot(
+        range(len(widths)),
+        other["minus_float32"],
+        "D",
+        color="#D55E00",
+        label="mean over seeds, last tenth",
+    )
     axes.set_xticks(range(len(widths)), [width.replace("_per_", "\nper ") for width in widths])
     axes.set(title="Difference to float32 at the same seed", xlabel="bits per coordinate")
     axes.set_ylabel("difference in accuracy")

@@ -42,12 +42,18 @@ Row = dict[str, float]
 
 def main() -> None:
     """Measure both shapes, print the table, write the numbers and the figure."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.codec", description="time every message format")
-    parser.add_argument("--rounds", type=int, default=10, help="how often each width is timed; the best time counts")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.codec", description="time every message format"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="how often each width is timed; the best time counts"
+    )
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     rows = [row for q, m in SHAPES for row in measure(q, m, rounds)]
-    print(f"Million coordinates per second, {torch.get_num_threads()} thread, best of {rounds}\n\n{table(rows)}")
+    print(
+        f"Million coordinates per second, {torch.get_num_threads()} thread, best of {rounds}\n\n{table(rows)}"
+    )
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "codec.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
@@ -76,7 +82,10 @@ def measure(q: int, m: int, rounds: int, widths: Iterable[int] = WIDTHS) -> list
             "m": m,
             "bits": bits,
             "bytes": said[bits].shape[1],
-            "error": float((Quantize(bits=bits).decode(said[bits], m, words.dtype) - words).norm() / words.norm()),
+            "error": float(
+                (Quantize(bits=bits).decode(said[bits], m, words.dtype) - words).norm()
+                / words.norm()
+            ),
             "encode": speed[bits, "encode"],
             "decode": speed[bits, "decode"],
             "copy": speed[32, "copy"],
@@ -106,19 +115,29 @@ def table(rows: list[Row]) -> str:
     ]
     for row in rows:
         q, m, bits, said, error, encode, decode, copy = row.values()
-        speeds = f"{encode:.0f} | {decode:.0f} | {copy:.0f} | {copy / encode:.1f} | {copy / decode:.1f}"
+        speeds = (
+            f"{encode:.0f} | {decode:.0f} | {copy:.0f} | {copy / encode:.1f} | {copy / decode:.1f}"
+        )
         lines.append(f"| {q:,} x {m:,} | {bits} | {said:,} | {error:.5f} | {speeds} |")
     return "\n".join(lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Speed by width: a panel per shape, the copy as a line above."""
-    figure, panels = plt.subplots(1, len(SHAPES), figsize=(10, 4), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(SHAPES), figsize=(10, 4), sharey=True, layout="constrained"
+    )
     for panel, (q, m) in zip(panels, SHAPES, strict=True):
         own = [row for row in rows if (row["q"], row["m"]) == (q, m)]
         for verb in ("encode", "decode", "copy"):
-            panel.semilogy([row["bits"] for row in own], [row[verb] for row in own], marker=".", label=verb)
-        panel.set(title=f"{q:,} messages of {m:,} numbers", xlabel="bits per coordinate", xticks=[1, 4, 8, 12, 16])
+            panel.semilogy(
+                [row["bits"] for row in own], [row[verb] for row in own], marker=".", label=verb
+            )
+        panel.set(
+            title=f"{q:,} messages of {m:,} numbers",
+            xlabel="bits per coordinate",
+            xticks=[1, 4, 8, 12, 16],
+        )
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     panels[0].set_ylabel("million coordinates per second")
     figure.savefig(path, dpi=150)

@@ -46,7 +46,11 @@ from dfl.datasets import DATASETS, PARTITIONS
 from dfl.datasets.partition import deal
 from experiments import lab
 
-METHODS = {"local only": "local_only", "FedAvg": "fedavg:fraction=0.1", "LG-FedAvg": "fedavg:fraction=0.1"}
+METHODS = {
+    "local only": "local_only",
+    "FedAvg": "fedavg:fraction=0.1",
+    "LG-FedAvg": "fedavg:fraction=0.1",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +87,24 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 def setting(options: Options, labels: int, seed: int, **changes: Any) -> Run:
     """Devices with so many labels each; with all of them the deal is IID."""
-    common: dict[str, Any] = {"dataset": options.dataset, "data_dir": options.data_dir, "peers": options.devices}
+    common: dict[str, Any] = {
+        "dataset": options.dataset,
+        "data_dir": options.data_dir,
+        "peers": options.devices,
+    }
     partition = "iid" if labels == 10 else f"labels:per_peer={labels}"
     data: dict[str, Any] = {
         "partition": partition,
         "examples_per_peer": options.examples,
         "eval_examples": options.look,
     }
-    learning: dict[str, Any] = {"model": options.model, "batch_size": 10, "lr": 0.05, "momentum": 0.5, "seed": seed}
+    learning: dict[str, Any] = {
+        "model": options.model,
+        "batch_size": 10,
+        "lr": 0.05,
+        "momentum": 0.5,
+        "seed": seed,
+    }
     return Run(**common, **data, **learning, **changes)
 
 
@@ -98,7 +112,10 @@ def grid(options: Options) -> list[lab.Cell]:
     """Every method with every number of labels and every seed."""
     cases = product(options.labels, range(options.seeds), METHODS)
     return [
-        ({"labels": k, "method": name, "seed": seed}, setting(options, k, seed, **method(options, name)))
+        (
+            {"labels": k, "method": name, "seed": seed},
+            setting(options, k, seed, **method(options, name)),
+        )
         for k, seed, name in cases
     ]
 
@@ -126,7 +143,9 @@ def tabulate(rows: pd.DataFrame, classes: dict[int, float]) -> pd.DataFrame:
         new_alone=100 * last["accuracy_mean"], MB=last["payload_bytes"] / 1e6,
     )  # fmt: skip
     by = every.groupby(["labels", "method"], sort=False)
-    mean, spread = (by[["local_test", "new_test", "new_alone", "MB"]].agg(how) for how in ("mean", "std"))
+    mean, spread = (
+        by[["local_test", "new_test", "new_alone", "MB"]].agg(how) for how in ("mean", "std")
+    )
     mean.insert(1, "local_test_std", spread["local_test"])
     mean.insert(3, "new_test_std", spread["new_test"])
     table = mean.reset_index()
@@ -153,12 +172,23 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     for axes, test in zip(figure.subplots(1, 2), ("local_test", "new_test"), strict=True):
         for k, (method, own) in enumerate(lab.groups(table, ["method"])):
             places = [known.index(labels) for labels in own["labels"]]
-            axes.errorbar(places, own[test], own[f"{test}_std"], marker="o", color=lab.COLOURS[k], label=method)
+            axes.errorbar(
+                places,
+                own[test],
+                own[f"{test}_std"],
+                marker="o",
+                color=lab.COLOURS[k],
+                label=method,
+            )
         axes.set_xticks(range(len(known)), [str(k) for k in known])
-        axes.set(title=test.replace("_", " "), xlabel="labels that a device draws", ylabel="right, %")
+        axes.set(
+            title=test.replace("_", " "), xlabel="labels that a device draws", ylabel="right, %"
+        )
         axes.grid(alpha=0.3)
     figure.axes[0].legend()
-    figure.suptitle(f"{options.dataset}, {options.devices} devices of {options.examples} examples, {options.model}")
+    figure.suptitle(
+        f"{options.dataset}, {options.devices} devices of {options.examples} examples, {options.model}"
+    )
     return figure
 
 

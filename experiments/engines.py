@@ -66,7 +66,11 @@ SHAPES = {
 
 
 def main(
-    *, shapes: Sequence[str] = tuple(SHAPES), times: int = 3, rounds: int = 4, out: Path = Path("results")
+    *,
+    shapes: Sequence[str] = tuple(SHAPES),
+    times: int = 3,
+    rounds: int = 4,
+    out: Path = Path("results"),
 ) -> None:
     """Time both engines and the choice between them.
 
@@ -106,8 +110,13 @@ def _run(shape: Shape, engine: str, rounds: int) -> Run:
 
 def finding(table: pd.DataFrame) -> str:
     """What the table says."""
-    gain, over = (table["loop_ms"] / table["batched_ms"]).to_numpy(), table["over_the_better"].to_numpy()
-    best, least, worst = (table["shape"].iloc[int(k)] for k in (gain.argmax(), gain.argmin(), over.argmax()))
+    gain, over = (
+        (table["loop_ms"] / table["batched_ms"]).to_numpy(),
+        table["over_the_better"].to_numpy(),
+    )
+    best, least, worst = (
+        table["shape"].iloc[int(k)] for k in (gain.argmax(), gain.argmin(), over.argmax())
+    )
     return (
         f"together is {gain.max():.0f} times faster for {best} and {1 / gain.min():.2f} times slower for {least}; "
         f"auto is at most {over.max():.2f} times slower than the better engine ({worst})."
@@ -120,10 +129,18 @@ def draw(table: pd.DataFrame) -> Figure:
     axes, places = figure.subplots(), np.arange(len(table))
     gain = table["loop_ms"] / table["batched_ms"]
     chosen = table["auto"] == "batched"
-    for which, label, colour in ((chosen, "together", lab.COLOURS[0]), (~chosen, "one by one", lab.COLOURS[1])):
+    for which, label, colour in (
+        (chosen, "together", lab.COLOURS[0]),
+        (~chosen, "one by one", lab.COLOURS[1]),
+    ):
         axes.barh(places[which], gain[which], color=colour, label=f"auto trains {label}")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", yticks=places, yticklabels=table["shape"], xlabel="rounds together per round one by one")
+    axes.set(
+        xscale="log",
+        yticks=places,
+        yticklabels=table["shape"],
+        xlabel="rounds together per round one by one",
+    )
     axes.set_title("Training a rank's peers together against one after the other")
     axes.invert_yaxis()
     axes.legend()

@@ -45,7 +45,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "copies_8_bits": {"bits": 8},
 }
 """What peers say of their models: all of them, or what moves the copies of them, in float32 or in 8 bits."""
-NAMES = {"dfedavgm": "DFedAvgM, weight to self", "copies_float32": "copies, float32", "copies_8_bits": "copies, 8 bits"}
+NAMES = {
+    "dfedavgm": "DFedAvgM, weight to self",
+    "copies_float32": "copies, float32",
+    "copies_8_bits": "copies, 8 bits",
+}
 LOOKS: dict[str, dict[str, Any]] = {
     "dfedavgm": {"color": lab.COLOURS[0]},
     "copies_float32": {"color": lab.COLOURS[4], "linewidth": 4, "markersize": 10},
@@ -78,7 +82,9 @@ def grid(options: Options) -> list[lab.Cell]:
     return [
         (
             {"method": method, "loss": rate, "seed": seed},
-            lab.standard(options, seed=seed, faults=f"link_loss:p={rate}", eval_every=1, **settings),
+            lab.standard(
+                options, seed=seed, faults=f"link_loss:p={rate}", eval_every=1, **settings
+            ),
         )
         for seed in range(options.seeds)
         for rate in options.rates
@@ -92,11 +98,15 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     each = end.groupby(LABELS, sort=False)
     table = lab.summary(rows, LABELS)
     table["minus_float32"] = each["minus_float32"].mean()
-    table["most_at_a_seed"] = each["minus_float32"].agg(lambda differences: max(differences, key=abs))
+    table["most_at_a_seed"] = each["minus_float32"].agg(
+        lambda differences: max(differences, key=abs)
+    )
     table["apart"] = each["consensus_distance"].mean()
     table["apart_at_most"] = rows.groupby(LABELS, sort=False)["consensus_distance"].max()
     table["lost"] = each["messages_lost"].mean() / (2 * lab.PEERS * each["round"].max())
-    return table.sort_index(level="method", key=lambda names: names.map(list(METHODS).index)).reset_index()
+    return table.sort_index(
+        level="method", key=lambda names: names.map(list(METHODS).index)
+    ).reset_index()
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,7 +130,10 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         f"{float(rate):.0%} lost: {', '.join(_cell(cells[method, rate], NAMES[method]) for method in METHODS)}"
         for rate in options.rates
     )
-    most, end = (max(row[name] / short["0"][name] for row in short.values()) for name in ("apart_at_most", "apart"))
+    most, end = (
+        max(row[name] / short["0"][name] for row in short.values())
+        for name in ("apart_at_most", "apart")
+    )
     return (
         f"over {options.seeds} seeds, accuracy and, in brackets, disagreement after {options.rounds} rounds, with "
         f"{listed}. 8 bits are within {BOUND:g} of float32 at every loss: {'holds' if held else 'FAILS'} (at one seed "
@@ -139,17 +152,41 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
     accuracy, apart, by_round = figure.subplots(1, 3)
     end = lab.ends(rows, [*LABELS, "seed"])
     for method, look in LOOKS.items():
-        _by_loss(accuracy, (table, end), method, ("accuracy", "accuracy_mean"), label=NAMES[method], **look)
+        _by_loss(
+            accuracy,
+            (table, end),
+            method,
+            ("accuracy", "accuracy_mean"),
+            label=NAMES[method],
+            **look,
+        )
         _by_loss(apart, (table, end), method, ("apart", "consensus_distance"), **look)
     for rate, shade in zip(options.rates, lab.COLOURS, strict=False):
         own = {name: rows[(rows["method"] == name) & (rows["loss"] == rate)] for name in NAMES}
         columns = ("round", "consensus_distance")
-        lab.curve(by_round, own["copies_8_bits"], columns, color=shade, linestyle="--", label=f"{float(rate):.0%} lost")
+        lab.curve(
+            by_round,
+            own["copies_8_bits"],
+            columns,
+            color=shade,
+            linestyle="--",
+            label=f"{float(rate):.0%} lost",
+        )
         lab.curve(by_round, own["dfedavgm"], columns, color=shade)
-    accuracy.set(title="Accuracy at the end", ylabel="accuracy, mean over peers and seeds", ylim=(0, None))
+    accuracy.set(
+        title="Accuracy at the end", ylabel="accuracy, mean over peers and seeds", ylim=(0, None)
+    )
     accuracy.legend(loc="lower left")
-    apart.set(title="Disagreement at the end", ylabel="distance of the peers from their mean", ylim=(0, None))
-    by_round.set(title="Disagreement by round", xlabel="round (solid: DFedAvgM, dashed: 8 bits)", ylim=(0, None))
+    apart.set(
+        title="Disagreement at the end",
+        ylabel="distance of the peers from their mean",
+        ylim=(0, None),
+    )
+    by_round.set(
+        title="Disagreement by round",
+        xlabel="round (solid: DFedAvgM, dashed: 8 bits)",
+        ylim=(0, None),
+    )
     by_round.set_ylabel("distance of the peers from their mean")
     by_round.legend(loc="lower right")
     figure.suptitle(f"Lost messages: {options.dataset}, 16 peers on a ring, two label shards each, "
@@ -158,7 +195,11 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
 
 
 def _by_loss(
-    axes: Axes, frames: tuple[pd.DataFrame, pd.DataFrame], method: str, columns: tuple[str, str], **look: Any
+    axes: Axes,
+    frames: tuple[pd.DataFrame, pd.DataFrame],
+    method: str,
+    columns: tuple[str, str],
+    **look: Any,
 ) -> None:
     """A line through the means of a method, and a dot for every seed."""
     (table, end), (mean, each) = (frame[frame["method"] == method] for frame in frames), columns

@@ -151,7 +151,13 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 def run_of(options: Options, name: str, **changes: Any) -> Run:
     """A run of a case, with changes."""
-    common = {"model": "2nn", "peers": 100, "algorithm": "fedavg:fraction=0.1", "momentum": 0.0, "batch_size": 10}
+    common = {
+        "model": "2nn",
+        "peers": 100,
+        "algorithm": "fedavg:fraction=0.1",
+        "momentum": 0.0,
+        "batch_size": 10,
+    }
     places = {"dataset": options.dataset, "data_dir": options.data_dir}
     return Run(**{**places, **common, "local_epochs": 1, **CASES[name].setting, **changes})
 
@@ -160,12 +166,19 @@ def tune(options: Options, name: str) -> pd.DataFrame:
     """A row per learning rate of a case: the best validation accuracy of a short run; NaN where the rate is given."""
     case = CASES[name]
     if len(case.rates) == 1:
-        return pd.DataFrame({"case": [name], "lr": [case.rates[0]], "rounds": [0], "validation": [np.nan]})
+        return pd.DataFrame(
+            {"case": [name], "lr": [case.rates[0]], "rounds": [0], "validation": [np.nan]}
+        )
     rounds = min(case.tuning, options.rounds)
     change = {"rounds": rounds, "eval_every": -(-rounds // 5), "validation": 0.1}
-    cells = [({"case": name, "lr": f"{lr:g}"}, run_of(options, name, lr=lr, **change)) for lr in case.rates]
+    cells = [
+        ({"case": name, "lr": f"{lr:g}"}, run_of(options, name, lr=lr, **change))
+        for lr in case.rates
+    ]
     rows = lab.measure(replace(options, out=options.out / "tuning"), cells)
-    best = [rows.loc[rows["lr"] == f"{lr:g}", "validation_accuracy_mean"].max() for lr in case.rates]
+    best = [
+        rows.loc[rows["lr"] == f"{lr:g}", "validation_accuracy_mean"].max() for lr in case.rates
+    ]
     return pd.DataFrame({"case": name, "lr": case.rates, "rounds": rounds, "validation": best})
 
 
@@ -177,9 +190,16 @@ def chosen(tried: pd.DataFrame) -> float:
 def grid(options: Options, name: str, lr: float) -> list[lab.Cell]:
     """The runs of a case that count, one for each seed."""
     case = CASES[name]
-    change = {"rounds": min(case.cap, options.rounds), "eval_every": case.every, "until": f"accuracy={case.target}"}
+    change = {
+        "rounds": min(case.cap, options.rounds),
+        "eval_every": case.every,
+        "until": f"accuracy={case.target}",
+    }
     return [
-        ({"case": name, "lr": f"{lr:g}", "seed": seed}, run_of(options, name, lr=lr, seed=seed, **change))
+        (
+            {"case": name, "lr": f"{lr:g}", "seed": seed},
+            run_of(options, name, lr=lr, seed=seed, **change),
+        )
         for seed in range(min(case.seeds, options.seeds))
     ]
 
@@ -191,7 +211,12 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _summary(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     case, seeds = CASES[name], [run for _, run in lab.groups(rows, ["seed"])]
-    reached = np.array([rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), case.target) for run in seeds])
+    reached = np.array(
+        [
+            rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), case.target)
+            for run in seeds
+        ]
+    )
     return {
         "case": case.title,
         "target": case.target,
@@ -236,15 +261,35 @@ def draw(rows: pd.DataFrame) -> Figure:
         for seed, run in lab.groups(own, ["seed"]):
             label = case.title if seed == own["seed"].min() else None
             best = run["accuracy_mean"].cummax()[run["round"] > 0]  # the axis knows no round 0
-            axes.plot(run["round"][run["round"] > 0], best, style, color=colour, linewidth=1, markersize=4, label=label)
+            axes.plot(
+                run["round"][run["round"] > 0],
+                best,
+                style,
+                color=colour,
+                linewidth=1,
+                markersize=4,
+                label=label,
+            )
         if case.source != MEMORY:
-            axes.plot(case.published, case.target, "X", color=colour, markersize=10, markeredgecolor="white", zorder=3)
+            axes.plot(
+                case.published,
+                case.target,
+                "X",
+                color=colour,
+                markersize=10,
+                markeredgecolor="white",
+                zorder=3,
+            )
         axes.axhline(case.target, color="0.6", linestyle=":", linewidth=1, zorder=0)
-    for axes, title in zip(panels, ("examples dealt at random (IID)", "two label shards a client"), strict=True):
+    for axes, title in zip(
+        panels, ("examples dealt at random (IID)", "two label shards a client"), strict=True
+    ):
         axes.plot([], [], "X", color="0.4", markersize=10, label="published: target reached")
         axes.set(title=title, xlabel="round", xscale="log", xlim=(1, 3000), ylim=(0.8, 1))
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.legend(loc="upper left" if title.startswith("two") else "lower right", fontsize="small")
+        axes.legend(
+            loc="upper left" if title.startswith("two") else "lower right", fontsize="small"
+        )
     panels[0].set_ylabel("best test accuracy so far")
     figure.suptitle("FedAvg: rounds to a target, MNIST, 100 clients, 10 in a round")
     return figure
@@ -255,12 +300,18 @@ def _drawn(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
     plain = [name for name in CASES if not name.endswith("_unit")]
     colours = dict(zip(plain, lab.COLOURS, strict=True))
     styles = {True: ".--", False: ".-"}
-    return [(name, colours[name.removesuffix("_unit")], styles[name not in plain]) for name in rows["case"].unique()]
+    return [
+        (name, colours[name.removesuffix("_unit")], styles[name not in plain])
+        for name in rows["case"].unique()
+    ]
 
 
 def _panels(panels: Any, rows: pd.DataFrame) -> list[Axes]:
     """Where each of the cases is drawn."""
-    return [panels[int(CASES[name].setting.get("partition") == SHARDS)] for name in rows["case"].unique()]
+    return [
+        panels[int(CASES[name].setting.get("partition") == SHARDS)]
+        for name in rows["case"].unique()
+    ]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,12 @@ def peak(*, repeats: int = 8) -> None:
 @app.command
 def exchange(
     *,
-    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (10_000, 100_000, 1_000_000, 10_000_000),
+    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (
+        10_000,
+        100_000,
+        1_000_000,
+        10_000_000,
+    ),
     hosted: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 8),
     repeats: int = 30,
 ) -> None:
@@ -65,10 +70,16 @@ def exchange(
         print(json.dumps(found))
 
 
-def _exchange(world: World, hosted: int, asked: tuple[tuple[int, ...], int]) -> list[dict[str, Any]]:
+def _exchange(
+    world: World, hosted: int, asked: tuple[tuple[int, ...], int]
+) -> list[dict[str, Any]]:
     """Time shares of every size on a ring of `hosted` peers a rank."""
     sizes, repeats = asked
-    run = Run(peers=hosted * world.size, dataset=f"gaussian:examples={hosted * world.size},test=1", model="softmax")
+    run = Run(
+        peers=hosted * world.size,
+        dataset=f"gaussian:examples={hosted * world.size},test=1",
+        model="softmax",
+    )
     setting = prepare(run, world)
     found, net = [], Net(setting.network, 0, seen=False)
     for size in sizes:
@@ -84,19 +95,25 @@ def _exchange(world: World, hosted: int, asked: tuple[tuple[int, ...], int]) -> 
     return found
 
 
-def crossing(weights: csr_array, layout: Layout, rank: int) -> tuple[dict[int, int], dict[int, int]]:
+def crossing(
+    weights: csr_array, layout: Layout, rank: int
+) -> tuple[dict[int, int], dict[int, int]]:
     """Messages that leave this rank for every other, and that come from it: one for each peer that is heard there."""
 
     def heard(by: int, of: int) -> int:
         rows, columns = layout.block(by), layout.block(of)
-        return len(np.unique(weights[rows.start : rows.stop, columns.start : columns.stop].tocoo().col))
+        return len(
+            np.unique(weights[rows.start : rows.stop, columns.start : columns.stop].tocoo().col)
+        )
 
     others = [other for other in range(layout.ranks) if other != rank]
     sends, receives = {r: heard(r, rank) for r in others}, {r: heard(rank, r) for r in others}
     return {r: n for r, n in sends.items() if n}, {r: n for r, n in receives.items() if n}
 
 
-def _bare(world: World, counts: tuple[dict[int, int], dict[int, int]], size: int) -> Callable[[], object]:
+def _bare(
+    world: World, counts: tuple[dict[int, int], dict[int, int]], size: int
+) -> Callable[[], object]:
     """The same bytes between the same ranks, from one buffer to another."""
     sends, receives = counts
     link = world.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
@@ -107,7 +124,10 @@ def _bare(world: World, counts: tuple[dict[int, int], dict[int, int]], size: int
 def _buffer(rows: dict[int, int], size: int) -> list[Any]:
     """Bytes for so many messages by rank, all written to once, with counts and places."""
     counts = np.array(list(rows.values()), np.int64) * size
-    return [np.ones(int(counts.sum()), np.uint8), (counts.tolist(), (np.cumsum(counts) - counts).tolist())]
+    return [
+        np.ones(int(counts.sum()), np.uint8),
+        (counts.tolist(), (np.cumsum(counts) - counts).tolist()),
+    ]
 
 
 def _in_turn(world: World, works: list[Callable[[], object]], repeats: int) -> NDArray[np.float64]:

@@ -80,7 +80,9 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per graph and width: the gap, and means over the seeds of how runs end."""
     table = lab.summary(rows, LABELS).reset_index()
     networks = {graph: network(graph) for graph in rows["graph"].unique()}
-    gaps, speaking = ({name: value(each) for name, each in networks.items()} for value in (gap, said_to))
+    gaps, speaking = (
+        {name: value(each) for name, each in networks.items()} for value in (gap, said_to)
+    )
     table.insert(2, "spectral_gap", table["graph"].map(gaps))
     table.insert(3, "neighbours_per_round", table["graph"].map(speaking))
     return table
@@ -89,7 +91,9 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 def network(graph: str) -> topologies.Network:
     """The graph with Metropolis weights, as a run with seed 0 has it."""
     build = choose("--graphs", graph, topologies.TOPOLOGIES)
-    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(0, "topology"))
+    return topologies.build(
+        build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(0, "topology")
+    )
 
 
 def gap(network: topologies.Network) -> float:
@@ -108,9 +112,15 @@ def finding(table: pd.DataFrame, options: Options) -> str:
     cells = lab.by_label(table, LABELS)
     exact = {graph: cells[graph, "float32"] for graph in options.graphs}
     order = sorted(exact, key=lambda graph: float(exact[graph]["spectral_gap"]))
-    best = [max(exact[graph]["accuracy"] for graph in order[: place + 1]) for place in range(len(order))]
-    behind = [graph for graph, score in zip(order, best, strict=True) if exact[graph]["accuracy"] < score]
-    apart = {graph: abs(cells[graph, "4"]["accuracy"] - row["accuracy"]) for graph, row in exact.items()}
+    best = [
+        max(exact[graph]["accuracy"] for graph in order[: place + 1]) for place in range(len(order))
+    ]
+    behind = [
+        graph for graph, score in zip(order, best, strict=True) if exact[graph]["accuracy"] < score
+    ]
+    apart = {
+        graph: abs(cells[graph, "4"]["accuracy"] - row["accuracy"]) for graph, row in exact.items()
+    }
     most = max(apart, key=apart.__getitem__)
     listed = ", ".join(
         f"{graph} {row['accuracy']:.3f} (gap {row['spectral_gap']:.3f}, {row['MB_per_peer']:.0f} MB a peer)"
@@ -130,16 +140,24 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
     rows = rows.assign(megabytes=rows["payload_bytes"] / lab.PEERS / 1e6)
     colours = dict(zip(options.graphs, lab.COLOURS, strict=False))
     for (graph, width), own in lab.groups(rows, LABELS):
-        style = {"color": colours[graph], "linestyle": "-" if width == "float32" else "--", "marker": "."}
+        style = {
+            "color": colours[graph],
+            "linestyle": "-" if width == "float32" else "--",
+            "marker": ".",
+        }
         name = f"{graph.replace('_', ' ')}, {lab.in_bits(width)}"
         lab.curve(by_round, own, ("round", "accuracy_mean"), label=name, **style)
         lab.curve(by_bytes, own[own["round"] > 0], ("megabytes", "accuracy_mean"), **style)
-    by_round.set(title="Accuracy by round", xlabel="round", ylabel="accuracy, mean over peers and seeds")
+    by_round.set(
+        title="Accuracy by round", xlabel="round", ylabel="accuracy, mean over peers and seeds"
+    )
     by_bytes.set(title="Accuracy by bytes", xlabel="payload said by a peer (MB)", xscale="log")
     by_bytes.xaxis.set_major_formatter("{x:g}")
     _by_gap(by_gap, table, colours)
     figure.legend(loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(f"The graph: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds")
+    figure.suptitle(
+        f"The graph: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds"
+    )
     return figure
 
 

@@ -48,7 +48,9 @@ def _cell(cells: Path, cell: lab.Cell) -> pd.DataFrame:
 
 def _rows(run: Run) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
-    with warnings.catch_warnings(action="ignore"):  # notes on the setting, as that a graph averages slowly
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # notes on the setting, as that a graph averages slowly
         try:
             rows += dfl.simulate(run)
         except DivergedError as error:

@@ -95,8 +95,15 @@ def standard(options: Options, **changes: Any) -> Run:
         InputError: no standard setting is known for the data set.
     """
     if options.dataset not in SETTINGS:
-        raise dfl.InputError(f"--dataset must be one of {', '.join(SETTINGS)}, not {options.dataset!r}")
-    common = {"peers": PEERS, "partition": "shards:per_peer=2", "rounds": options.rounds, "data_dir": options.data_dir}
+        raise dfl.InputError(
+            f"--dataset must be one of {', '.join(SETTINGS)}, not {options.dataset!r}"
+        )
+    common = {
+        "peers": PEERS,
+        "partition": "shards:per_peer=2",
+        "rounds": options.rounds,
+        "data_dir": options.data_dir,
+    }
     return Run(**{"dataset": options.dataset, **common, **SETTINGS[options.dataset], **changes})
 
 
@@ -159,8 +166,12 @@ def _launch(folder: Path, run: Run, tail: range) -> None:
     part = folder.with_name(f"{folder.name},unfinished")
     refuse_foreign("--out", part)
     shutil.rmtree(part, ignore_errors=True)  # an earlier launch was interrupted
-    before: dict[str, Any] = {"rounds": tail[0] - 1, "checkpoint_every": tail[0] - 1} if len(tail) > 1 else {}
-    code = _program([f"{flag(k)}={v}" for k, v in replace(run, out=part, **before).to_dict().items()], folder)
+    before: dict[str, Any] = (
+        {"rounds": tail[0] - 1, "checkpoint_every": tail[0] - 1} if len(tail) > 1 else {}
+    )
+    code = _program(
+        [f"{flag(k)}={v}" for k, v in replace(run, out=part, **before).to_dict().items()], folder
+    )
     if before and code == 0:
         _program([f"--resume={part}", f"--rounds={run.rounds}", "--eval-every=1"], folder)
     elif before:  # it diverged on the way
@@ -195,7 +206,9 @@ def tail_mean(rows: pd.DataFrame, column: str) -> float:
         rows: the evaluations of one run.
         column: what is averaged; evaluations without a figure are left out.
     """
-    return float(rows.loc[rows["round"] >= tail_rounds(int(rows["round"].max())).start, column].mean())
+    return float(
+        rows.loc[rows["round"] >= tail_rounds(int(rows["round"].max())).start, column].mean()
+    )
 
 
 def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
@@ -207,7 +220,10 @@ def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
     """
     return pd.DataFrame(
         [
-            {str(name): tail_mean(own, str(name)) if name in MEASURED else own[name].iloc[-1] for name in own}
+            {
+                str(name): tail_mean(own, str(name)) if name in MEASURED else own[name].iloc[-1]
+                for name in own
+            }
             for _, own in groups(rows, labels)
         ]
     )
@@ -241,11 +257,18 @@ def groups(rows: pd.DataFrame, labels: Sequence[str]) -> list[tuple[Any, pd.Data
 def by_label(table: pd.DataFrame, labels: Sequence[str]) -> dict[Any, dict[str, Any]]:
     """The rows of a table as plain dicts, by the label or the tuple of labels that they carry."""
     keyed = [(tuple(row[label] for label in labels), row) for row in table.to_dict("records")]
-    return {key if len(labels) > 1 else key[0]: {str(name): value for name, value in row.items()} for key, row in keyed}
+    return {
+        key if len(labels) > 1 else key[0]: {str(name): value for name, value in row.items()}
+        for key, row in keyed
+    }
 
 
 def publish(
-    options: Place, table: pd.DataFrame, figure: Figure, finding: str, seeds: pd.DataFrame | None = None
+    options: Place,
+    table: pd.DataFrame,
+    figure: Figure,
+    finding: str,
+    seeds: pd.DataFrame | None = None,
 ) -> None:
     """Write table.csv, table.md and figure.png, and print the table and the finding.
 
@@ -266,7 +289,11 @@ def publish(
 
 def markdown(table: pd.DataFrame) -> str:
     """A table in markdown; a missing value is a dash."""
-    rows = [list(table.columns), ["---"] * len(table.columns), *(map(_text, row) for row in table.to_numpy(object))]
+    rows = [
+        list(table.columns),
+        ["---"] * len(table.columns),
+        *(map(_text, row) for row in table.to_numpy(object)),
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

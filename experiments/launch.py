@@ -33,7 +33,9 @@ def launch(ranks: int, *words: str) -> dict[str, Any]:
 def timed(ranks: int, *words: str) -> tuple[str, float]:
     """Run `python WORDS` on some ranks: what was printed, and the seconds from start to end; else like `launch`."""
     begun = time.perf_counter()
-    done = subprocess.run([*_launcher(ranks), sys.executable, *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [*_launcher(ranks), sys.executable, *words], capture_output=True, text=True
+    )
     wall = time.perf_counter() - begun
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]

@@ -71,7 +71,12 @@ class Options(lab.Options):
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Local test, new test and bytes by what is shared."""
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda seed: lab.finished(folder(options, seed), first(options, seed)), range(options.seeds)))
+        list(
+            pool.map(
+                lambda seed: lab.finished(folder(options, seed), first(options, seed)),
+                range(options.seeds),
+            )
+        )
     rows = lab.measure(options, grid(options))
     table = tabulate(rows)
     lab.publish(options, table, draw(table, options), finding(table))
@@ -79,7 +84,11 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 def setting(options: Options, seed: int, **changes: Any) -> Run:
     """Devices with two label shards each, a tenth of whom learn in a round."""
-    common: dict[str, Any] = {"dataset": options.dataset, "data_dir": options.data_dir, "peers": options.devices}
+    common: dict[str, Any] = {
+        "dataset": options.dataset,
+        "data_dir": options.data_dir,
+        "peers": options.devices,
+    }
     data: dict[str, Any] = {
         "partition": "shards:per_peer=2",
         "examples_per_peer": options.examples,
@@ -136,7 +145,9 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
         MB=lambda own: own["payload_bytes"] / 1e6,
     )
     by = every.groupby("share", sort=False)
-    mean, spread = (by[["local_test", "new_test", "new_alone", "MB"]].agg(how) for how in ("mean", "std"))
+    mean, spread = (
+        by[["local_test", "new_test", "new_alone", "MB"]].agg(how) for how in ("mean", "std")
+    )
     mean.insert(1, "local_test_std", spread["local_test"])
     mean.insert(3, "new_test_std", spread["new_test"])
     return mean.reset_index()
@@ -150,7 +161,9 @@ def finding(table: pd.DataFrame) -> str:
         figures = {share: row[test] for share, row in by.items()}
         best = max(figures, key=lambda share: figures[share])
         ends = ", ".join(f"{end} {figures[end]:.1f} %" for end in ("nothing", "all"))
-        said.append(f"{test.replace('_', ' ')} is best with {best} ({figures[best]:.1f} %), ends: {ends}")
+        said.append(
+            f"{test.replace('_', ' ')} is best with {best} ({figures[best]:.1f} %), ends: {ends}"
+        )
     return "; ".join(said) + "."
 
 
@@ -160,13 +173,27 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     left, right = figure.subplots(1, 2)
     own = table[table["share"] != "before"]
     places = np.arange(len(own))
-    for k, (column, name) in enumerate((("local_test", "local test"), ("new_test", "new test, all models together"))):
-        style: dict[str, Any] = {"color": lab.COLOURS[k], "marker": "o", "linestyle": "none", "label": name}
+    for k, (column, name) in enumerate(
+        (("local_test", "local test"), ("new_test", "new test, all models together"))
+    ):
+        style: dict[str, Any] = {
+            "color": lab.COLOURS[k],
+            "marker": "o",
+            "linestyle": "none",
+            "label": name,
+        }
         left.errorbar(places, own[column], own[f"{column}_std"], **style)
         left.axhline(float(table[column].iloc[0]), color=lab.COLOURS[k], linestyle=":", linewidth=1)
     right.bar(places, own["MB"], color=lab.COLOURS[2])
     for place, value in zip(places, own["MB"], strict=True):
-        right.annotate(f"{value:.1f}", (place, value), (0, 3), textcoords="offset points", fontsize=8, ha="center")
+        right.annotate(
+            f"{value:.1f}",
+            (place, value),
+            (0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+        )
     for axes in (left, right):
         axes.set_xticks(places, own["share"].tolist(), rotation=45)
         axes.set_xlabel("what is shared")

@@ -116,7 +116,10 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Classifier, adversary, probe and gaps between groups, of methods with and without an adversary."""
     grid = [(p, m, seed) for seed in range(options.seeds) for p in PARTITIONS for m in METHODS]
     rows = pd.DataFrame(
-        [{"partition": p, "method": m, "seed": seed} | measured(options, p, m, seed) for p, m, seed in grid]
+        [
+            {"partition": p, "method": m, "seed": seed} | measured(options, p, m, seed)
+            for p, m, seed in grid
+        ]
     )
     table = tabulate(rows)
     lab.publish(options, table, draw_bars(table, options), finding(table))
@@ -180,7 +183,10 @@ def measured(options: Options, partition: str, method: str, seed: int) -> dict[s
     except dfl.DivergedError:
         return dict.fromkeys(FIGURES, np.nan)
     each = [device(result, data, deal, i, options) for i in range(options.devices)]
-    return {name: 100 * float(np.nanmean([one[name] for one in each if name in one])) for name in FIGURES}
+    return {
+        name: 100 * float(np.nanmean([one[name] for one in each if name in one]))
+        for name in FIGURES
+    }
 
 
 def device(result: Result, data: Data, deal: Deal, i: int, options: Options) -> dict[str, float]:
@@ -196,12 +202,16 @@ def device(result: Result, data: Data, deal: Deal, i: int, options: Options) -> 
     found = {
         "accuracy": float((decisions == labels).mean()),
         "auc": fairness.auc(scores, labels),
-        "adversary": _mean([fairness.auc(s, t) for s, t in zip(answers(result, i, h).T, z.T, strict=True)]),
+        "adversary": _mean(
+            [fairness.auc(s, t) for s, t in zip(answers(result, i, h).T, z.T, strict=True)]
+        ),
         "parity_gap": _mean([fairness.demographic_parity_gap(decisions, one) for one in z.T]),
         "odds_gap": _mean([fairness.equalised_odds_gap(decisions, labels, one) for one in z.T]),
     }
     if i < options.probes:
-        found["probe"] = _mean(fairness.probe_auc(own.numpy(), train[2], h.numpy(), z, result.run.seed))
+        found["probe"] = _mean(
+            fairness.probe_auc(own.numpy(), train[2], h.numpy(), z, result.run.seed)
+        )
     return found
 
 
@@ -213,7 +223,9 @@ def taken_apart(model: Module, behind: int) -> tuple[Sequential, Sequential]:
     return Sequential(*layers[:cut]), Sequential(*layers[cut:])
 
 
-def groups(data: Data, deal: Deal, i: int, validate: bool) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+def groups(
+    data: Data, deal: Deal, i: int, validate: bool
+) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Inputs, labels and protected attributes: what a device has learned from, and what it is measured on.
 
     The latter is the whole test half, or what all devices have set aside for choices.
@@ -228,7 +240,9 @@ def groups(data: Data, deal: Deal, i: int, validate: bool) -> list[tuple[NDArray
 
 def answers(result: Result, i: int, h: Tensor) -> NDArray[Any]:
     """What a device's trained adversary says of representations (n, m), (n, k) for k attributes."""
-    rows = {name: value[min(i, len(value) - 1)] for name, value in result.state.items()}  # a server's is everybody's
+    rows = {
+        name: value[min(i, len(value) - 1)] for name, value in result.state.items()
+    }  # a server's is everybody's
     layers = sorted({int(name.split(".")[1]) for name in rows if name.startswith("adversary.")})
     for layer in layers:
         h = linear(h, rows[f"adversary.{layer}.weight"], rows[f"adversary.{layer}.bias"])
@@ -248,7 +262,11 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
         known = dict(zip(FIGURES, PUBLISHED.get((partition, method), ()), strict=False))
         for name in FIGURES:
             row |= {name: own[name].mean(), f"{name}_std": own[name].std()}
-            row |= {f"{name}_published_full_setting": known.get(name, np.nan)} if name in FIGURES[:3] else {}
+            row |= (
+                {f"{name}_published_full_setting": known.get(name, np.nan)}
+                if name in FIGURES[:3]
+                else {}
+            )
         table.append(row)
     return pd.DataFrame(table)
 
@@ -266,20 +284,31 @@ def finding(table: pd.DataFrame) -> str:
 def draw_bars(table: pd.DataFrame, options: Options) -> Figure:
     """Accuracy, and what the adversary and the probe can tell, of every method, beside what was published."""
     figure = Figure(figsize=(11, 5.6), layout="constrained")
-    titles = {"accuracy": "classifier, % right", "adversary": "adversary, AUC in %", "probe": "probe, AUC in %"}
-    for line, (partition, own) in zip(figure.subplots(2, 3), lab.groups(table, ["partition"]), strict=False):
+    titles = {
+        "accuracy": "classifier, % right",
+        "adversary": "adversary, AUC in %",
+        "probe": "probe, AUC in %",
+    }
+    for line, (partition, own) in zip(
+        figure.subplots(2, 3), lab.groups(table, ["partition"]), strict=False
+    ):
         places = np.arange(len(own))
         for axes, (name, title) in zip(line, titles.items(), strict=True):
             axes.barh(places, own[name], xerr=own[f"{name}_std"], color=lab.COLOURS[0])
             known = own.get(f"{name}_published_full_setting", np.full(len(own), np.nan))
             axes.plot(known, places, "d", color=lab.COLOURS[1], label="published, full setting")
             axes.set(title=title, xlim=(70, 90) if name == "accuracy" else (45, 80))
-            axes.set_yticks(places, [NAMES[str(method)] for method in own["method"]] if name == "accuracy" else [])
+            axes.set_yticks(
+                places,
+                [NAMES[str(method)] for method in own["method"]] if name == "accuracy" else [],
+            )
             axes.invert_yaxis()
             axes.grid(axis="x", alpha=0.3)
         line[0].set_ylabel(partition)
         line[1].legend(loc="lower right", fontsize="small")
-    figure.suptitle(f"LG-FedAvg's Table 4 on Adult, {options.devices} devices: what is told, and to whom")
+    figure.suptitle(
+        f"LG-FedAvg's Table 4 on Adult, {options.devices} devices: what is told, and to whom"
+    )
     return figure
 
 

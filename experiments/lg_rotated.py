@@ -134,7 +134,12 @@ class Scene:
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Normal and rotated digits after a device with rotated ones has come."""
     rows = pd.DataFrame(
-        [row for dealing in PARTITION for seed in range(options.seeds) for row in measured(options, dealing, seed)]
+        [
+            row
+            for dealing in PARTITION
+            for seed in range(options.seeds)
+            for row in measured(options, dealing, seed)
+        ]
     )
     table = tabulate(rows)
     lab.publish(options, table, draw(table, options), finding(table))
@@ -157,11 +162,19 @@ def scene(options: Options, dealing: str, seed: int) -> Scene:
     data = choose("--dataset", options.dataset, DATASETS)(options.data_dir)
     dealt = deal(choose("--partition", run.partition, PARTITIONS), data, run)
     held = options.examples // 6
-    train = randomness.generator(seed, "newest train").choice(len(data.train_labels), options.examples, replace=False)
-    test = randomness.generator(seed, "newest test").choice(len(data.test_labels), held, replace=False)
+    train = randomness.generator(seed, "newest train").choice(
+        len(data.train_labels), options.examples, replace=False
+    )
+    test = randomness.generator(seed, "newest test").choice(
+        len(data.test_labels), held, replace=False
+    )
     own, labels = turned(data.train_inputs[train]), data.train_labels[train]
     newest = replace(
-        data, train_inputs=own[held:], train_labels=labels[held:], test_inputs=own[:held], test_labels=labels[:held]
+        data,
+        train_inputs=own[held:],
+        train_labels=labels[held:],
+        test_inputs=own[:held],
+        test_labels=labels[:held],
     )
     rotated = seen(data, turned(data.test_inputs[test])), torch.from_numpy(data.test_labels[test])
     start = load(folder).model(0)
@@ -207,14 +220,23 @@ def longest_that_pays(this: Scene, module: Any) -> tuple[Any, int]:
 
 def together(this: Scene) -> list[dict[str, Any]]:
     """C = 0.1: in every round the new device and a tenth of the others learn."""
-    own = [*this.dealt.train, np.arange(len(this.newest.train_labels)) + len(this.data.train_labels)]
+    own = [
+        *this.dealt.train,
+        np.arange(len(this.newest.train_labels)) + len(this.data.train_labels),
+    ]
     places, whose = np.concatenate(own), np.repeat(np.arange(len(own)), [len(part) for part in own])
     inputs, labels = (
         np.concatenate([getattr(one, f"train_{name}") for one in (this.data, this.newest)])[places]
         for name in ("inputs", "labels")
     )
     newest = np.full(len(this.newest.test_labels), len(own) - 1)
-    data = replace(this.newest, train_inputs=inputs, train_labels=labels, train_groups=whose, test_groups=newest)
+    data = replace(
+        this.newest,
+        train_inputs=inputs,
+        train_labels=labels,
+        train_groups=whose,
+        test_groups=newest,
+    )
     rounds, rows = this.options.rounds, []
     for name, method, share in (
         (FEDAVG, "newest_fedavg:fraction=0.1", "all"),
@@ -223,7 +245,10 @@ def together(this: Scene) -> list[dict[str, Any]]:
     ):
         run = this.run(algorithm=method, share=share, peers=len(own), partition="natural", rounds=rounds,
                        eval_every=rounds)  # fmt: skip
-        ends = [_marks_after(this, replace(run, rounds=t, eval_every=t), data) for t in lab.tail_rounds(rounds)]
+        ends = [
+            _marks_after(this, replace(run, rounds=t, eval_every=t), data)
+            for t in lab.tail_rounds(rounds)
+        ]
         mean = {figure: float(np.mean([end[figure] for end in ends])) for figure in ends[0]}
         rows.append({"method": name, "C": 0.1, "rounds": rounds} | mean)
     return rows
@@ -297,16 +322,28 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         places = np.arange(len(own))
         for k, column in enumerate(("normal", "rotated")):
             at = places + 0.4 * k - 0.2
-            axes.barh(at, own[column], 0.38, xerr=own[f"{column}_std"], color=lab.COLOURS[k], label=f"{column} digits")
+            axes.barh(
+                at,
+                own[column],
+                0.38,
+                xerr=own[f"{column}_std"],
+                color=lab.COLOURS[k],
+                label=f"{column} digits",
+            )
             shown = "published, full setting" if k else None
             axes.plot(own[f"{column}_published_full_setting"], at, "kd", markersize=5, label=shown)
-        names = [name if np.isnan(c) else f"{name}, C = {c:g}" for name, c in zip(own["method"], own["C"], strict=True)]
+        names = [
+            name if np.isnan(c) else f"{name}, C = {c:g}"
+            for name, c in zip(own["method"], own["C"], strict=True)
+        ]
         axes.set_yticks(places, names)
         axes.set(title=f"{data} devices", xlabel="right, %", xlim=(0, 100))
         axes.grid(axis="x", alpha=0.3)
     figure.axes[0].invert_yaxis()
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(f"A device with digits rotated by 90 degrees comes to {options.devices} with normal ones")
+    figure.suptitle(
+        f"A device with digits rotated by 90 degrees comes to {options.devices} with normal ones"
+    )
     return figure
 
 

@@ -94,12 +94,18 @@ class Options(lab.Options):
 
     def __post_init__(self) -> None:
         if self.dataset not in SETTINGS:
-            raise dfl.InputError(f"--dataset must be one of {', '.join(SETTINGS)}, not {self.dataset!r}")
+            raise dfl.InputError(
+                f"--dataset must be one of {', '.join(SETTINGS)}, not {self.dataset!r}"
+            )
         for name in self.methods:
             if name not in METHODS:
-                raise dfl.InputError(f"--methods must be some of {', '.join(METHODS)}, not {name!r}")
+                raise dfl.InputError(
+                    f"--methods must be some of {', '.join(METHODS)}, not {name!r}"
+                )
         if self.end is not None and self.end <= ROUNDS[self.dataset][0]:
-            raise dfl.InputError(f"--end must be more than {ROUNDS[self.dataset][0]} rounds, not {self.end}")
+            raise dfl.InputError(
+                f"--end must be more than {ROUNDS[self.dataset][0]} rounds, not {self.end}"
+            )
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -154,7 +160,12 @@ def grid(options: Options) -> list[lab.Cell]:
     return [
         (
             {"method": name, "seed": seed},
-            setting(options, seed, **ways[name], start=None if name == "local_only" else folder(options, seed)),
+            setting(
+                options,
+                seed,
+                **ways[name],
+                start=None if name == "local_only" else folder(options, seed),
+            ),
         )
         for seed in range(options.seeds)
         for name in options.methods
@@ -212,18 +223,28 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     """Local and new test of every method, beside what was published."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     places = np.arange(len(table))
-    for axes, column in zip(figure.subplots(1, 2, sharey=True), ("local_test", "new_test"), strict=True):
-        axes.barh(places, table[column], xerr=table[f"{column}_std"], color=lab.COLOURS[0], label="here")
-        axes.plot(table[f"{column}_published_full_setting"], places, "d", color=lab.COLOURS[1], label=FULL)
+    for axes, column in zip(
+        figure.subplots(1, 2, sharey=True), ("local_test", "new_test"), strict=True
+    ):
+        axes.barh(
+            places, table[column], xerr=table[f"{column}_std"], color=lab.COLOURS[0], label="here"
+        )
+        axes.plot(
+            table[f"{column}_published_full_setting"], places, "d", color=lab.COLOURS[1], label=FULL
+        )
         for place, value in zip(places, table[column], strict=True):
-            axes.annotate(f"{value:.1f}", (value, place), (4, 6), textcoords="offset points", fontsize=8)
+            axes.annotate(
+                f"{value:.1f}", (value, place), (4, 6), textcoords="offset points", fontsize=8
+            )
         low = float(np.nanmin(table[["local_test", "new_test"]].to_numpy()))
         axes.set(title=column.replace("_", " "), xlabel="right, %", xlim=(max(0.0, low - 12), 104))
         axes.set_yticks(places, [NAMES[str(name)] for name in table["method"]])
         axes.grid(axis="x", alpha=0.3)
     figure.axes[0].invert_yaxis()
     figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(f"LG-FedAvg's Table 1 on {options.dataset}, {options.devices} devices with two labels each")
+    figure.suptitle(
+        f"LG-FedAvg's Table 1 on {options.dataset}, {options.devices} devices with two labels each"
+    )
     return figure
 
 

@@ -46,7 +46,12 @@ class Options(lab.Place):
     """Which questions, of these."""
     ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2, 4, 16)
     """Numbers of ranks for the last three."""
-    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (10_000, 100_000, 1_000_000, 10_000_000)
+    sizes: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (
+        10_000,
+        100_000,
+        1_000_000,
+        10_000_000,
+    )
     """Bytes of a message for the exchange."""
     work: str = "A"
     """The work of `stopwatch` for training and scaling."""
@@ -67,7 +72,14 @@ def training(options: Options) -> list[Row]:
         speeds.append(launch(PAIR, "-m", "experiments.floors", "peak")["flops"])
         rounds.append(_round(options, PAIR))
     floor = operations(options.work) / median(speeds)
-    return [_row(f"work {options.work}, {PAIR} ranks", "ms", (1e3 * median(rounds), 1e3 * floor), 1 / 0.55)]
+    return [
+        _row(
+            f"work {options.work}, {PAIR} ranks",
+            "ms",
+            (1e3 * median(rounds), 1e3 * floor),
+            1 / 0.55,
+        )
+    ]
 
 
 def operations(name: str) -> float:
@@ -97,7 +109,9 @@ def exchange(options: Options) -> list[Row]:
 def coding(options: Options) -> list[Row]:
     """Encoding and decoding against a copy of the same floats, one thread."""
     torch.set_num_threads(1)
-    rows = [row for q, m in codec.SHAPES for row in codec.measure(q, m, 3 * options.repeats, WIDTHS)]
+    rows = [
+        row for q, m in codec.SHAPES for row in codec.measure(q, m, 3 * options.repeats, WIDTHS)
+    ]
     return [
         _row(
             f"{verb} {row['bits']} bits, {row['q']:,} x {row['m']:,}",
@@ -123,7 +137,11 @@ def weak(options: Options) -> list[Row]:
     """A round of four peers on every rank, against the time of four on one; ranks in excess of the cores take turns."""
     alone = _round(options, 1, 4)
     return [
-        _row(f"{_ranks(ranks)}, {4 * ranks} peers", "ms", (1e3 * seconds, 1e3 * alone * ranks / min(ranks, cores())))
+        _row(
+            f"{_ranks(ranks)}, {4 * ranks} peers",
+            "ms",
+            (1e3 * seconds, 1e3 * alone * ranks / min(ranks, cores())),
+        )
         for ranks in options.ranks
         for seconds in [alone if ranks == 1 else _round(options, ranks, 4 * ranks)]
     ]
@@ -134,8 +152,12 @@ def start(options: Options) -> list[Row]:
     ours = ("-m", "dfl.run", "--peers", "16", "--dry-run")
     rows = []
     for ranks in options.ranks:
-        pairs = [(timed(ranks, *ours)[1], timed(ranks, "-c", MEET)[1]) for _ in range(options.repeats)]
-        rows.append(_row(_ranks(ranks), "s", (median(a for a, _ in pairs), median(b for _, b in pairs))))
+        pairs = [
+            (timed(ranks, *ours)[1], timed(ranks, "-c", MEET)[1]) for _ in range(options.repeats)
+        ]
+        rows.append(
+            _row(_ranks(ranks), "s", (median(a for a, _ in pairs), median(b for _, b in pairs)))
+        )
     return rows
 
 
@@ -157,13 +179,28 @@ def cores() -> int:
 def _round(options: Options, ranks: int, peers: int | None = None) -> float:
     """Seconds of a round, the median of those timed."""
     more = [] if peers is None else ["--peers", str(peers)]
-    words = ["-m", "experiments.stopwatch", "--work", options.work, "--rounds", str(options.rounds), *more]
+    words = [
+        "-m",
+        "experiments.stopwatch",
+        "--work",
+        options.work,
+        "--rounds",
+        str(options.rounds),
+        *more,
+    ]
     return float(median(launch(ranks, *words)["seconds"]))
 
 
 def _row(case: str, unit: str, times: tuple[float, float], at_most: float | None = None) -> Row:
     ours, limit = times
-    return {"case": case, "unit": unit, "ours": ours, "limit": limit, "ratio": ours / limit, "at_most": at_most}
+    return {
+        "case": case,
+        "unit": unit,
+        "ours": ours,
+        "limit": limit,
+        "ratio": ours / limit,
+        "at_most": at_most,
+    }
 
 
 def _ranks(ranks: int) -> str:

@@ -65,7 +65,9 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 def grid(options: Options) -> list[lab.Cell]:
     """Every number of steps with every partition and seed."""
-    change = partial(lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset))
+    change = partial(
+        lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset)
+    )
     return [
         (
             {"partition": name, "steps": steps, "seed": seed},
@@ -106,7 +108,10 @@ def first_reached(rows: pd.DataFrame, target: float) -> float:
 
 def finding(table: pd.DataFrame, options: Options) -> str:
     """Where the claim of the slides holds and where it does not."""
-    said = [_of_partition(name, lab.by_label(own, ["steps"])) for name, own in lab.groups(table, ["partition"])]
+    said = [
+        _of_partition(name, lab.by_label(own, ["steps"]))
+        for name, own in lab.groups(table, ["partition"])
+    ]
     return f"over {options.seeds} seeds and {options.rounds} rounds, " + "; ".join(said) + "."
 
 
@@ -114,8 +119,14 @@ def _of_partition(name: str, cells: dict[int, dict[str, Any]]) -> str:
     """What more steps do on one partition: to the rounds, to the work, and to the accuracy in the end."""
     rounds = [np.nan_to_num(row["rounds_to_target"], nan=np.inf) for row in cells.values()]
     holds = "holds" if rounds == sorted(rounds, reverse=True) else "does NOT hold"
-    verdict = f"the claim {holds} throughout" if min(rounds) < np.inf else "nothing can be said of the claim"
-    listed = ", ".join(f"{steps}: {_rounds(row['rounds_to_target'])}" for steps, row in cells.items())
+    verdict = (
+        f"the claim {holds} throughout"
+        if min(rounds) < np.inf
+        else "nothing can be said of the claim"
+    )
+    listed = ", ".join(
+        f"{steps}: {_rounds(row['rounds_to_target'])}" for steps, row in cells.items()
+    )
     few, many = cells[min(cells)], cells[max(cells)]
     return (
         f"{name}: {verdict}: rounds to {TARGETS[name]:.0%} by local steps in a round are {listed}; these are "
@@ -136,17 +147,38 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
     colours = dict(zip(options.steps, lab.COLOURS, strict=False))
     for (name, steps), own in lab.groups(rows, LABELS):
         axes = panels[list(PARTITIONS).index(name)]
-        lab.curve(axes, own, ("round", "accuracy_mean"), color=colours[steps], label=f"{steps}", marker=".")
+        lab.curve(
+            axes,
+            own,
+            ("round", "accuracy_mean"),
+            color=colours[steps],
+            label=f"{steps}",
+            marker=".",
+        )
     for axes, (name, target) in zip(panels, TARGETS.items(), strict=False):
         axes.axhline(target, color="0.6", linestyle=":", label="target")
-        axes.set(title=f"Accuracy by round, {name}", xlabel="round", ylabel="accuracy, mean over peers and seeds")
+        axes.set(
+            title=f"Accuracy by round, {name}",
+            xlabel="round",
+            ylabel="accuracy, mean over peers and seeds",
+        )
         axes.legend(title="local steps\nin a round", loc="lower right")
     axes = panels[2]
     for (name, own), marker in zip(lab.groups(table, ["partition"]), "os", strict=False):
         label = f"{name}, {TARGETS[name]:.0%}"
-        axes.plot(own["steps"], own["rounds_to_target"], marker + "-", color=lab.COLOURS[marker == "s"], label=label)
+        axes.plot(
+            own["steps"],
+            own["rounds_to_target"],
+            marker + "-",
+            color=lab.COLOURS[marker == "s"],
+            label=label,
+        )
     axes.set(
-        title="Rounds to the target", xlabel="local steps in a round", ylabel="rounds", xscale="log", ylim=(0, None)
+        title="Rounds to the target",
+        xlabel="local steps in a round",
+        ylabel="rounds",
+        xscale="log",
+        ylim=(0, None),
     )
     axes.set_xticks(options.steps, [f"{steps}" for steps in options.steps])
     axes.minorticks_off()

@@ -44,7 +44,11 @@ class WithNewest(FedAvg):
 
     def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
         m, newest = self._sizes(net.peers)[0], net.peers - 1
-        group = net.group(np.append(randomness.generator(task.seed, "clients", t).permutation(newest)[: m - 1], newest))
+        group = net.group(
+            np.append(
+                randomness.generator(task.seed, "clients", t).permutation(newest)[: m - 1], newest
+            )
+        )
         return group, group, None
 
 
@@ -88,7 +92,10 @@ class OnFixed(Module):
 
     def __init__(self, f: Module, g: Module) -> None:
         super().__init__()
-        self.f, self.fixed = f, (copy.deepcopy(g).requires_grad_(False),)  # in a tuple it is no parameter
+        self.f, self.fixed = (
+            f,
+            (copy.deepcopy(g).requires_grad_(False),),
+        )  # in a tuple it is no parameter
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What g makes of f."""
@@ -98,7 +105,9 @@ class OnFixed(Module):
 
 def cut_of(model: Sequential) -> int:
     """Where in a stack of layers the shared part begins: its last two layers."""
-    return int(shared_names("head:2", [name for name, _ in model.named_parameters()])[0].partition(".")[0])
+    return int(
+        shared_names("head:2", [name for name, _ in model.named_parameters()])[0].partition(".")[0]
+    )
 
 
 def learn(run: Run, module: Module, data: Data) -> tuple[list[dict[str, float]], Models]:
@@ -123,7 +132,9 @@ def turned(images: NDArray[Any]) -> NDArray[Any]:
 
 def seen(data: Data, inputs: NDArray[Any]) -> Tensor:
     """What a model sees of examples."""
-    scale, shift = (torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift))
+    scale, shift = (
+        torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
+    )
     return normal(torch.from_numpy(inputs), scale, shift)
 
 

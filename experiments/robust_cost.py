@@ -66,21 +66,32 @@ def measure(options: Options) -> pd.DataFrame:
     rows = []
     for n in options.clients:
         words = random_words(n, options.parameters)
-        turns = [{rule: seconds(act, words) for rule, act in rules(n).items()} for _ in range(options.repeats)]
-        rows += [{"rule": rule, "clients": n, "seconds": min(turn[rule] for turn in turns)} for rule in THEORY]
+        turns = [
+            {rule: seconds(act, words) for rule, act in rules(n).items()}
+            for _ in range(options.repeats)
+        ]
+        rows += [
+            {"rule": rule, "clients": n, "seconds": min(turn[rule] for turn in turns)}
+            for rule in THEORY
+        ]
     return pd.DataFrame(rows)
 
 
 def rules(clients: int) -> dict[str, Callable[[Words], Outcome]]:
     """The rules, by name, with as many liars as a fifth of the clients to expect."""
     f = clients // 5
-    return {rule: partial(AGGREGATORS[rule], **({"f": f} if rule in COUNTING else {})) for rule in THEORY}
+    return {
+        rule: partial(AGGREGATORS[rule], **({"f": f} if rule in COUNTING else {}))
+        for rule in THEORY
+    }
 
 
 def random_words(clients: int, parameters: int) -> Words:
     """Words as those of honest clients: something that all say, and noise; the server's own is one more of them."""
     rng = np.random.default_rng(0)
-    said = rng.standard_normal((clients + 1, parameters), np.float32) + rng.standard_normal(parameters, np.float32)
+    said = rng.standard_normal((clients + 1, parameters), np.float32) + rng.standard_normal(
+        parameters, np.float32
+    )
     return Words(said[1:], np.full(clients, 1 / clients), said[0])
 
 
@@ -139,7 +150,9 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set_xticks(clients, clients)
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:g}")
-    figure.legend(loc="outside right center", title="solid: linear\ndashed: quadratic", fontsize="small")
+    figure.legend(
+        loc="outside right center", title="solid: linear\ndashed: quadratic", fontsize="small"
+    )
     figure.suptitle("What a rule costs a server, by the number of its clients")
     return figure
 

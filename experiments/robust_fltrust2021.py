@@ -107,7 +107,10 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 def chosen(options: Options, rule: str) -> float:
     """The learning rate with which a rule does best under no attack on examples that were set aside, one seed."""
     runs: list[lab.Cell] = [
-        ({"tuned": rule, "lr": str(lr), "seed": 0}, setting(options, "none", rule, lr=lr, seed=0, validation=0.1))
+        (
+            {"tuned": rule, "lr": str(lr), "seed": 0},
+            setting(options, "none", rule, lr=lr, seed=0, validation=0.1),
+        )
         for lr in options.rates
     ]
     tried = lab.ends(inline.measure(options, runs), ["lr"])
@@ -212,7 +215,11 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     errors, opened = figure.subplots(1, 2, width_ratios=(6, 1.4))
     _bars(errors, table, "error")
     _bars(opened, table[table["attack"] == "backdoor"], "backdoor_success")
-    errors.set(title="Test error of the server's model", xlabel="attack of a fifth of the clients", ylabel="test error")
+    errors.set(
+        title="Test error of the server's model",
+        xlabel="attack of a fifth of the clients",
+        ylabel="test error",
+    )
     opened.set(title="Success of the backdoor", xlabel="attack", ylabel="share of triggered images")
     errors.legend(ncols=5, fontsize="small", loc="upper left")
     figure.suptitle(f"Rules and attacks: {options.dataset}, {options.peers} clients, biased by 0.5, "
@@ -226,7 +233,14 @@ def _bars(axes: Axes, table: pd.DataFrame, column: str) -> None:
     for place, (rule, own) in enumerate(lab.groups(table, ["rule"])):
         x = [attacks.index(attack) + 0.16 * (place - 2) for attack in own["attack"]]
         spread = own["std_over_seeds"] if column == "error" else None
-        axes.bar(x, own[column], 0.15, yerr=spread, color=lab.COLOURS[place], label=rule.replace("_", " "))
+        axes.bar(
+            x,
+            own[column],
+            0.15,
+            yerr=spread,
+            color=lab.COLOURS[place],
+            label=rule.replace("_", " "),
+        )
     axes.set_xticks(range(len(attacks)), [attack.replace("_", " ") for attack in attacks])
     axes.set_ylim(0, 1.12)
 

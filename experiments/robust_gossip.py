@@ -69,7 +69,12 @@ class Options(lab.Options):
     rounds: int = 40
     liars: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (0, 10)
     """The peers that attack."""
-    graphs: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("ring", "torus", "regular:k=4", "complete")
+    graphs: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
+        "ring",
+        "torus",
+        "regular:k=4",
+        "complete",
+    )
     """The graphs to compare, as --topology of dfl.run; the first is the one in question."""
     others: int = 1
     """How many seeds for the other graphs."""
@@ -94,13 +99,21 @@ def seeds(options: Options, graph: str) -> int:
 
 def _cells(options: Options, data: str, seed: int) -> list[lab.Cell]:
     common: dict[str, Any] = {"seed": seed, "partition": DATA[data], "eval_every": 1}
-    own: dict[str, str | int] = {"data": data, "graph": ALONE, "rule": ALONE, "attack": "none", "seed": seed}
+    own: dict[str, str | int] = {
+        "data": data,
+        "graph": ALONE,
+        "rule": ALONE,
+        "attack": "none",
+        "seed": seed,
+    }
     cells: list[lab.Cell] = [(own, lab.standard(options, algorithm="local_only", **common))]
     for graph in [graph for graph in options.graphs if seed < seeds(options, graph)]:
         cells += [
             (
                 own | {"graph": graph, "rule": rule, "attack": attack},
-                lab.standard(options, topology=graph, aggregator=spec, attack=lies(options, attack), **common),
+                lab.standard(
+                    options, topology=graph, aggregator=spec, attack=lies(options, attack), **common
+                ),
             )
             for rule, spec in rules(options, graph).items()
             for attack in ATTACKS
@@ -129,7 +142,9 @@ def rules(options: Options, graph: str) -> dict[str, str]:
 def network(graph: str, seed: int) -> topologies.Network:
     """The graph with Metropolis weights, as a run with this seed has it."""
     build = choose("--graphs", graph, topologies.TOPOLOGIES)
-    return topologies.build(build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(seed, "topology"))
+    return topologies.build(
+        build, topologies.MIXINGS["metropolis"], lab.PEERS, randomness.generator(seed, "topology")
+    )
 
 
 def heard(graph: str, options: Options) -> float:
@@ -162,7 +177,11 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
         seeds=each.size().unstack()["none"],
     ).loc[list(dict.fromkeys(map(tuple, end[LABELS].to_numpy())))]
     table = table.reset_index()
-    table.insert(3, "liars_heard", table["graph"].map({graph: heard(graph, options) for graph in table["graph"]}))
+    table.insert(
+        3,
+        "liars_heard",
+        table["graph"].map({graph: heard(graph, options) for graph in table["graph"]}),
+    )
     return table
 
 
@@ -174,7 +193,10 @@ def finding(table: pd.DataFrame, options: Options) -> str:
     for data, own in lab.groups(table, ["data"]):
         alone = float(own[own["graph"] == ALONE]["none"].iloc[0])
         said.append(f"{data.replace('_', ' ')}: a peer alone learns {alone:.3f}")
-        said += [_survivors(graph, each, alone) for graph, each in lab.groups(own[own["graph"] != ALONE], ["graph"])]
+        said += [
+            _survivors(graph, each, alone)
+            for graph, each in lab.groups(own[own["graph"] != ALONE], ["graph"])
+        ]
     return "; ".join(said) + "."
 
 
@@ -213,9 +235,18 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.imshow(values - alone, cmap="RdBu", vmin=-0.8, vmax=0.8, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         light = abs(value - alone) > 0.5
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if light else "black")
+        axes.text(
+            column,
+            row,
+            f"{value:.2f}",
+            ha="center",
+            va="center",
+            color="white" if light else "black",
+        )
     axes.set_xticks(range(len(ATTACKS)), [attack.replace("_", " ") for attack in ATTACKS])
-    axes.set_yticks(range(len(table)), (table["graph"] + "  " + table["rule"]).str.replace("_", " "))
+    axes.set_yticks(
+        range(len(table)), (table["graph"] + "  " + table["rule"]).str.replace("_", " ")
+    )
     axes.set(xlabel=f"attack; a peer alone: {alone:.2f}")
     for row in np.flatnonzero(table["graph"].to_numpy()[1:] != table["graph"].to_numpy()[:-1]):
         axes.axhline(row + 0.5, color="black", linewidth=1.2)

@@ -61,7 +61,13 @@ ROOM = 2**31
 class Options(lab.Place):
     """What this page can be asked for."""
 
-    peers: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (100, 300, 1_000, 3_000, 10_000)
+    peers: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (
+        100,
+        300,
+        1_000,
+        3_000,
+        10_000,
+    )
     """Numbers of peers, ascending."""
     ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     """Numbers of ranks."""
@@ -83,17 +89,29 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 def grid(options: Options) -> list[tuple[int, int, str]]:
     """Ranks, peers and message of every run."""
     cells = [(r, n, m) for r in options.ranks for m in options.messages for n in options.peers]
-    return cells + [(max(options.ranks), options.beyond, options.messages[0])] * bool(options.beyond)
+    return cells + [(max(options.ranks), options.beyond, options.messages[0])] * bool(
+        options.beyond
+    )
 
 
 def measure(options: Options, ranks: int, peers: int, message: str) -> dict[str, Any]:
     """Launch one run, and say what it took."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = {"peers": peers, "features": FEATURES, "examples": EXAMPLES, "rounds": options.rounds, "out": folder}
+        flags = {
+            "peers": peers,
+            "features": FEATURES,
+            "examples": EXAMPLES,
+            "rounds": options.rounds,
+            "out": folder,
+        }
         flags |= {} if message == "float32" else {"bits": message}
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         found = launch(ranks, "-m", "experiments.probe", *words)
-    print(f"{peers:,} peers on {ranks} ranks, {message}: {found['wall']:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"{peers:,} peers on {ranks} ranks, {message}: {found['wall']:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return found | {"peers": peers, "message": message}
 
 
@@ -174,15 +192,35 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(13.5, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for (key, own), colour in zip(lab.groups(table, LABELS), lab.COLOURS, strict=False):
-        style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": _name(*key)}
+        style: dict[str, Any] = {
+            "color": colour,
+            "marker": "o",
+            "markersize": 4,
+            "label": _name(*key),
+        }
         left.plot(own["peers"], own["round_seconds"], **style)
         middle.plot(own["peers"], own["peak_MB"] / 1e3, **style)
     _proportional(left, table)
     middle.axhline(ROOM / 1e9, color="0.6", linestyle=":", label="2 GiB")
-    (ranks, message), alone = lab.groups(table[table["message"] == table["message"].iloc[0]], LABELS)[-1]
+    (ranks, message), alone = lab.groups(
+        table[table["message"] == table["message"].iloc[0]], LABELS
+    )[-1]
     for name, colour in zip(("build", "look", "report"), lab.COLOURS, strict=False):
-        right.plot(alone["peers"], alone[f"{name}_seconds"], color=colour, marker="o", markersize=4, label=name)
-    right.plot(alone["peers"], alone["round_seconds"], color="0.6", linestyle=":", label="a round, to compare")
+        right.plot(
+            alone["peers"],
+            alone[f"{name}_seconds"],
+            color=colour,
+            marker="o",
+            markersize=4,
+            label=name,
+        )
+    right.plot(
+        alone["peers"],
+        alone["round_seconds"],
+        color="0.6",
+        linestyle=":",
+        label="a round, to compare",
+    )
     left.set(title="Time of a round", ylabel="seconds")
     middle.set(title="Peak memory of all ranks together", ylabel="GB")
     right.set(title=f"The other stages, {_name(ranks, message)}", ylabel="seconds")
@@ -193,7 +231,9 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(frameon=False, fontsize=8)
-    figure.suptitle("Scale: softmax regression on 64 features, 60 examples each, four neighbours each")
+    figure.suptitle(
+        "Scale: softmax regression on 64 features, 60 examples each, four neighbours each"
+    )
     return figure
 
 
@@ -201,7 +241,9 @@ def _proportional(axes: Axes, table: pd.DataFrame) -> None:
     """A line of slope one through the largest time."""
     peers, seconds = table["peers"].to_numpy(float), table["round_seconds"].to_numpy()
     ends, end = np.array([peers.min(), peers[seconds.argmax()]]), seconds.argmax()
-    axes.plot(ends, ends * seconds[end] / peers[end], color="0.6", linestyle=":", label="in proportion")
+    axes.plot(
+        ends, ends * seconds[end] / peers[end], color="0.6", linestyle=":", label="in proportion"
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ class Options(lab.Options):
     def __post_init__(self) -> None:
         for name in self.methods:
             if name not in METHODS:
-                raise dfl.InputError(f"--methods must be some of {', '.join(METHODS)}, not {name!r}")
+                raise dfl.InputError(
+                    f"--methods must be some of {', '.join(METHODS)}, not {name!r}"
+                )
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -110,7 +112,10 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 def grid(options: Options) -> list[lab.Cell]:
     """Every method with every seed."""
     return [
-        ({"method": name, "seed": seed}, lab.standard(options, seed=seed, eval_every=options.every, **METHODS[name]))
+        (
+            {"method": name, "seed": seed},
+            lab.standard(options, seed=seed, eval_every=options.every, **METHODS[name]),
+        )
         for seed in range(options.seeds)
         for name in options.methods
     ]
@@ -120,7 +125,9 @@ def counted(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
     """The rows with the megabytes of all and of the busiest node, said and heard, up to the round."""
     rows = rows.assign(total_MB=rows["payload_bytes"] / 1e6, busiest_MB=np.nan)
     for (name, seed), own in lab.groups(rows, ["method", "seed"]):
-        sent = dfl.load(options.out / "cells" / f"method={name},seed={seed}").peers["payload_bytes_sent"]
+        sent = dfl.load(options.out / "cells" / f"method={name},seed={seed}").peers[
+            "payload_bytes_sent"
+        ]
         rows.loc[own.index, "busiest_MB"] = busiest(own, sent) / 1e6
     return rows
 
@@ -130,7 +137,11 @@ def busiest(run: pd.DataFrame, sent: pd.Series) -> pd.Series:
 
     Where all rounds have the same graph, what a peer has said grows by the same amount in every round.
     """
-    if "download_bytes" in run and run["download_bytes"].notna().all() and run["download_bytes"].any():
+    if (
+        "download_bytes" in run
+        and run["download_bytes"].notna().all()
+        and run["download_bytes"].any()
+    ):
         return run[["upload_bytes", "download_bytes"]].sum(axis=1)
     return run["round"] * (2 * float(sent.max()) / max(float(run["round"].max()), 1))
 
@@ -144,7 +155,9 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
     for target in (options.low, options.high):
         taken = {name: to_target(own, target) for name, own in lab.groups(rows, ["method"])}
         for column in ("rounds", "total_MB", "busiest_MB"):
-            table[f"{column}_to_{target:g}"] = pd.Series({name: one[column] for name, one in taken.items()})
+            table[f"{column}_to_{target:g}"] = pd.Series(
+                {name: one[column] for name, one in taken.items()}
+            )
     return table.reset_index()
 
 
@@ -153,24 +166,31 @@ def to_target(rows: pd.DataFrame, target: float) -> Mapping[str, float]:
     each = []
     for _, run in lab.groups(rows, ["seed"]):
         reached = rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
-        megabytes = (np.interp(reached, run["round"], run[column]) for column in ("total_MB", "busiest_MB"))
+        megabytes = (
+            np.interp(reached, run["round"], run[column]) for column in ("total_MB", "busiest_MB")
+        )
         each.append((reached, *megabytes))
-    return dict(zip(("rounds", "total_MB", "busiest_MB"), np.mean(each, axis=0).tolist(), strict=True))
+    return dict(
+        zip(("rounds", "total_MB", "busiest_MB"), np.mean(each, axis=0).tolist(), strict=True)
+    )
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says."""
     rows = lab.by_label(table, ["method"])
     ends = ", ".join(f"{name} {row['accuracy']:.3f}" for name, row in rows.items())
-    return f"over {options.seeds} seeds and {options.rounds} rounds the accuracies are {ends}. " + " ".join(
-        _cheapest(rows, f"{target:g}") for target in (options.low, options.high)
+    return (
+        f"over {options.seeds} seeds and {options.rounds} rounds the accuracies are {ends}. "
+        + " ".join(_cheapest(rows, f"{target:g}") for target in (options.low, options.high))
     )
 
 
 def _cheapest(rows: dict[Any, dict[str, Any]], target: str) -> str:
     """Who gets to an accuracy with the fewest bytes, in all and at the busiest node."""
     speaking = {name: row for name, row in rows.items() if name not in ENDS}
-    there = {name: row for name, row in speaking.items() if not np.isnan(row[f"rounds_to_{target}"])}
+    there = {
+        name: row for name, row in speaking.items() if not np.isnan(row[f"rounds_to_{target}"])
+    }
     late = [name for name in speaking if name not in there]
     if not there:
         return f"None that speaks gets to {target} with every seed."
@@ -192,13 +212,19 @@ def draw(rows: pd.DataFrame, options: Options) -> Figure:
         spoken = own[(own["round"] > 0) & (name not in ENDS)]
         for axes, column in zip(panels[1:], ("total_MB", "busiest_MB"), strict=True):
             lab.curve(axes, spoken, (column, "accuracy_mean"), **style)
-    titles = ("Accuracy by round", "Accuracy by bytes of all", "Accuracy by bytes of the busiest node")
+    titles = (
+        "Accuracy by round",
+        "Accuracy by bytes of all",
+        "Accuracy by bytes of the busiest node",
+    )
     labels = ("round", "said by all nodes (MB)", "said and heard by the busiest node (MB)")
     for axes, title, label in zip(panels, titles, labels, strict=True):
         _label(axes, title, label, (options.low, options.high))
     panels[0].set_ylabel("accuracy, mean over peers and seeds")
     figure.legend(loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(f"A server or peers: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds")
+    figure.suptitle(
+        f"A server or peers: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds"
+    )
     return figure
 
 
@@ -214,12 +240,23 @@ def _label(axes: Axes, title: str, label: str, targets: tuple[float, ...]) -> No
 def _styles(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """A look for every method that there is: servers with squares, peers with dots, dashed where curves coincide."""
     colours = dict(zip((name for name in METHODS if name not in ENDS), lab.COLOURS, strict=True))
-    dashes = {"complete": "--", "ring_8_bits": "--", "ring_4_bits": ":", "local_only": "--", "pooled": "-."}
-    looks = {name: {"color": colour, "marker": ".", "markersize": 8} for name, colour in colours.items()}
+    dashes = {
+        "complete": "--",
+        "ring_8_bits": "--",
+        "ring_4_bits": ":",
+        "local_only": "--",
+        "pooled": "-.",
+    }
+    looks = {
+        name: {"color": colour, "marker": ".", "markersize": 8} for name, colour in colours.items()
+    }
     looks |= {"local_only": {"color": "0.6"}, "pooled": {"color": "0.4"}}
     for name in ("fedavg", "fedavg_quarter"):
         looks[name] |= {"marker": "s", "markersize": 4}
-    return [{"linestyle": dashes.get(str(name), "-"), **looks[str(name)]} for name in rows["method"].unique()]
+    return [
+        {"linestyle": dashes.get(str(name), "-"), **looks[str(name)]}
+        for name in rows["method"].unique()
+    ]
 
 
 if __name__ == "__main__":

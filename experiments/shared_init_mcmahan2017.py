@@ -59,7 +59,8 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """The loss between two models, from a common and from independent starts."""
     examples = training_set(options)
     rows = pd.concat(
-        [between(options, init, seed, examples) for seed in range(options.seeds) for init in INITS], ignore_index=True
+        [between(options, init, seed, examples) for seed in range(options.seeds) for init in INITS],
+        ignore_index=True,
     )
     table = tabulate(rows)
     lab.publish(options, table, draw(rows, options), finding(table))
@@ -77,13 +78,21 @@ def run_of(options: Options, init: str, seed: int) -> Run:
 def training_set(options: Options) -> tuple[Tensor, Tensor]:
     """All training examples as a model sees them, (n, *shape), and their labels, (n,)."""
     data = choose("--dataset", options.dataset, DATASETS)(options.data_dir)
-    scale, shift = (torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift))
-    return normal(torch.from_numpy(data.train_inputs), scale, shift), torch.from_numpy(data.train_labels)
+    scale, shift = (
+        torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
+    )
+    return normal(torch.from_numpy(data.train_inputs), scale, shift), torch.from_numpy(
+        data.train_labels
+    )
 
 
-def between(options: Options, init: str, seed: int, examples: tuple[Tensor, Tensor]) -> pd.DataFrame:
+def between(
+    options: Options, init: str, seed: int, examples: tuple[Tensor, Tensor]
+) -> pd.DataFrame:
     """The loss of the mixtures of two parents, a row per theta."""
-    parents = lab.finished(options.out / "cells" / f"init={init},seed={seed}", run_of(options, init, seed))
+    parents = lab.finished(
+        options.out / "cells" / f"init={init},seed={seed}", run_of(options, init, seed)
+    )
     losses = mixtures(parents.model(0), parents.model(1), examples)
     return pd.DataFrame({"init": init, "seed": seed, "theta": THETAS, "loss": losses})
 
@@ -147,10 +156,19 @@ def draw(rows: pd.DataFrame, options: Options) -> Figure:
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     for axes, init in zip(figure.subplots(1, 2), reversed(INITS), strict=True):
         for seed, own in lab.groups(rows[rows["init"] == init], ["seed"]):
-            axes.plot(own["theta"], own["loss"], ".-", color=lab.COLOURS[seed % 7], label=f"seed {seed}", linewidth=1)
+            axes.plot(
+                own["theta"],
+                own["loss"],
+                ".-",
+                color=lab.COLOURS[seed % 7],
+                label=f"seed {seed}",
+                linewidth=1,
+            )
         for parent in (0, 1):
             axes.axvline(parent, color="0.6", linestyle=":", linewidth=1, zorder=0)
-        axes.set(title=f"{init} start{'s' * (init != 'common')}", xlabel="weight θ of the first parent")
+        axes.set(
+            title=f"{init} start{'s' * (init != 'common')}", xlabel="weight θ of the first parent"
+        )
         axes.legend()
     figure.axes[0].set_ylabel("loss on the whole training set")
     figure.suptitle(

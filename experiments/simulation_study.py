@@ -62,7 +62,9 @@ class Options(lab.Place):
     """What this page can be asked for."""
 
     out: Path = Path("results/simulation_study")
-    examples: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = tuple(range(1000, 10001, 1000))
+    examples: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = tuple(
+        range(1000, 10001, 1000)
+    )
     """Examples in all, n."""
     clients: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (10, 20, 50, 100)
     """Clients, K, each with n / K examples."""
@@ -135,7 +137,13 @@ def study(options: Options, n: int) -> pd.DataFrame:
         found = fedavg((z, y), k, rounds, options, batch_size=1)
         whole = fedavg((z, y), k, options.descent, options, batch_size=0)
         rows.append(
-            {"examples": n, "clients": k, "each": n // k, "rounds": rounds, **_errors(found, best, options.beta)}
+            {
+                "examples": n,
+                "clients": k,
+                "each": n // k,
+                "rounds": rounds,
+                **_errors(found, best, options.beta),
+            }
             | {
                 "descent_apart": f"{np.abs(whole - descended).max():.0e}",
                 "descent_to_mle": f"{np.abs(whole - best).max():.0e}",
@@ -192,7 +200,9 @@ def descent(z: Floats, y: Floats, options: Options) -> Floats:
     return beta
 
 
-def fedavg(sampled: tuple[Floats, Floats], clients: int, rounds: int, options: Options, batch_size: int) -> Floats:
+def fedavg(
+    sampled: tuple[Floats, Floats], clients: int, rounds: int, options: Options, batch_size: int
+) -> Floats:
     """The slopes (R,) that FedAvg ends with, by `dfl.simulate` on data, model and loss of our own."""
     z, y = sampled
     run = dfl.Run(algorithm="fedavg", peers=clients, rounds=rounds, eval_every=rounds, batch_size=batch_size,
@@ -214,7 +224,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
     by_size = table.sort_values("each")
     few, many = by_size.iloc[0], by_size.iloc[-1]
     sure = (table["bias"].abs() > 2 * table["bias_se"]).sum()
-    off, left = (table[column].astype(float).max() for column in ("descent_apart", "descent_to_mle"))
+    off, left = (
+        table[column].astype(float).max() for column in ("descent_apart", "descent_to_mle")
+    )
     return (
         f"over {options.replications} replications and from n = {table['examples'].min():,} to "
         f"{table['examples'].max():,} the root mean square error of maximum likelihood on all data goes "
@@ -252,10 +264,19 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     for axes, column in ((bias, "mle_bias"), (error, "mle_rmse")):
         axes.plot(one["examples"], one[column], "k--", label="maximum likelihood, all data")
     bias.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    _label(bias, "Bias", "examples in all, n", "mean of the estimates, less β (bars: 2 standard errors)")
+    _label(
+        bias,
+        "Bias",
+        "examples in all, n",
+        "mean of the estimates, less β (bars: 2 standard errors)",
+    )
     _label(error, "Error", "examples in all, n", "root mean square error of β", log=True)
     _label(
-        apart, "Distance to maximum likelihood", "examples of a client, n / K", "root mean square distance", log=True
+        apart,
+        "Distance to maximum likelihood",
+        "examples of a client, n / K",
+        "root mean square distance",
+        log=True,
     )
     handles, names = error.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize="small")

@@ -118,9 +118,20 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Time the rounds of one kind of work."""
     it, warm_up = WORK[options.work], options.warm_up
     number, rounds = options.peers or it.peers, options.rounds + warm_up + 1
-    settings = {"engine": options.engine, "bits": options.bits, "threads": options.threads, "lr": 0.01}
+    settings = {
+        "engine": options.engine,
+        "bits": options.bits,
+        "threads": options.threads,
+        "lr": 0.01,
+    }
     run = Run.from_dict(
-        {"peers": number, "model": it.model, "batch_size": it.batch_size, "rounds": rounds, "eval_every": rounds}
+        {
+            "peers": number,
+            "model": it.model,
+            "batch_size": it.batch_size,
+            "rounds": rounds,
+            "eval_every": rounds,
+        }
         | settings
     )
     times = seconds(run, examples((it.features,), number * it.examples), warm_up)
@@ -129,7 +140,13 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(
             json.dumps(
-                {"work": options.work, "peers": number, "ranks": world.size, "seconds": times, "peak_memory": memory}
+                {
+                    "work": options.work,
+                    "peers": number,
+                    "ranks": world.size,
+                    "seconds": times,
+                    "peak_memory": memory,
+                }
             )
         )
 

@@ -148,7 +148,9 @@ def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 def seconds(run: Result, spec: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Simulated seconds of a run after 0, 1, ... rounds, if it had had the network `spec`."""
     weights = network(run.run.topology).weights if run.run.topology else ()
-    joined = Network(Layout(lab.PEERS, 1), weights, World(), Speech(COMPRESSORS["none"]()), run.run.seed)
+    joined = Network(
+        Layout(lab.PEERS, 1), weights, World(), Speech(COMPRESSORS["none"]()), run.run.seed
+    )
     steps = -(-run.peers["n_train"].to_numpy(np.int64) // run.run.batch_size)
     clock = choose("--network", spec, NETWORKS)().start(joined, steps)
     end, rounds = run.rows.iloc[-1], int(run.rows["round"].max())
@@ -192,7 +194,11 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 def asked(options: Options) -> dict[str, Target]:
     """The accuracies to get to and to keep, by what they are called in columns."""
     low, high = options.low, options.high
-    return {f"to_{low:g}": (low, False), f"to_{high:g}": (high, False), f"keeps_{high:g}": (high, True)}
+    return {
+        f"to_{low:g}": (low, False),
+        f"to_{high:g}": (high, False),
+        f"keeps_{high:g}": (high, True),
+    }
 
 
 def to_target(rows: pd.DataFrame, link: str, target: Target) -> float:
@@ -220,10 +226,15 @@ def _fastest(table: pd.DataFrame, link: str, target: str) -> str:
     """In how many bits each graph gets to an accuracy first, the fastest first, and which do not."""
     column = f"{link}_s_{target}"
     order = table.dropna(subset=column).sort_values(column).drop_duplicates("graph")
-    there = [f"{row['graph']} in {lab.in_bits(row['width'])} {row[column]:.3g} s" for _, row in order.iterrows()]
+    there = [
+        f"{row['graph']} in {lab.in_bits(row['width'])} {row[column]:.3g} s"
+        for _, row in order.iterrows()
+    ]
     late = [graph for graph in table["graph"].unique() if graph not in set(order["graph"])]
     missing = f" ({', '.join(late)} NOT with every seed)" if late else ""
-    return f"On lines of a {link} {target.replace('_', ' ')}{missing}: {', '.join(there) or 'nobody'}."
+    return (
+        f"On lines of a {link} {target.replace('_', ' ')}{missing}: {', '.join(there) or 'nobody'}."
+    )
 
 
 def draw(rows: pd.DataFrame, options: Options) -> Figure:
@@ -236,12 +247,21 @@ def draw(rows: pd.DataFrame, options: Options) -> Figure:
             dash = "-" if width == "float32" else "--"
             label = f"{NAMES.get(graph, graph.replace('_', ' '))}, {lab.in_bits(width)}"
             spoken = own[own["round"] > 0]
-            lab.curve(axes, spoken, (link, "accuracy_mean"), label=label, color=colours[graph], linestyle=dash)
+            lab.curve(
+                axes,
+                spoken,
+                (link, "accuracy_mean"),
+                label=label,
+                color=colours[graph],
+                linestyle=dash,
+            )
         _label(axes, link, (options.low, options.high))
     panels[0].set_ylabel("accuracy, mean over peers and seeds")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(f"Time to learn: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds")
+    figure.suptitle(
+        f"Time to learn: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds"
+    )
     return figure
 
 

@@ -59,7 +59,13 @@ METHODS = {
     "replica, float32": ("qdfedavgm", "none"),
     "replica, 8 bits": ("qdfedavgm", "quantize:bits=8"),
 }
-STYLES = dict(zip(METHODS, (("#D55E00", "-"), ("#E69F00", "--"), ("#0072B2", "-"), ("#56B4E9", "--")), strict=True))
+STYLES = dict(
+    zip(
+        METHODS,
+        (("#D55E00", "-"), ("#E69F00", "--"), ("#0072B2", "-"), ("#56B4E9", "--")),
+        strict=True,
+    )
+)
 LABELS = ["mixing", "method"]
 LR, STEPS, COORDINATES, LOOK = 0.02, 5, 100, 10
 
@@ -72,7 +78,11 @@ class Options(lab.Options):
     out: Path = Path("results/update_mixing")
     quadratic_rounds: int = 200
     """Rounds on the quadratic."""
-    mixings: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("neighbors", "metropolis", "lazy")
+    mixings: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
+        "neighbors",
+        "metropolis",
+        "lazy",
+    )
     """Mixing matrices to compare, as --mixing of dfl.run."""
 
 
@@ -99,7 +109,9 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 def grid(options: Options) -> list[lab.Cell]:
     """Every mixing and method with every seed."""
-    change = partial(lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset))
+    change = partial(
+        lab.standard, options, eval_every=1, eval_examples=lab.SUBSETS.get(options.dataset)
+    )
     return [
         (
             {"mixing": mixing, "method": method, "seed": seed},
@@ -137,7 +149,9 @@ def quadratic(mixing: str, algorithm: str, compressor: str, rounds: int) -> list
 def smallest_eigenvalue(mixing: str) -> float:
     """lambda_min of a mixing matrix on the ring."""
     rng = randomness.generator(0, "topology")
-    network = topologies.build(topologies.TOPOLOGIES["ring"], topologies.MIXINGS[mixing], lab.PEERS, rng)
+    network = topologies.build(
+        topologies.TOPOLOGIES["ring"], topologies.MIXINGS[mixing], lab.PEERS, rng
+    )
     return network.spectrum.smallest
 
 
@@ -157,16 +171,23 @@ def tabulate(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
     table["apart"] = end["consensus_distance"].mean().to_numpy()
     each = exact.groupby(LABELS, sort=False)["apart"]
     table["quadratic_apart"] = each.last().to_numpy()
-    table["quadratic_growth"] = each.agg(lambda apart: (apart.iloc[-1] / apart.iloc[-2]) ** (1 / LOOK)).to_numpy()
+    table["quadratic_growth"] = each.agg(
+        lambda apart: (apart.iloc[-1] / apart.iloc[-2]) ** (1 / LOOK)
+    ).to_numpy()
     published = table["method"].str.startswith("published")
-    table["theory_growth"] = table["mixing"].map(growth).where(published & (table["lambda_min"] < 0))
+    table["theory_growth"] = (
+        table["mixing"].map(growth).where(published & (table["lambda_min"] < 0))
+    )
     return table
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says of the published form, matrix by matrix."""
     cells = lab.by_label(table, LABELS)
-    said = [_of_mixing(mixing, *(cells[mixing, method] for method in METHODS)) for mixing in options.mixings]
+    said = [
+        _of_mixing(mixing, *(cells[mixing, method] for method in METHODS))
+        for mixing in options.mixings
+    ]
     return f"over {options.seeds} seeds and {options.rounds} rounds, " + "; ".join(said) + "."
 
 
@@ -199,7 +220,9 @@ def draw(rows: pd.DataFrame, exact: pd.DataFrame, options: Options) -> Figure:
         axes.set_ylabel(name)
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(METHODS))
-    figure.suptitle(f"Mixing updates or models: 16 peers on a ring, two label shards each, {options.seeds} seeds")
+    figure.suptitle(
+        f"Mixing updates or models: 16 peers on a ring, two label shards each, {options.seeds} seeds"
+    )
     return figure
 
 
@@ -208,10 +231,19 @@ def _column(column: Sequence[Axes], rows: pd.DataFrame, exact: pd.DataFrame) -> 
     for method, (colour, line) in STYLES.items():
         style = {"color": colour, "linestyle": line}
         own = rows[rows["method"] == method]
-        lab.curve(column[0], own[own["round"] > 0], ("round", "consensus_distance"), label=method, **style)
+        lab.curve(
+            column[0], own[own["round"] > 0], ("round", "consensus_distance"), label=method, **style
+        )
         lab.curve(column[1], own, ("round", "accuracy_mean"), **style)
-        lab.curve(column[1], own, ("round", "accuracy_mean_model"), linewidth=0.8, alpha=0.7, **style)
-        lab.curve(column[2], exact[(exact["method"] == method) & (exact["round"] > 0)], ("round", "apart"), **style)
+        lab.curve(
+            column[1], own, ("round", "accuracy_mean_model"), linewidth=0.8, alpha=0.7, **style
+        )
+        lab.curve(
+            column[2],
+            exact[(exact["method"] == method) & (exact["round"] > 0)],
+            ("round", "apart"),
+            **style,
+        )
     for axes in column:
         axes.set_xlabel("round")
     column[0].set_yscale("log")

@@ -17,7 +17,14 @@ WORDS = {
     "native_country": ["United-States", "?", "Cuba", "Yugoslavia"],
     "income": ["<=50K", "<=50K", ">50K"],
 }
-NUMBERS = {"age": 90, "fnlwgt": 100000, "education_num": 16, "capital_gain": 5000, "capital_loss": 900, "hours": 99}
+NUMBERS = {
+    "age": 90,
+    "fnlwgt": 100000,
+    "education_num": 16,
+    "capital_gain": 5000,
+    "capital_loss": 900,
+    "hours": 99,
+}
 ORDER = (
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
     "race", "sex", "capital_gain", "capital_loss", "hours", "native_country", "income",
@@ -28,7 +35,9 @@ def people(n: int = 80) -> list[list[str]]:
     """The rows of a file; four of five are White or Black."""
     rng = np.random.default_rng(0)
     columns = [
-        rng.choice(WORDS[name], n).tolist() if name in WORDS else rng.integers(1, NUMBERS[name], n).astype(str).tolist()
+        rng.choice(WORDS[name], n).tolist()
+        if name in WORDS
+        else rng.integers(1, NUMBERS[name], n).astype(str).tolist()
         for name in ORDER
     ]
     return [list(row) for row in zip(*columns, strict=True)]

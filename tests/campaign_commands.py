@@ -94,7 +94,9 @@ def commands(ranks: st.SearchStrategy[int]) -> st.SearchStrategy[Command]:
     paths = st.dictionaries(st.sampled_from(FILES), ANYWHERE, max_size=2)
     noise = st.one_of(st.just(()), st.just(()), NOISE)
 
-    def typed(values: dict[str, Any], paths: dict[str, str], odd: tuple[str, ...], ranks: int) -> Command:
+    def typed(
+        values: dict[str, Any], paths: dict[str, str], odd: tuple[str, ...], ranks: int
+    ) -> Command:
         plain = {flag(name): value for name, value in values.items() if value not in (None, False)}
         words = [f"{name}={value}" for name, value in paths.items()]
         for name, value in plain.items():
@@ -145,7 +147,9 @@ def seen(folder: Path, made: tuple[str, ...] = ()) -> dict[str, tuple[object, ..
     """
     found: dict[str, tuple[object, ...]] = {}
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != "ours" and not name.startswith(made or "/")]
+        folders[:] = [
+            name for name in folders if name != "ours" and not name.startswith(made or "/")
+        ]
         for name in (*folders, *files):
             path = os.path.join(place, name)
             status = os.lstat(path)
@@ -161,7 +165,9 @@ def seen(folder: Path, made: tuple[str, ...] = ()) -> dict[str, tuple[object, ..
 
 def make_ours(folder: Path) -> None:
     """A finished run, and one that was interrupted and has a checkpoint."""
-    few = dfl.Run(peers=4, rounds=2, model="softmax", examples_per_peer=12, checkpoint_every=1, eval_every=1)
+    few = dfl.Run(
+        peers=4, rounds=2, model="softmax", examples_per_peer=12, checkpoint_every=1, eval_every=1
+    )
     for name in OURS:
         rows = dfl.simulate(dfl.Run.from_dict(few.to_dict() | {"out": str(folder / name)}))
         for row in rows:
@@ -175,7 +181,10 @@ def make_ours(folder: Path) -> None:
 
 def here(tokens: tuple[str, ...]) -> Ended:
     """Run a command line in this process."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors=how) for how in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors=how)
+        for how in ("strict", "backslashreplace")
+    )
     code: int | str
     with (
         mock.patch.multiple(sys, argv=["run.py", *tokens], stdout=out, stderr=err),
@@ -213,13 +222,17 @@ def launched(command: Command) -> Ended:
         os.killpg(job.pid, signal.SIGKILL)
         out, err = job.communicate()
         code = f"no end after {SECONDS} s"
-    return Ended(code, out.decode("utf-8", "backslashreplace"), err.decode("utf-8", "backslashreplace"))
+    return Ended(
+        code, out.decode("utf-8", "backslashreplace"), err.decode("utf-8", "backslashreplace")
+    )
 
 
 def faults(ended: Ended, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What is wrong with the way in which a command line ended."""
     found = [] if ended.code in CODES else [f"ended with {ended.code}"]
-    found += [f"printed a {word}" for word in ("Traceback", "Warning:") if word in ended.out + ended.err]
+    found += [
+        f"printed a {word}" for word in ("Traceback", "Warning:") if word in ended.out + ended.err
+    ]
     if ended.code == 2 and (len(ended.err.splitlines()) != 1 or not ended.err.startswith("dfl: ")):
         found.append("refused, but not in one line")
     if ended.code == 2 and ended.out:
@@ -235,12 +248,18 @@ def quiet_surroundings(home: Path) -> Iterator[None]:
     """No network, no data, an empty cache."""
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     places = {"HOME": "", "XDG_CACHE_HOME": "cache", "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis"}
-    changed = {**proxies, **{name: str(home / below) for name, below in places.items()}, "DFL_DATA": ""}
+    changed = {
+        **proxies,
+        **{name: str(home / below) for name, below in places.items()},
+        "DFL_DATA": "",
+    }
     with mock.patch.dict(os.environ, changed):
         yield
 
 
-def campaign(many: int, ranks: st.SearchStrategy[int], number: int) -> tuple[Counter[str], list[str]]:
+def campaign(
+    many: int, ranks: st.SearchStrategy[int], number: int
+) -> tuple[Counter[str], list[str]]:
     """Type so many command lines.
 
     Args:
@@ -257,7 +276,9 @@ def campaign(many: int, ranks: st.SearchStrategy[int], number: int) -> tuple[Cou
         make_ours(Path(home))
 
         @seed(number)
-        @settings(max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
         @given(commands(ranks))
         def one(command: Command) -> None:
             place = Path(home, "work", "here")
@@ -276,7 +297,9 @@ def campaign(many: int, ranks: st.SearchStrategy[int], number: int) -> tuple[Cou
             if wrong:
                 typed = " ".join(repr(token[:60]) for token in command.tokens)
                 what = "; ".join(wrong)[:3000]
-                bad.append(f"{command.ranks} ranks: {typed}\n  {what}\n  stderr: {ended.err[-500:]!r}")
+                bad.append(
+                    f"{command.ranks} ranks: {typed}\n  {what}\n  stderr: {ended.err[-500:]!r}"
+                )
                 print(bad[-1], flush=True)
 
         one()

@@ -75,7 +75,9 @@ GOOD = dfl.Data(X, Y, X[:12], Y[:12], 3)
 FEW: dict[str, Any] = {"peers": 4, "rounds": 2, "eval_every": 1, "lr": 0.05, "model": "softmax"}
 
 
-def run(model: Any = None, data: Any = GOOD, loss: Any = None, report: Any = None, **settings: Any) -> Any:
+def run(
+    model: Any = None, data: Any = GOOD, loss: Any = None, report: Any = None, **settings: Any
+) -> Any:
     """Run to the end and check that the rows are sound."""
     rows = list(dfl.simulate(dfl.Run(**{**FEW, **settings}), model, data, loss, report))
     sound(rows)
@@ -130,12 +132,19 @@ def with_field(field: str, value: Any) -> None:
     list(dfl.simulate(dfl.Run(**{**FEW, field: value}), data=GOOD))
 
 
-CASES += [Case(f"Run({f}={name_of(value)})", calling(with_field, f, value), f"--{f}") for f, value in FIELDS]
+CASES += [
+    Case(f"Run({f}={name_of(value)})", calling(with_field, f, value), f"--{f}")
+    for f, value in FIELDS
+]
 CASES.append(Case("Run(dataset=Data)", calling(lambda: run(data=None, dataset=GOOD)), "--dataset"))
 CASES += [
     Case("a dict in place of a Run", lambda _: list(dfl.simulate({"rounds": 3})), "dfl.Run"),  # type: ignore[arg-type]
     Case("None in place of a Run", lambda _: list(dfl.simulate(None)), "dfl.Run"),  # type: ignore[arg-type]
-    Case("numpy numbers", lambda _: run(peers=np.int64(4), lr=np.float32(0.05), ensemble=np.bool_(True)), RUNS),
+    Case(
+        "numpy numbers",
+        lambda _: run(peers=np.int64(4), lr=np.float32(0.05), ensemble=np.bool_(True)),
+        RUNS,
+    ),
     Case("topology=None", lambda _: run(topology=None, bits=None), RUNS),
     Case("a folder as text", lambda folder: run(out=str(folder / "run")), RUNS),
 ]
@@ -281,7 +290,10 @@ def kinds(*modules: nn.Module, **settings: Any) -> Any:
     return run(modules, **settings)
 
 
-CASES += [Case(f"model: {name}", calling(lambda make: run(make()), make), expected) for name, make, expected in MODELS]
+CASES += [
+    Case(f"model: {name}", calling(lambda make: run(make()), make), expected)
+    for name, make, expected in MODELS
+]
 CASES += [
     Case("kinds with other outputs", calling(kinds, layer(), nn.Linear(4, 4), share="nothing"), "outputs"),
     Case("kinds with everything shared", calling(kinds, layer(), layer()), "--share"),
@@ -308,15 +320,31 @@ CASES += [
         ("one for every output", lambda outputs, labels: outputs**2, "(2, 3)"),
         ("one that raises", lambda outputs, labels: outputs @ labels, "loss fails"),
         ("one that takes one argument", lambda outputs: outputs, "loss fails"),
-        ("one without a gradient", lambda outputs, labels: outputs.detach().sum(1), "differentiated"),
+        (
+            "one without a gradient",
+            lambda outputs, labels: outputs.detach().sum(1),
+            "differentiated",
+        ),
         ("one that ignores the outputs", lambda outputs, labels: labels.float(), "differentiated"),
         ("NaN", lambda outputs, labels: each(outputs, labels) * float("nan"), DIVERGES),
-        ("NaN for one label", lambda outputs, labels: each(outputs, labels) / (labels != 2), DIVERGES),
-        ("one that draws", lambda outputs, labels: each(outputs + torch.rand(3), labels), "generator"),
+        (
+            "NaN for one label",
+            lambda outputs, labels: each(outputs, labels) / (labels != 2),
+            DIVERGES,
+        ),
+        (
+            "one that draws",
+            lambda outputs, labels: each(outputs + torch.rand(3), labels),
+            "generator",
+        ),
     )
 ]
 CASES += [
-    Case("numbers as labels", calling(run, Of(lambda x: x[:, 0]), NUMBERS, lambda out, y: (out - y) ** 2), RUNS),
+    Case(
+        "numbers as labels",
+        calling(run, Of(lambda x: x[:, 0]), NUMBERS, lambda out, y: (out - y) ** 2),
+        RUNS,
+    ),
     Case("numbers as labels without a loss", calling(run, layer(), NUMBERS), "loss"),
 ]
 
@@ -425,7 +453,9 @@ def inside(around: Callable[[], Any]) -> None:
     with around():
         rows = run(module)
     same = [name for name in plain[0] if name != "seconds"]
-    assert [[row[name] for name in same] for row in rows] == [[row[name] for name in same] for row in plain]
+    assert [[row[name] for name in same] for row in rows] == [
+        [row[name] for name in same] for row in plain
+    ]
 
 
 @contextmanager
@@ -445,11 +475,19 @@ CASES += [
         ("torch.inference_mode", torch.inference_mode),
         ("autocast", partial(torch.autocast, "cpu", torch.bfloat16)),
         ("a device context", partial(torch.device, "meta")),
-        ("default dtype float64", partial(changed, torch.set_default_dtype, torch.float64, torch.get_default_dtype)),
+        (
+            "default dtype float64",
+            partial(changed, torch.set_default_dtype, torch.float64, torch.get_default_dtype),
+        ),
         ("three threads", partial(changed, torch.set_num_threads, 3, torch.get_num_threads)),
         (
             "deterministic algorithms",
-            partial(changed, torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled),
+            partial(
+                changed,
+                torch.use_deterministic_algorithms,
+                True,
+                torch.are_deterministic_algorithms_enabled,
+            ),
         ),
         ("numpy that raises", partial(np.errstate, all="raise")),
         ("other seeds", partial(changed, torch.manual_seed, 1, torch.initial_seed)),
@@ -481,7 +519,11 @@ CASES += [
         ("whole numbers", {"1.weight": WEIGHT.long(), "1.bias": BIAS}, "int64"),
         ("unequal rows", {"1.weight": WEIGHT, "1.bias": BIAS[:3]}, "3 rows"),
         ("no rows", {"1.weight": WEIGHT[:0], "1.bias": BIAS[:0]}, "1."),
-        ("too many rows", {"1.weight": WEIGHT.repeat(2, 1, 1), "1.bias": BIAS.repeat(2, 1)}, "8 models"),
+        (
+            "too many rows",
+            {"1.weight": WEIGHT.repeat(2, 1, 1), "1.bias": BIAS.repeat(2, 1)},
+            "8 models",
+        ),
         ("other names", {"weight": WEIGHT, "bias": BIAS}, "bias"),
         ("a name too many", {"1.weight": WEIGHT, "1.bias": BIAS, "2.bias": BIAS + 1}, "2.bias"),
         ("other shapes", {"1.weight": WEIGHT[:, :, :2].contiguous(), "1.bias": BIAS}, "1.weight"),
@@ -490,7 +532,11 @@ CASES += [
         ("no safetensors", b"PK\x03\x04", "state.safetensors"),
         ("an empty file", b"", "state.safetensors"),
         ("a long header", (2**40).to_bytes(8, "little") + b"{}", "state.safetensors"),
-        ("float64 for a float32 model", {"1.weight": WEIGHT.double(), "1.bias": BIAS.double()}, RUNS),
+        (
+            "float64 for a float32 model",
+            {"1.weight": WEIGHT.double(), "1.bias": BIAS.double()},
+            RUNS,
+        ),
         ("one model for all", {"1.weight": WEIGHT[:1], "1.bias": BIAS[:1]}, RUNS),
     )
 ]
@@ -542,7 +588,11 @@ def attempt(one: Case, folder: Path) -> None:
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
-    filters, before, handler = list(warnings.filters), surroundings(), signal.signal(signal.SIGALRM, late)
+    filters, before, handler = (
+        list(warnings.filters),
+        surroundings(),
+        signal.signal(signal.SIGALRM, late),
+    )
     signal.alarm(SECONDS)
     try:
         one.call(folder)
@@ -556,7 +606,10 @@ def attempt(one: Case, folder: Path) -> None:
         signal.signal(signal.SIGALRM, handler)
     assert surroundings() == before
     assert all(each in warnings.filters for each in filters)  # late imports add some
-    assert ending == (one.expected if one.expected in (RUNS, DIVERGES) else "refused"), (ending, line)
+    assert ending == (one.expected if one.expected in (RUNS, DIVERGES) else "refused"), (
+        ending,
+        line,
+    )
     assert "\n" not in line
     assert len(line) < LONGEST
     assert ending != "refused" or one.expected in line, line

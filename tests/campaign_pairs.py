@@ -70,8 +70,15 @@ def drawn(number: int) -> dict[str, Any]:
     settings |= {"topology": one(*GRAPHS), "mixing": one(*MIXINGS)}
     if kind == "gossip":
         return settings | {"algorithm": "dfedavgm", "aggregator": one(*RULES)}
-    option = f"gamma={one(1.0, 1.0, 0.5, 0.2)}" if kind == "copies" else f"exchange=paper,alpha={one(1.0, 0.5, 2.0)}"
-    block, rounding = one("", "", ",block=0", ",block=64"), one("", "", ",rounding=stochastic", ",rounding=nearest")
+    option = (
+        f"gamma={one(1.0, 1.0, 0.5, 0.2)}"
+        if kind == "copies"
+        else f"exchange=paper,alpha={one(1.0, 0.5, 2.0)}"
+    )
+    block, rounding = (
+        one("", "", ",block=0", ",block=64"),
+        one("", "", ",rounding=stochastic", ",rounding=nearest"),
+    )
     compressor = one("none", bits, bits + block + rounding)
     return settings | {"algorithm": f"qdfedavgm:{option}", "compressor": compressor}
 
@@ -81,7 +88,12 @@ def played(settings: dict[str, Any], rounds: int = ROUNDS) -> tuple[str, str]:
 
     It ends bounded, warned (unbounded, and a warning said why), unbounded, refused, or diverged (exit code 3).
     """
-    few: dict[str, Any] = {"model": "mlp:hidden=8", "examples_per_peer": 24, "local_steps": 2, "eval_every": 5}
+    few: dict[str, Any] = {
+        "model": "mlp:hidden=8",
+        "examples_per_peer": 24,
+        "local_steps": 2,
+        "eval_every": 5,
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -94,11 +106,15 @@ def played(settings: dict[str, Any], rounds: int = ROUNDS) -> tuple[str, str]:
     first, last = rows[1 : 1 + len(rows) // 5], rows[-(len(rows) // 10) :]
     apart = [max(row.get("consensus_distance", 0.0) for row in part) for part in (first, last)]
     loss = rows[0]["train_loss"], max(row["train_loss"] for row in last)
-    text = f"consensus distance {apart[0]:.3g} to {apart[1]:.3g}, loss {loss[0]:.3g} to {loss[1]:.3g}"
+    text = (
+        f"consensus distance {apart[0]:.3g} to {apart[1]:.3g}, loss {loss[0]:.3g} to {loss[1]:.3g}"
+    )
     if apart[1] <= APART * apart[0] + 1e-6 and loss[1] <= LOSS * loss[0]:
         return "bounded", text
     notes = [str(each.message) for each in caught]
-    return ("warned" if any(word in note for note in notes for word in CAUSES) else "unbounded"), f"{text}; {notes}"
+    return (
+        "warned" if any(word in note for note in notes for word in CAUSES) else "unbounded"
+    ), f"{text}; {notes}"
 
 
 def main(count: int, first: int = 0) -> int:

@@ -46,7 +46,13 @@ FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in {
     "peers": 4, "rounds": 6, "model": "softmax", "examples-per-peer": 10, "eval-every": 2, "checkpoint-every": 2,
     "bits": 4,
 }.items()]  # fmt: skip
-OWN = ("notes.txt", "checkpoint/notes.json", "logs/notes.log", "figures/notes.png", "heartbeats/notes")
+OWN = (
+    "notes.txt",
+    "checkpoint/notes.json",
+    "logs/notes.log",
+    "figures/notes.png",
+    "heartbeats/notes",
+)
 """Files of the user's in the folder of a run."""
 EXTRA = (".lock", ".run.json.part", ".metrics.csv.part", ".state.safetensors.part", "checkpoint/.0000000006.json.part",
          "checkpoint/0000000008.json", "heartbeats/0", "figures/graph.png", "tensorboard")  # fmt: skip
@@ -73,7 +79,9 @@ def cut(path: Path, drawn: random.Random, foreign: Path) -> None:
 
 
 def append(path: Path, drawn: random.Random, foreign: Path) -> None:
-    path.write_bytes(path.read_bytes() + drawn.choice([b"\n", b"\0", b"7,0.1", b"{}", path.read_bytes()]))
+    path.write_bytes(
+        path.read_bytes() + drawn.choice([b"\n", b"\0", b"7,0.1", b"{}", path.read_bytes()])
+    )
 
 
 def delete(path: Path, drawn: random.Random, foreign: Path) -> None:
@@ -81,7 +89,11 @@ def delete(path: Path, drawn: random.Random, foreign: Path) -> None:
 
 
 def other(path: Path, drawn: random.Random, foreign: Path) -> None:
-    path.write_bytes(drawn.choice([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"round\nNaN\n", b"round\n0\nround\n0\n"]))
+    path.write_bytes(
+        drawn.choice(
+            [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"round\nNaN\n", b"round\n0\nround\n0\n"]
+        )
+    )
 
 
 def directory(path: Path, drawn: random.Random, foreign: Path) -> None:
@@ -93,7 +105,9 @@ def pipe(path: Path, drawn: random.Random, foreign: Path) -> None:
 
 
 def link(path: Path, drawn: random.Random, foreign: Path) -> None:
-    path.symlink_to(drawn.choice([foreign / "file", foreign / "folder", foreign / "nowhere", Path("/dev/zero")]))
+    path.symlink_to(
+        drawn.choice([foreign / "file", foreign / "folder", foreign / "nowhere", Path("/dev/zero")])
+    )
 
 
 def hard_link(path: Path, drawn: random.Random, foreign: Path) -> None:
@@ -110,7 +124,9 @@ def damage(folder: Path, foreign: Path, drawn: random.Random) -> str:
     """Damage a run's folder at one place; what was done."""
     there = [f for f in sorted(folder.rglob("*")) if str(f.relative_to(folder)) not in OWN]
     folders = {folder / name for name in ("checkpoint", "logs", "figures", "heartbeats")}
-    path = drawn.choice([*(f for f in there if f.is_file()), *sorted(folders), *(folder / name for name in EXTRA)])
+    path = drawn.choice(
+        [*(f for f in there if f.is_file()), *sorted(folders), *(folder / name for name in EXTRA)]
+    )
     how = drawn.choice(CHANGES + PLACES if path.is_file() else PLACES)
     if how in PLACES:
         remove(path)
@@ -131,7 +147,9 @@ def seen(*folders: Path) -> dict[str, bytes | str]:
     found: dict[str, bytes | str] = {}
     for path in (each for folder in folders for each in (folder, *sorted(folder.rglob("*")))):
         kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
-        held = path.read_bytes() if kind == "file" else os.readlink(path) if kind == "link" else kind
+        held = (
+            path.read_bytes() if kind == "file" else os.readlink(path) if kind == "link" else kind
+        )
         found[str(path)] = held
     return found
 
@@ -161,7 +179,9 @@ class Bench:
         crash(replace(RUN, out=top / "interrupted"), 5)
         shutil.copytree(top / "interrupted", top / "killed", dirs_exist_ok=True)
         record = manifest.read(top / "killed")
-        manifest.write(top / "killed", record | {"exit": None, "ending": "running", "seconds": None})
+        manifest.write(
+            top / "killed", record | {"exit": None, "ending": "running", "seconds": None}
+        )
         (top / "killed" / ".lock").touch()
         with (top / "killed" / "metrics.csv").open("a") as file:
             file.write("6,0.0")
@@ -178,11 +198,19 @@ class Bench:
     def trial(self, n: int, launched: bool, acts: tuple[str, ...]) -> str:
         """Damage a copy of a run, do something with it, and see that all is right; what happened."""
         drawn = random.Random(n)
-        source = drawn.choice([name for name in ("finished", "interrupted", "killed", "ranks") if self.has(name)])
+        source = drawn.choice(
+            [name for name in ("finished", "interrupted", "killed", "ranks") if self.has(name)]
+        )
         folder, foreign = self.top / f"trial{n}", self.top / f"foreign{n}"
         shutil.copytree(self.top / source, folder)
         (foreign / "folder").mkdir(parents=True)
-        for name in ("file", "folder/0", "folder/0000000001.json", "folder/rank-0.log", "folder/graph.png"):
+        for name in (
+            "file",
+            "folder/0",
+            "folder/0000000001.json",
+            "folder/rank-0.log",
+            "folder/graph.png",
+        ):
             (foreign / name).write_text(f"mine, {name}")
         what = damage(folder, foreign, drawn)
         act = "launch" if launched else drawn.choice(acts)
@@ -191,7 +219,9 @@ class Bench:
             with in_time(BOUND):
                 how = getattr(self, act)(folder, source)
         except (Exception, Hang):
-            raise AssertionError(f"{n}: {source}, {what}, {act}: {traceback.format_exc()}") from None
+            raise AssertionError(
+                f"{n}: {source}, {what}, {act}: {traceback.format_exc()}"
+            ) from None
         assert seen(foreign) == before, f"{n}: {source}, {what}, {act}: foreign files changed"
         assert kept(folder) == own, f"{n}: {source}, {what}, {act}: the user's files changed"
         for path in (folder, foreign):
@@ -272,14 +302,20 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, pd.DataFrame):
         return one.equals(other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            torch.equal(value, other[name]) for name, value in one.items()
+        )
     return bool(one == other)
 
 
 def typed(command: Callable[[], int], *words: str) -> tuple[int, str]:
     """The exit code of a command in this process, and what it printed as errors."""
     said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said), redirect_stdout(io.StringIO()):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stderr(said),
+        redirect_stdout(io.StringIO()),
+    ):
         patch.setattr("sys.argv", ["dfl", *words])
         return command(), said.getvalue()
 
@@ -301,7 +337,11 @@ def one_line(said: str) -> str:
 @contextmanager
 def bench(ranks: bool) -> Iterator[Bench]:
     """Runs to damage, in a folder that is removed in the end."""
-    with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory() as top,
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error")
         patch.setattr("dfl.reporting.plots.figures", lambda *given: {"graph": Drawn()})
         yield Bench.of(Path(top), ranks)

@@ -68,7 +68,9 @@ class Command:
 
 
 @pytest.fixture
-def dfl_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def dfl_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Command:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DFL_DATA", raising=False)
     monkeypatch.setattr(

@@ -36,10 +36,18 @@ def main(folder: Path, pause: float) -> int:
     except InputError as error:
         print(f"dfl: {error}", file=sys.stderr)
         return 2
-    if (folder / "run.json").exists() and manifest.read(folder)["exit"] == 0 and not manifest.damage(folder):
+    if (
+        (folder / "run.json").exists()
+        and manifest.read(folder)["exit"] == 0
+        and not manifest.damage(folder)
+    ):
         lock.release()
         return 0
-    begun = json.loads((folder / "checkpoint").read_text())["round"] + 1 if (folder / "checkpoint").exists() else 0
+    begun = (
+        json.loads((folder / "checkpoint").read_text())["round"] + 1
+        if (folder / "checkpoint").exists()
+        else 0
+    )
     keep(folder, run, None, "running")
     code, ending = rounds(folder, run, begun, pause)
     if code == 3:
@@ -77,7 +85,12 @@ def append(path: Path, figures: dict[str, Any]) -> None:
 def row(run: Run, t: int) -> dict[str, Any]:
     """Figures that depend on the settings: more edges and more bits learn better, and cost more."""
     edges = {"ring": 2, "torus": 4, "complete": 15}.get(run.topology or "ring", 3)
-    rate = 0.02 * math.sqrt(edges) * (1 - 0.4 / (run.bits or 32)) * (1 + 0.1 * math.sin(7 * run.seed + edges))
+    rate = (
+        0.02
+        * math.sqrt(edges)
+        * (1 - 0.4 / (run.bits or 32))
+        * (1 + 0.1 * math.sin(7 * run.seed + edges))
+    )
     accuracy = 0.95 - 0.85 * math.exp(-rate * t)
     bytes_said = t * edges * 16 * 1000 * (run.bits or 32) // 8
     return {

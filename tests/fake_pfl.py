@@ -82,16 +82,24 @@ class FederatedAveraging:
         for callback in callbacks:
             callback.on_train_begin(model=model)
         for t in range(params.central_num_iterations):
-            data = [backend.training.make(backend.training.sampler()) for _ in range(params.train_cohort_size)]
+            data = [
+                backend.training.make(backend.training.sampler())
+                for _ in range(params.train_cohort_size)
+            ]
             self.seen.insert(0, [user.user_id for user in data])
             start = deepcopy(model.net.state_dict())
-            model.net.load_state_dict(mean([self._trained(start, model, user, train) for user in data]))
+            model.net.load_state_dict(
+                mean([self._trained(start, model, user, train) for user in data])
+            )
             assert not any(
-                callback.after_central_iteration(None, model, central_iteration=t)[0] for callback in callbacks
+                callback.after_central_iteration(None, model, central_iteration=t)[0]
+                for callback in callbacks
             )
 
     @staticmethod
-    def _trained(start: Tensors, model: PyTorchModel, user: PyTorchTensorDataset, train: NNTrainHyperParams) -> Tensors:
+    def _trained(
+        start: Tensors, model: PyTorchModel, user: PyTorchTensorDataset, train: NNTrainHyperParams
+    ) -> Tensors:
         model.net.load_state_dict(start)
         optimizer = model.local(model.net.parameters(), lr=train.local_learning_rate)
         for batch in user.iter(train.local_batch_size):

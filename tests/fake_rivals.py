@@ -77,10 +77,13 @@ class Node:
     round_len: int
 
     @classmethod
-    def generate(cls, data: Any, network: Any, handler: Handler, *, round_len: int, sync: bool) -> dict[int, "Node"]:
+    def generate(
+        cls, data: Any, network: Any, handler: Handler, *, round_len: int, sync: bool
+    ) -> dict[int, "Node"]:
         assert sync
         return {
-            i: cls(i, data.of(i), deepcopy(handler), network[i].nonzero()[0], round_len) for i in range(len(network))
+            i: cls(i, data.of(i), deepcopy(handler), network[i].nonzero()[0], round_len)
+            for i in range(len(network))
         }
 
 
@@ -135,7 +138,9 @@ class Simulator:
 def perceptron(inputs: int, outputs: int, hidden: tuple[int, ...] = ()) -> torch.nn.Module:
     sizes = (inputs, *hidden, outputs)
     layers = [torch.nn.Linear(*pair) for pair in pairwise(sizes)]
-    return torch.nn.Sequential(*[each for layer in layers for each in (layer, torch.nn.ReLU())][:-1])
+    return torch.nn.Sequential(
+        *[each for layer in layers for each in (layer, torch.nn.ReLU())][:-1]
+    )
 
 
 def fake_gossipy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +150,11 @@ def fake_gossipy(monkeypatch: pytest.MonkeyPatch) -> None:
         StaticP2PNetwork=lambda nodes, topology: topology[:nodes],
     )  # fmt: skip
     module(monkeypatch, "gossipy.data", DataDispatcher=Dispatcher)
-    module(monkeypatch, "gossipy.data.handler", ClassificationDataHandler=lambda x, y, test_size: (x, y))
+    module(
+        monkeypatch,
+        "gossipy.data.handler",
+        ClassificationDataHandler=lambda x, y, test_size: (x, y),
+    )
     module(monkeypatch, "gossipy.model.handler", TorchModelHandler=Handler)
     module(monkeypatch, "gossipy.model.nn", LogisticRegression=perceptron, TorchMLP=perceptron)
     module(monkeypatch, "gossipy.node", GossipNode=Node)
@@ -183,25 +192,40 @@ class FedAvg:
     min_train_nodes: int
     min_available_nodes: int
 
-    def start(self, *, grid: Any, initial_arrays: Arrays, num_rounds: int, evaluate_fn: Any) -> SimpleNamespace:
+    def start(
+        self, *, grid: Any, initial_arrays: Arrays, num_rounds: int, evaluate_fn: Any
+    ) -> SimpleNamespace:
         assert self.fraction_evaluate == 0
         evaluate_fn(0, initial_arrays)
         for t in range(num_rounds):
             initial_arrays = Arrays(
-                mean([reply.content["arrays"] for reply in grid(Message({"arrays": initial_arrays}))])
+                mean(
+                    [reply.content["arrays"] for reply in grid(Message({"arrays": initial_arrays}))]
+                )
             )
             evaluate_fn(t + 1, initial_arrays)
         return SimpleNamespace(arrays=initial_arrays)
 
 
-def run_simulation(server: App, client: App, *, num_supernodes: int, backend_config: dict[str, Any]) -> None:
+def run_simulation(
+    server: App, client: App, *, num_supernodes: int, backend_config: dict[str, Any]
+) -> None:
     assert backend_config["client_resources"]["num_cpus"] == 1
     contexts = [SimpleNamespace(node_config={"partition-id": i}) for i in range(num_supernodes)]
-    server.function(lambda message: [deepcopy(client.function(message, context)) for context in contexts], None)
+    server.function(
+        lambda message: [deepcopy(client.function(message, context)) for context in contexts], None
+    )
 
 
 def fake_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    module(monkeypatch, "flwr.app", ArrayRecord=Arrays, Message=Message, MetricRecord=dict, RecordDict=dict)
+    module(
+        monkeypatch,
+        "flwr.app",
+        ArrayRecord=Arrays,
+        Message=Message,
+        MetricRecord=dict,
+        RecordDict=dict,
+    )
     module(monkeypatch, "flwr.clientapp", ClientApp=App)
     module(monkeypatch, "flwr.serverapp", ServerApp=App)
     module(monkeypatch, "flwr.serverapp.strategy", FedAvg=FedAvg)

@@ -25,7 +25,9 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 def idx(values: NDArray[np.uint8]) -> bytes:
     """An array as the content of an IDX file."""
-    return struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+    return (
+        struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+    )
 
 
 def contents(train: int = 30, test: int = 20) -> dict[str, bytes]:
@@ -33,9 +35,13 @@ def contents(train: int = 30, test: int = 20) -> dict[str, bytes]:
     rng = np.random.default_rng(0)
 
     def half(n: int) -> tuple[bytes, bytes]:
-        return idx(rng.integers(0, 256, (n, 28, 28), np.uint8)), idx(rng.integers(0, 10, n, np.uint8))
+        return idx(rng.integers(0, 256, (n, 28, 28), np.uint8)), idx(
+            rng.integers(0, 10, n, np.uint8)
+        )
 
-    return dict(zip((IMAGES, LABELS, TEST_IMAGES, TEST_LABELS), (*half(train), *half(test)), strict=True))
+    return dict(
+        zip((IMAGES, LABELS, TEST_IMAGES, TEST_LABELS), (*half(train), *half(test)), strict=True)
+    )
 
 
 def write(folder: Path, packed: bool = True) -> Path:
@@ -53,7 +59,9 @@ def same(a: Data, b: Data) -> bool:
 
 def official(packed: bytes) -> Official:
     """What is published of a file."""
-    return Official(len(packed), hashlib.md5(packed).hexdigest(), hashlib.sha256(packed).hexdigest())
+    return Official(
+        len(packed), hashlib.md5(packed).hexdigest(), hashlib.sha256(packed).hexdigest()
+    )
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> list[str]:

@@ -36,7 +36,15 @@ MANY = GRID + 'topology = ["ring", "star", "complete"]\nbits = ["none", 8, 4, 2]
 
 def start(folder: Path, name: str) -> subprocess.Popen[str]:
     """Start the sweep of a folder, or go on with it."""
-    words = ["-m", "dfl.sweep", str(folder / "grid.toml"), "--out", str(folder / name), "--jobs", "2"]
+    words = [
+        "-m",
+        "dfl.sweep",
+        str(folder / "grid.toml"),
+        "--out",
+        str(folder / name),
+        "--jobs",
+        "2",
+    ]
     return subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -65,12 +73,16 @@ def check(folder: Path, grid: str, seed: int, hows: Sequence[signal.Signals] = H
         now = statuses(folder / "parts")
         happened.append(f"{how.name}: exit code {code}, cells {dict(Counter(now))}")
         assert code == {signal.SIGTERM: 75, signal.SIGINT: 130, signal.SIGKILL: -9}[how], said
-    wait_for(lambda: "running" not in statuses(folder / "parts"), 600)  # the cells of a sweep that was killed
+    wait_for(
+        lambda: "running" not in statuses(folder / "parts"), 600
+    )  # the cells of a sweep that was killed
     code, said = ended(start(folder, "parts"))
     assert code == 0, said
     assert without_clocks(folder / "parts").equals(whole)
     for name in ("summary.csv", *(f"{cell}/state.safetensors" for cell in whole["name"])):
-        assert (folder / "parts" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
+        assert (folder / "parts" / name).read_bytes() == (folder / "whole" / name).read_bytes(), (
+            name
+        )
     return [*happened, f"the same sweep.csv, summary.csv and models of {len(whole)} cells"]
 
 

@@ -16,18 +16,24 @@ from dfl.robust.attacks import Attack, Seen
 Floats = NDArray[np.float64]
 
 
-def rows_of(n: int, d: int, seed: int = 0, dtype: Any = np.float32, noise: float = 1.0) -> NDArray[Any]:
+def rows_of(
+    n: int, d: int, seed: int = 0, dtype: Any = np.float32, noise: float = 1.0
+) -> NDArray[Any]:
     """Updates as honest peers make them: a common direction, and each its own noise, so many times as large."""
     rng = np.random.default_rng(seed)
     common, own = rng.normal(size=d), rng.normal(size=(n, d))
     return (0.01 * (common + noise * own)).astype(dtype)
 
 
-def seen(rows: NDArray[Any], bad: Sequence[int], trusted: NDArray[Any] | None = None, t: int = 3) -> Seen:
+def seen(
+    rows: NDArray[Any], bad: Sequence[int], trusted: NDArray[Any] | None = None, t: int = 3
+) -> Seen:
     """What attackers see of rows (n, d) that peers 10, 11, ... say in round t."""
     n, d = rows.shape
     places = np.array(bad, np.int64)
-    return Seen(Words(rows, np.full(n, 1 / n), trusted), places, 10 + places, slice(0, d), (7, t, "x"))
+    return Seen(
+        Words(rows, np.full(n, 1 / n), trusted), places, 10 + places, slice(0, d), (7, t, "x")
+    )
 
 
 def over_ranks(attack: Attack, whole: Seen, ranks: int) -> NDArray[Any]:

@@ -58,7 +58,10 @@ class Plain:
     """One peer's parts, as torch's own layers with the values of its row; dropout by hand."""
 
     def __init__(self, task: Task, row: Tensor) -> None:
-        self.task, self.values = task, {k: v.clone().requires_grad_() for k, v in task.spec.views(row).items()}
+        self.task, self.values = (
+            task,
+            {k: v.clone().requires_grad_() for k, v in task.spec.views(row).items()},
+        )
         self.speed = {name: torch.zeros_like(value) for name, value in self.values.items()}
         self.start = {name: value.detach().clone() for name, value in self.values.items()}
         self.masks: dict[str, Tensor] = {}
@@ -77,7 +80,9 @@ class Plain:
         return F.cross_entropy(self.dense(h, "7"), labels)
 
     def loss_r(self, h: Tensor, protected: Tensor) -> Tensor:
-        p = torch.sigmoid(self.dense(h, *(f"adversary.{k}" for k in (1, 3, 5)))).clamp(1e-7, 1 - 1e-7)
+        p = torch.sigmoid(self.dense(h, *(f"adversary.{k}" for k in (1, 3, 5)))).clamp(
+            1e-7, 1 - 1e-7
+        )
         y = protected.float()
         return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
 
@@ -109,7 +114,11 @@ def posed(kind: str, inputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
         k = int(u * (4 if kind == "rotation" else 24))
         a, b, c, d = image[:, :3, :3], image[:, :3, 3:], image[:, 3:, :3], image[:, 3:, 3:]
         order = list(permutations((a, b, c, d)))[k] if kind == "jigsaw" else (a, b, c, d)
-        turned = np.rot90(image, k, (1, 2)) if kind == "rotation" else np.block([[*order[:2]], [*order[2:]]])
+        turned = (
+            np.rot90(image, k, (1, 2))
+            if kind == "rotation"
+            else np.block([[*order[:2]], [*order[2:]]])
+        )
         new.append(torch.from_numpy(np.ascontiguousarray(turned)))
         which.append(k)
     return torch.stack(new), torch.tensor(which)
@@ -121,7 +130,11 @@ def loss_a(peer: Plain, kind: str, seen: tuple[Tensor, Tensor], drawn: Tensor) -
     if kind in ("rotation", "jigsaw"):
         inputs, labels = posed(kind, inputs, drawn)
     said = peer.dense(peer.h(inputs), "auxiliary.1", "auxiliary.3")
-    return ((said - inputs.flatten(1)) ** 2).mean() if kind == "autoencoder" else F.cross_entropy(said, labels)
+    return (
+        ((said - inputs.flatten(1)) ** 2).mean()
+        if kind == "autoencoder"
+        else F.cross_entropy(said, labels)
+    )
 
 
 def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
@@ -139,7 +152,9 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
         def u(purpose: str, n: int, k: int = k) -> Tensor:
             return randomness.uniform(task.seed, purpose, [i], t, k, n=4 * n)[0].view(4, n)
 
-        peer.masks = {name: (u(f"dropout {name}", n) >= 0.2) / 0.8 for name, n in (("3", 7), ("6", 5))}
+        peer.masks = {
+            name: (u(f"dropout {name}", n) >= 0.2) / 0.8 for name, n in (("3", 7), ("6", 5))
+        }
         assert objective is not None
         h = peer.h(inputs)
         loss_g = whole = peer.loss_g(h, labels)

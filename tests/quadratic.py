@@ -49,7 +49,8 @@ def states(setting: Setting, rounds: int) -> Iterator[Any]:
     """The states after round 0, 1, …; the first is the start."""
     network = setting.network
     state = setting.algorithm.init(
-        *start(setting.run, setting.task, setting.own_module, setting.algorithm.serves), Net(network, 0)
+        *start(setting.run, setting.task, setting.own_module, setting.algorithm.serves),
+        Net(network, 0),
     )
     yield state
     for t in range(rounds):

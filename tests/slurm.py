@@ -14,7 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun", "setpriv")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "squeue",
+    "scontrol",
+    "scancel",
+    "srun",
+    "setpriv",
+)
 PLACES = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 CONF = """\
 ClusterName=test
@@ -77,16 +87,24 @@ def cluster() -> Iterator[dict[str, str]]:
             ["slurmd", "-D", "-N", _host()],
         ):
             _start(stack, words, environment, folder)
-        wait(lambda: "idle" in said("sinfo", "-h", "-o", "%t", env=environment), 60, lambda: _logs(folder))
+        wait(
+            lambda: "idle" in said("sinfo", "-h", "-o", "%t", env=environment),
+            60,
+            lambda: _logs(folder),
+        )
         yield environment
 
 
 def said(*command: str, env: dict[str, str] | None) -> str:
     """What a program prints; nothing where it fails."""
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, check=False
+    ).stdout
 
 
-def wait(ready: Callable[[], object], seconds: float, otherwise: Callable[[], object] = str) -> None:
+def wait(
+    ready: Callable[[], object], seconds: float, otherwise: Callable[[], object] = str
+) -> None:
     """Wait until something is so."""
     patience = time.monotonic() + seconds
     while not ready():
@@ -107,8 +125,12 @@ def _configure(folder: Path) -> None:
         for each in held:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in held]
-    first = int(time.time()) % 10**7 + 1  # MPI names shared memory by it: not that of a job of an earlier cluster
-    text = CONF.format(host=_host(), user=getpass.getuser(), folder=folder, ports=ports, first=first)
+    first = (
+        int(time.time()) % 10**7 + 1
+    )  # MPI names shared memory by it: not that of a job of an earlier cluster
+    text = CONF.format(
+        host=_host(), user=getpass.getuser(), folder=folder, ports=ports, first=first
+    )
     (folder / "slurm.conf").write_text(text)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -119,7 +141,11 @@ def _start(stack: ExitStack, words: list[str], environment: dict[str, str], fold
     """A daemon in the foreground, which ends with this process at the latest."""
     with (folder / f"{words[0]}.out").open("w") as out:
         daemon = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", *words], env=environment, stdout=out, stderr=out, start_new_session=True
+            ["setpriv", "--pdeathsig", "TERM", *words],
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     stack.callback(daemon.wait, 20)
     stack.callback(daemon.terminate)
@@ -127,11 +153,15 @@ def _start(stack: ExitStack, words: list[str], environment: dict[str, str], fold
 
 def _end_all(mark: bytes) -> None:
     """Kill what is left of jobs and daemons: the processes that were told of this cluster."""
-    for place in (place for place in Path("/proc").glob("[0-9]*") if int(place.name) != os.getpid()):
+    for place in (
+        place for place in Path("/proc").glob("[0-9]*") if int(place.name) != os.getpid()
+    ):
         with suppress(OSError):
             told = (place / "environ").read_bytes().split(b"\0")
             os.kill(int(place.name), signal.SIGKILL if mark in told else 0)
 
 
 def _logs(folder: Path) -> str:
-    return "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in sorted(folder.glob("*.[lo][ou][gt]")))
+    return "\n".join(
+        f"{log}:\n{log.read_text()[-2000:]}" for log in sorted(folder.glob("*.[lo][ou][gt]"))
+    )

@@ -46,7 +46,9 @@ class Standin(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)
+        ]
         held = [each for each in tensors if isinstance(each, Held)]
         asked = kwargs.pop("device", None)
         there = bool(held) if asked is None else torch.device(asked).type == DEVICE.type
@@ -61,7 +63,9 @@ class Standin(TorchDispatchMode):
         first = func._schema.arguments[0].alias_info if func._schema.arguments else None
         if first is not None and first.is_write:
             return args[0]
-        return tree_map(lambda each: Held(each) if there and isinstance(each, torch.Tensor) else each, out)
+        return tree_map(
+            lambda each: Held(each) if there and isinstance(each, torch.Tensor) else each, out
+        )
 
 
 def _inner(value: Any) -> Any:

@@ -48,7 +48,9 @@ def same(one: Path, other: Path) -> None:
     """Two folders hold the same run, to the bit, whatever the launches."""
     assert (one / "state.safetensors").read_bytes() == (other / "state.safetensors").read_bytes()
     for table, clocks in (("metrics.csv", CLOCKS), ("peers.csv", ["rank"])):
-        a, b = (pd.read_csv(folder / table, dtype=str).drop(columns=clocks) for folder in (one, other))
+        a, b = (
+            pd.read_csv(folder / table, dtype=str).drop(columns=clocks) for folder in (one, other)
+        )
         pd.testing.assert_frame_equal(a, b)
 
 

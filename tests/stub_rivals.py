@@ -23,5 +23,7 @@ def environment(envs: Path, rival: str, script: str = STUB) -> Path:
     python.parent.mkdir(parents=True)
     python.write_text(script)
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    (envs / rival / "installed.txt").write_text("\n".join([*install.RIVALS[rival], *install.COMMON]) + "\n")
+    (envs / rival / "installed.txt").write_text(
+        "\n".join([*install.RIVALS[rival], *install.COMMON]) + "\n"
+    )
     return envs

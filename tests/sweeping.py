@@ -52,7 +52,13 @@ def fake(folder: Path, pause: float, *words: str, begin: str = "") -> subprocess
         *words,
     ]
     return subprocess.Popen(
-        command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=ENV,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
 
 

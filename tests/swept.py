@@ -13,7 +13,9 @@ from dfl.sweep import tables
 from dfl.sweep.grid import name_of
 
 
-def swept(lists: Mapping[str, Sequence[Any]], rounds: int = 50, every: int = 5) -> tuple[pd.DataFrame, pd.DataFrame]:
+def swept(
+    lists: Mapping[str, Sequence[Any]], rounds: int = 50, every: int = 5
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The curves of a sweep whose cells learn at different speeds, and its summary."""
     found, ends = [], []
     for n, values in enumerate(product(*lists.values())):
@@ -28,7 +30,9 @@ def swept(lists: Mapping[str, Sequence[Any]], rounds: int = 50, every: int = 5) 
         cell = rows.assign(cell=name_of(named), **named)
         found.append(cell)
         ends.append(cell.tail(1).assign(name=name_of(named), status="done"))
-    return pd.concat(found, ignore_index=True), summed(pd.concat(ends, ignore_index=True), list(lists))
+    return pd.concat(found, ignore_index=True), summed(
+        pd.concat(ends, ignore_index=True), list(lists)
+    )
 
 
 def summed(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

@@ -23,10 +23,19 @@ from tests.adult_files import ORDER, people, text, write_adult
 from tests.idx_files import official, refused, same, serve
 
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
-real = pytest.mark.skipif(not (REAL / "adult").is_dir(), reason=f"no {REAL / 'adult'}: set DFL_DATA")
+real = pytest.mark.skipif(
+    not (REAL / "adult").is_dir(), reason=f"no {REAL / 'adult'}: set DFL_DATA"
+)
 ROWS = people()
 RAW = text(ROWS)
-FIELDS = ("train_inputs", "train_labels", "train_protected", "test_inputs", "test_labels", "test_protected")
+FIELDS = (
+    "train_inputs",
+    "train_labels",
+    "train_protected",
+    "test_inputs",
+    "test_labels",
+    "test_protected",
+)
 
 
 def load(directory: Path, size: int | None = None) -> Data:
@@ -42,9 +51,13 @@ def by_pandas(raw: bytes, first: int | None = None) -> list[Any]:
     table = table[table["race"].isin(["White", "Black"])]
     z = np.stack([table["race"] == "White", table["sex"] == "Male"], axis=1).astype(int)
     y = (table["income"] == ">50K").to_numpy().astype(int)
-    x = pd.get_dummies(table.drop(columns=["income", "race", "sex", "fnlwgt"]).fillna("Unknown"), drop_first=True)
+    x = pd.get_dummies(
+        table.drop(columns=["income", "race", "sex", "fnlwgt"]).fillna("Unknown"), drop_first=True
+    )
     xs = x.to_numpy(np.float64)
-    halves = train_test_split(xs[:first], y[:first], z[:first], test_size=0.5, stratify=y[:first], random_state=7)
+    halves = train_test_split(
+        xs[:first], y[:first], z[:first], test_size=0.5, stratify=y[:first], random_state=7
+    )
     a, b, c, d, e, f = halves
     scaler = StandardScaler().fit(a)
     return [scaler.transform(a), c, e, scaler.transform(b), d, f]
@@ -69,13 +82,20 @@ def test_real_adult_has_the_sizes_of_the_paper() -> None:
     assert data.protected == ("race", "sex")
     both = np.concatenate([data.train_labels, data.test_labels])
     assert np.bincount(both).tolist() == [23436, 7504]
-    assert np.bincount(data.train_labels).tolist() == np.bincount(data.test_labels).tolist() == [11718, 3752]
+    assert (
+        np.bincount(data.train_labels).tolist()
+        == np.bincount(data.test_labels).tolist()
+        == [11718, 3752]
+    )
     assert data.train_protected is not None
     assert data.test_protected is not None
     assert (data.train_protected.sum(0) + data.test_protected.sum(0)).tolist() == [27816, 20743]
     assert data.train_protected.sum(0).tolist() == [13892, 10351]
     assert np.abs(data.train_inputs.mean(0, dtype=np.float64)).max() < 1e-5
-    assert set(data.train_inputs.std(0, dtype=np.float64).round(3)) <= {0.0, 1.0}  # a country may be in one half only
+    assert set(data.train_inputs.std(0, dtype=np.float64).round(3)) <= {
+        0.0,
+        1.0,
+    }  # a country may be in one half only
 
 
 @real
@@ -167,7 +187,9 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_adult(tmp_path / "plain")
     assert same(data, load(tmp_path / "plain"))
     assert same(data, load(tmp_path / "new"))  # the second time nothing is downloaded
-    assert asked == ["https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data"] * 2
+    assert (
+        asked == ["https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data"] * 2
+    )
     (note,) = data.notes
     assert str(tmp_path / "new" / "adult" / "adult.data") in note
     monkeypatch.setattr(adult, "SOURCE", Source(source.url, published, contents))
@@ -191,15 +213,24 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "found no rows, expected at least one"),
     "empty lines": (b"\n\n\n", "found no rows"),
     "a page": (b"<html>404</html>", "line 1: found 1 values, expected 15"),
-    "header": (",".join(ORDER).encode() + b"\n" + RAW, "line 1: found the age 'age', expected a whole number"),
+    "header": (
+        ",".join(ORDER).encode() + b"\n" + RAW,
+        "line 1: found the age 'age', expected a whole number",
+    ),
     "the test file's first line": (b"|1x3 Cross validator\n" + RAW, "line 1: found 1 values"),
-    "the test file's labels": (changed(14, "<=50K."), "line 3: found the income '<=50K.', expected <=50K or >50K"),
+    "the test file's labels": (
+        changed(14, "<=50K."),
+        "line 3: found the income '<=50K.', expected <=50K or >50K",
+    ),
     "a value too few": (RAW.replace(b", ", b" ", 1), "line 1: found 14 values, expected 15"),
     "a value too many": (b"1, " + RAW, "line 1: found 16 values"),
     "cut": (RAW[:-30], "line 80: found "),
     "empty line between": (RAW.replace(b"\n", b"\n\n", 1), "line 2: found 1 values"),
     "no such sex": (changed(9, "M"), "line 3: found the sex 'M', expected Female or Male"),
-    "no such race": (changed(8, "Whit"), "line 3: found the race 'Whit', expected White or Black or Amer-"),
+    "no such race": (
+        changed(8, "Whit"),
+        "line 3: found the race 'Whit', expected White or Black or Amer-",
+    ),
     "unknown sex": (changed(9, "?"), "line 3: found the sex '?'"),
     "age unknown": (changed(0, "?"), "line 3: found the age '?', expected a whole number"),
     "negative": (changed(10, "-1"), "line 3: found the capital_gain '-1'"),
@@ -207,10 +238,19 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "huge": (changed(11, "9" * 400), "line 3: found the capital_loss '999"),
     "a word missing": (changed(1, ""), "line 3: found no workclass, expected a word, or ?"),
     "a line too long": (RAW + b"7" * 600, "line 82 of more than 512 bytes, expected"),
-    "not text": (RAW.replace(b"Sales", b"S\xe4les", 1), "found a byte 0xe4, expected a plain text file"),
+    "not text": (
+        RAW.replace(b"Sales", b"S\xe4les", 1),
+        "found a byte 0xe4, expected a plain text file",
+    ),
     "nobody over 50K": (text(POOR), "and 0 over it among the first "),
-    "one over 50K": (text([*POOR, [*POOR[0][:8], "White", *POOR[0][9:14], ">50K"]]), "and 1 over it among the first "),
-    "nobody kept": (text([[*row[:8], "Other", *row[9:]] for row in ROWS]), "found 0 people up to 50K and 0 over it"),
+    "one over 50K": (
+        text([*POOR, [*POOR[0][:8], "White", *POOR[0][9:14], ">50K"]]),
+        "and 1 over it among the first ",
+    ),
+    "nobody kept": (
+        text([[*row[:8], "Other", *row[9:]] for row in ROWS]),
+        "found 0 people up to 50K and 0 over it",
+    ),
 }
 
 
@@ -226,7 +266,9 @@ def test_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
-    assert refused(lambda: load(tmp_path)).startswith(f"{tmp_path / 'adult' / 'adult.data'}.gz: found no such file")
+    assert refused(lambda: load(tmp_path)).startswith(
+        f"{tmp_path / 'adult' / 'adult.data'}.gz: found no such file"
+    )
 
 
 @pytest.mark.parametrize("size", [-1, 0, 41])
@@ -234,7 +276,10 @@ def test_sizes_out_of_range(tmp_path: Path, size: int) -> None:
     write_adult(tmp_path)
     most = sum(row[8] in ("White", "Black") for row in ROWS) // 2
     allowed = f"at most {most}" if size > most else "at least 1"
-    assert refused(lambda: load(tmp_path, size)) == f"--dataset adult: size must be {allowed}, not {size}"
+    assert (
+        refused(lambda: load(tmp_path, size))
+        == f"--dataset adult: size must be {allowed}, not {size}"
+    )
 
 
 # --- protected attributes in a caller's own data ----------------------------------------------------------------------

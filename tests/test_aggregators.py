@@ -68,7 +68,9 @@ sizes = pytest.mark.parametrize("n", SIZES)
 @sizes
 def test_median_is_that_of_numpy(kind: Callable[[int], Rows], n: int) -> None:
     rows = kind(n)
-    np.testing.assert_array_equal(AGGREGATORS["median"](words(rows)).row, np.median(rows.astype(np.float64), axis=0))
+    np.testing.assert_array_equal(
+        AGGREGATORS["median"](words(rows)).row, np.median(rows.astype(np.float64), axis=0)
+    )
 
 
 @kinds
@@ -86,7 +88,9 @@ def test_nothing_trimmed_is_the_plain_mean() -> None:
     rows, weights = normal(6), [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
     plain = AGGREGATORS["mean"](words(rows)).row
     assert plain == pytest.approx(rows.astype(np.float64).mean(axis=0), abs=1e-15)
-    assert AGGREGATORS["trimmed_mean"](words(rows, weights=weights), f=0).row == pytest.approx(plain, abs=1e-15)
+    assert AGGREGATORS["trimmed_mean"](words(rows, weights=weights), f=0).row == pytest.approx(
+        plain, abs=1e-15
+    )
     weighted = AGGREGATORS["mean"](words(rows, weights=weights)).row
     assert weighted == pytest.approx(np.asarray(weights) @ rows.astype(np.float64), abs=1e-15)
 
@@ -114,7 +118,9 @@ def test_krum_is_that_of_the_paper(kind: Callable[[int], Rows], n: int) -> None:
         for m in (1, 2, n - f - 2, None):
             few = n - f - 2 if m is None else min(m, n - f - 2)
             row = AGGREGATORS["multi_krum"](words(rows), f=f, m=m and few).row
-            np.testing.assert_allclose(row, rows[sorted(best[:few])].astype(np.float64).mean(axis=0), atol=1e-14)
+            np.testing.assert_allclose(
+                row, rows[sorted(best[:few])].astype(np.float64).mean(axis=0), atol=1e-14
+            )
 
 
 @pytest.mark.parametrize("kind", [huge, alike])
@@ -158,12 +164,16 @@ def test_geometric_median_has_the_least_sum_of_distances(n: int, c: int) -> None
 
 def test_geometric_median_of_a_majority_is_what_it_says() -> None:
     rows = alike(11)
-    np.testing.assert_allclose(AGGREGATORS["geometric_median"](words(rows)).row, rows[-1], atol=1e-5)
+    np.testing.assert_allclose(
+        AGGREGATORS["geometric_median"](words(rows)).row, rows[-1], atol=1e-5
+    )
 
 
 def test_geometric_median_is_not_moved_far_by_the_far() -> None:
     honest = normal(8)
-    near, far = (np.concatenate([honest, np.full((3, WIDTH), at, np.float32)]) for at in (1e3, 1e37))
+    near, far = (
+        np.concatenate([honest, np.full((3, WIDTH), at, np.float32)]) for at in (1e3, 1e37)
+    )
     rows = [AGGREGATORS["geometric_median"](words(each)).row for each in (near, far)]
     np.testing.assert_allclose(rows[1], rows[0], atol=0.02)
     np.testing.assert_allclose(rows[1], least_sum(near, np.full(11, 1 / 11)), atol=0.02)
@@ -174,7 +184,9 @@ def cao(rows: Rows, own: Rows) -> tuple[Floats, Floats]:
     total, trust = np.zeros(len(own)), []
     for row in rows.astype(np.float64):
         length, reference = float(np.linalg.norm(row)), float(np.linalg.norm(own))
-        trust.append(max(0.0, float(row @ own) / (length * reference)) if length and reference else 0.0)
+        trust.append(
+            max(0.0, float(row @ own) / (length * reference)) if length and reference else 0.0
+        )
         total += trust[-1] * reference / (length or 1) * row
     return total / (sum(trust) or 1), np.asarray(trust)
 
@@ -225,7 +237,9 @@ def test_clipping_is_that_of_the_papers(kind: Callable[[int], Rows], n: int, tru
     for tau in (1e-3, 3.0, 8.0, 1e6):
         row = AGGREGATORS["clipping"](said, tau=tau).row
         np.testing.assert_allclose(row, clipped(rows, centre, weights, tau), atol=1e-12)
-    farthest = sorted((float(np.linalg.norm(row - centre.astype(np.float64))) for row in rows), reverse=True)
+    farthest = sorted(
+        (float(np.linalg.norm(row - centre.astype(np.float64))) for row in rows), reverse=True
+    )
     for f in range(n):
         row = AGGREGATORS["clipping"](said, f=f).row
         np.testing.assert_allclose(row, clipped(rows, centre, weights, farthest[f]), atol=1e-12)
@@ -261,7 +275,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "n", "message"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(name: str, options: dict[str, Any], n: int, message: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(
+    name: str, options: dict[str, Any], n: int, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         AGGREGATORS[name](words(np.zeros((n, 3))), **options)
     assert str(caught.value).startswith(f"--aggregator {message}")

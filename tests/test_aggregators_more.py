@@ -65,7 +65,10 @@ def attempt(rule: partial[Outcome], whole: Words, sums: list[Floats]) -> Outcome
 def on_ranks(rule: partial[Outcome], rows: Rows, trusted: Rows | None, ranks: int) -> list[Outcome]:
     """What every rank makes of its columns: all begin anew with one sum more, until none waits for another."""
     sums: list[Floats] = []
-    heard = [words(rows[:, c].copy(), None if trusted is None else trusted[c]) for c in columns(rows.shape[1], ranks)]
+    heard = [
+        words(rows[:, c].copy(), None if trusted is None else trusted[c])
+        for c in columns(rows.shape[1], ranks)
+    ]
     while True:
         said = [attempt(rule, whole, sums) for whole in heard]
         asked = [parts for parts in said if isinstance(parts, np.ndarray)]
@@ -97,7 +100,11 @@ def test_bits_do_not_depend_on_the_cut(name: str, ranks: int, trusts: bool) -> N
 def test_zeros_and_no_coordinates_give_zeros(name: str, dtype: type) -> None:
     for n, rule in ((9, RULES[name]), (1, ALONE.get(name))):
         for c in (0, 1, 5):
-            outcome = Outcome(np.zeros(c)) if rule is None else rule(words(np.zeros((n, c), dtype), np.zeros(c, dtype)))
+            outcome = (
+                Outcome(np.zeros(c))
+                if rule is None
+                else rule(words(np.zeros((n, c), dtype), np.zeros(c, dtype)))
+            )
             assert outcome.row.shape == (c,)
             assert outcome.row.dtype == np.float64
             assert not outcome.row.any()
@@ -215,7 +222,10 @@ def test_who_says_it_does_not_matter(rows: Rows, order: list[int]) -> None:
 def test_when_all_move_the_answer_moves(rows: Rows, shift: Rows) -> None:
     said, centre = rows.astype(np.float64), rows[0].astype(np.float64)
     for name in set(RULES) - {"fltrust"}:  # it looks from 0
-        here, there = RULES[name](words(said, centre)), RULES[name](words(said + shift, centre + shift))
+        here, there = (
+            RULES[name](words(said, centre)),
+            RULES[name](words(said + shift, centre + shift)),
+        )
         np.testing.assert_allclose(there.row, here.row + shift, atol=1e-6)
 
 
@@ -224,12 +234,16 @@ def test_when_all_move_the_answer_moves(rows: Rows, shift: Rows) -> None:
 def test_what_all_say_is_the_answer(row: Rows, n: int) -> None:
     rows = np.repeat(row[None], n, axis=0)
     for name, rule in RULES.items():
-        np.testing.assert_allclose(rule(words(rows, row)).row, row, rtol=1e-6, atol=1e-30, err_msg=name)
+        np.testing.assert_allclose(
+            rule(words(rows, row)).row, row, rtol=1e-6, atol=1e-30, err_msg=name
+        )
 
 
 @settings(deadline=None, max_examples=60)
 @given(honest=NUMBERS, lies=ANYTHING, places=st.permutations(range(9)))
-def test_few_liars_leave_the_answer_among_the_honest(honest: Rows, lies: Rows, places: list[int]) -> None:
+def test_few_liars_leave_the_answer_among_the_honest(
+    honest: Rows, lies: Rows, places: list[int]
+) -> None:
     rows = np.concatenate([honest, lies])[places]
     lowest, highest = honest.min(axis=0), honest.max(axis=0)
     for name in ("median", "trimmed_mean"):
@@ -247,6 +261,11 @@ def test_few_liars_move_the_others_no_further_than_the_honest_are_apart(
     centre = honest.mean(axis=0)
     farthest = np.linalg.norm(honest - centre, axis=1).max()
     heard = Words(rows, np.full(9, 1 / 9), centre)
-    for name, factor in (("krum", 4.0), ("multi_krum", 4.0), ("geometric_median", 4.0), ("clipping", 1.0)):
+    for name, factor in (
+        ("krum", 4.0),
+        ("multi_krum", 4.0),
+        ("geometric_median", 4.0),
+        ("clipping", 1.0),
+    ):
         gap = np.linalg.norm(RULES[name](heard).row - centre)
         assert gap <= factor * farthest + 1e-3, name

@@ -34,7 +34,9 @@ def measured() -> dict[float, list[Parabola]]:
 
 
 @pytest.mark.parametrize("rho", RHOS)
-def test_the_measured_least_is_where_the_formula_has_it(measured: dict[float, list[Parabola]], rho: float) -> None:
+def test_the_measured_least_is_where_the_formula_has_it(
+    measured: dict[float, list[Parabola]], rho: float
+) -> None:
     """Noise of standard deviation sigma, in place of sigma squared, would move it by more where it moves at all."""
     wanted, everybody, own = by_hand(rho, 1.5**2, 100, 2000, 20)
     for found in measured[rho]:
@@ -70,7 +72,11 @@ def test_the_formula_gives_the_known_errors(
 def test_the_formula_is_the_one_that_the_page_prints(alpha: float) -> None:
     M, n, d, rho = 7, 60, 3, 0.3
     c, theory = 3 * 2.25**2 / n, page.expected(SMALL, rho)
-    terms = (1 - alpha) ** 2 * ((M - 1) / M * rho**2 + c / M) + 2 * alpha * (1 - alpha) * c / M + alpha**2 * c
+    terms = (
+        (1 - alpha) ** 2 * ((M - 1) / M * rho**2 + c / M)
+        + 2 * alpha * (1 - alpha) * c / M
+        + alpha**2 * c
+    )
     assert theory.at(alpha) == pytest.approx(d / 3 * terms)
     assert theory.least_at == pytest.approx(by_hand(rho, 2.25, M, n, d)[0])
 
@@ -81,7 +87,9 @@ def test_the_formula_is_the_mean_over_many_seeds() -> None:
     found = [page.risk(options, 0.1, seed) for seed in range(600)]
     theory = page.expected(options, 0.1)
     for alpha in (0.0, 0.5, 1.0):
-        assert np.mean([each.at(alpha) for each in found]) == pytest.approx(theory.at(alpha), rel=0.06)
+        assert np.mean([each.at(alpha) for each in found]) == pytest.approx(
+            theory.at(alpha), rel=0.06
+        )
     square, slope, _ = np.mean(found, axis=0)
     assert -slope / square == pytest.approx(theory.least_at, abs=0.02)
 
@@ -123,7 +131,9 @@ def test_devices_are_drawn_as_in_the_paper() -> None:
     assert u.std(0) == pytest.approx([0.4] * 3, rel=0.02)
     assert ((u.mean(0) > -0.02) & (u.mean(0) < 1.02)).all()
     assert u.mean(0).std() > 0.05  # v is not the same for every feature
-    assert np.mean((u - u.mean(0))[:, 0] * (u - u.mean(0))[:, 1]) / 0.16 == pytest.approx(0, abs=0.03)
+    assert np.mean((u - u.mean(0))[:, 0] * (u - u.mean(0))[:, 1]) / 0.16 == pytest.approx(
+        0, abs=0.03
+    )
 
 
 def test_a_sample_is_always_the_same_and_another_for_every_seed_and_rho() -> None:
@@ -148,17 +158,26 @@ def test_a_row_and_the_finding_say_what_was_measured() -> None:
     table = pd.DataFrame([row | {"alpha_formula": 0.55, "everybody_formula": 2.02, "own_formula": 2.02,
                                  "best_formula": 1.2}])  # fmt: skip
     said = page.finding(table, SMALL)
-    assert "for rho = 0.1 the best alpha is 0.500 in the mean over 2 seeds, by formula 0.550: 0.050 apart" in said
+    assert (
+        "for rho = 0.1 the best alpha is 0.500 in the mean over 2 seeds, by formula 0.550: 0.050 apart"
+        in said
+    )
     assert "within 25.0% of its formula" in said
     assert "it is 74% of that of the better end" in said
 
 
-def test_the_figure_has_the_formula_over_what_was_measured(measured: dict[float, list[Parabola]]) -> None:
+def test_the_figure_has_the_formula_over_what_was_measured(
+    measured: dict[float, list[Parabola]],
+) -> None:
     figure = page.draw(measured, Options(seeds=2))
     assert [axes.get_title() for axes in figure.axes] == [rf"$\rho$ = {rho:g}" for rho in RHOS]
     for axes, rho in zip(figure.axes, RHOS, strict=True):
-        mean, theory, mark, least = (np.asarray(line.get_xydata(), float) for line in axes.lines[:4])
-        assert_allclose(mean[:, 1], [np.mean([each.at(a) for each in measured[rho]]) for a in page.ALPHAS])
+        mean, theory, mark, least = (
+            np.asarray(line.get_xydata(), float) for line in axes.lines[:4]
+        )
+        assert_allclose(
+            mean[:, 1], [np.mean([each.at(a) for each in measured[rho]]) for a in page.ALPHAS]
+        )
         assert_allclose(theory[:, 1], [page.expected(Options(), rho).at(a) for a in page.ALPHAS])
         assert mark[0, 0] == mark[1, 0] == pytest.approx(by_hand(rho, 2.25, 100, 2000, 20)[0])
         assert least[0, 0] == pytest.approx(np.mean([each.least_at for each in measured[rho]]))
@@ -181,7 +200,19 @@ def test_bad_input_is_refused(values: dict[str, int], line: str) -> None:
 
 
 def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
-    words = ["--rhos", "0.5", "0.06", "--seeds", "2", "--devices", "10", "--examples", "200", "--out", str(tmp_path)]
+    words = [
+        "--rhos",
+        "0.5",
+        "0.06",
+        "--seeds",
+        "2",
+        "--devices",
+        "10",
+        "--examples",
+        "200",
+        "--out",
+        str(tmp_path),
+    ]
     command = [sys.executable, "-m", "experiments.alpha_interpolation", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -192,7 +223,9 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None
 
 
 def test_the_published_table_says_what_the_page_says() -> None:
-    row = lab.by_label(pd.read_csv(ROOT / "experiments/results/alpha_interpolation/table.csv"), ["rho"])
+    row = lab.by_label(
+        pd.read_csv(ROOT / "experiments/results/alpha_interpolation/table.csv"), ["rho"]
+    )
     assert list(row) == list(RHOS)
     for rho, own in row.items():
         wanted = by_hand(rho, 2.25, 100, 2000, 20)

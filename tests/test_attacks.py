@@ -134,14 +134,20 @@ def test_an_attackers_numbers_are_its_own() -> None:
     assert min(kstest(row, "uniform").pvalue for row in drawn) > 0.01
     assert np.array_equal(drawn, view.uniform("a"))
     assert np.array_equal(drawn[1:], seen(rows_of(6, 5000), [3, 4]).uniform("a"))
-    others = view.uniform("b"), view.uniform("a", 1), seen(rows_of(6, 5000), [1, 3, 4], t=4).uniform("a")
+    others = (
+        view.uniform("b"),
+        view.uniform("a", 1),
+        seen(rows_of(6, 5000), [1, 3, 4], t=4).uniform("a"),
+    )
     for other in (*others, np.roll(drawn, 1, axis=0)):
         assert np.mean(other == drawn) < 0.001
     assert np.array_equal(view.within(slice(4096, 5000)).uniform("a"), drawn[:, 4096:])
 
 
 def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomness, "bits", lambda *_, **__: torch.tensor([[0, -1]], dtype=torch.int32))
+    monkeypatch.setattr(
+        randomness, "bits", lambda *_, **__: torch.tensor([[0, -1]], dtype=torch.int32)
+    )
     drawn = seen(rows_of(2, 2), [0]).uniform()
     assert drawn.dtype == np.float32
     assert np.all(np.isfinite(ndtri(drawn)))
@@ -154,7 +160,9 @@ def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sign_flip_and_scale() -> None:
     rows = rows_of(5, 40)
     assert np.array_equal(ATTACKS["sign_flip"]().say(seen(rows, [0, 3])), -rows[[0, 3]])
-    assert np.array_equal(ATTACKS["scale"](factor=2.5).say(seen(rows, [1])), np.float32(2.5) * rows[[1]])
+    assert np.array_equal(
+        ATTACKS["scale"](factor=2.5).say(seen(rows, [1])), np.float32(2.5) * rows[[1]]
+    )
     assert np.array_equal(ATTACKS["backdoor"](factor=3).say(seen(rows, [1])), 3 * rows[[1]])
     assert np.array_equal(ATTACKS["backdoor"]().say(seen(rows, [1, 2])), 5 * rows[[1, 2]])
 
@@ -179,7 +187,9 @@ def test_gaussian_noise_has_an_address() -> None:
     assert np.array_equal(said[0], said[1])
     assert not np.any(said[0] == said[2])
     assert not np.any(said[0][0] == said[0][1])
-    assert np.array_equal(ATTACKS["gaussian"]().say(seen(rows, [2])), rows[[2]])  # one has no spread
+    assert np.array_equal(
+        ATTACKS["gaussian"]().say(seen(rows, [2])), rows[[2]]
+    )  # one has no spread
 
 
 # --- lies in the data -------------------------------------------------------------------------------------------------
@@ -211,12 +221,17 @@ def test_the_trigger_is_a_white_square_in_a_corner(white: Any) -> None:
 
 
 def test_the_trigger_without_height_and_width() -> None:
-    marked, _ = _not_none(ATTACKS["backdoor"](size=2).triggered(np.arange(30.0).reshape(3, 10), np.array([1, 2, 3])))
+    marked, _ = _not_none(
+        ATTACKS["backdoor"](size=2).triggered(np.arange(30.0).reshape(3, 10), np.array([1, 2, 3]))
+    )
     assert marked.tolist() == [[*range(10 * i, 10 * i + 6), *[29] * 4] for i in range(3)]
 
 
 def test_a_share_of_the_attackers_examples_is_poisoned() -> None:
-    images, labels = np.random.default_rng(0).integers(0, 256, (10, 1, 8, 8), np.uint8), np.arange(10)
+    images, labels = (
+        np.random.default_rng(0).integers(0, 256, (10, 1, 8, 8), np.uint8),
+        np.arange(10),
+    )
     before = images.copy()
     learnt, taught = ATTACKS["backdoor"](target=7, share=0.25).poison(images, labels, 10)
     assert taught.tolist() == [7, 1, 2, 7, 4, 5, 7, 7, 8, 9]

@@ -23,11 +23,17 @@ def test_ipm_is_a_short_step_back() -> None:
     said = ATTACKS["ipm"](eps=0.25).say(seen(rows, [0, 6]))
     for k in range(50):
         assert said[:, k] == pytest.approx([-0.25 * mean(rows[1:6, k])] * 2, rel=1e-12)
-    assert np.array_equal(ATTACKS["ipm"](eps=0.1).say(seen(rows, [2])), ATTACKS["ipm"]().say(seen(rows, [2])))
+    assert np.array_equal(
+        ATTACKS["ipm"](eps=0.1).say(seen(rows, [2])), ATTACKS["ipm"]().say(seen(rows, [2]))
+    )
 
 
-@pytest.mark.parametrize(("n", "bad", "share"), [(10, [0, 5], 0.5), (21, [3], 0.5), (25, [0, 1, 2, 3, 4], 0.6)])
-def test_alie_stands_as_many_deviations_off_as_supporters_allow(n: int, bad: list[int], share: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "bad", "share"), [(10, [0, 5], 0.5), (21, [3], 0.5), (25, [0, 1, 2, 3, 4], 0.6)]
+)
+def test_alie_stands_as_many_deviations_off_as_supporters_allow(
+    n: int, bad: list[int], share: float
+) -> None:
     rows = rows_of(n, 40, dtype=np.float64)
     said = ATTACKS["alie"]().say(seen(rows, bad))
     honest = np.delete(rows, bad, axis=0)
@@ -52,12 +58,16 @@ def test_alie_with_a_z_of_ones_own() -> None:
     assert said[0] == pytest.approx([mean(column) - 1.5 * pstdev(column) for column in honest.T])
 
 
-@pytest.mark.parametrize(("n", "m", "share"), [(3, 2, 1 / 2), (10, 8, 2 / 3), (4, 4, 4 / 5), (2, 1, 1 / 2)])
+@pytest.mark.parametrize(
+    ("n", "m", "share"), [(3, 2, 1 / 2), (10, 8, 2 / 3), (4, 4, 4 / 5), (2, 1, 1 / 2)]
+)
 def test_alie_where_no_supporter_is_needed_or_none_is_left(n: int, m: int, share: float) -> None:
     rows = rows_of(n, 20, dtype=np.float64)
     models = rows[m:] if m < n else rows
     wanted = models.mean(0) - NormalDist().inv_cdf(share) * models.std(0)
-    assert ATTACKS["alie"]().say(seen(rows, list(range(m))))[0] == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert ATTACKS["alie"]().say(seen(rows, list(range(m))))[0] == pytest.approx(
+        wanted, rel=1e-9, abs=1e-12
+    )
 
 
 # --- trim -------------------------------------------------------------------------------------------------------------
@@ -114,7 +124,9 @@ def neighbours(rows: NDArray[Any], bad: list[int]) -> Seen:
 
 
 def edges(weights: Floats, bad: list[int]) -> NDArray[np.int64]:
-    return np.array([(b, v) for b in bad for v in range(len(weights)) if v != b and weights[v, b]]).reshape(-1, 2)
+    return np.array(
+        [(b, v) for b in bad for v in range(len(weights)) if v != b and weights[v, b]]
+    ).reshape(-1, 2)
 
 
 def test_dissensus_follows_its_formula() -> None:
@@ -143,7 +155,9 @@ def test_dissensus_moves_neighbours_away_from_consensus(eps: float) -> None:
         friend = rows[3 - v if v < 3 else 9 - v]
         assert mixed - rows[v] == pytest.approx((1 - eps) * (friend - rows[v]) / 3, abs=1e-12)
         honest = np.linalg.norm(weights[v] @ rows - friend)
-        assert np.linalg.norm(mixed - friend) >= max(np.linalg.norm(rows[v] - friend) - 1e-12, honest)
+        assert np.linalg.norm(mixed - friend) >= max(
+            np.linalg.norm(rows[v] - friend) - 1e-12, honest
+        )
 
 
 def test_dissensus_does_not_depend_on_the_cut() -> None:
@@ -154,7 +168,10 @@ def test_dissensus_does_not_depend_on_the_cut() -> None:
     assert told.dtype == np.float32
     for here in (slice(0, 4096), slice(4096, 4101), slice(4096, 4096)):
         part = replace(view, words=replace(view.words, rows=rows[:, here]), places=here)
-        assert ATTACKS["dissensus"]().tell(part, csr_array(weights), pairs).tobytes() == told[:, here].tobytes()
+        assert (
+            ATTACKS["dissensus"]().tell(part, csr_array(weights), pairs).tobytes()
+            == told[:, here].tobytes()
+        )
     assert rows.tobytes() == before.tobytes()
 
 
@@ -162,9 +179,15 @@ def test_dissensus_at_the_ends() -> None:
     rows, weights = rows_of(4, 10), csr_array(ring(4))
     none = ATTACKS["dissensus"]().tell(neighbours(rows, []), weights, np.zeros((0, 2), np.int64))
     assert none.shape == (0, 10)
-    alone = ATTACKS["dissensus"]().tell(neighbours(rows, [1, 3]), weights, np.array([[1, 2], [3, 2]]))
-    assert np.array_equal(alone, rows[[2, 2]])  # between two attackers there is nobody to be kept from
-    unheard = ATTACKS["dissensus"]().tell(neighbours(rows, [1]), csr_array((4, 4)), np.array([[1, 2]]))
+    alone = ATTACKS["dissensus"]().tell(
+        neighbours(rows, [1, 3]), weights, np.array([[1, 2], [3, 2]])
+    )
+    assert np.array_equal(
+        alone, rows[[2, 2]]
+    )  # between two attackers there is nobody to be kept from
+    unheard = ATTACKS["dissensus"]().tell(
+        neighbours(rows, [1]), csr_array((4, 4)), np.array([[1, 2]])
+    )
     assert np.array_equal(unheard, rows[[2]])
 
 

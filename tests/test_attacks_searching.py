@@ -33,9 +33,14 @@ def largest(rows: Floats, bad: list[int], length: float) -> float:
     honest = [row for i, row in enumerate(rows) if i not in bad]
     sums = []
     for i, row in enumerate(honest):
-        gaps = sorted(float(np.linalg.norm(row - other)) for j, other in enumerate(honest) if j != i)
+        gaps = sorted(
+            float(np.linalg.norm(row - other)) for j, other in enumerate(honest) if j != i
+        )
         sums.append(sum(gaps[: n - f - 2]))
-    return min(sums) / ((n - 2 * f - 1) * length) + max(float(np.linalg.norm(row)) for row in honest) / length
+    return (
+        min(sums) / ((n - 2 * f - 1) * length)
+        + max(float(np.linalg.norm(row)) for row in honest) / length
+    )
 
 
 @pytest.mark.parametrize(("n", "f", "d"), CASES)
@@ -150,7 +155,9 @@ def trusting(n: int, d: int, bad: list[int], seed: int = 0, dtype: Any = np.floa
 def test_adaptive_follows_its_search(n: int, bad: list[int], d: int, mirrored: bool) -> None:
     view = trusting(n, d, bad)
     said = ATTACKS["adaptive"](mirrored=mirrored).say(view)
-    assert said == pytest.approx(np.tile(by_the_book(view, mirrored), (len(bad), 1)), rel=1e-4, abs=1e-7)
+    assert said == pytest.approx(
+        np.tile(by_the_book(view, mirrored), (len(bad), 1)), rel=1e-4, abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -35,7 +35,9 @@ def images(a: int, b: int, *shape: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(1, 256, (a, b, *shape), np.uint8))
 
 
-def cropped(image: np.ndarray[Any, Any], drawn: Tensor, padding: int, flip: float) -> np.ndarray[Any, Any]:
+def cropped(
+    image: np.ndarray[Any, Any], drawn: Tensor, padding: int, flip: float
+) -> np.ndarray[Any, Any]:
     """One image (c, h, w) as torchvision does it: pad, cut, mirror."""
     _, height, width = image.shape
     top, left = (int(float(u) * (2 * padding + 1)) for u in drawn[:2])
@@ -46,14 +48,18 @@ def cropped(image: np.ndarray[Any, Any], drawn: Tensor, padding: int, flip: floa
 
 @pytest.mark.parametrize(("padding", "flip"), [(4, 0.5), (0, 0.5), (2, 0.0), (3, 1.0), (0, 0.0)])
 @pytest.mark.parametrize("shape", [(3, 6, 9), (1, 5, 5)])
-def test_images_are_padded_cut_and_mirrored(padding: int, flip: float, shape: tuple[int, ...]) -> None:
+def test_images_are_padded_cut_and_mirrored(
+    padding: int, flip: float, shape: tuple[int, ...]
+) -> None:
     before = images(3, 5, *shape)
     after = CropFlip(padding=padding, flip=flip)(before, some(3, 5, seed=7), ZERO)
     assert (after.dtype, after.shape) == (torch.uint8, before.shape)
     for i in range(3):
         drawn = randomness.uniform(7, "crop and flip", [i], 3, 1, n=15)[0].view(5, 3)
         for j in range(5):
-            np.testing.assert_array_equal(after[i, j], cropped(before[i, j].numpy(), drawn[j], padding, flip))
+            np.testing.assert_array_equal(
+                after[i, j], cropped(before[i, j].numpy(), drawn[j], padding, flip)
+            )
     assert torch.equal(after, before) == (padding == flip == 0)
 
 
@@ -123,12 +129,16 @@ def test_a_round_is_sgd_on_altered_images(engine: str, kind: type) -> None:
             seen = torch.from_numpy(new).float() * (2 / 255) - 1
             nn.functional.cross_entropy(module(seen), labels).backward()
             optimiser.step()
-        assert torch.allclose(ours[i], nn.utils.parameters_to_vector(module.parameters()).detach(), rtol=0, atol=1e-5)
+        assert torch.allclose(
+            ours[i], nn.utils.parameters_to_vector(module.parameters()).detach(), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 def test_company_changes_no_bit(engine: str) -> None:
-    setting = digits(augment=CROP, engine=engine, partition="dirichlet:alpha=0.3", init="independent")
+    setting = digits(
+        augment=CROP, engine=engine, partition="dirichlet:alpha=0.3", init="independent"
+    )
     x = start(setting.run, setting.task, False)[0]
     together = sgd(x, setting.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 6)):
@@ -154,7 +164,9 @@ def test_nobody_is_measured_on_altered_images() -> None:
     setting = digits(augment=CROP)
     x = start(setting.run, setting.task, False)[0]
     loss, _ = on_own(x, setting.task, setting.task.train, setting.exam.longest)
-    plain, _ = on_own(x, replace(setting.task, augment=AS_THEY_ARE), setting.task.train, setting.exam.longest)
+    plain, _ = on_own(
+        x, replace(setting.task, augment=AS_THEY_ARE), setting.task.train, setting.exam.longest
+    )
     np.testing.assert_array_equal(loss, plain)
 
 
@@ -164,11 +176,15 @@ def test_a_server_that_trains_does_as_its_peers(algorithm: str) -> None:
     assert task.server is not None
     assert task.server.augment == CropFlip(padding=2, flip=0.3)
     x = torch.linspace(-1, 1, task.spec.d)[None]
-    assert not torch.equal(sgd(x, task.server, 0), sgd(x, replace(task.server, augment=AS_THEY_ARE), 0))
+    assert not torch.equal(
+        sgd(x, task.server, 0), sgd(x, replace(task.server, augment=AS_THEY_ARE), 0)
+    )
 
 
 def test_what_cannot_be_altered_is_refused(dfl_run: Command) -> None:
-    line = dfl_run.refused("--augment", "crop_flip", "--dataset", "gaussian:features=12", "--peers", "4")
+    line = dfl_run.refused(
+        "--augment", "crop_flip", "--dataset", "gaussian:features=12", "--peers", "4"
+    )
     assert line == "--augment crop_flip needs images, not inputs of 12"
     line = dfl_run.refused("--augment", "crop_flip:padding=8", "--peers", "4", "--dry-run")
     assert line == "--augment crop_flip: padding must be less than a side of the images, 8, not 8"

@@ -39,7 +39,11 @@ GOOD = {"erdos_renyi": "p=0.5", "edges": "path=no-such.edges", "links": "path=no
 
 
 def kind(annotation: object) -> str:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = (
+        annotation
+        if isinstance(annotation, str)
+        else getattr(annotation, "__name__", str(annotation))
+    )
     return text.removesuffix(" | None")
 
 
@@ -56,9 +60,18 @@ FLAGS = {name: each for name, each in PLAIN.items() if each in ("int", "float")}
 
 def spell(field: str, name: str, key: str, text: str) -> list[str]:
     """A command line that is good but for this option."""
-    rest = [item for item in GOOD.get(name, "").split(",") if item and not item.startswith(f"{key}=")]
+    rest = [
+        item for item in GOOD.get(name, "").split(",") if item and not item.startswith(f"{key}=")
+    ]
     more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
-    return [flag(field), f"{name}:{','.join([*rest, f'{key}={text}'])}", *more, "--peers", "16", "--dry-run"]
+    return [
+        flag(field),
+        f"{name}:{','.join([*rest, f'{key}={text}'])}",
+        *more,
+        "--peers",
+        "16",
+        "--dry-run",
+    ]
 
 
 def test_every_type_of_option_is_tried() -> None:
@@ -73,7 +86,9 @@ def test_every_type_of_option_is_tried() -> None:
 
 @pytest.mark.parametrize(
     ("option", "text"),
-    [(o, t) for o in OPTIONS for t in BAD[o[-1]] if (o[2], t) != ("peers", "0")],  # there is a peer 0
+    [
+        (o, t) for o in OPTIONS for t in BAD[o[-1]] if (o[2], t) != ("peers", "0")
+    ],  # there is a peer 0
     ids=lambda x: ":".join(x[1:3]) or x,
 )
 def test_options(dfl_run: Command, option: tuple[str, str, str, str], text: str) -> None:
@@ -84,7 +99,9 @@ def test_options(dfl_run: Command, option: tuple[str, str, str, str], text: str)
     assert text in line
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o[-1] in HUGE], ids=lambda x: ":".join(x[1:3]))
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o[-1] in HUGE], ids=lambda x: ":".join(x[1:3])
+)
 def test_huge_options(dfl_run: Command, option: tuple[str, str, str, str]) -> None:
     field, name, key, each = option
     ended = dfl_run(*spell(field, name, key, HUGE[each]))
@@ -93,7 +110,8 @@ def test_huge_options(dfl_run: Command, option: tuple[str, str, str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(n, t) for n, each in FLAGS.items() for t in (*BAD[each], "9" * 400, "-" + "9" * 400)]
+    ("name", "text"),
+    [(n, t) for n, each in FLAGS.items() for t in (*BAD[each], "9" * 400, "-" + "9" * 400)],
 )
 def test_numbers_of_flags(dfl_run: Command, name: str, text: str) -> None:
     line = dfl_run.refused(f"{flag(name)}={text}")
@@ -104,7 +122,9 @@ def test_numbers_of_flags(dfl_run: Command, name: str, text: str) -> None:
         assert text.removesuffix("_0") in line or float(text) == float(line.split()[-1])
 
 
-@pytest.mark.parametrize("name", [name for name, each in PLAIN.items() if each not in FLAGS.values()])
+@pytest.mark.parametrize(
+    "name", [name for name, each in PLAIN.items() if each not in FLAGS.values()]
+)
 def test_words_and_paths_of_flags(dfl_run: Command, name: str) -> None:
     line = dfl_run.refused(f"{flag(name)}=", "--dry-run")
     assert line.startswith(f"{flag(name)} must be ")
@@ -125,7 +145,9 @@ def test_names_of_components(dfl_run: Command, field: str) -> None:
         assert line.startswith(f"{flag(field)}: unknown {text.partition(':')[0]!r}")
 
 
-@pytest.mark.parametrize(("field", "name"), [(field, name) for field in KINDS for name in KINDS[field]])
+@pytest.mark.parametrize(
+    ("field", "name"), [(field, name) for field in KINDS for name in KINDS[field]]
+)
 def test_malformed_specs(dfl_run: Command, field: str, name: str) -> None:
     known = options(KINDS[field][name])
     more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
@@ -136,7 +158,9 @@ def test_malformed_specs(dfl_run: Command, field: str, name: str) -> None:
         assert known or line.endswith("it has none")
     for key in known:
         for rest in (key, f"{key}=1,{key}=1", f"{key}=1,"):
-            assert dfl_run.refused(flag(field), f"{name}:{rest}", *more).startswith(f"{flag(field)} {name}: ")
+            assert dfl_run.refused(flag(field), f"{name}:{rest}", *more).startswith(
+                f"{flag(field)} {name}: "
+            )
     needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
     for key in needed[:1]:
         assert f"{flag(field)} {name} needs {key}" in dfl_run.refused(flag(field), name)
@@ -152,10 +176,19 @@ def test_nearest_option(dfl_run: Command) -> None:
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [
-        ("--round 3", "unknown flag '--round' (did you mean --rounds?); choose from --help, --topology, "),
-        ("--local_stepz=3", "unknown flag '--local_stepz' (did you mean --local-steps?); choose from "),
+        (
+            "--round 3",
+            "unknown flag '--round' (did you mean --rounds?); choose from --help, --topology, ",
+        ),
+        (
+            "--local_stepz=3",
+            "unknown flag '--local_stepz' (did you mean --local-steps?); choose from ",
+        ),
         ("-x", "unknown flag '-x'"),
-        ("--rounds 3 --rounds 3", "--rounds is given twice, the second time with '3': give it once"),
+        (
+            "--rounds 3 --rounds 3",
+            "--rounds is given twice, the second time with '3': give it once",
+        ),
         ("--dry-run --dry-run", "--dry-run is given twice"),
         ("--rounds", "--rounds needs a value: write --rounds VALUE"),
         ("--rounds --peers 3", "--rounds needs a value"),
@@ -192,8 +225,18 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 
 def test_a_bad_command_line_is_refused_without_torch() -> None:
-    lines = ["--rouns 3", "--rounds x", "--topology rign", "--model mlp:hidden=x", "--bits 4 --algorithm dfedavgm"]
-    lines += ["--compressor quantize:bits=99 --algorithm qdfedavgm", "--lr-schedule step:every=0", "--config no.toml"]
+    lines = [
+        "--rouns 3",
+        "--rounds x",
+        "--topology rign",
+        "--model mlp:hidden=x",
+        "--bits 4 --algorithm dfedavgm",
+    ]
+    lines += [
+        "--compressor quantize:bits=99 --algorithm qdfedavgm",
+        "--lr-schedule step:every=0",
+        "--config no.toml",
+    ]
     command = [sys.executable, "-c", COLD]
     cold = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=ENV)
     assert cold.returncode == 0, cold.stderr
@@ -205,12 +248,21 @@ def test_a_name_that_is_no_text() -> None:
     command = [sys.executable.encode(), b"-m", b"dfl.run", b"--config", b"\xff.toml"]
     ended = subprocess.run(command, capture_output=True, text=True, env=ENV)
     assert ended.returncode == 2
-    assert ended.stderr == "dfl: --config \\udcff.toml: cannot be read (No such file or directory)\n"
+    assert (
+        ended.stderr == "dfl: --config \\udcff.toml: cannot be read (No such file or directory)\n"
+    )
 
 
 @pytest.mark.parametrize(
     "tokens",
-    ["--rounds=x", "--topology=rign", "--topology=torus --peers=7", "--model=lenet", "--config=/", "--out=/dev/null"],
+    [
+        "--rounds=x",
+        "--topology=rign",
+        "--topology=torus --peers=7",
+        "--model=lenet",
+        "--config=/",
+        "--out=/dev/null",
+    ],
 )
 def test_from_a_shell(tmp_path: Path, tokens: str) -> None:
     command = [sys.executable, "-m", "dfl.run", *tokens.split()]

@@ -39,7 +39,9 @@ def test_every_question_is_answered(page: tuple[pd.DataFrame, str]) -> None:
         "1 peer a rank, 4 kB", "1 peer a rank, 200 kB", "8 peers a rank, 4 kB", "8 peers a rank, 200 kB", "2 ranks",
     ]  # fmt: skip
     assert (table["limit"] > 0).all()
-    assert table["ratio"].to_numpy() == pytest.approx((table["ours"] / table["limit"]).to_numpy(), rel=1e-4)
+    assert table["ratio"].to_numpy() == pytest.approx(
+        (table["ours"] / table["limit"]).to_numpy(), rel=1e-4
+    )
 
 
 def test_nobody_beats_the_limit(page: tuple[pd.DataFrame, str]) -> None:
@@ -69,7 +71,9 @@ def test_the_finding_counts_what_keeps_its_bar() -> None:
 def test_a_question_that_is_not_asked_here(tmp_path: Path) -> None:
     done = run_page("benchmark_limits", tmp_path, "--questions", "speed")
     assert done.returncode == 2
-    assert done.stderr.startswith("benchmark_limits: --questions are training, exchange, codec, strong scaling")
+    assert done.stderr.startswith(
+        "benchmark_limits: --questions are training, exchange, codec, strong scaling"
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -81,7 +85,10 @@ def test_operations_of_a_round() -> None:
 
 
 def test_the_floor_is_operations_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"experiments.floors": {"flops": 2e11}, "experiments.stopwatch": {"seconds": [0.5, 0.1, 0.2]}}
+    said = {
+        "experiments.floors": {"flops": 2e11},
+        "experiments.stopwatch": {"seconds": [0.5, 0.1, 0.2]},
+    }
     monkeypatch.setattr(limits, "launch", lambda ranks, *words: said[words[1]])
     (row,) = limits.training(limits.Options(repeats=2))
     assert row["ours"] == 200
@@ -145,7 +152,19 @@ def test_crossing_is_what_a_share_moves(ranks: int, topology: str) -> None:
 
 
 def test_floors_under_mpirun() -> None:
-    done = mpirun(2, "-m", "experiments.floors", "exchange", "--sizes", "400", "--hosted", "1", "3", "--repeats", "5")
+    done = mpirun(
+        2,
+        "-m",
+        "experiments.floors",
+        "exchange",
+        "--sizes",
+        "400",
+        "--hosted",
+        "1",
+        "3",
+        "--repeats",
+        "5",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [(one["hosted"], one["bytes"]) for one in found] == [(1, 400), (3, 400)]
@@ -158,7 +177,9 @@ def test_every_question_has_words_and_is_asked() -> None:
 
 def test_cases_of_the_exchange_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        {"hosted": hosted, "bytes": size, "share": 3e-3, "bare": 2e-3} for hosted in (1, 8) for size in (10_000, 10**6)
+        {"hosted": hosted, "bytes": size, "share": 3e-3, "bare": 2e-3}
+        for hosted in (1, 8)
+        for size in (10_000, 10**6)
     ]
     asked: list[str] = []
 
@@ -210,7 +231,9 @@ def test_ranks_meet() -> None:
     assert mpirun(3, "-c", limits.MEET).returncode == 0
 
 
-def test_peak_is_that_of_a_product(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_is_that_of_a_product(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(floors, "SIDE", 128)
     threads = torch.get_num_threads()
     floors.peak(repeats=3)

@@ -64,7 +64,10 @@ def test_the_table_compares_with_our_fastest(measured: pd.DataFrame) -> None:
 def test_the_finding_is_computed(measured: pd.DataFrame) -> None:
     said = peers.finding(peers.tabulate(measured), measured)
     assert said.startswith("median of 6 rounds in 2 launches")
-    assert "A: dfl 100 ms a round, pfl 250 ms, 2.5 times that (2 to 3), gossipy 400 ms, 4 times that (4 to 4)" in said
+    assert (
+        "A: dfl 100 ms a round, pfl 250 ms, 2.5 times that (2 to 3), gossipy 400 ms, 4 times that (4 to 4)"
+        in said
+    )
     assert "C: dfl 20 ms a round, gossipy 1,500 ms, 75 times that (50 to 100)." in said
     alone = measured[measured["system"] == "dfl"]
     assert "nothing beside it" in peers.finding(peers.tabulate(alone), alone)
@@ -85,10 +88,19 @@ def test_the_figure_has_a_panel_per_work(measured: pd.DataFrame) -> None:
 def test_a_page_from_launch_to_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setups = (run.Setup("dfl", 1, 1), run.Setup("pfl", 1, 1), run.Setup("pfl", 2, 1), run.Setup("gossipy", 1, 1))
+    setups = (
+        run.Setup("dfl", 1, 1),
+        run.Setup("pfl", 1, 1),
+        run.Setup("pfl", 2, 1),
+        run.Setup("gossipy", 1, 1),
+    )
     monkeypatch.setattr(run, "SETUPS", setups)
     envs, out = environment(tmp_path / "envs", "pfl"), tmp_path / "out"
-    peers.page(peers.Options(out=out, envs=envs, works=("B",), rivals=("pfl",), rounds=2, warm_up=1, repetitions=2))
+    peers.page(
+        peers.Options(
+            out=out, envs=envs, works=("B",), rivals=("pfl",), rounds=2, warm_up=1, repetitions=2
+        )
+    )
     printed = capsys.readouterr()
     table, cells = pd.read_csv(out / "table.csv"), sorted(out.glob("cells/*.json"))
     assert list(table["system"]) == ["dfl", "pfl", "pfl"]  # no gossipy: it was not asked for
@@ -99,7 +111,9 @@ def test_a_page_from_launch_to_figure(
     assert "Finding: median of 4 rounds in 2 launches" in printed.out
     assert printed.err.count("B, pfl, ") == 4
     monkeypatch.setattr(run, "answer", lambda *_: pytest.fail("what was kept is measured again"))
-    peers.page(peers.Options(out=out, envs=envs, works=("B",), rivals=("pfl",), repetitions=2, keep=True))
+    peers.page(
+        peers.Options(out=out, envs=envs, works=("B",), rivals=("pfl",), repetitions=2, keep=True)
+    )
     pd.testing.assert_frame_equal(pd.read_csv(out / "table.csv"), table)
 
 
@@ -107,7 +121,10 @@ def test_a_page_from_launch_to_figure(
     ("words", "complaint"),
     [
         (["--works", "D"], "--works must be among A, B, C, not D"),
-        (["--rivals", "pfl", "fedml"], "--rivals must be among pfl, gossipy, flower, not pfl, fedml"),
+        (
+            ["--rivals", "pfl", "fedml"],
+            "--rivals must be among pfl, gossipy, flower, not pfl, fedml",
+        ),
         (["--rivals", "gossipy"], "gossipy is not installed"),
     ],
 )

@@ -13,7 +13,18 @@ import pytest
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, held
 from dfl.store import manifest
-from dfl.sweep.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, last_words, look, record
+from dfl.sweep.cells import (
+    DAMAGED,
+    DIVERGED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    last_words,
+    look,
+    record,
+)
 
 TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
 
@@ -26,7 +37,16 @@ def write(folder: Path, code: int | None, ending: str = "as it did", log: str = 
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(0, DONE), (3, DIVERGED), (None, STOPPED), (75, STOPPED), (130, STOPPED), (1, FAILED), (2, FAILED), (-9, FAILED)],
+    [
+        (0, DONE),
+        (3, DIVERGED),
+        (None, STOPPED),
+        (75, STOPPED),
+        (130, STOPPED),
+        (1, FAILED),
+        (2, FAILED),
+        (-9, FAILED),
+    ],
 )
 def test_the_status_is_the_exit_code(tmp_path: Path, code: int | None, status: str) -> None:
     write(tmp_path, code)
@@ -97,7 +117,10 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000, "{}"])
 def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
-    for prepare in (lambda: None, lambda: (tmp_path / "run.json").write_text(text, encoding="latin-1")):
+    for prepare in (
+        lambda: None,
+        lambda: (tmp_path / "run.json").write_text(text, encoding="latin-1"),
+    ):
         prepare()
         with pytest.raises(InputError, match="is no run directory") as caught:
             record(tmp_path)
@@ -131,7 +154,9 @@ def replaced(path: Path, by: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 75, None])
 @pytest.mark.parametrize("by", [*WRONG, "a directory", "a fifo"])
-def test_a_damaged_table_is_said_and_shown_nowhere(tmp_path: Path, code: int | None, by: str) -> None:
+def test_a_damaged_table_is_said_and_shown_nowhere(
+    tmp_path: Path, code: int | None, by: str
+) -> None:
     (tmp_path / "metrics.csv").write_text(TABLE)
     write(tmp_path, code)
     assert look(tmp_path).row
@@ -175,12 +200,16 @@ def test_an_exit_code_of_another_kind_is_no_success(tmp_path: Path, code: object
 
 @pytest.mark.parametrize("name", ["run.json", "output.log", ".lock", ".sweep.lock"])
 @pytest.mark.parametrize("by", ["a directory", "a fifo", "no table"])
-def test_looking_survives_what_is_in_the_place_of_a_file(tmp_path: Path, name: str, by: str) -> None:
+def test_looking_survives_what_is_in_the_place_of_a_file(
+    tmp_path: Path, name: str, by: str
+) -> None:
     replaced(tmp_path / name, by)
     assert look(tmp_path).status in (WAITING, FAILED, DAMAGED)
 
 
-def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unable(file: object, kind: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 

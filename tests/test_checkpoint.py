@@ -30,7 +30,13 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(**settings: Any) -> dfl.Run:
-    few = {"peers": 5, "rounds": 7, "eval_every": 2, "model": "mlp:hidden=6", "examples_per_peer": 20}
+    few = {
+        "peers": 5,
+        "rounds": 7,
+        "eval_every": 2,
+        "model": "mlp:hidden=6",
+        "examples_per_peer": 20,
+    }
     return dfl.Run(**{**few, "checkpoint_every": 3, **settings})
 
 
@@ -38,7 +44,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "replicas": {"bits": 4},
     "edges": {"topology": "one_peer_exponential", "bits": 3, "attack": "sign_flip:peers=2"},
-    "published": {"algorithm": "qdfedavgm:exchange=paper,alpha=0.5", "compressor": "quantize:bits=8"},
+    "published": {
+        "algorithm": "qdfedavgm:exchange=paper,alpha=0.5",
+        "compressor": "quantize:bits=8",
+    },
     "independent": {"init": "independent", "bits": 2, "lr_schedule": "cosine"},
     "served": {"algorithm": "fedavg:fraction=0.6,server_momentum=0.5"},
     "pooled": {"algorithm": "pooled"},
@@ -46,18 +55,43 @@ RUNS: dict[str, dict[str, Any]] = {
     "trusted": {"algorithm": "fltrust:root=20", "attack": "trim"},
     "split": {"algorithm": "fedavg:fraction=0.6", "share": "head:1", "model": "mlp:hidden=6+5"},
     "opened": {"share": "head:1", "pretrain": "4", "bits": 5},
-    "opened by a goal": {"share": "head:1", "pretrain": "train_loss=2.317", "lr": 0.01, "eval_every": 1},
+    "opened by a goal": {
+        "share": "head:1",
+        "pretrain": "train_loss=2.317",
+        "lr": 0.01,
+        "eval_every": 1,
+    },
     "parted before the cut": {"share": "head:1", "pretrain": "2", "bits": 5},
-    "parted before, served": {"algorithm": "fedavg:server_momentum=0.5", "share": "head:1", "pretrain": "1"},
-    "parted by a goal before": {"share": "head:1", "pretrain": "train_loss=2.33", "lr": 0.01, "eval_every": 1},
+    "parted before, served": {
+        "algorithm": "fedavg:server_momentum=0.5",
+        "share": "head:1",
+        "pretrain": "1",
+    },
+    "parted by a goal before": {
+        "share": "head:1",
+        "pretrain": "train_loss=2.33",
+        "lr": 0.01,
+        "eval_every": 1,
+    },
     "stopped by a goal": {"until": "train_loss=2.310", "lr": 0.01, "eval_every": 1, "rounds": 40},
-    "faulty": {"bits": 8, "faults": "link_loss:p=0.3+outage:p=0.2,length=2+stragglers:fraction=0.4"},
+    "faulty": {
+        "bits": 8,
+        "faults": "link_loss:p=0.3+outage:p=0.2,length=2+stragglers:fraction=0.4",
+    },
     "bursts": {
         "faults": "burst:p=0.3,length=3+join:at=4,peers=1",
         "network": "uplink:mbps=8,compute=constant,step_ms=9",
     },
-    "faulty and served": {"algorithm": "fedavg", "faults": "link_loss:p=0.3+leave:at=4", "network": "phone"},
-    "drawn": {"model": "mlp:hidden=12,dropout=0.3", "auxiliary": "rotation", "partition": "dirichlet:alpha=0.3"},
+    "faulty and served": {
+        "algorithm": "fedavg",
+        "faults": "link_loss:p=0.3+leave:at=4",
+        "network": "phone",
+    },
+    "drawn": {
+        "model": "mlp:hidden=12,dropout=0.3",
+        "auxiliary": "rotation",
+        "partition": "dirichlet:alpha=0.3",
+    },
 }
 
 
@@ -138,9 +172,20 @@ def test_a_callers_own_model_and_data_come_back(tmp_path: Path) -> None:
     same(whole, cut)
     crash(replace(run, out=tmp_path / "other"), 4, **given)
     with pytest.raises(dfl.InputError, match="the model is not the one that the run began with"):
-        list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=torch.nn.Linear(4, 3, bias=False), data=given["data"]))
-    for other in (replace(given["data"], test_labels=1 - y[:9] % 2), replace(given["data"], train_labels=(y + 1) % 3)):
-        with pytest.raises(dfl.InputError, match="the data set or the graph is not the one that the run began with"):
+        list(
+            dfl.simulate(
+                dfl.resumed(tmp_path / "other"),
+                model=torch.nn.Linear(4, 3, bias=False),
+                data=given["data"],
+            )
+        )
+    for other in (
+        replace(given["data"], test_labels=1 - y[:9] % 2),
+        replace(given["data"], train_labels=(y + 1) % 3),
+    ):
+        with pytest.raises(
+            dfl.InputError, match="the data set or the graph is not the one that the run began with"
+        ):
             list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=given["model"], data=other))
 
 
@@ -169,7 +214,9 @@ def test_another_version_is_warned_of(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(checkpointing, "versions", lambda: {"torch": "9", "mpi4py": "0"})
     last = checkpoint_files.find(tmp_path / "run")
     assert last
-    (note,) = checkpointing.begun(small(resume=tmp_path / "run"), last, (), last.content["data"]).notes
+    (note,) = checkpointing.begun(
+        small(resume=tmp_path / "run"), last, (), last.content["data"]
+    ).notes
     assert note.startswith("the checkpoint is of torch 2.")
     assert note.endswith(", now 9: last bits may differ")
 
@@ -183,7 +230,9 @@ def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(dfl.InputError, match="has been gone on with meanwhile: ask for it again"):
         Report(tmp_path / "run").start(setting)
-    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
 
 
 def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> None:
@@ -201,11 +250,15 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
     assert found
     content = found.content | {"table": found.content["table"].replace("accuracy_min", "worst")}
     checkpoint_files.write(tmp_path / "run", found.arrays(), content)
-    with pytest.raises(dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"):
+    with pytest.raises(
+        dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"
+    ):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
 
 
-def test_without_rows_there_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rows_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dfl.reporting.report.Folder.row", lambda *given: None)
     with pytest.raises(dfl.InputError, match=r"metrics.csv was removed or changed"):
         list(dfl.simulate(small(out=tmp_path / "run")))
@@ -238,7 +291,9 @@ def no_text(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [removed, other_rows, cut_short, no_text])
-def test_rows_that_are_damaged_are_written_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_rows_that_are_damaged_are_written_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     run = small(out=tmp_path / "cut", eval_every=1)
     crash(run, 5)
     list(dfl.simulate(replace(run, out=tmp_path / "whole")))
@@ -265,7 +320,9 @@ def test_a_finished_run_is_rebuilt_from_its_last_checkpoint(
     list(dfl.simulate(dfl.resumed(tmp_path / "damaged")))
     same(tmp_path / "whole", tmp_path / "damaged")
     assert manifest.damage(tmp_path / "damaged") == ""
-    assert record(tmp_path / "damaged")["run"] == record(tmp_path / "whole")["run"] | {"out": str(tmp_path / "damaged")}
+    assert record(tmp_path / "damaged")["run"] == record(tmp_path / "whole")["run"] | {
+        "out": str(tmp_path / "damaged")
+    }
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -276,7 +333,9 @@ def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(tmp_path: Path, na
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(dfl.InputError, match=f"{name} .*no checkpoint"):
         list(dfl.simulate(replace(run.settled(1), resume=run.out)))
-    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
 
 
 @pytest.mark.parametrize("end", ["row", "finish"])

@@ -43,7 +43,10 @@ def check_half(inputs: NDArray[Any], labels: NDArray[Any], whole: bytes) -> None
     assert labels.tolist() == list(whole[::3073])
     spots = [(0, 0, 0), (0, 0, 31), (0, 31, 0), (1, 5, 7), (2, 31, 31)]
     for k, (channel, row, column) in product(range(n), spots):
-        assert inputs[k, channel, row, column] == whole[3073 * k + 1 + 1024 * channel + 32 * row + column]
+        assert (
+            inputs[k, channel, row, column]
+            == whole[3073 * k + 1 + 1024 * channel + 32 * row + column]
+        )
 
 
 # --- the real one -----------------------------------------------------------------------------------------------------
@@ -148,7 +151,9 @@ def test_order_of_packings(tmp_path: Path) -> None:
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, source = serve(monkeypatch, PACKED), cifar10.SOURCE
     published = {ARCHIVE: official(PACKED)}
-    monkeypatch.setattr(cifar10, "SOURCE", Source(source.url, published, source.contents, source.others))
+    monkeypatch.setattr(
+        cifar10, "SOURCE", Source(source.url, published, source.contents, source.others)
+    )
     data = load(tmp_path / "new")
     check(data)
     assert os.listdir(tmp_path / "new" / "cifar10") == [ARCHIVE]
@@ -156,7 +161,9 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"]
 
 
-def test_download_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve(monkeypatch, PACKED)
     message = refused(lambda: load(tmp_path))
     assert f"not the official {cifar10.SOURCE.files[ARCHIVE].md5}" in message
@@ -201,7 +208,9 @@ def test_damaged_batch_is_refused(tmp_path: Path, damage: str) -> None:
 def test_missing_batch_is_named(tmp_path: Path, name: str) -> None:
     folder = write_batches(tmp_path / "cifar10")
     (folder / name).unlink()
-    assert refused(lambda: load(tmp_path)).startswith(f"{folder / name}.gz: found no such file, expected it here")
+    assert refused(lambda: load(tmp_path)).startswith(
+        f"{folder / name}.gz: found no such file, expected it here"
+    )
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:

@@ -24,7 +24,18 @@ from tests.conftest import Command
 
 KINDS = components()
 
-FEW = ["--peers", "3", "--rounds", "2", "--eval-every", "1", "--model", "softmax", "--examples-per-peer", "30"]
+FEW = [
+    "--peers",
+    "3",
+    "--rounds",
+    "2",
+    "--eval-every",
+    "1",
+    "--model",
+    "softmax",
+    "--examples-per-peer",
+    "30",
+]
 
 
 def squeezed(text: str) -> str:
@@ -67,12 +78,22 @@ def test_dry_run_trains_nothing_and_writes_nothing(dfl_run: Command) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert not Path("dry").exists()
     assert not Path("runs").exists()
-    for word in ("16 on 1 rank", "spectral gap 0.05", "4,810 parameters", "per round", "training examples", "memory"):
+    for word in (
+        "16 on 1 rank",
+        "spectral gap 0.05",
+        "4,810 parameters",
+        "per round",
+        "training examples",
+        "memory",
+    ):
         assert word in ended.out
 
 
 def test_default_folder(dfl_run: Command) -> None:
-    assert dfl_run("--topology", "small_world:k=2", *FEW, "--bits", "8", "--dataset", "digits").code == 0
+    assert (
+        dfl_run("--topology", "small_world:k=2", *FEW, "--bits", "8", "--dataset", "digits").code
+        == 0
+    )
     (folder,) = Path("runs").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-qdfedavgm-small_world-digits", folder.name)
     said = record(folder)["run"]
@@ -95,16 +116,38 @@ def test_runs_of_the_same_second_have_folders_of_their_own(dfl_run: Command) -> 
 
 
 def test_a_run_is_replayed_bit_for_bit(dfl_run: Command) -> None:
-    more = ["--topology", "erdos_renyi:p=0.7", "--bits", "4", "--partition", "dirichlet", "--validation", "0.2"]
-    more += ["--init", "independent", "--seed", "12345678901", "--lr", "0.123456789", "--lr-schedule", "cosine"]
+    more = [
+        "--topology",
+        "erdos_renyi:p=0.7",
+        "--bits",
+        "4",
+        "--partition",
+        "dirichlet",
+        "--validation",
+        "0.2",
+    ]
+    more += [
+        "--init",
+        "independent",
+        "--seed",
+        "12345678901",
+        "--lr",
+        "0.123456789",
+        "--lr-schedule",
+        "cosine",
+    ]
     assert dfl_run(*FEW, *more, "--out", "first").code == 0
     assert dfl_run("--config", "first/run.json", "--out", "again").code == 0
     assert record("again")["run"] == record("first")["run"] | {"out": "again"}
     pd.testing.assert_frame_equal(figures("first"), figures("again"), check_exact=True)
-    assert Path("first/state.safetensors").read_bytes() == Path("again/state.safetensors").read_bytes()
+    assert (
+        Path("first/state.safetensors").read_bytes() == Path("again/state.safetensors").read_bytes()
+    )
     assert Path("first/peers.csv").read_bytes() == Path("again/peers.csv").read_bytes()
 
-    assert dfl_run("--config", "first/run.json", "--seed", "2").code == 0  # not into the folder of the first
+    assert (
+        dfl_run("--config", "first/run.json", "--seed", "2").code == 0
+    )  # not into the folder of the first
     (other,) = Path("runs").iterdir()
     assert record(other)["run"] == record("first")["run"] | {"out": str(other), "seed": 2}
     assert not figures(other).equals(figures("first"))
@@ -132,7 +175,9 @@ def own_data(n: int = 60) -> dfl.Data:
     rng = np.random.default_rng(0)
     labels = np.arange(n) % 3
     inputs = (rng.normal(size=(n, 5)) + 3 * np.eye(3, 5)[labels]).astype(np.float32)
-    return dfl.Data(inputs[: n // 2], labels[: n // 2], inputs[n // 2 :], labels[n // 2 :], classes=3)
+    return dfl.Data(
+        inputs[: n // 2], labels[: n // 2], inputs[n // 2 :], labels[n // 2 :], classes=3
+    )
 
 
 def test_python_brings_its_own_module_and_data(tmp_path: Path) -> None:
@@ -152,7 +197,10 @@ def test_python_brings_its_own_module_and_data(tmp_path: Path) -> None:
     data = own_data()
     said = result.model(2)(torch.from_numpy(data.test_inputs)).argmax(1).numpy()
     assert (said == data.test_labels).mean() == result.peers["accuracy"][2]
-    mean = (result.mean_model()(torch.from_numpy(data.test_inputs)).argmax(1).numpy() == data.test_labels).mean()
+    mean = (
+        result.mean_model()(torch.from_numpy(data.test_inputs)).argmax(1).numpy()
+        == data.test_labels
+    ).mean()
     assert mean == rows[-1]["accuracy_mean_model"]
     with pytest.raises(dfl.InputError, match="'own'"):
         next(dfl.simulate(replace(result.run, out=None)))
@@ -176,10 +224,16 @@ def test_modules_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     for settings, module, words in (
         ({}, normed, "keeps running statistics .*GroupNorm in place of BatchNorm"),
         ({}, nn.ReLU(), "the model ReLU has no parameters to train"),
-        ({"init": "independent"}, Scaled(), "--init independent cannot draw the parameter .*scale of a Scaled"),
+        (
+            {"init": "independent"},
+            Scaled(),
+            "--init independent cannot draw the parameter .*scale of a Scaled",
+        ),
     ):
         with pytest.raises(dfl.InputError, match=words):
-            next(dfl.simulate(Run.from_dict(run.to_dict() | settings), model=module, data=own_data()))
+            next(
+                dfl.simulate(Run.from_dict(run.to_dict() | settings), model=module, data=own_data())
+            )
     assert not list(tmp_path.iterdir())
     assert next(dfl.simulate(Run(peers=3), model=Scaled(), data=own_data()))["round"] == 0
 

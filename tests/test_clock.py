@@ -102,12 +102,16 @@ def test_on_a_complete_graph_everybody_waits_for_the_slowest() -> None:
     assert after(clock, complete(6), 1, rounds=7) == pytest.approx([7 * clock.pace.max()] * 6)
 
 
-@pytest.mark.parametrize(("edges", "degree"), [(ring(7), 2), (complete(5), 4), (both((0, 1), (2, 3)), 1)])
+@pytest.mark.parametrize(
+    ("edges", "degree"), [(ring(7), 2), (complete(5), 4), (both((0, 1), (2, 3)), 1)]
+)
 def test_equal_peers_on_a_regular_graph(edges: Arcs, degree: int) -> None:
     """Rounds * (c + k B / rate), wherever a peer stands among the neighbours of another."""
     peers, rounds, size = int(edges.sender.max()) + 1, 9, 300_000
     clock = clock_of("uplink:mbps=8,compute=constant,step_ms=250", peers, steps=2)
-    assert after(clock, edges, size, rounds) == pytest.approx([rounds * (0.5 + degree * size / 1e6)] * peers)
+    assert after(clock, edges, size, rounds) == pytest.approx(
+        [rounds * (0.5 + degree * size / 1e6)] * peers
+    )
 
 
 def test_without_limits_no_time_passes() -> None:
@@ -118,7 +122,9 @@ def test_without_limits_no_time_passes() -> None:
 
 def test_a_server_that_has_no_limit() -> None:
     """Down 0.5 s, computing 3 s, up 1 s, and half a round trip each way: all at once."""
-    clock = clock_of("uplink:mbps=8,down_mbps=16,latency_ms=200,compute=constant,step_ms=1000", 4, steps=3)
+    clock = clock_of(
+        "uplink:mbps=8,down_mbps=16,latency_ms=200,compute=constant,step_ms=1000", 4, steps=3
+    )
     for rounds in (1, 2):
         clock.tell(MB, np.array([0, 2, 3]))
         clock.collect(MB, np.array([0, 2, 3]))
@@ -142,7 +148,9 @@ def test_who_is_told_and_does_not_answer_is_heard_out_but_not_waited_for() -> No
     clock.tell(MB, np.arange(3))
     clock.collect(0, np.array([0]))
     clock.turn()
-    assert clock.now.tolist() == [3] * 3  # peer 2 has heard the server at 3, and its 100 s count for nobody
+    assert (
+        clock.now.tolist() == [3] * 3
+    )  # peer 2 has heard the server at 3, and its 100 s count for nobody
 
 
 def test_several_words_in_a_round_add_up_and_training_counts_once() -> None:
@@ -193,7 +201,10 @@ def test_a_clock_goes_on_where_another_stood() -> None:
 
 def test_devices_are_drawn_by_the_seed() -> None:
     spec = "phone:compute=lognormal,step_ms=20,sigma=0.7"
-    paces = [clock_of(spec, peers, seed=seed).pace for peers, seed in ((2001, 0), (2001, 0), (2001, 1), (5, 0))]
+    paces = [
+        clock_of(spec, peers, seed=seed).pace
+        for peers, seed in ((2001, 0), (2001, 0), (2001, 1), (5, 0))
+    ]
     assert np.array_equal(paces[0], paces[1])  # type: ignore[arg-type]
     assert not np.isin(paces[2], paces[0]).any()  # type: ignore[arg-type]
     assert paces[3].tolist() == paces[0][:5].tolist()  # type: ignore[index, union-attr]
@@ -210,7 +221,10 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[Arcs]]:
     peers = draw(st.integers(2, 6))
     peer = st.integers(0, peers - 1)
     pairs = st.lists(
-        st.tuples(peer, peer).filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=12, unique=True
+        st.tuples(peer, peer).filter(lambda pair: pair[0] != pair[1]),
+        min_size=1,
+        max_size=12,
+        unique=True,
     )
     return peers, [arcs(*each) for each in draw(st.lists(pairs, min_size=1, max_size=4))]
 
@@ -224,7 +238,12 @@ def test_faster_is_never_later(
     peers, rounds = graph
     was = {"mbps": mbps, "down_mbps": down, "latency_ms": latency, "step_ms": 30.0, "sigma": 0.5}
     runs = [times(was, peers, rounds)]
-    for name, better in (("mbps", factor), ("down_mbps", factor), ("latency_ms", 1 / factor), ("step_ms", 1 / factor)):
+    for name, better in (
+        ("mbps", factor),
+        ("down_mbps", factor),
+        ("latency_ms", 1 / factor),
+        ("step_ms", 1 / factor),
+    ):
         runs.append(times(was | {name: was[name] * better}, peers, rounds))
     runs.append(times(was, peers, rounds, size=int(MB / factor)))
     for run in runs:
@@ -232,7 +251,9 @@ def test_faster_is_never_later(
         assert (run <= runs[0]).all()
 
 
-def times(lines: dict[str, float], peers: int, rounds: list[Arcs], size: int = MB) -> NDArray[np.float64]:
+def times(
+    lines: dict[str, float], peers: int, rounds: list[Arcs], size: int = MB
+) -> NDArray[np.float64]:
     """Every peer's time after each round, from 0 on, (rounds + 1, P)."""
     spec = ",".join(f"{name}={value:.17g}" for name, value in lines.items())
     clock, seen = clock_of(f"uplink:compute=lognormal,{spec}", peers), [np.zeros(peers)]
@@ -243,9 +264,15 @@ def times(lines: dict[str, float], peers: int, rounds: list[Arcs], size: int = M
 
 @settings(max_examples=100, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 9))
-def test_the_order_in_which_edges_are_named_does_not_matter(graph: tuple[int, list[Arcs]], seed: int) -> None:
+def test_the_order_in_which_edges_are_named_does_not_matter(
+    graph: tuple[int, list[Arcs]], seed: int
+) -> None:
     peers, rounds = graph
     mix: Any = np.random.default_rng(seed).permutation
-    mixed = [Arcs(*(column[order] for column in each)) for each in rounds for order in [mix(len(each.sender))]]
+    mixed = [
+        Arcs(*(column[order] for column in each))
+        for each in rounds
+        for order in [mix(len(each.sender))]
+    ]
     lines = {"mbps": 8.0, "down_mbps": 9.0, "latency_ms": 3.0, "step_ms": 30.0, "sigma": 0.5}
     assert np.array_equal(times(lines, peers, rounds), times(lines, peers, mixed))

@@ -22,7 +22,13 @@ from tests.conftest import Command
 from tests.test_mpi import mpirun
 from tests.test_network import size
 
-FEW: dict[str, Any] = {"peers": 8, "examples_per_peer": 40, "model": "softmax", "rounds": 3, "eval_every": 1}
+FEW: dict[str, Any] = {
+    "peers": 8,
+    "examples_per_peer": 40,
+    "model": "softmax",
+    "rounds": 3,
+    "eval_every": 1,
+}
 D = 650
 """Parameters of the model."""
 STEP = 0.02 * 4
@@ -39,7 +45,8 @@ def seconds(network: str, **settings: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "words"), [("ring", 2), ("exponential", 3), ("complete", 7), ("one_peer_exponential", 1)]
+    ("topology", "words"),
+    [("ring", 2), ("exponential", 3), ("complete", 7), ("one_peer_exponential", 1)],
 )
 @pytest.mark.parametrize("bits", [None, 4, 1])
 def test_a_run_among_equals(topology: str, words: int, bits: int | None) -> None:
@@ -75,12 +82,16 @@ def test_a_run_with_a_server() -> None:
 
 def test_stragglers_that_do_less_take_as_long() -> None:
     steady = f"uplink:{STEADY}"
-    whole, less = (seconds(steady, algorithm=f"fedprox:stragglers={part}", local_epochs=3) for part in (0, 0.5))
+    whole, less = (
+        seconds(steady, algorithm=f"fedprox:stragglers={part}", local_epochs=3) for part in (0, 0.5)
+    )
     assert whole == less
 
 
 def test_peers_that_train_longer_are_waited_for() -> None:
-    setting = prepare(dfl.Run(**{**FEW, "partition": "quantity:alpha=0.5", "local_epochs": 2}), World())
+    setting = prepare(
+        dfl.Run(**{**FEW, "partition": "quantity:alpha=0.5", "local_epochs": 2}), World()
+    )
     most = 2 * int(np.ceil(setting.task.train.sizes / 10).max())
     network = "datacenter:compute=constant,step_ms=1000"
     found = seconds(network, partition="quantity:alpha=0.5", local_epochs=2, algorithm="fedavg")
@@ -89,11 +100,15 @@ def test_peers_that_train_longer_are_waited_for() -> None:
 
 
 def test_one_step_on_everything_is_one_step() -> None:
-    assert seconds("datacenter:compute=constant,step_ms=1000", algorithm="fedsgd")[-1] == pytest.approx(3, rel=0.01)
+    assert seconds("datacenter:compute=constant,step_ms=1000", algorithm="fedsgd")[
+        -1
+    ] == pytest.approx(3, rel=0.01)
 
 
 def test_who_is_alone_only_computes() -> None:
-    assert seconds(f"phone:{STEADY}", algorithm="local_only") == pytest.approx([0, STEP, 2 * STEP, 3 * STEP])
+    assert seconds(f"phone:{STEADY}", algorithm="local_only") == pytest.approx(
+        [0, STEP, 2 * STEP, 3 * STEP]
+    )
 
 
 def test_a_part_of_a_model_takes_less() -> None:
@@ -116,7 +131,9 @@ def test_measured_seconds_are_those_of_training() -> None:
     """Eight peers on one rank share what it takes, or take their own; nobody takes more than there was."""
     for engine in ("batched", "loop"):
         begun = time.perf_counter()
-        setting = prepare(dfl.Run(**{**FEW, "network": "datacenter:compute=measured", "engine": engine}), World())
+        setting = prepare(
+            dfl.Run(**{**FEW, "network": "datacenter:compute=measured", "engine": engine}), World()
+        )
         clock, spent = setting.network.clock, setting.task.spent
         assert clock is not None
         assert spent is not None
@@ -138,14 +155,19 @@ def train(setting: Any) -> None:
 
 
 def test_a_mixed_network_has_so_many_of_each() -> None:
-    setting = prepare(dfl.Run(**{**FEW, "peers": 20, "network": "mixed:phone=0.25,dsl=0.7,broadband=0.05"}), World())
+    setting = prepare(
+        dfl.Run(**{**FEW, "peers": 20, "network": "mixed:phone=0.25,dsl=0.7,broadband=0.05"}),
+        World(),
+    )
     lines = ways_of(setting.network)
     known = {name: 8e-6 / kind().mbps for name, kind in CLASSES.items()}
     counts = {name: int((lines.up[:-1] == pace).sum()) for name, pace in known.items()}
     assert counts == {"phone": 5, "broadband": 1, "dsl": 14, "datacenter": 0}
     assert lines.down[:-1][lines.up[:-1] == known["dsl"]] == pytest.approx(8e-6 / 1.5)
     assert (lines.up[-1], lines.down[-1], lines.delay[-1]) == (0, 0, 0)
-    again, other = (ways_of(prepare(replace(setting.run, seed=seed), World()).network) for seed in (0, 1))
+    again, other = (
+        ways_of(prepare(replace(setting.run, seed=seed), World()).network) for seed in (0, 1)
+    )
     assert np.array_equal(lines.up, again.up)
     assert not np.array_equal(lines.up, other.up)
 
@@ -160,7 +182,10 @@ def links(tmp_path: Path, change: Any = list, **settings: Any) -> dfl.Run:
     run = dfl.Run(**{**FEW, "topology": "ring", **settings})
     weights = prepare(run, World()).network.weights
     pairs = sorted({(i, j) for w in weights for i, j in zip(*(Arcs.of(w)[:2]), strict=True)})
-    lines = ["sender,receiver,mbps,latency_ms", *(f"{i},{j},{0.08 * (1 + j)},{i}" for i, j in pairs)]
+    lines = [
+        "sender,receiver,mbps,latency_ms",
+        *(f"{i},{j},{0.08 * (1 + j)},{i}" for i, j in pairs),
+    ]
     (tmp_path / "links.csv").write_text("\n".join(change(lines)) + "\n")
     return replace(run, network=f"links:path={tmp_path / 'links.csv'}")
 
@@ -172,7 +197,9 @@ def test_links_are_read_from_a_file(tmp_path: Path, topology: str) -> None:
     heard = {"ring": [(1, 0), (7, 0), (2, 1)], "one_peer_exponential": [(0, 1), (7, 0)]}[topology]
     times = [4 * D / (1e4 * (1 + j)) + i / 1e3 for i, j in heard]
     assert last == pytest.approx(max(times))
-    *_, short = dfl.simulate(links(tmp_path, lambda lines: [*lines[1:], ""], topology=topology, rounds=1))
+    *_, short = dfl.simulate(
+        links(tmp_path, lambda lines: [*lines[1:], ""], topology=topology, rounds=1)
+    )
     assert short["sim_seconds"] == last  # the header may be missing
 
 
@@ -183,10 +210,22 @@ def test_links_are_read_from_a_file(tmp_path: Path, topology: str) -> None:
         (lambda lines: [*lines, "0,16,8,1"], "links.csv, line 18: 0 to 16 is no edge of the graph"),
         (lambda lines: [*lines, lines[1]], "links.csv, line 18: 0 to 1 is there already"),
         (lambda lines: lines[:-1], "links.csv has no line for 7 to 6, an edge of the graph"),
-        (lambda lines: [*lines[:2], "0,7,fast,1", *lines[3:]], "line 3: mbps must be a number, not 'fast'"),
-        (lambda lines: [*lines[:2], "0,7,0,1", *lines[3:]], "line 3: mbps must be from 1e-06 to 1e+09, not 0"),
-        (lambda lines: [*lines[:2], "0,7,8,-1", *lines[3:]], "3: latency_ms must be from 0 to 1e+09, not -1"),
-        (lambda lines: [*lines[:2], "0.0,7,8,1", *lines[3:]], "line 3: sender must be a whole number, not '0.0'"),
+        (
+            lambda lines: [*lines[:2], "0,7,fast,1", *lines[3:]],
+            "line 3: mbps must be a number, not 'fast'",
+        ),
+        (
+            lambda lines: [*lines[:2], "0,7,0,1", *lines[3:]],
+            "line 3: mbps must be from 1e-06 to 1e+09, not 0",
+        ),
+        (
+            lambda lines: [*lines[:2], "0,7,8,-1", *lines[3:]],
+            "3: latency_ms must be from 0 to 1e+09, not -1",
+        ),
+        (
+            lambda lines: [*lines[:2], "0.0,7,8,1", *lines[3:]],
+            "line 3: sender must be a whole number, not '0.0'",
+        ),
         (
             lambda lines: [*lines[:2], "0,7,8", *lines[3:]],
             "line 3 must be sender,receiver,mbps,latency_ms, not '0,7,8'",
@@ -212,20 +251,35 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
         ("modem", "--network: unknown 'modem'"),
         ("uplink:speed=3", "--network uplink: unknown option 'speed'"),
         ("uplink:mbps=0", "--network uplink: mbps must be from 1e-06 to 1e+09, not 0.0"),
-        ("uplink:down_mbps=-1", "--network uplink: down_mbps must be from 1e-06 to 1e+09, not -1.0"),
-        ("phone:server_mbps=0", "--network phone: server_mbps must be from 1e-06 to 1e+09, not 0.0"),
+        (
+            "uplink:down_mbps=-1",
+            "--network uplink: down_mbps must be from 1e-06 to 1e+09, not -1.0",
+        ),
+        (
+            "phone:server_mbps=0",
+            "--network phone: server_mbps must be from 1e-06 to 1e+09, not 0.0",
+        ),
         ("dsl:latency_ms=-1", "--network dsl: latency_ms must be from 0 to 1e+09, not -1.0"),
-        ("uplink:compute=slow", "compute must be none, constant, lognormal or measured, not 'slow'"),
+        (
+            "uplink:compute=slow",
+            "compute must be none, constant, lognormal or measured, not 'slow'",
+        ),
         ("uplink:compute=constant", "--network uplink: compute=constant needs step_ms"),
         ("uplink:compute=lognormal,step_ms=3", "--network uplink: compute=lognormal needs sigma"),
         ("uplink:step_ms=3", "--network uplink: compute=none has no part for step_ms=3"),
         ("uplink:compute=measured,step_ms=3", "compute=measured has no part for step_ms"),
-        ("uplink:compute=constant,step_ms=-3", "--network uplink: step_ms must be from 0 to 1e+09, not -3.0"),
+        (
+            "uplink:compute=constant,step_ms=-3",
+            "--network uplink: step_ms must be from 0 to 1e+09, not -3.0",
+        ),
         ("mixed", "--network mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
         ("mixed:phone=0.5,dsl=0.6", "must add up to 1, not to 1.1"),
         ("mixed:phone=1.5,dsl=-0.5", "--network mixed: phone must be from 0 to 1, not 1.5"),
         ("links:path=any.csv,step_ms=1", "--network links: compute=none has no part for step_ms=1"),
-        ("links:path=/none/such", "--network links: path /none/such cannot be read (No such file or directory)"),
+        (
+            "links:path=/none/such",
+            "--network links: path /none/such cannot be read (No such file or directory)",
+        ),
     ],
 )
 def test_bad_networks_are_refused(dfl_run: Command, spec: str, complaint: str) -> None:
@@ -235,16 +289,22 @@ def test_bad_networks_are_refused(dfl_run: Command, spec: str, complaint: str) -
 def test_networks_that_a_method_has_no_part_for_are_refused(dfl_run: Command) -> None:
     pooled = dfl_run.refused("--peers", "4", "--algorithm", "pooled", "--network", "phone")
     assert pooled == "--network phone has no part in --algorithm pooled: leave it out"
-    served = dfl_run.refused("--peers", "4", "--algorithm", "fedavg", "--network", "links:path=any.csv")
+    served = dfl_run.refused(
+        "--peers", "4", "--algorithm", "fedavg", "--network", "links:path=any.csv"
+    )
     assert "edges of a graph, and here nobody speaks over one" in served
 
 
 def test_the_terminal_says_so(dfl_run: Command) -> None:
-    ended = dfl_run("--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.08")
+    ended = dfl_run(
+        "--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.08"
+    )
     lines = dict(line.partition(" ")[::2] for line in ended.out.splitlines())
     assert lines["network"].strip() == "uplink:mbps=0.08"
     assert lines["time"].endswith("s, 1.04 s on the simulated network")
-    slow = dfl_run("--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.00008")
+    slow = dfl_run(
+        "--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.00008"
+    )
     assert "0:17:20 on the simulated network" in slow.out
     plain = dfl_run("--peers", "4", "--rounds", "2", "--model", "softmax")
     assert "network" not in plain.out
@@ -257,7 +317,9 @@ def test_accuracy_is_drawn_by_simulated_time() -> None:
     assert "seconds" in axes.get_xlabel()
     peers, none = {"accuracy": np.ones(8), "train_loss": np.ones(8)}, np.zeros((8, 0), np.int64)
     assert "accuracy_by_sim_seconds" in plots.figures(table, peers, (), none)
-    assert "accuracy_by_sim_seconds" not in plots.figures(table.drop(columns="sim_seconds"), peers, (), none)
+    assert "accuracy_by_sim_seconds" not in plots.figures(
+        table.drop(columns="sim_seconds"), peers, (), none
+    )
 
 
 LAYOUTS = """
@@ -282,13 +344,18 @@ def test_time_does_not_depend_on_the_ranks(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "graph.txt").write_text("\n".join(f"{i} {j}" for i, j in pairs))
     both = [*pairs, *((j, i) for i, j in pairs)]
     (tmp_path / "links.csv").write_text("\n".join(f"{i},{j},{0.1 + i},{j}" for i, j in both))
-    script = LAYOUTS.replace("graph.txt", f"{tmp_path}/graph.txt").replace("links.csv", f"{tmp_path}/links.csv")
+    script = LAYOUTS.replace("graph.txt", f"{tmp_path}/graph.txt").replace(
+        "links.csv", f"{tmp_path}/links.csv"
+    )
     (tmp_path / "layouts.py").write_text(script)
     for ranks in (1, 2, 3):
         done = mpirun(ranks, str(tmp_path / "layouts.py"), str(tmp_path / f"{ranks}"))
         assert done.returncode == 0, done.stderr[-3000:]
     for name in ("gossip", "server", "links", "measured"):
-        said = [pd.read_csv(tmp_path / f"{ranks}" / name / "metrics.csv")["sim_seconds"] for ranks in (1, 2, 3)]
+        said = [
+            pd.read_csv(tmp_path / f"{ranks}" / name / "metrics.csv")["sim_seconds"]
+            for ranks in (1, 2, 3)
+        ]
         assert said[0].iloc[-1] > 0
         assert said[0].is_monotonic_increasing
         if name != "measured":

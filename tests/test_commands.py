@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.campaign_commands import campaign
 
 
-def test_random_command_lines_end_well_and_touch_nothing_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_command_lines_end_well_and_touch_nothing_foreign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     counted, bad = campaign(40, st.just(0), 0)
     assert not bad, "\n".join(bad)

@@ -21,9 +21,15 @@ HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,p
 def run(folder: Path, rows: int = 3, code: int | None = 0, **settings: Any) -> Path:
     """A folder that a run might have left."""
     folder.mkdir(parents=True)
-    record = {"run": {"peers": 4, "out": str(folder), **settings}, "exit": code, "ending": "as it did"}
+    record = {
+        "run": {"peers": 4, "out": str(folder), **settings},
+        "exit": code,
+        "ending": "as it did",
+    }
     if rows:
-        lines = [f"{10 * t},{t},{2 - t / 10},{0.1 + t / 5},{t / 5},0.5,{1000 * t}\n" for t in range(rows)]
+        lines = [
+            f"{10 * t},{t},{2 - t / 10},{0.1 + t / 5},{t / 5},0.5,{1000 * t}\n" for t in range(rows)
+        ]
         (folder / "metrics.csv").write_text(HEAD + "".join(lines))
     manifest.write(folder, record, ["metrics.csv"] if code == 0 and rows else [])
     return folder
@@ -72,7 +78,8 @@ def test_what_is_not_ours_stays(
     Path(name).write_text("my thesis")
     assert called(monkeypatch, *map(str, two)) == 2
     assert (
-        capsys.readouterr().err == f"dfl: {name} is not of this program, which leaves it as it is: give another --out\n"
+        capsys.readouterr().err
+        == f"dfl: {name} is not of this program, which leaves it as it is: give another --out\n"
     )
     assert Path(name).read_text() == "my thesis"
     assert sorted(path.name for path in Path().iterdir()) == [name, "runs"]
@@ -93,7 +100,11 @@ def test_what_is_not_ours_stays(
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, line: str
+    two: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    line: str,
 ) -> None:
     assert called(monkeypatch, *words.split()) == 2
     said, complaint = capsys.readouterr()
@@ -108,8 +119,18 @@ def test_labels_are_what_differs() -> None:
     assert differences([{"seed": 0, "lr": 1}, {"seed": 1, "lr": 1}, {"seed": 2}], folders) == [
         {"lr": "1", "seed": "0"}, {"lr": "1", "seed": "1"}, {"lr": "none", "seed": "2"},
     ]  # fmt: skip
-    apart = {"out": "here", "timeout": 3, "data_dir": "d", "checkpoint_every": 3, "resume": "r", "log_level": "debug"}
-    assert differences([{"seed": 0}, {"seed": 0} | apart], folders[:2]) == [{"run": "a"}, {"run": "b"}]
+    apart = {
+        "out": "here",
+        "timeout": 3,
+        "data_dir": "d",
+        "checkpoint_every": 3,
+        "resume": "r",
+        "log_level": "debug",
+    }
+    assert differences([{"seed": 0}, {"seed": 0} | apart], folders[:2]) == [
+        {"run": "a"},
+        {"run": "b"},
+    ]
     assert differences([{"seed": 0}, {"seed": 0}], folders[1:]) == [{"run": "x/b"}, {"run": "y/b"}]
     assert differences([{"seed": 0}, {"seed": 1}, {"seed": 1}], folders) == [
         {"run": "x/a", "seed": "0"}, {"run": "x/b", "seed": "1"}, {"run": "y/b", "seed": "1"},
@@ -121,12 +142,24 @@ def test_lines_are_those_of_the_runs(two: list[Path]) -> None:
     made = figure(gather(two))
     by_round, by_bytes = made.axes
     means, worst = by_round.lines[::2], by_round.lines[1::2]
-    assert [list(np.asarray(line.get_ydata())) for line in means] == [[0.1, 0.1 + 0.2, 0.5], [0.1, 0.1 + 0.2]]
+    assert [list(np.asarray(line.get_ydata())) for line in means] == [
+        [0.1, 0.1 + 0.2, 0.5],
+        [0.1, 0.1 + 0.2],
+    ]
     assert [list(np.asarray(line.get_ydata())) for line in worst] == [[0, 0.2, 0.4], [0, 0.2]]
     assert [line.get_color() for line in means] == [line.get_color() for line in worst]
-    assert all(thin.get_linewidth() < thick.get_linewidth() for thin, thick in zip(worst, means, strict=True))
-    assert [list(np.asarray(line.get_xdata())) for line in by_bytes.lines[::2]] == [[1000, 2000], [1000]]
-    assert [text.get_text() for text in made.legends[0].get_texts()] == ["topology=ring", "topology=torus (stopped)"]
+    assert all(
+        thin.get_linewidth() < thick.get_linewidth()
+        for thin, thick in zip(worst, means, strict=True)
+    )
+    assert [list(np.asarray(line.get_xdata())) for line in by_bytes.lines[::2]] == [
+        [1000, 2000],
+        [1000],
+    ]
+    assert [text.get_text() for text in made.legends[0].get_texts()] == [
+        "topology=ring",
+        "topology=torus (stopped)",
+    ]
     assert (by_round.get_xlabel(), by_bytes.get_xscale()) == ("round", "log")
 
 

@@ -40,8 +40,12 @@ def normal(q: int, m: int, seed: int = 0, dtype: torch.dtype = torch.float32) ->
     return torch.randn(q, m, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def through(compressor: Quantize | Exact, words: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
-    return compressor.decode(compressor.encode(words, draw or chance()), words.shape[1], words.dtype)
+def through(
+    compressor: Quantize | Exact, words: torch.Tensor, draw: Draw | None = None
+) -> torch.Tensor:
+    return compressor.decode(
+        compressor.encode(words, draw or chance()), words.shape[1], words.dtype
+    )
 
 
 def expected_length(bits: int, block: int, m: int) -> int:
@@ -53,7 +57,10 @@ def on_the_grid(compressor: Quantize, q: int, m: int, block: int) -> torch.Tenso
     half = 2 ** (compressor.bits - 1)
     between = compressor.rounding in ("midrise", "sign")
     generator = torch.Generator().manual_seed(m)
-    level = torch.randint(-half if between else 1 - half, half, (q, m), generator=generator).double() + 0.5 * between
+    level = (
+        torch.randint(-half if between else 1 - half, half, (q, m), generator=generator).double()
+        + 0.5 * between
+    )
     level[:, :: block or m] = half - 1 + 0.5 * between  # the largest, at the start of every block
     exponent = torch.arange(m) // (block or m) % 9 - 4
     return level * 2.0**exponent
@@ -85,7 +92,10 @@ def test_the_grid_survives_and_the_payload_is_as_promised(bits: int, rounding: s
 def test_default_payload(bits: int) -> None:
     block = 256 if bits <= 3 else 0
     for m in (1, 255, 256, 257, 199210):
-        assert Quantize(bits=bits).encode(normal(1, m), chance()).shape == (1, expected_length(bits, block, m))
+        assert Quantize(bits=bits).encode(normal(1, m), chance()).shape == (
+            1,
+            expected_length(bits, block, m),
+        )
 
 
 def test_no_rows_and_no_words() -> None:
@@ -101,7 +111,11 @@ def paper(x: np.ndarray, bits: int, rounding: str, random: list[int]) -> list[fl
     """One block, one coordinate at a time, in exact fractions of the quotient a/s."""
     half = 2 ** (bits - 1)
     largest = np.abs(x).max()
-    s = np.float32({"sign": 2 * np.abs(x).astype(np.float64).mean(), "midrise": largest / half}.get(rounding, 0))
+    s = np.float32(
+        {"sign": 2 * np.abs(x).astype(np.float64).mean(), "midrise": largest / half}.get(
+            rounding, 0
+        )
+    )
     if rounding in ("stochastic", "nearest"):
         s = np.float32(float(largest) / (half - 1))
         s = s if float(s) * (half - 1) >= float(largest) else np.nextafter(s, np.float32(np.inf))
@@ -133,10 +147,25 @@ def test_agrees_with_the_paper(bits: int, rounding: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bits", range(2, 17))
-def test_stochastic_is_unbiased_with_at_most_a_quarter_of_variance(bits: int, dtype: torch.dtype) -> None:
+def test_stochastic_is_unbiased_with_at_most_a_quarter_of_variance(
+    bits: int, dtype: torch.dtype
+) -> None:
     draws, most = 20_000, 2 ** (bits - 1) - 1
     step = 0.3
-    levels = [0.0, 0.01, 0.5, 0.99, 1 / 3, most, -most, most - 0.01, 0.01 - most, most - 0.5, 0.7 - most, -0.01]
+    levels = [
+        0.0,
+        0.01,
+        0.5,
+        0.99,
+        1 / 3,
+        most,
+        -most,
+        most - 0.01,
+        0.01 - most,
+        most - 0.5,
+        0.7 - most,
+        -0.01,
+    ]
     x = torch.tensor(levels, dtype=dtype) * step
     heard = through(Quantize(bits=bits, rounding="stochastic", block=0), x.expand(draws, len(x)))
     level = x.double() / step
@@ -166,7 +195,9 @@ def test_the_address_makes_the_message() -> None:
     assert torch.equal(message[1:], compressor.encode(words[1:], chance(range(1, 2))))
 
 
-@pytest.mark.parametrize(("bits", "block"), [(1, 0), (1, 256), (2, 256), (3, 7), (4, 0), (5, 1000), (8, 0), (13, 33)])
+@pytest.mark.parametrize(
+    ("bits", "block"), [(1, 0), (1, 256), (2, 256), (3, 7), (4, 0), (5, 1000), (8, 0), (13, 33)]
+)
 @pytest.mark.parametrize("m", [1, 2, 5, 31, 650, 4097, 300_000])
 def test_a_row_does_not_depend_on_the_others(bits: int, block: int, m: int) -> None:
     q = 5 if m > 4097 else 130
@@ -194,8 +225,12 @@ def test_only_stochastic_rounding_draws() -> None:
             Quantize(bits=bits, rounding=rounding).encode(normal(2, 50), refuse)
 
 
-floats = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False).map(lambda a: a if abs(a) > 1e-30 else 0.0)
-rows = st.lists(floats, min_size=1, max_size=80).map(lambda row: torch.tensor([row], dtype=torch.float32))
+floats = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False).map(
+    lambda a: a if abs(a) > 1e-30 else 0.0
+)
+rows = st.lists(floats, min_size=1, max_size=80).map(
+    lambda row: torch.tensor([row], dtype=torch.float32)
+)
 
 
 def squares(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
@@ -206,7 +241,9 @@ def squares(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
 @settings(max_examples=200, deadline=None)
 @given(rows, st.integers(2, 16), st.sampled_from([0, 7, 256]))
 def test_nearest_contracts_everywhere(x: torch.Tensor, bits: int, block: int) -> None:
-    error, norm = squares(x, through(Quantize(bits=bits, rounding="nearest", block=block), x, refuse))
+    error, norm = squares(
+        x, through(Quantize(bits=bits, rounding="nearest", block=block), x, refuse)
+    )
     assert error < norm or norm == 0.0 == error
 
 
@@ -251,7 +288,9 @@ def test_zeros_stay_zeros(bits: int, rounding: str) -> None:
     heard = through(Quantize(bits=bits, rounding=rounding, block=ODD_BLOCK), words)
     silent = torch.cat([heard[0], heard[1, :21]])
     assert (silent == 0).all()
-    assert not silent.signbit().any()  # a step of zero divides nothing: its codes are those of zero, not of 0/0
+    assert (
+        not silent.signbit().any()
+    )  # a step of zero divides nothing: its codes are those of zero, not of 0/0
 
 
 @pytest.mark.parametrize(("bits", "rounding"), COMBINATIONS)
@@ -260,13 +299,16 @@ def test_tiny_and_huge_words(bits: int, rounding: str) -> None:
     words = scale * torch.tensor([1.0, -1.0, 0.5, -0.25, 0.0])
     heard = through(Quantize(bits=bits, rounding=rounding), words)
     assert heard.isfinite().all()
-    assert ((heard.double() - words.double()).abs() <= words.double().amax(1, keepdim=True) * (1 + 1e-6)).all()
+    assert (
+        (heard.double() - words.double()).abs() <= words.double().amax(1, keepdim=True) * (1 + 1e-6)
+    ).all()
 
 
 def test_words_that_are_no_numbers_end_as_such() -> None:
     for bits in range(1, 17):
         heard = through(
-            Quantize(bits=bits), torch.tensor([[1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, 2.0, 3.0]])
+            Quantize(bits=bits),
+            torch.tensor([[1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, 2.0, 3.0]]),
         )
         assert not heard[0].isfinite().any()
         assert not heard[1].isfinite().all()
@@ -279,9 +321,15 @@ def test_words_that_are_no_numbers_end_as_such() -> None:
         ({"bits": 0}, "bits=0 is not one of 1 to 16"),
         ({"bits": 17}, "bits=17 is not one of 1 to 16"),
         ({"rounding": "down"}, "rounding=down is not one of auto, stochastic"),
-        ({"bits": 1, "rounding": "stochastic"}, "rounding=stochastic with bits=1; choose auto, midrise, sign"),
+        (
+            {"bits": 1, "rounding": "stochastic"},
+            "rounding=stochastic with bits=1; choose auto, midrise, sign",
+        ),
         ({"bits": 1, "rounding": "nearest"}, "rounding=nearest with bits=1"),
-        ({"bits": 2, "rounding": "sign"}, "rounding=sign with bits=2; choose auto, stochastic, nearest, midrise"),
+        (
+            {"bits": 2, "rounding": "sign"},
+            "rounding=sign with bits=2; choose auto, stochastic, nearest, midrise",
+        ),
         ({"block": -1}, "block=-1 is negative"),
     ],
 )
@@ -300,13 +348,17 @@ def test_no_finite_number_becomes_infinite(bits: int, rounding: str, block: int)
     """Nor does the end of the range push rounding that contracts, or zeros, off their place."""
     compressor, signs = Quantize(bits=bits, rounding=rounding, block=block), torch.ones(1, 60)
     signs[0, ::3] = -1
-    sizes = torch.tensor([LARGEST, LARGEST * 0.75, 1.0, 2.0**-126, 2.0**-140, SMALLEST, 0.0])[:, None]
+    sizes = torch.tensor([LARGEST, LARGEST * 0.75, 1.0, 2.0**-126, 2.0**-140, SMALLEST, 0.0])[
+        :, None
+    ]
     for words in (sizes * signs, sizes.expand(-1, 60), -sizes.expand(-1, 60)):
         said = through(compressor, words.contiguous())
         assert said.isfinite().all()
         assert not said[-1].any()
         if rounding in ("nearest", "sign"):
-            off, whole = ((x.double() / sizes[:3]).norm(dim=1) for x in ((said - words)[:3], words[:3]))
+            off, whole = (
+                (x.double() / sizes[:3]).norm(dim=1) for x in ((said - words)[:3], words[:3])
+            )
             assert (off < 0.51 * whole).all()
 
 

@@ -28,7 +28,9 @@ from tests.conftest import Command
 KINDS = components()
 
 # The calls of an example do not see each other: what they write has other names, or is overwritten.
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 counts = st.integers(1, 2**31 - 1)
 shares = st.floats(0, 1, exclude_max=True)
@@ -62,7 +64,9 @@ runs = st.builds(
 
 def toml(run: Run) -> str:
     """A run as somebody writes it down."""
-    return "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in run.to_dict().items())
+    return "\n".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in run.to_dict().items()
+    )
 
 
 def refused(make: Callable[[], object]) -> str:
@@ -89,7 +93,9 @@ def test_a_command_line_says_the_same(dfl_run: Command, run: Run) -> None:
     tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
     assert Run.from_dict(_asked(tokens, 1)["run"]) == run
     apart = [
-        word for t in tokens for word in ([t] if t.startswith(("--ensemble", "--tensorboard")) else t.split("=", 1))
+        word
+        for t in tokens
+        for word in ([t] if t.startswith(("--ensemble", "--tensorboard")) else t.split("=", 1))
     ]
     assert Run.from_dict(_asked(apart, 1)["run"]) == run
 
@@ -120,10 +126,22 @@ def test_a_flag_that_says_the_default_goes_over_a_file(dfl_run: Command) -> None
 
 def test_settled() -> None:
     plain = Run().settled(ranks=5)
-    assert (plain.peers, plain.algorithm, plain.compressor, plain.bits) == (5, "dfedavgm", "none", None)
+    assert (plain.peers, plain.algorithm, plain.compressor, plain.bits) == (
+        5,
+        "dfedavgm",
+        "none",
+        None,
+    )
     short = Run(bits=3, peers=2).settled(ranks=5)
-    assert (short.peers, short.algorithm, short.compressor, short.bits) == (2, "qdfedavgm", "quantize:bits=3", None)
-    assert Run(bits=3, algorithm="qdfedavgm:gamma=0.5").settled(1).algorithm == "qdfedavgm:gamma=0.5"
+    assert (short.peers, short.algorithm, short.compressor, short.bits) == (
+        2,
+        "qdfedavgm",
+        "quantize:bits=3",
+        None,
+    )
+    assert (
+        Run(bits=3, algorithm="qdfedavgm:gamma=0.5").settled(1).algorithm == "qdfedavgm:gamma=0.5"
+    )
     for run in (plain, short):
         assert run.settled(ranks=9) == run
         assert Run.from_dict(run.to_dict()) == run
@@ -166,7 +184,12 @@ def test_values_of_the_wrong_kind(name: str, value: Any) -> None:
 def test_numbers_of_numpy() -> None:
     run = Run(peers=np.int64(3), lr=np.float32(0.5), ensemble=np.True_, seed=np.uint8(1))  # type: ignore[arg-type]
     assert run == Run(peers=3, lr=0.5, ensemble=True, seed=1)
-    assert [type(value) for value in (run.peers, run.lr, run.ensemble, run.seed)] == [int, float, bool, int]
+    assert [type(value) for value in (run.peers, run.lr, run.ensemble, run.seed)] == [
+        int,
+        float,
+        bool,
+        int,
+    ]
     assert json.loads(json.dumps(run.to_dict()))["peers"] == 3
 
 
@@ -178,8 +201,12 @@ def test_values_of_the_right_kind() -> None:
 
 
 def test_names_that_are_no_field() -> None:
-    assert refused(lambda: Run.from_dict({"roundz": 3})).startswith("unknown setting 'roundz' (did you mean rounds?)")
-    assert refused(lambda: Run.from_dict({"": 3})).startswith("unknown setting ''; choose from topology, ")
+    assert refused(lambda: Run.from_dict({"roundz": 3})).startswith(
+        "unknown setting 'roundz' (did you mean rounds?)"
+    )
+    assert refused(lambda: Run.from_dict({"": 3})).startswith(
+        "unknown setting ''; choose from topology, "
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,17 +223,23 @@ def test_values_as_written(kind: str, text: str, value: object) -> None:
     assert type(read("--x", text, kind)) is type(value)
 
 
-@pytest.mark.parametrize("text", ["", " ", " 7", "7\n", "1_0", "0x1f", "1e3", "٣", "²", "+", "--7", "7.", "seven"])
+@pytest.mark.parametrize(
+    "text", ["", " ", " 7", "7\n", "1_0", "0x1f", "1e3", "٣", "²", "+", "--7", "7.", "seven"]
+)
 def test_what_is_no_whole_number(text: str) -> None:
     assert refused(lambda: read("--x", text, "int")) == f"--x must be a whole number, not {text!r}"
 
 
-@pytest.mark.parametrize("text", ["", " 7", "7\n", "1_0", "0x1f", "1e999", "nan", "inf", "٣", ".", "1.2.3", "e", "--7"])
+@pytest.mark.parametrize(
+    "text", ["", " 7", "7\n", "1_0", "0x1f", "1e999", "nan", "inf", "٣", ".", "1.2.3", "e", "--7"]
+)
 def test_what_is_no_number(text: str) -> None:
     assert refused(lambda: read("--x", text, "float")) == f"--x must be a number, not {text!r}"
 
 
-def made(*, many: int, share: float = 0.5, sure: bool = False, widths: tuple[int, ...] = (1, 2)) -> dict[str, object]:
+def made(
+    *, many: int, share: float = 0.5, sure: bool = False, widths: tuple[int, ...] = (1, 2)
+) -> dict[str, object]:
     return {"many": many, "share": share, "sure": sure, "widths": widths}
 
 
@@ -231,12 +264,21 @@ def test_choose() -> None:
         ("xyz", "--part: unknown 'xyz'; choose from made, perhaps"),
         ("made", "--part made needs many: write made:many=INT"),
         ("made:", "--part made: unknown option ''; choose from many, share, sure, widths"),
-        ("made:man=3", "--part made: unknown option 'man' (did you mean many?); choose from many, share, sure, widths"),
+        (
+            "made:man=3",
+            "--part made: unknown option 'man' (did you mean many?); choose from many, share, sure, widths",
+        ),
         ("made:many", "--part made: options are written many=VALUE, each once, not 'many'"),
-        ("made:many=3,many=4", "--part made: options are written many=VALUE, each once, not 'many=3,many=4'"),
+        (
+            "made:many=3,many=4",
+            "--part made: options are written many=VALUE, each once, not 'many=3,many=4'",
+        ),
         ("made:many=3,share=much", "--part made: share must be a number, not 'much'"),
         ("made:many=3,sure=yes", "--part made: sure must be true or false, not 'yes'"),
-        ("made:many=3,widths=7;8", "--part made: widths must be whole numbers joined by +, as 200+200, not '7;8'"),
+        (
+            "made:many=3,widths=7;8",
+            "--part made: widths must be whole numbers joined by +, as 200+200, not '7;8'",
+        ),
         ("perhaps:path=", "--part perhaps: path must be a path, not ''"),
     ],
 )
@@ -261,7 +303,13 @@ COMPLETE = [
 def test_what_help_shows_can_be_written(field: str, name: str) -> None:
     """A component with its defaults written out is the component without them."""
     component = KINDS[field][name]
-    written = [item for item in describe({name: component}).partition(":")[2].split(",") if item and "[" not in item]
+    written = [
+        item
+        for item in describe({name: component}).partition(":")[2].split(",")
+        if item and "[" not in item
+    ]
     spec = f"{name}:{','.join(written)}" if written else name
     defaults = {key: parameter.default for key, parameter in options(component).items()}
-    assert choose(flag(field), spec, KINDS[field]).keywords == {k: v for k, v in defaults.items() if v is not None}
+    assert choose(flag(field), spec, KINDS[field]).keywords == {
+        k: v for k, v in defaults.items() if v is not None
+    }

@@ -18,7 +18,18 @@ from dfl.datasets import DATASETS, Data, digits, mnist
 from dfl.datasets.files import Source
 from tests.adult_files import write_adult
 from tests.cifar_files import write_batches
-from tests.idx_files import IMAGES, LABELS, PACKED, PLAIN, TEST_IMAGES, TEST_LABELS, idx, official, refused, write
+from tests.idx_files import (
+    IMAGES,
+    LABELS,
+    PACKED,
+    PLAIN,
+    TEST_IMAGES,
+    TEST_LABELS,
+    idx,
+    official,
+    refused,
+    write,
+)
 
 WRITERS: dict[str, Callable[[Path], Path]] = {"adult": write_adult, "cifar10": write_batches}
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -35,17 +46,27 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
 
 
 def test_shapes_and_types(data: Data) -> None:
-    for inputs, labels in ((data.train_inputs, data.train_labels), (data.test_inputs, data.test_labels)):
+    for inputs, labels in (
+        (data.train_inputs, data.train_labels),
+        (data.test_inputs, data.test_labels),
+    ):
         assert len(inputs) == len(labels) > 0
         assert inputs.flags.writeable
-        assert (str(inputs.dtype), inputs.ndim) in (("uint8", 4), ("float32", 2))  # images, or plain numbers
+        assert (str(inputs.dtype), inputs.ndim) in (
+            ("uint8", 4),
+            ("float32", 2),
+        )  # images, or plain numbers
         assert labels.dtype == np.int64
         assert 0 <= labels.min() <= labels.max() < data.classes
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    program = "import sys, dfl.datasets; print({'torch', 'sklearn', 'pooch', 'rich'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, dfl.datasets; print({'torch', 'sklearn', 'pooch', 'rich'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "set()"
 
 
@@ -76,7 +97,10 @@ def test_real_mnist() -> None:
     test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert np.bincount(data.train_labels).tolist() == train
     assert np.bincount(data.test_labels).tolist() == test
-    mean, std = data.train_inputs.mean() * data.scale + data.shift, data.train_inputs.std() * data.scale
+    mean, std = (
+        data.train_inputs.mean() * data.scale + data.shift,
+        data.train_inputs.std() * data.scale,
+    )
     assert abs(mean) < 1e-3
     assert abs(std - 1) < 1e-3
     unit = DATASETS["mnist"](REAL, unit=True)
@@ -110,7 +134,9 @@ def test_every_official_file_has_both_checksums(name: str) -> None:
     assert len(set(digests)) == 8
 
 
-def test_a_file_that_is_not_the_official_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_the_official_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, source = write(tmp_path / "mnist"), mnist.SOURCES["mnist"]
     contents = {name: hashlib.sha256(PLAIN[name]).hexdigest() for name in source.contents}
     monkeypatch.setitem(mnist.SOURCES, "mnist", Source(source.url, source.files, contents))
@@ -126,7 +152,9 @@ def test_a_file_that_is_not_the_official_one_is_named(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("below", ["mnist", "."])
-def test_files_packed_or_not_below_or_in_the_folder(tmp_path: Path, below: str, packed: bool) -> None:
+def test_files_packed_or_not_below_or_in_the_folder(
+    tmp_path: Path, below: str, packed: bool
+) -> None:
     write(tmp_path / below, packed)
     data = DATASETS["mnist"](tmp_path)
     assert len(data.train_inputs) == 30
@@ -159,7 +187,11 @@ DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "half a header": (IMAGES, PLAIN[IMAGES][:7], "an IDX header of 16 bytes"),
     "header only": (IMAGES, PLAIN[IMAGES][:16], "found 0 bytes of values, expected 23520"),
     "not gzip": (f"{IMAGES}.gz", b"<html>404</html>", "expected a readable gzipped IDX file"),
-    "unpacked under a packed name": (f"{IMAGES}.gz", PLAIN[IMAGES], "expected a readable gzipped IDX file"),
+    "unpacked under a packed name": (
+        f"{IMAGES}.gz",
+        PLAIN[IMAGES],
+        "expected a readable gzipped IDX file",
+    ),
     "packed under an unpacked name": (IMAGES, PACKED[IMAGES], "magic number"),
     "packed twice": (f"{IMAGES}.gz", gzip.compress(PACKED[IMAGES]), "magic number"),
     "gzip cut in its header": (f"{IMAGES}.gz", PACKED[IMAGES][:5], "ended before"),
@@ -167,28 +199,68 @@ DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "gzip without its last byte": (f"{IMAGES}.gz", PACKED[IMAGES][:-1], "ended before"),
     "gzip with a wrong checksum": (f"{IMAGES}.gz", flipped(PACKED[IMAGES], -8), "CRC"),
     "gzip with a wrong length": (f"{IMAGES}.gz", flipped(PACKED[IMAGES], -4), "length"),
-    "gzip with a flipped byte": (f"{LABELS}.gz", flipped(PACKED[LABELS], 12), "expected a readable gzipped IDX file"),
-    "gzip and garbage behind it": (f"{IMAGES}.gz", PACKED[IMAGES] + b"garbage", "expected a readable gzipped IDX"),
-    "gzip and more gzip behind it": (f"{IMAGES}.gz", PACKED[IMAGES] * 2, "bytes of values, expected 23520"),
-    "one byte too few": (IMAGES, PLAIN[IMAGES][:-1], "found 23519 bytes of values, expected 23520 for 30 examples"),
-    "one byte too many": (IMAGES, PLAIN[IMAGES] + b"\0", "found more than 23520 bytes of values, expected 23520"),
+    "gzip with a flipped byte": (
+        f"{LABELS}.gz",
+        flipped(PACKED[LABELS], 12),
+        "expected a readable gzipped IDX file",
+    ),
+    "gzip and garbage behind it": (
+        f"{IMAGES}.gz",
+        PACKED[IMAGES] + b"garbage",
+        "expected a readable gzipped IDX",
+    ),
+    "gzip and more gzip behind it": (
+        f"{IMAGES}.gz",
+        PACKED[IMAGES] * 2,
+        "bytes of values, expected 23520",
+    ),
+    "one byte too few": (
+        IMAGES,
+        PLAIN[IMAGES][:-1],
+        "found 23519 bytes of values, expected 23520 for 30 examples",
+    ),
+    "one byte too many": (
+        IMAGES,
+        PLAIN[IMAGES] + b"\0",
+        "found more than 23520 bytes of values, expected 23520",
+    ),
     "labels in place of images": (IMAGES, PLAIN[LABELS], "magic number 2049, expected 2051"),
     "images in place of labels": (LABELS, PLAIN[IMAGES], "magic number 2051, expected 2049"),
     "little endian": (IMAGES, struct.pack("<4I", 2051, 30, 28, 28) + PIXELS, "magic number"),
     "floats": (IMAGES, header(0x0D03, 30, 28, 28) + PIXELS * 4, "magic number 3331, expected 2051"),
-    "no pixels across": (IMAGES, header(2051, 30, 28, 0), "found examples of shape (28, 0), expected (28, 28)"),
-    "images of 32 x 32": (IMAGES, header(2051, 30, 32, 32) + bytes(30 * 1024), "found examples of shape (32, 32)"),
+    "no pixels across": (
+        IMAGES,
+        header(2051, 30, 28, 0),
+        "found examples of shape (28, 0), expected (28, 28)",
+    ),
+    "images of 32 x 32": (
+        IMAGES,
+        header(2051, 30, 32, 32) + bytes(30 * 1024),
+        "found examples of shape (32, 32)",
+    ),
     "no examples": (IMAGES, header(2051, 0, 28, 28), "found no examples, expected at least one"),
-    "billions of examples": (IMAGES, header(2051, 2**32 - 1, 28, 28) + PIXELS, "a header of 4294967295 examples"),
+    "billions of examples": (
+        IMAGES,
+        header(2051, 2**32 - 1, 28, 28) + PIXELS,
+        "a header of 4294967295 examples",
+    ),
     "no labels": (LABELS, header(2049, 0), "found no examples"),
-    "label 10": (LABELS, PLAIN[LABELS][:-1] + b"\x0a", "found the value 10, expected values from 0 to 9"),
+    "label 10": (
+        LABELS,
+        PLAIN[LABELS][:-1] + b"\x0a",
+        "found the value 10, expected values from 0 to 9",
+    ),
     "label 255": (LABELS, PLAIN[LABELS][:-1] + b"\xff", "found the value 255"),
     "fewer labels than images": (
         LABELS,
         idx(np.zeros(29, np.uint8)),
         "found 29 labels, expected 30 as in train-images",
     ),
-    "more test labels": (TEST_LABELS, idx(np.zeros(21, np.uint8)), "found 21 labels, expected 20 as in t10k-images"),
+    "more test labels": (
+        TEST_LABELS,
+        idx(np.zeros(21, np.uint8)),
+        "found 21 labels, expected 20 as in t10k-images",
+    ),
 }
 
 
@@ -208,14 +280,18 @@ def test_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "mnist")
     (folder / f"{name}.gz").unlink()
-    assert refused(lambda: DATASETS["mnist"](tmp_path)).startswith(f"{folder / name}.gz: found no such file")
+    assert refused(lambda: DATASETS["mnist"](tmp_path)).startswith(
+        f"{folder / name}.gz: found no such file"
+    )
 
 
 @pytest.mark.parametrize("make", ["empty folder", "file"])
 def test_folder_without_files(tmp_path: Path, make: str) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir() if make == "empty folder" else folder.write_text("")
-    assert refused(lambda: DATASETS["mnist"](tmp_path)).startswith(f"{folder / IMAGES}.gz: found no such file")
+    assert refused(lambda: DATASETS["mnist"](tmp_path)).startswith(
+        f"{folder / IMAGES}.gz: found no such file"
+    )
 
 
 def test_directory_in_place_of_a_file(tmp_path: Path) -> None:

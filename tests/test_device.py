@@ -22,7 +22,15 @@ from tests.conftest import Command
 from tests.quadratic import FEW
 from tests.standin import DEVICE, Held, Standin
 
-ALLOWED = {"net.py", "network.py", "heard.py", "metrics.py", "ensembles.py", "watch.py", "report.py"}
+ALLOWED = {
+    "net.py",
+    "network.py",
+    "heard.py",
+    "metrics.py",
+    "ensembles.py",
+    "watch.py",
+    "report.py",
+}
 """The only files that may move a tensor to the processor."""
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -60,7 +68,9 @@ def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
-def test_frozen_parameters_are_on_the_device(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_parameters_are_on_the_device(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {**FEW, "engine": engine, "rounds": 2, "eval_every": 1}
     run = dfl.Run(**settings, out=tmp_path / "here")
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
@@ -125,7 +135,11 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatc
     assert setup.device("cpu", world) == torch.device("cpu")
     for beside, index in ((0, 0), (1, 1), (2, 0)):
         world.beside = beside
-        assert setup.device("auto", world) == setup.device("cuda", world) == torch.device("cuda", index)
+        assert (
+            setup.device("auto", world)
+            == setup.device("cuda", world)
+            == torch.device("cuda", index)
+        )
     assert setup.device("cuda:1", world) == torch.device("cuda", 1)
     with pytest.raises(InputError, match="can have 2 GPUs"):
         setup.device("cuda:2", world)
@@ -155,5 +169,7 @@ def test_nobody_trains_alone_on_a_gpu_unasked() -> None:
 
 
 def test_a_device_that_is_none_is_refused(dfl_run: Command) -> None:
-    assert dfl_run.refused("--device", "gpu").startswith("--device must be auto, cpu, cuda or cuda:NUMBER, not 'gpu'")
+    assert dfl_run.refused("--device", "gpu").startswith(
+        "--device must be auto, cpu, cuda or cuda:NUMBER, not 'gpu'"
+    )
     assert dfl_run.refused("--device", "cuda:9").startswith("--device cuda:9: ")

@@ -39,7 +39,9 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(published: Path) -> Non
 
 def test_the_numbers_are_those_of_the_runs(published: Path) -> None:
     for row in pd.read_csv(published / "table.csv").to_dict("records"):
-        end = dfl.load(published / "cells" / f"labels={row['labels']},method={row['method']},seed=0").rows.iloc[-1]
+        end = dfl.load(
+            published / "cells" / f"labels={row['labels']},method={row['method']},seed=0"
+        ).rows.iloc[-1]
         assert row["local_test"] == pytest.approx(100 * end["local_accuracy_mean"], rel=1e-5)
         assert row["new_test"] == pytest.approx(100 * end["accuracy_ensemble"], rel=1e-5)
         assert row["new_alone"] == pytest.approx(100 * end["accuracy_mean"], rel=1e-5)
@@ -56,7 +58,9 @@ def test_bytes_are_those_of_the_shared_part(published: Path) -> None:
 def test_devices_have_as_many_labels_as_the_table_says(published: Path) -> None:
     table = pd.read_csv(published / "table.csv").set_index(["labels", "method"])["classes"]
     for labels in (10, 1):
-        held = dfl.load(published / "cells" / f"labels={labels},method=FedAvg,seed=0").peers["labels"]
+        held = dfl.load(published / "cells" / f"labels={labels},method=FedAvg,seed=0").peers[
+            "labels"
+        ]
         counts = [len(str(each).split()) for each in held]
         assert table[labels, "FedAvg"] == pytest.approx(np.mean(counts))
     assert table[1, "FedAvg"] == 1
@@ -95,7 +99,15 @@ def rows() -> pd.DataFrame:
 def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
     table = page.tabulate(rows(), {10: 9.9, 1: 1.0})
     row = lab.by_label(table, ["labels", "method"])[1, "FedAvg"]
-    figures = ("classes", "local_test", "new_test", "new_alone", "MB", "local_test_std", "new_test_std")
+    figures = (
+        "classes",
+        "local_test",
+        "new_test",
+        "new_alone",
+        "MB",
+        "local_test_std",
+        "new_test_std",
+    )
     assert [row[name] for name in figures] == pytest.approx([1, 50, 51, 20, 3, 0, np.sqrt(2)])
     assert page.finding(table) == (
         "10 labels: local test best with LG-FedAvg (85.0 %), new test with FedAvg (91.0 %); "

@@ -75,7 +75,9 @@ def test_download(tmp_path: Path, server: Path, capfd: pytest.CaptureFixture[str
     assert same(data, DATASETS["mnist"](home))  # the second time nothing is downloaded
 
 
-def test_download_to_the_cache(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_to_the_cache(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pooch
 
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache" / project)
@@ -83,7 +85,9 @@ def test_download_to_the_cache(tmp_path: Path, server: Path, monkeypatch: pytest
     assert os.listdir(tmp_path / "cache" / "dfl") == ["mnist"]
 
 
-def test_progress_on_a_terminal(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[str] = []
 
     class Terminal:
@@ -167,7 +171,9 @@ def interrupted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         DATASETS["mnist"](home)
 
 
-def test_two_downloads_at_once(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_downloads_at_once(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, rename = tmp_path / "home", Path.rename
 
     def slower(whole: Path, folder: Path) -> Path:
@@ -186,7 +192,9 @@ class Redirecting(BaseAdapter):
         super().__init__()
         self.url = url
 
-    def send(self, request: requests.PreparedRequest, *_: object, **__: object) -> requests.Response:
+    def send(
+        self, request: requests.PreparedRequest, *_: object, **__: object
+    ) -> requests.Response:
         response = requests.Response()
         response.status_code, response.request, response.url = 302, request, str(request.url)
         response.headers["Location"], response.raw = self.url, BytesIO()
@@ -196,11 +204,15 @@ class Redirecting(BaseAdapter):
         pass
 
 
-def test_nothing_is_fetched_over_http(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_fetched_over_http(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = mnist.SOURCES["mnist"].url
     assert plain.startswith("http://")
     monkeypatch.setattr(files, "_https", HTTPS)
-    assert f"{plain}{IMAGES}.gz is not https" in refused(lambda: DATASETS["mnist"](tmp_path / "direct"))
+    assert f"{plain}{IMAGES}.gz is not https" in refused(
+        lambda: DATASETS["mnist"](tmp_path / "direct")
+    )
 
     def redirected() -> requests.Session:
         session = HTTPS()
@@ -217,7 +229,9 @@ def test_nothing_is_fetched_over_http(tmp_path: Path, server: Path, monkeypatch:
     assert os.listdir(tmp_path / "direct") == os.listdir(tmp_path / "redirected") == []
 
 
-def test_a_planted_link_is_not_followed(tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_link_is_not_followed(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim, fetch = tmp_path / "victim", files._fetch
     victim.write_text("the user's")
 

@@ -13,7 +13,11 @@ import torch
 from experiments.rivals import job
 from tests import fake_pfl, fake_rivals
 
-FAKES = {"pfl": fake_pfl.fake_pfl, "gossipy": fake_rivals.fake_gossipy, "flower": fake_rivals.fake_flower}
+FAKES = {
+    "pfl": fake_pfl.fake_pfl,
+    "gossipy": fake_rivals.fake_gossipy,
+    "flower": fake_rivals.fake_flower,
+}
 PACKAGES = {"pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr"}
 NUMBERS = {"peers": 4, "examples": 20, "features": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
 WORDS = [f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()]
@@ -39,14 +43,23 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     before = set(sys.modules)
     yield driver
     for name in set(sys.modules) - before:
-        if name.startswith("experiments.rivals.drive_") or name == "experiments.rivals.client_flower":
+        if (
+            name.startswith("experiments.rivals.drive_")
+            or name == "experiments.rivals.client_flower"
+        ):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("words", ["--style=lean --hidden", "--style=tutorial --hidden 5 4", "--hidden 5"])
+@pytest.mark.parametrize(
+    "words", ["--style=lean --hidden", "--style=tutorial --hidden 5 4", "--hidden 5"]
+)
 @pytest.mark.parametrize("rival", PACKAGES)
 def test_a_driver_answers(
-    load: Load, rival: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Load,
+    rival: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["driver", *WORDS, *words.split()])
     load(rival).main()
@@ -88,7 +101,9 @@ def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
         optimizer = torch.optim.SGD(net.parameters(), job.LR, momentum=job.MOMENTUM)
         for batch in torch.arange(asked.examples).split(asked.batch_size):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(inputs[user][batch]), labels[user][batch]).backward()
+            torch.nn.functional.cross_entropy(
+                net(inputs[user][batch]), labels[user][batch]
+            ).backward()
             optimizer.step()
         ends.append({name: value.clone() for name, value in net.state_dict().items()})
     net.load_state_dict(fake_rivals.mean(ends))

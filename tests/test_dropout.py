@@ -32,7 +32,9 @@ def mask(task: Task, i: int, address: tuple[int, int], layer: tuple[str, int]) -
     """Peer i's mask of one layer in step k of round t, from the numbers at its address."""
     (t, k), (name, units) = address, layer
     b = task.solver.batch_size
-    drawn = randomness.uniform(task.seed, f"dropout {name}", [int(task.peers[i])], t, k, n=b * units)[0]
+    drawn = randomness.uniform(
+        task.seed, f"dropout {name}", [int(task.peers[i])], t, k, n=b * units
+    )[0]
     return (drawn.view(b, units) >= 0.3).float() / 0.7
 
 
@@ -61,7 +63,9 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:alpha=0.3"])
 def test_a_round_is_sgd_with_units_left_out(engine: str, partition: str) -> None:
-    task = digits(**LEFT_OUT, engine=engine, partition=partition, init="independent", local_epochs=2).task
+    task = digits(
+        **LEFT_OUT, engine=engine, partition=partition, init="independent", local_epochs=2
+    ).task
     x = draw(task.module, task.spec, 0, range(6))
     ours = sgd(x, task, 1)
     for i in range(6):
@@ -94,7 +98,9 @@ def test_nothing_is_left_out_where_a_model_is_measured() -> None:
     """A model in three lines says the same of the test set, with all units."""
     setting = digits(**LEFT_OUT)
     x, exam = final(setting, 2), setting.exam
-    out = setting.task.outputs(setting.task.spec.views(x), setting.task.inputs(exam.inputs), each=False)
+    out = setting.task.outputs(
+        setting.task.spec.views(x), setting.task.inputs(exam.inputs), each=False
+    )
     w = setting.task.spec.views(x[2])
     h = setting.task.inputs(exam.inputs).flatten(1)
     for name in ("1", "4"):
@@ -118,17 +124,24 @@ def test_a_layer_does_what_its_mask_says() -> None:
 def test_a_model_with_dropout_is_no_plain_stack() -> None:
     assert digits(**LEFT_OUT).task.dense == ()
     assert digits(model="mlp:hidden=12,dropout=0").task.dense
-    assert Spec.of(MODELS["mlp"]((4,), 3, hidden=(5, 6), dropout=0.5)).d == 4 * 5 + 5 + 5 * 6 + 6 + 6 * 3 + 3
+    assert (
+        Spec.of(MODELS["mlp"]((4,), 3, hidden=(5, 6), dropout=0.5)).d
+        == 4 * 5 + 5 + 5 * 6 + 6 + 6 * 3 + 3
+    )
 
 
 def test_the_callers_own_layers_draw_too() -> None:
     """Also behind a convolution, whose units are channels times places."""
     rng = np.random.default_rng(0)
     inputs: Any = rng.integers(0, 256, (40, 1, 6, 6)).astype(np.uint8)
-    data = Data(inputs, rng.integers(0, 2, 40), inputs[:2], np.zeros(2, np.int64), classes=2, scale=1 / 255)
+    data = Data(
+        inputs, rng.integers(0, 2, 40), inputs[:2], np.zeros(2, np.int64), classes=2, scale=1 / 255
+    )
 
     def moved(rate: float) -> Tensor:
-        module = nn.Sequential(nn.Conv2d(1, 3, 3), Dropout(rate, 48), nn.Flatten(), nn.Linear(48, 2))
+        module = nn.Sequential(
+            nn.Conv2d(1, 3, 3), Dropout(rate, 48), nn.Flatten(), nn.Linear(48, 2)
+        )
         setting = prepare(dfl.Run(peers=4, init="independent"), World(), module, data)
         return sgd(start(setting.run, setting.task, True)[0], setting.task, 0)
 
@@ -144,7 +157,9 @@ def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
     model: Any = dfl.load(run.out or "").model(1)
     assert isinstance(model[3], Dropout)
     assert model.train()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
-    assert model.to(torch.float64)(torch.ones(2, 1, 8, 8, dtype=torch.float64)).dtype == torch.float64
+    assert (
+        model.to(torch.float64)(torch.ones(2, 1, 8, 8, dtype=torch.float64)).dtype == torch.float64
+    )
     assert last["accuracy_mean"] > 0.2
 
 

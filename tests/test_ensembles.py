@@ -41,9 +41,13 @@ def last(**settings: Any) -> dict[str, float]:
 def said(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """What the honest peers of a finished run say of the digits' test set, (a, n, 10), and its labels."""
     run, data = dfl.load(folder), DATASETS["digits"](None)
-    scale, shift = (torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift))
+    scale, shift = (
+        torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
+    )
     inputs = normal(torch.from_numpy(data.test_inputs), scale, shift)
-    honest = [i for i in range(run.run.peers or 0) if "liar" not in run.peers or not run.peers["liar"][i]]
+    honest = [
+        i for i in range(run.run.peers or 0) if "liar" not in run.peers or not run.peers["liar"][i]
+    ]
     outputs = [run.model(i)(inputs).detach().double().numpy() for i in honest]
     return np.stack(outputs), data.test_labels
 
@@ -63,7 +67,9 @@ def by_hand(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[flo
     [{}, {"engine": "loop"}, {"init": "independent"}, {"algorithm": "dfedavgm", "attack": "sign_flip:peers=1+3"}],
     ids=["batched", "loop", "independent", "liars"],
 )  # fmt: skip
-def test_figures_are_those_of_the_models_that_are_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_figures_are_those_of_the_models_that_are_kept(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     row = last(out=tmp_path / "run", **settings)
     outputs, labels = said(tmp_path / "run")
     assert len(outputs) == (3 if "attack" in settings else 5)
@@ -80,7 +86,9 @@ def test_linear_models_say_together_what_their_mean_says() -> None:
 def test_models_that_are_the_same_say_what_one_says() -> None:
     first, *_ = dfl.simulate(dfl.Run(**ALONE))
     assert first["accuracy_ensemble"] == first["accuracy_vote"] == first["accuracy_mean"] > 0
-    agreed = last(algorithm="dfedavgm", topology="complete", mixing="uniform", attack="gaussian:peers=2")
+    agreed = last(
+        algorithm="dfedavgm", topology="complete", mixing="uniform", attack="gaussian:peers=2"
+    )
     assert agreed["accuracy_vote"] == pytest.approx(agreed["accuracy_mean"], abs=0.05)
 
 
@@ -93,7 +101,11 @@ def test_of_one_model_for_all_it_is_the_accuracy(algorithm: str) -> None:
 def test_nothing_is_measured_that_is_not_asked_for() -> None:
     asked, plain = last(), last(ensemble=False)
     assert list(asked) == [*plain, *BOTH]
-    assert {**asked, "seconds": 0} == {**plain, **{name: asked[name] for name in BOTH}, "seconds": 0}
+    assert {**asked, "seconds": 0} == {
+        **plain,
+        **{name: asked[name] for name in BOTH},
+        "seconds": 0,
+    }
 
 
 def room(peers: int, liars: tuple[int, ...] = ()) -> Ensemble:
@@ -114,7 +126,11 @@ def test_a_planted_vote() -> None:
     """Two against one who is surer; two and one who is surer again; three ways apart, where the lowest label wins."""
     ballots = tally(PLANTED.double().numpy())
     assert ballots.tolist() == [[1, 2, 0], [1, 2, 0], [1, 1, 1], [1, 1, 1]]
-    for labels, mean, vote in (([0, 0, 0, 0], 1.0, 0.5), ([1, 1, 1, 1], 0.0, 0.5), ([0, 1, 0, 2], 0.5, 0.5)):
+    for labels, mean, vote in (
+        ([0, 0, 0, 0], 1.0, 0.5),
+        ([1, 1, 1, 1], 0.0, 0.5),
+        ([0, 1, 0, 2], 0.5, 0.5),
+    ):
         heard = room(3)
         heard.hear([PLANTED], torch.tensor(labels))
         assert heard.figures(0.1) == {"accuracy_ensemble": mean, "accuracy_vote": vote}, labels
@@ -128,7 +144,10 @@ def test_a_peer_that_cannot_decide_votes_for_the_lowest_label() -> None:
 def test_liars_are_not_heard() -> None:
     heard = room(3, liars=(0,))
     heard.hear([PLANTED[:2], PLANTED[2:]], torch.tensor([1, 0, 0, 1]))
-    assert heard.figures(0.1) == {"accuracy_ensemble": 1.0, "accuracy_vote": 1.0}  # thrice one against one
+    assert heard.figures(0.1) == {
+        "accuracy_ensemble": 1.0,
+        "accuracy_vote": 1.0,
+    }  # thrice one against one
 
 
 def test_what_is_said_is_passed_on_and_one_row_may_stand_for_all() -> None:
@@ -137,7 +156,10 @@ def test_what_is_said_is_passed_on_and_one_row_may_stand_for_all() -> None:
     assert len(passed) == 1
     assert torch.equal(passed[0], PLANTED[:1])
     heard.hear([PLANTED[:1]], torch.tensor([1, 1, 1, 1]))
-    assert heard.figures(0.1) == {"accuracy_ensemble": 0.5, "accuracy_vote": 0.5}  # three and one of eight
+    assert heard.figures(0.1) == {
+        "accuracy_ensemble": 0.5,
+        "accuracy_vote": 0.5,
+    }  # three and one of eight
     assert room(4).figures(0.1) == {"accuracy_ensemble": 0.1, "accuracy_vote": 0.1}
 
 
@@ -180,7 +202,9 @@ def test_a_rank_without_peers_listens() -> None:
     """Rank 0 hosts nobody and counts; the one peer is on rank 1, which adds up all columns there are."""
     layout, kept = Layout(1, 2), {}  # type: ignore[var-annotated]
     labels = torch.tensor([0, 1, 0, 0])
-    ranks = [Ensemble(Halves(rank, kept), layout, layout.group(np.arange(1), rank)) for rank in (0, 1)]
+    ranks = [
+        Ensemble(Halves(rank, kept), layout, layout.group(np.arange(1), rank)) for rank in (0, 1)
+    ]
     assert [len(each.honest.here) for each in ranks] == [0, 1]
     ranks[1].hear([PLANTED[:1]], labels)
     assert ranks[0].hear([], labels) == []
@@ -214,7 +238,9 @@ def test_examples_with_a_trigger_are_not_heard() -> None:
     setting = digits(attack="backdoor:peers=0", ensemble=True)
     together = Ensemble.of(setting)
     assert together is not None
-    assert "backdoor_success" in (metrics.measure(list(states(setting, 1))[-1], setting, together) or {})
+    assert "backdoor_success" in (
+        metrics.measure(list(states(setting, 1))[-1], setting, together) or {}
+    )
     assert together.heard == len(setting.exam.labels) == 359
     assert Ensemble.of(digits()) is None
 
@@ -255,9 +281,13 @@ def test_how_it_is_asked_for(dfl_run: Command, tokens: list[str], file: str, ask
 
 
 def test_what_is_no_answer_is_refused(dfl_run: Command) -> None:
-    assert dfl_run.refused("--ensemble=perhaps") == "--ensemble must be true or false, not 'perhaps'"
+    assert (
+        dfl_run.refused("--ensemble=perhaps") == "--ensemble must be true or false, not 'perhaps'"
+    )
     (dfl_run.folder / "run.toml").write_text('ensemble = "yes"')
-    assert dfl_run.refused("--config", "run.toml").endswith("--ensemble must be true or false, not 'yes'")
+    assert dfl_run.refused("--config", "run.toml").endswith(
+        "--ensemble must be true or false, not 'yes'"
+    )
 
 
 def test_it_is_shown_and_drawn(tmp_path: Path) -> None:

@@ -20,15 +20,25 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows of a folder, by name and round."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is the reader's, which needs more packages than the writer
+        warnings.simplefilter(
+            "ignore"
+        )  # it is the reader's, which needs more packages than the writer
         accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return {
+        name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
 
 
 def run(folder: Path, **more: Any) -> dfl.Run:
-    few: dict[str, Any] = {"peers": 3, "rounds": 4, "eval_every": 2, "model": "softmax", "examples_per_peer": 20}
+    few: dict[str, Any] = {
+        "peers": 3,
+        "rounds": 4,
+        "eval_every": 2,
+        "model": "softmax",
+        "examples_per_peer": 20,
+    }
     return dfl.Run(**few | {"out": folder, "tensorboard": True} | more)
 
 
@@ -38,7 +48,9 @@ def test_rows_are_shown_as_they_are(tmp_path: Path) -> None:
     assert set(shown) == set(rows[0]) - {"round"}
     for name, values in shown.items():
         assert [t for t, _ in values] == [0, 2, 4]
-        assert [value for _, value in values] == pytest.approx([row[name] for row in rows], rel=1e-6)
+        assert [value for _, value in values] == pytest.approx(
+            [row[name] for row in rows], rel=1e-6
+        )
     assert list(dfl.load(tmp_path / "run").rows["round"]) == [0, 2, 4]
 
 
@@ -55,7 +67,9 @@ def test_a_run_that_goes_on_shows_every_round_once(tmp_path: Path) -> None:
 
 def test_it_is_an_extra(tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfl.reporting.tensorboard.find_spec", lambda name: None)
-    assert "pip install 'dfl[tensorboard]'" in dfl_run.refused("--tensorboard", "--peers", "3", "--rounds", "1")
+    assert "pip install 'dfl[tensorboard]'" in dfl_run.refused(
+        "--tensorboard", "--peers", "3", "--rounds", "1"
+    )
     with pytest.raises(InputError, match=r"dfl\[tensorboard\]"):
         list(dfl.simulate(run(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
@@ -82,5 +96,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensorboard.SummaryWriter, "flush", full)
-    with pytest.raises(InputError, match="tensorboard cannot be written to: No space left on device"):
+    with pytest.raises(
+        InputError, match="tensorboard cannot be written to: No space left on device"
+    ):
         list(dfl.simulate(run(tmp_path / "run")))

@@ -21,12 +21,16 @@ from topologies import MIXINGS, TOPOLOGIES, build
 
 
 def plans(topology: str, ranks: int, peers: int = 16) -> list[Any]:
-    weights = build(TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)).weights[0]
+    weights = build(
+        TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)
+    ).weights[0]
     return [peer_plan(weights, Layout(peers, ranks), rank) for rank in range(ranks)]
 
 
 def test_words_that_lie_one_behind_the_other_are_sent_from_where_they_are() -> None:
-    for plan in plans("ring", 4):  # the first word goes to the rank before, the last to the one behind
+    for plan in plans(
+        "ring", 4
+    ):  # the first word goes to the rank before, the last to the one behind
         assert plan.runs is not None
         assert [plan.send[0], plan.send[1]] == plan.runs.tolist()
         assert set(plan.runs.tolist()) == {0, 3}
@@ -97,7 +101,12 @@ def test_what_is_broken_is_found(bad: float) -> None:
 
 def test_one_rank_is_handed_its_examples_as_they_are() -> None:
     given = {"train inputs": np.arange(3)}
-    assert distribute.handed_out(World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}) is given
+    assert (
+        distribute.handed_out(
+            World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}
+        )
+        is given
+    )
 
 
 def test_the_data_set_is_let_go_after_it_was_dealt() -> None:

@@ -30,10 +30,22 @@ def launch(page: str, out: Path, *words: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.fixture(scope="module", params=PAGES)
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
+def page(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, str]:
     """A page that has run: its name, its folder, what it printed."""
     out = tmp_path_factory.mktemp(request.param)
-    done = launch(request.param, out, "--dataset", "digits", "--seeds", "1", "--rounds", "4", *PAGES[request.param])
+    done = launch(
+        request.param,
+        out,
+        "--dataset",
+        "digits",
+        "--seeds",
+        "1",
+        "--rounds",
+        "4",
+        *PAGES[request.param],
+    )
     assert done.returncode == 0, done.stderr
     return request.param, out, done.stdout
 
@@ -66,7 +78,9 @@ def test_update_mixing_grows_as_theory_says(page: tuple[str, Path, str]) -> None
     if name != "update_mixing":
         pytest.skip("of another page")
     row = lab.by_label(pd.read_csv(out / "table.csv"), ["method"])
-    exact, short, replica = (row[name] for name in ("published, float32", "published, 8 bits", "replica, float32"))
+    exact, short, replica = (
+        row[name] for name in ("published, float32", "published, 8 bits", "replica, float32")
+    )
     assert exact["quadratic_growth"] == pytest.approx(exact["theory_growth"], abs=2e-3)
     assert short["quadratic_growth"] == pytest.approx(exact["theory_growth"], abs=2e-3)
     assert replica["quadratic_growth"] == pytest.approx(1, abs=1e-3)
@@ -79,7 +93,9 @@ def test_bits_are_compared_at_the_same_seed(page: tuple[str, Path, str]) -> None
         pytest.skip("of another page")
     row = lab.by_label(pd.read_csv(out / "table.csv", dtype={"width": str}), ["width"])
     assert row["float32"]["minus_float32"] == 0
-    assert row["4"]["minus_float32"] == pytest.approx(row["4"]["accuracy"] - row["float32"]["accuracy"], abs=1e-5)
+    assert row["4"]["minus_float32"] == pytest.approx(
+        row["4"]["accuracy"] - row["float32"]["accuracy"], abs=1e-5
+    )
     assert row["4"]["share_of_float32"] == pytest.approx(1 / 8, rel=1e-2)
     assert row["4"]["bytes_per_message"] < row["float32"]["bytes_per_message"] / 7.9
 
@@ -124,7 +140,13 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("accuracy", "expected"),
-    [([0.1, 0.4, 0.5], 2), ([0.1, 0.6, 0.2], 1.2), ([0.4, 0.4], 0), ([0.1, 0.2], np.nan), ([0.1, 0.0, 0.5], 3.5)],
+    [
+        ([0.1, 0.4, 0.5], 2),
+        ([0.1, 0.6, 0.2], 1.2),
+        ([0.4, 0.4], 0),
+        ([0.1, 0.2], np.nan),
+        ([0.1, 0.0, 0.5], 3.5),
+    ],
 )
 def test_rounds_to_a_target(accuracy: list[float], expected: float) -> None:
     rows = pd.DataFrame({"round": [2 * t for t in range(len(accuracy))], "accuracy_mean": accuracy})
@@ -133,6 +155,12 @@ def test_rounds_to_a_target(accuracy: list[float], expected: float) -> None:
 
 def test_a_missing_value_is_a_dash() -> None:
     table = pd.DataFrame(
-        {"name": ["a"], "n": [1234567], "value": [0.12345], "large": [12345.6], "none": [float("nan")]}
+        {
+            "name": ["a"],
+            "n": [1234567],
+            "value": [0.12345],
+            "large": [12345.6],
+            "none": [float("nan")],
+        }
     )
     assert lab.markdown(table).splitlines()[2] == "| a | 1,234,567 | 0.123 | 1.23e+04 | - |"

@@ -69,7 +69,9 @@ def test_gaps_by_hand() -> None:
     z = bits("1111 0000")
     y = bits("1100 1100")
     assert demographic_parity_gap(bits("1110 1000"), z) == 0.5
-    assert equalised_odds_gap(bits("1110 1000"), y, z) == 0.5  # true positives 1 and 1/2, false 1/2 and 0
+    assert (
+        equalised_odds_gap(bits("1110 1000"), y, z) == 0.5
+    )  # true positives 1 and 1/2, false 1/2 and 0
     assert equalised_odds_gap(bits("1100 1111"), y, z) == 1.0  # only the false positives differ
     assert equalised_odds_gap(bits("1100 0000"), y, z) == 1.0  # only the true ones
 
@@ -86,7 +88,9 @@ def test_gaps_do_not_care_which_group_is_called_one(people: list[tuple[int, int,
     for truth_value in (d, d.astype(bool), 1 - d):
         a, b = demographic_parity_gap(truth_value, z), demographic_parity_gap(d, 1 - z)
         assert a == pytest.approx(b, nan_ok=True)
-    assert equalised_odds_gap(d, y, z) == pytest.approx(equalised_odds_gap(d.astype(bool), y, 1 - z), nan_ok=True)
+    assert equalised_odds_gap(d, y, z) == pytest.approx(
+        equalised_odds_gap(d.astype(bool), y, 1 - z), nan_ok=True
+    )
 
 
 # --- the probe --------------------------------------------------------------------------------------------------------
@@ -106,7 +110,9 @@ def attributes() -> Ints:
     rng = np.random.default_rng(1)
     line = H @ rng.standard_normal(WIDE)
     noisy = line + 2 * rng.standard_normal(2 * N) > 0
-    return np.stack([noisy, H[:, 0] * H[:, 1] > 0, line > 2 * line.std(), rng.random(2 * N) < 0.5], axis=1).astype(int)
+    return np.stack(
+        [noisy, H[:, 0] * H[:, 1] > 0, line > 2 * line.std(), rng.random(2 * N) < 0.5], axis=1
+    ).astype(int)
 
 
 def test_a_probe_finds_what_is_planted_and_nothing_in_noise(attributes: Ints) -> None:
@@ -115,7 +121,9 @@ def test_a_probe_finds_what_is_planted_and_nothing_in_noise(attributes: Ints) ->
     assert best - 0.02 < line < best + 0.02  # as good as who knows the direction
     assert product_of_two > 0.9  # where a line finds nothing
     assert rare > 0.98
-    assert abs(noise - 0.5) < 0.05  # 3.3 standard deviations, sqrt(1501 / (12 * 750^2)), of random scores
+    assert (
+        abs(noise - 0.5) < 0.05
+    )  # 3.3 standard deviations, sqrt(1501 / (12 * 750^2)), of random scores
 
 
 def test_a_line_alone_would_not_find_a_product(attributes: Ints) -> None:
@@ -137,7 +145,9 @@ def test_test_rows_decide_nothing(attributes: Ints) -> None:
     assert again.tolist() == apart[0].tolist()
 
 
-def test_a_probe_is_the_same_for_the_same_seed_and_each_attribute_has_its_own(attributes: Ints) -> None:
+def test_a_probe_is_the_same_for_the_same_seed_and_each_attribute_has_its_own(
+    attributes: Ints,
+) -> None:
     z = attributes[:, [1, 3]]
     first = probed(z)
     assert probed(z).tolist() == first.tolist()
@@ -152,7 +162,9 @@ def test_scale_and_dead_units_do_not_matter(attributes: Ints) -> None:
     assert abs(probed(z, with_dead) - probed(z)) < 0.02
 
 
-@pytest.mark.parametrize(("ones", "defined"), [(0, False), (9, False), (10, True), (N - 10, True), (N - 9, False)])
+@pytest.mark.parametrize(
+    ("ones", "defined"), [(0, False), (9, False), (10, True), (N - 10, True), (N - 9, False)]
+)
 def test_too_few_of_a_kind_to_learn_from(ones: int, defined: bool) -> None:
     z = np.zeros((2 * N, 1), np.int64)
     z[:ones] = 1
@@ -164,10 +176,14 @@ def test_few_rows_and_a_test_of_one_kind(attributes: Ints) -> None:
     z = np.arange(40)[:, None] % 2
     assert probe_auc(z[:30] * 2.0, z[:30], z[30:] * 2.0, z[30:], 0).tolist() == [1.0]
     assert np.isnan(probe_auc(z[:30] * 2.0, z[:30], z[30:] * 2.0, 0 * z[30:], 0)).all()
-    assert probe_auc(H, np.zeros((2 * N, 0), np.int64), H, np.zeros((2 * N, 0), np.int64), 0).shape == (0,)
+    assert probe_auc(
+        H, np.zeros((2 * N, 0), np.int64), H, np.zeros((2 * N, 0), np.int64), 0
+    ).shape == (0,)
 
 
 def test_importing_loads_nothing_heavy() -> None:
     program = "import sys, dfl.evaluation.fairness; print({'torch', 'sklearn', 'pandas'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "set()"

@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.environment.fault_effects import Weather, weather
-from dfl.environment.faults import FAULTS, Burst, Fault, Join, Leave, LinkLoss, Outage, Stragglers, Today
+from dfl.environment.faults import (
+    FAULTS,
+    Burst,
+    Fault,
+    Join,
+    Leave,
+    LinkLoss,
+    Outage,
+    Stragglers,
+    Today,
+)
 
 P, ROUNDS = 400, 300
 LINKS = np.arange(5, 5 + 7 * P, 7)
@@ -43,7 +53,10 @@ def spells(of: NDArray[np.bool_]) -> NDArray[np.int64]:
 def test_links_lose_their_share(p: float) -> None:
     seen = lost(LinkLoss(p=p))
     assert seen.mean() == pytest.approx(p, abs=4 * np.sqrt(p * (1 - p) / seen.size))
-    for one, other in ((seen[1:], seen[:-1]), (seen[:, 1:], seen[:, :-1])):  # neither rounds nor links hang together
+    for one, other in (
+        (seen[1:], seen[:-1]),
+        (seen[:, 1:], seen[:, :-1]),
+    ):  # neither rounds nor links hang together
         assert (one & other).mean() == pytest.approx(p * p, abs=0.01)
 
 
@@ -53,7 +66,9 @@ def test_bursts_are_as_often_and_as_long(p: float, length: float) -> None:
     seen = lost(Burst(p=p, length=length))
     apart = 4 * np.sqrt(2 * length * p / seen.size)
     assert seen.mean() == pytest.approx(p, abs=apart)
-    assert lost(Burst(p=p, length=length), rounds=1).mean() == pytest.approx(p, abs=4 * np.sqrt(p / P))
+    assert lost(Burst(p=p, length=length), rounds=1).mean() == pytest.approx(
+        p, abs=4 * np.sqrt(p / P)
+    )
     ended, begun = (~seen[1:])[seen[:-1]].mean(), seen[1:][~seen[:-1]].mean()
     assert ended == pytest.approx(1 / length, rel=0.1)
     assert begun == pytest.approx(p / (length * (1 - p)), rel=0.1)
@@ -115,14 +130,24 @@ MANY: list[Any] = [
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(MANY), st.integers(0, 5), st.lists(st.integers(0, P - 1), max_size=9), st.integers(0, 200))
-def test_it_does_not_matter_who_asks_and_when(fault: Fault, seed: int, some: list[int], t: int) -> None:
+@given(
+    st.sampled_from(MANY),
+    st.integers(0, 5),
+    st.lists(st.integers(0, P - 1), max_size=9),
+    st.integers(0, 200),
+)
+def test_it_does_not_matter_who_asks_and_when(
+    fault: Fault, seed: int, some: list[int], t: int
+) -> None:
     """Rows of some links are those of all, in any order, whatever was asked before: so any rank, and after a resume."""
     today = Today(P, seed, t)
     assert np.array_equal(fault.loses(LINKS[some], today), fault.loses(LINKS, today)[some])
     once = fault.down(today), fault.pace(today)
     fault.down(Today(P, seed, t + 1))
-    assert all(np.array_equal(a, b) for a, b in zip(once, (fault.down(today), fault.pace(today)), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(once, (fault.down(today), fault.pace(today)), strict=True)
+    )
 
 
 @pytest.mark.parametrize("fault", MANY, ids=lambda fault: fault.name)
@@ -135,14 +160,22 @@ def test_seeds_differ(fault: Fault) -> None:
 
 
 def test_several_faults_add_up() -> None:
-    sky = Weather((Leave(peers=(1,), at=0), Outage(p=1, length=1), Stragglers(peers=(2,), work=0.5)), Today(4, 0, 3))
+    sky = Weather(
+        (Leave(peers=(1,), at=0), Outage(p=1, length=1), Stragglers(peers=(2,), work=0.5)),
+        Today(4, 0, 3),
+    )
     assert not sky.up.any()
     assert not sky.work.any()
-    sky = Weather((Leave(peers=(1,), at=0), Stragglers(peers=(1, 2), work=0.5), Stragglers(peers=(2,))), Today(4, 0, 3))
+    sky = Weather(
+        (Leave(peers=(1,), at=0), Stragglers(peers=(1, 2), work=0.5), Stragglers(peers=(2,))),
+        Today(4, 0, 3),
+    )
     assert sky.up.tolist() == [True, False, True, True]
     assert sky.work.tolist() == [1, 0, 0.5, 1]
     both = Weather((LinkLoss(p=0.2), Burst(p=0.2)), Today(P, 0, 3))
-    arrive = np.mean([Weather(both.faults, Today(P, 0, t)).arrive(7, np.arange(P)).mean() for t in range(50)])
+    arrive = np.mean(
+        [Weather(both.faults, Today(P, 0, t)).arrive(7, np.arange(P)).mean() for t in range(50)]
+    )
     assert arrive == pytest.approx(0.8**2, abs=0.02)
 
 
@@ -163,7 +196,9 @@ def test_a_round_is_worked_out_once() -> None:
     assert weather(faults, Today(9, 0, 4)) is not weather(faults, Today(9, 0, 5))
 
 
-@pytest.mark.parametrize("fault", [LinkLoss(), Burst(), Outage(), Leave(), Stragglers()], ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [LinkLoss(), Burst(), Outage(), Leave(), Stragglers()], ids=lambda fault: fault.name
+)
 def test_ten_thousand_peers_take_milliseconds(fault: Fault) -> None:
     """1 ms on a free core, 8 where losses come in bursts; a busy one is given more."""
     links, took = np.arange(40_000) * 7, []
@@ -198,11 +233,17 @@ def test_bad_options(kind: type[Fault], options: dict[str, Any], line: str) -> N
 def test_peers_that_there_are_not() -> None:
     with pytest.raises(InputError, match=r"--faults leave: peers must be from 0 to 8, not 3\+9"):
         Leave(peers=(3, 9)).down(Today(9, 0, 0))
-    with pytest.raises(InputError, match="--faults stragglers: fraction must be 0 or enough for one of 9 peers"):
+    with pytest.raises(
+        InputError, match="--faults stragglers: fraction must be 0 or enough for one of 9 peers"
+    ):
         Stragglers(fraction=0.01).pace(Today(9, 0, 0))
     assert not Leave(fraction=0.0).down(Today(9, 0, 50)).any()
 
 
 def test_every_fault_says_what_it_touches() -> None:
     assert {name: kind.name for name, kind in FAULTS.items()} == {name: name for name in FAULTS}
-    assert {kind.touches for name, kind in FAULTS.items() if name != "none"} == {"links", "peers", "work"}
+    assert {kind.touches for name, kind in FAULTS.items() if name != "none"} == {
+        "links",
+        "peers",
+        "work",
+    }

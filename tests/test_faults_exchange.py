@@ -41,7 +41,9 @@ def trained(setting: Setting, x: Tensor, up: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("topology", GRAPHS)
-@pytest.mark.parametrize("faults", [SOME, "burst:p=0.4,length=3", "leave:peers=2,at=3+join:peers=5+6,at=4"])
+@pytest.mark.parametrize(
+    "faults", [SOME, "burst:p=0.4,length=3", "leave:peers=2,at=3+join:peers=5+6,at=4"]
+)
 def test_a_lost_neighbours_weight_goes_to_self(topology: str, faults: str) -> None:
     setting = quadratic(topology=topology, faults=faults)
     X = start(setting.run, setting.task, True)[0] + 1.0
@@ -60,21 +62,32 @@ def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: i
 
     The larger of the two sums of weights of a peer is scaled to the smaller.
     """
-    common: dict[str, Any] = {"topology": topology, "algorithm": f"qdfedavgm:gamma={gamma}", "d": 40}
+    common: dict[str, Any] = {
+        "topology": topology,
+        "algorithm": f"qdfedavgm:gamma={gamma}",
+        "d": 40,
+    }
     setting = quadratic(**common, compressor=f"quantize:bits={bits}", faults=SOME)
     calm = quadratic(**common, compressor=f"quantize:bits={bits}")
     X = start(setting.run, setting.task, True)[0]
-    copies = X[None].expand(8, -1, -1).clone()  # [k, i]: what k knows of i, and i knows that k knows
+    copies = (
+        X[None].expand(8, -1, -1).clone()
+    )  # [k, i]: what k knows of i, and i knows that k knows
     for t, state in enumerate(list(states(setting, 9))[1:]):
         up, both, arrive = fate(setting, t)
         Z, edges = trained(setting, X, up), Net(calm.network, t).edges
-        said = Net(calm.network, t).share(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges).own
+        said = (
+            Net(calm.network, t)
+            .share(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges)
+            .own
+        )
         copies[edges.ids % 8, edges.owner] += said * arrive[edges.ids % 8, edges.owner][:, None]
         W = dense(setting, t) * both * (1 - torch.eye(8))
         less = torch.minimum(W.sum(1), W.sum(0))
         pull, push = torch.nan_to_num(less / W.sum(1)), torch.nan_to_num(less / W.sum(0))
         X = Z + gamma * (
-            torch.einsum("ij,ijd->id", pull[:, None] * W, copies) - torch.einsum("ki,kid->id", push[None] * W, copies)
+            torch.einsum("ij,ijd->id", pull[:, None] * W, copies)
+            - torch.einsum("ki,kid->id", push[None] * W, copies)
         )
         assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
 
@@ -113,7 +126,9 @@ def row_stochastic(topology: str, folder: Path, **settings: Any) -> Setting:
 
 @pytest.mark.parametrize("topology", ROW_STOCHASTIC)
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
-def test_copies_per_edge_are_copies_per_peer_where_nothing_is_lost(topology: str, gamma: float, tmp_path: Path) -> None:
+def test_copies_per_edge_are_copies_per_peer_where_nothing_is_lost(
+    topology: str, gamma: float, tmp_path: Path
+) -> None:
     method = f"qdfedavgm:gamma={gamma}"
     peers, edges = (
         final(row_stochastic(topology, tmp_path, algorithm=method, faults=faults), 60)
@@ -124,7 +139,9 @@ def test_copies_per_edge_are_copies_per_peer_where_nothing_is_lost(topology: str
 
 @pytest.mark.parametrize("topology", ROW_STOCHASTIC)
 @pytest.mark.parametrize("bits", [2, 8])
-def test_the_average_by_the_stationary_distribution_is_kept(topology: str, bits: int, tmp_path: Path) -> None:
+def test_the_average_by_the_stationary_distribution_is_kept(
+    topology: str, bits: int, tmp_path: Path
+) -> None:
     setting = row_stochastic(topology, tmp_path, bits=bits, d=300, faults="link_loss:p=0.4")
     pi = torch.linalg.matrix_power(dense(setting, 0), 2**20)[0]
     x, apart = start(setting.run, setting.task, True)[0], []
@@ -139,10 +156,20 @@ def test_the_average_by_the_stationary_distribution_is_kept(topology: str, bits:
 @pytest.mark.parametrize("faults", ["outage:p=0.2,length=2", "leave:peers=2,at=3", SOME])
 def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
     """Peers that agree go on agreeing where in- or out-neighbours of a directed graph are down."""
-    same = Data(np.full((8, 5), 3.0), np.zeros(8, np.int64), np.zeros((1, 5)), np.zeros(1, np.int64), classes=0)
-    run = Run(peers=8, topology=topology, algorithm="qdfedavgm", momentum=0.0, lr=0.1, faults=faults)
+    same = Data(
+        np.full((8, 5), 3.0),
+        np.zeros(8, np.int64),
+        np.zeros((1, 5)),
+        np.zeros(1, np.int64),
+        classes=0,
+    )
+    run = Run(
+        peers=8, topology=topology, algorithm="qdfedavgm", momentum=0.0, lr=0.1, faults=faults
+    )
     setting = prepare(run, World(), Point(5), same, half_square)
-    rows = setting.task.train.inputs  # peers that are down stay where they are, so all begin at the optimum
+    rows = (
+        setting.task.train.inputs
+    )  # peers that are down stay where they are, so all begin at the optimum
     state = setting.algorithm.init(rows, rows, Net(setting.network, 0))
     for t in range(12):
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
@@ -168,7 +195,9 @@ def test_rounds_that_are_not_doubly_stochastic(monkeypatch: pytest.MonkeyPatch) 
     changing = rounds_of([halves, [list(range(1, 8))] + 7 * [[0]]])
     monkeypatch.setitem(TOPOLOGIES, "halves", changing)
     settings: dict[str, Any] = {"topology": "halves", "mixing": "uniform"}
-    plain, edges = (final(quadratic(**settings, algorithm=name), 60) for name in ("dfedavgm", "qdfedavgm"))
+    plain, edges = (
+        final(quadratic(**settings, algorithm=name), 60) for name in ("dfedavgm", "qdfedavgm")
+    )
     assert torch.allclose(plain, edges, rtol=0, atol=1e-12)
 
 
@@ -203,7 +232,9 @@ def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned
 def test_disagreement_stays_bounded(bits: int | None) -> None:
     """At 30 % losses: no further apart after 150 rounds than after 100, and not much further than in float32."""
     settings: dict[str, Any] = {"d": 300, "faults": "link_loss:p=0.3"}
-    setting = quadratic(**settings, bits=bits) if bits else quadratic(**settings, algorithm="qdfedavgm")
+    setting = (
+        quadratic(**settings, bits=bits) if bits else quadratic(**settings, algorithm="qdfedavgm")
+    )
     apart = [spread(state.x) for state in states(setting, 160)]
     exact = [spread(state.x) for state in states(quadratic(d=300), 60)]
     assert max(apart[120:]) < 1.1 * max(apart[40:120])
@@ -214,7 +245,14 @@ def test_disagreement_stays_bounded(bits: int | None) -> None:
 @pytest.mark.parametrize("more", [{}, {"mixing": "neighbors"}, {"aggregator": "median"}])
 def test_losses_that_never_come_change_nothing(topology: str, more: dict[str, Any]) -> None:
     calm = final(quadratic(topology=topology, **more), 9)
-    for never in ("link_loss:p=0", "burst:p=0", "outage:p=0", "leave:at=99", "join:at=0", "stragglers:work=1"):
+    for never in (
+        "link_loss:p=0",
+        "burst:p=0",
+        "outage:p=0",
+        "leave:at=99",
+        "join:at=0",
+        "stragglers:work=1",
+    ):
         assert torch.equal(calm, final(quadratic(topology=topology, faults=never, **more), 9))
 
 
@@ -225,7 +263,9 @@ def test_losses_that_never_come_leave_the_form_with_a_copy_per_edge() -> None:
     assert Net(quadratic(faults="stragglers").network, 0).fixed
     assert torch.allclose(final(plain, 12), final(edges, 12), rtol=0, atol=1e-12)
     changing: dict[str, Any] = {"topology": "one_peer_exponential", "bits": 3}
-    assert torch.equal(final(quadratic(**changing), 9), final(quadratic(**changing, faults="link_loss:p=0"), 9))
+    assert torch.equal(
+        final(quadratic(**changing), 9), final(quadratic(**changing, faults="link_loss:p=0"), 9)
+    )
 
 
 @pytest.mark.parametrize("faults", ["link_loss:p=1", "outage:p=1", "join:fraction=1,at=99"])
@@ -291,7 +331,11 @@ def test_a_rule_hears_fewer_words() -> None:
         setting = quadratic(faults=SOME, aggregator="count")
         del shown[:]  # of the rehearsal
         x = final(setting, 5)
-    expected = [1 + int(fate(setting, t)[2][i, [i - 1, (i + 1) % 8]].sum()) for t in range(5) for i in range(8)]
+    expected = [
+        1 + int(fate(setting, t)[2][i, [i - 1, (i + 1) % 8]].sum())
+        for t in range(5)
+        for i in range(8)
+    ]
     assert shown == expected
     assert torch.allclose(x, final(quadratic(faults=SOME), 5), rtol=0, atol=1e-12)
 

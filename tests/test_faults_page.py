@@ -33,7 +33,10 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[Path, str])
     ]
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert printed.strip() == (out / "table.md").read_text().strip()
-    assert "\nFinding: over 1 seeds, accuracy and, in brackets, disagreement after 2 rounds, with 0% lost" in printed
+    assert (
+        "\nFinding: over 1 seeds, accuracy and, in brackets, disagreement after 2 rounds, with 0% lost"
+        in printed
+    )
 
 
 def test_the_numbers_are_those_of_the_runs(page: tuple[Path, str]) -> None:
@@ -49,7 +52,9 @@ def test_the_numbers_are_those_of_the_runs(page: tuple[Path, str]) -> None:
 
 def test_methods_lose_the_same_messages() -> None:
     cells = page_of.grid(Options(seeds=2))
-    assert len({tuple(labels.values()) for labels, _ in cells}) == len(cells) == 2 * 4 * len(METHODS)
+    assert (
+        len({tuple(labels.values()) for labels, _ in cells}) == len(cells) == 2 * 4 * len(METHODS)
+    )
     for labels, run in cells:
         assert run.faults == f"link_loss:p={labels['loss']}"
         assert run.seed == labels["seed"]
@@ -65,8 +70,18 @@ def rows_of(short: float, seeds: int = 2) -> pd.DataFrame:
     ends = {"dfedavgm": 0.5, "copies_float32": 0.6, "copies_8_bits": 0.6}
     rows = pd.DataFrame(
         [
-            {"method": method, "loss": rate, "seed": seed, "round": t, "accuracy_mean": end, "accuracy_min": 0.1}
-            | {"consensus_distance": t * (60 - t) / 100 * (1 + float(rate)), "payload_bytes": 1e6 * t}
+            {
+                "method": method,
+                "loss": rate,
+                "seed": seed,
+                "round": t,
+                "accuracy_mean": end,
+                "accuracy_min": 0.1,
+            }
+            | {
+                "consensus_distance": t * (60 - t) / 100 * (1 + float(rate)),
+                "payload_bytes": 1e6 * t,
+            }
             | {"messages_lost": float(rate) * 32 * t}
             for seed in range(seeds)
             for rate in ("0", "0.5")
@@ -74,7 +89,9 @@ def rows_of(short: float, seeds: int = 2) -> pd.DataFrame:
             for t in (0, 30, 50)
         ]
     )
-    off = (rows["method"] == "copies_8_bits") & (rows["loss"] == "0.5") & (rows["seed"] == seeds - 1)
+    off = (
+        (rows["method"] == "copies_8_bits") & (rows["loss"] == "0.5") & (rows["seed"] == seeds - 1)
+    )
     rows.loc[off, "accuracy_mean"] += short
     return rows
 
@@ -96,15 +113,23 @@ def test_8_bits_are_compared_at_the_same_loss_and_seed() -> None:
 def test_the_finding_is_read_off_the_table() -> None:
     said = page_of.finding(page_of.tabulate(rows_of(-0.04)), OPTIONS)
     assert "50% lost: DFedAvgM, weight to self 0.500 (7.50), copies, float32 0.600 (7.50)" in said
-    assert "8 bits are within 0.03 of float32 at every loss: holds (at one seed off by -0.040 at most, at 50%)" in said
-    assert "at most 1.50 times as far apart as they ever are without losses, and at the end 1.50 times." in said
+    assert (
+        "8 bits are within 0.03 of float32 at every loss: holds (at one seed off by -0.040 at most, at 50%)"
+        in said
+    )
+    assert (
+        "at most 1.50 times as far apart as they ever are without losses, and at the end 1.50 times."
+        in said
+    )
     assert "at every loss: FAILS" in page_of.finding(page_of.tabulate(rows_of(0.07)), OPTIONS)
 
 
 def test_the_figure_shows_every_method_and_every_loss() -> None:
     rows = rows_of(0.0)
     accuracy, apart, by_round = page_of.draw(rows, page_of.tabulate(rows), OPTIONS).axes
-    shown = [line.get_label() for line in accuracy.lines if not str(line.get_label()).startswith("_")]
+    shown = [
+        line.get_label() for line in accuracy.lines if not str(line.get_label()).startswith("_")
+    ]
     assert shown == list(page_of.NAMES.values())
     for axes in (accuracy, apart, by_round):
         top = max(np.asarray(line.get_ydata(), float).max() for line in axes.lines)
@@ -118,7 +143,10 @@ def test_the_published_table_holds_what_is_asked_of_8_bits() -> None:
     table = pd.read_csv(ROOT / "experiments/results/faults/table.csv", dtype={"loss": str})
     row = lab.by_label(table, ["method", "loss"])
     assert len(row) == 4 * len(METHODS)
-    assert abs(row["copies_8_bits", "0.3"]["accuracy"] - row["copies_float32", "0.3"]["accuracy"]) <= 0.03
+    assert (
+        abs(row["copies_8_bits", "0.3"]["accuracy"] - row["copies_float32", "0.3"]["accuracy"])
+        <= 0.03
+    )
     assert row["copies_8_bits", "0.3"]["apart"] <= row["copies_8_bits", "0.3"]["apart_at_most"]
     assert row["copies_8_bits", "0.3"]["apart"] <= 1.3 * row["copies_8_bits", "0"]["apart"]
     assert row["copies_8_bits", "0.3"]["accuracy"] > row["dfedavgm", "0.3"]["accuracy"]

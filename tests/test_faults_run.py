@@ -34,7 +34,9 @@ def taking_part(setting: Setting, t: int) -> tuple[list[int], list[int]]:
     return reached.tolist(), reached[sky.arrive(reached, setting.layout.peers)].tolist()
 
 
-@pytest.mark.parametrize("faults", ["link_loss:p=0.4", "outage:p=0.4,length=1+burst:p=0.3", "link_loss:p=0.95"])
+@pytest.mark.parametrize(
+    "faults", ["link_loss:p=0.4", "outage:p=0.4,length=1+burst:p=0.3", "link_loss:p=0.95"]
+)
 def test_a_server_follows_those_it_hears(faults: str) -> None:
     """w <- w + mean (z_k - w) over those whom its word reached and whose word reached it; w where there is nobody."""
     setting = quadratic(algorithm="fedavg", faults=faults)
@@ -44,7 +46,9 @@ def test_a_server_follows_those_it_hears(faults: str) -> None:
         reached, heard = taking_part(setting, t)
         told, said = told + int(setting.network.weather(t).up.sum()), said + len(reached)
         if heard:
-            w = heavy_ball(w.expand(8, -1), centres(setting), 0.1, 0.0, 3)[heard].mean(0, keepdim=True)
+            w = heavy_ball(w.expand(8, -1), centres(setting), 0.1, 0.0, 3)[heard].mean(
+                0, keepdim=True
+            )
         assert torch.allclose(state.w, w, rtol=0, atol=1e-12)
     network, row = setting.network, 5 * 8
     assert network.told.sum() == told * row
@@ -72,7 +76,9 @@ def test_those_who_are_drawn_are_up() -> None:
     for gone, asked in (("0+1+2", 4), ("0+1+2+3+4+5", 2)):
         down = [int(i) for i in gone.split("+")]
         for push, told in (("chosen", asked), ("everyone", 8 - len(down))):
-            setting = quadratic(algorithm=f"fedavg:fraction=0.5,push={push}", faults=f"leave:peers={gone},at=0")
+            setting = quadratic(
+                algorithm=f"fedavg:fraction=0.5,push={push}", faults=f"leave:peers={gone},at=0"
+            )
             final(setting, 3)
             assert not setting.network.told[down].any()
             assert setting.network.told.sum() == 3 * told * 5 * 8
@@ -85,11 +91,16 @@ def test_one_is_not_slow_even_where_few_are_left() -> None:
     assert setting.network.payload.sum() == 3 * 5 * 8
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg:server_momentum=0.5", "fedprox:stragglers=0.5", "fltrust:root=20"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg:server_momentum=0.5", "fedprox:stragglers=0.5", "fltrust:root=20"]
+)
 def test_a_server_that_hears_nobody_hears_a_step_of_zeros(algorithm: str) -> None:
     """So that its momentum goes on; here it has none yet."""
     for faults in ("leave:fraction=1,at=2", "link_loss:p=1"):
-        seen = [state.x for state in states(digits(algorithm=algorithm, faults=faults, attack="alie"), 4)]
+        seen = [
+            state.x
+            for state in states(digits(algorithm=algorithm, faults=faults, attack="alie"), 4)
+        ]
         assert torch.equal(seen[0], seen[2]) == (faults == "link_loss:p=1")
     v = [state.v.abs().sum() for state in states(digits(algorithm="fedavg:server_momentum=0.5",
                                                         faults="leave:fraction=1,at=2"), 4)]  # fmt: skip
@@ -106,25 +117,35 @@ def test_a_servers_rule_is_shown_only_what_arrives() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(AGGREGATORS, "count", count)
-        setting = quadratic(algorithm="fedavg", aggregator="count", faults="link_loss:p=0.3", attack="ipm:peers=2")
+        setting = quadratic(
+            algorithm="fedavg", aggregator="count", faults="link_loss:p=0.3", attack="ipm:peers=2"
+        )
         del shown[:]  # of the rehearsal
         final(setting, 6)
     assert shown == [n for t in range(6) if (n := len(taking_part(setting, t)[1]))]
 
 
-@pytest.mark.parametrize("settings", [{"local_epochs": 2}, {"local_steps": 7}, {"partition": "dirichlet:alpha=0.4"}])
+@pytest.mark.parametrize(
+    "settings", [{"local_epochs": 2}, {"local_steps": 7}, {"partition": "dirichlet:alpha=0.4"}]
+)
 def test_who_does_less_does_the_first_of_the_same(settings: dict[str, Any]) -> None:
     setting = digits(**settings, batch_size=4)
     task, share = setting.task, np.array([1, 0.5, 0, 0.01, 0.3, 1])
     fewer = task.paced(share)
-    expected = [0 if s == 0 else max(1, round(s * k)) for s, k in zip(share, task.steps.tolist(), strict=True)]
+    expected = [
+        0 if s == 0 else max(1, round(s * k))
+        for s, k in zip(share, task.steps.tolist(), strict=True)
+    ]
     assert fewer.steps.tolist() == expected
 
     def seen(of: Task) -> dict[int, list[list[int]]]:
         found: dict[int, list[list[int]]] = {i: [] for i in range(6)}
         for lanes, batch in ((few, batch) for few in groups(of) for batch in batches(of, 3, few)):
             real = batch.weight.expand(batch.index.shape) > 0
-            taken = {int(i): row[own].tolist() for i, row, own in zip(lanes, batch.index, real, strict=False)}
+            taken = {
+                int(i): row[own].tolist()
+                for i, row, own in zip(lanes, batch.index, real, strict=False)
+            }
             for i, examples in taken.items():  # a peer that trains beside its double is there twice
                 found[i].append(examples)
         return found
@@ -138,7 +159,14 @@ def test_who_has_no_time_stays_where_it_is(engine: str) -> None:
     setting = digits(engine=engine, init="independent")
     x = next(states(setting, 0)).x
     z = sgd(x, setting.task.paced(np.array([1.0, 0, 1, 0, 0, 0.5])), 0)
-    assert [bool(torch.equal(a, b)) for a, b in zip(x, z, strict=True)] == [False, True, False, True, True, False]
+    assert [bool(torch.equal(a, b)) for a, b in zip(x, z, strict=True)] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert torch.equal(sgd(x, setting.task.paced(np.zeros(6)), 0), x)
     whole = sgd(x, setting.task, 0)
     assert torch.equal(z[[0, 2]], whole[[0, 2]])

@@ -50,7 +50,10 @@ def test_the_rate_is_the_one_that_validates_best(published: Path) -> None:
     assert of_full["lr"].tolist() == list(page.CASES["shards_full"].rates)
     assert given["validation"].isna().all()
     best = of_full["lr"].iloc[int(of_full["validation"].argmax())]
-    assert pd.read_csv(published / "table.csv")["lr"].tolist() == [best, page.CASES["shards_b10_e20"].rates[0]]
+    assert pd.read_csv(published / "table.csv")["lr"].tolist() == [
+        best,
+        page.CASES["shards_b10_e20"].rates[0],
+    ]
     for row in of_full.itertuples():
         metrics = dfl.load(published / "tuning" / "cells" / f"case=shards_full,lr={row.lr:g}").rows
         assert row.validation == pytest.approx(metrics["validation_accuracy_mean"].max(), rel=1e-5)
@@ -92,7 +95,9 @@ def test_every_number_of_the_paper_is_asked_for() -> None:
 
 @pytest.mark.parametrize("name", UNIT)
 def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
-    [(_, raw), *_], [(_, plain), *_] = (page.grid(page.Options(), each, 0.1) for each in (name, UNIT[name]))
+    [(_, raw), *_], [(_, plain), *_] = (
+        page.grid(page.Options(), each, 0.1) for each in (name, UNIT[name])
+    )
     assert raw == replace(plain, dataset="mnist:unit=true")
     assert page.CASES[name].published == page.CASES[UNIT[name]].published
 
@@ -101,10 +106,26 @@ def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
 def test_the_settings_are_the_papers(name: str) -> None:
     [(labels, run), *_] = page.grid(page.Options(), name, 0.1)
     case = page.CASES[name]
-    asked = (run.model, run.partition, run.local_epochs, run.batch_size, case.target, case.published)
+    asked = (
+        run.model,
+        run.partition,
+        run.local_epochs,
+        run.batch_size,
+        case.target,
+        case.published,
+    )
     assert asked == PUBLISHED[name]
-    assert (run.dataset, run.peers, run.examples_per_peer, run.momentum) == ("mnist", 100, None, 0.0)
-    assert (run.algorithm, run.aggregator, run.lr_schedule) == ("fedavg:fraction=0.1", None, "constant")
+    assert (run.dataset, run.peers, run.examples_per_peer, run.momentum) == (
+        "mnist",
+        100,
+        None,
+        0.0,
+    )
+    assert (run.algorithm, run.aggregator, run.lr_schedule) == (
+        "fedavg:fraction=0.1",
+        None,
+        "constant",
+    )
     assert run.until == f"accuracy={case.target}"
     assert labels == {"case": name, "lr": "0.1", "seed": 0}
 
@@ -137,30 +158,53 @@ def test_rounds_are_counted_as_in_the_paper() -> None:
     row = page.tabulate(rows("iid_b10", [0.1, 0.95, 0.96, 0.98], [0.1, 0.96, 0.2, 0.98])).iloc[0]
     assert (row["fewest"], row["most"]) == pytest.approx((25, 25))
     row = page.tabulate(rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98])).iloc[0]
-    assert (row["rounds"], row["fewest"], row["most"], row["seeds"]) == pytest.approx((12.5, 10, 15, 2))
+    assert (row["rounds"], row["fewest"], row["most"], row["seeds"]) == pytest.approx(
+        (12.5, 10, 15, 2)
+    )
     assert row["ratio"] == pytest.approx(12.5 / 87)
-    assert (row["best_accuracy"], row["rounds_run"], row["seconds"]) == pytest.approx((0.975, 20, 3))
+    assert (row["best_accuracy"], row["rounds_run"], row["seconds"]) == pytest.approx(
+        (0.975, 20, 3)
+    )
 
 
 def test_a_seed_that_does_not_get_there_leaves_no_number() -> None:
     table = page.tabulate(rows("shards_b10", [0.1, 0.97], [0.1, 0.96]))
     assert table[["rounds", "ratio"]].isna().all(axis=None)
-    assert "shards, B=10, E=1: 97% NOT reached by every one of 2 seeds in 10 rounds" in page.finding(table)
+    assert (
+        "shards, B=10, E=1: 97% NOT reached by every one of 2 seeds in 10 rounds"
+        in page.finding(table)
+    )
     assert "(best 0.9650), published 664" in page.finding(table)
 
 
 def test_the_finding_says_what_the_table_says() -> None:
-    table = page.tabulate(pd.concat([rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98]), rows("cnn_iid_b10", [0, 0.99])]))
+    table = page.tabulate(
+        pd.concat([rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98]), rows("cnn_iid_b10", [0, 0.99])])
+    )
     first, second = page.finding(table).split("; ")
-    assert first == "2NN, IID, B=10, E=1: 97% in 12 rounds (10 to 15 over 2 seeds), published 87, 0.14 of it"
-    assert second == "CNN, IID, B=10, E=5: 99% in 10 rounds (10 to 10 over 1 seed), published 18, 0.56 of it."
+    assert (
+        first
+        == "2NN, IID, B=10, E=1: 97% in 12 rounds (10 to 15 over 2 seeds), published 87, 0.14 of it"
+    )
+    assert (
+        second
+        == "CNN, IID, B=10, E=5: 99% in 10 rounds (10 to 10 over 1 seed), published 18, 0.56 of it."
+    )
 
 
 def test_the_figure_has_a_line_for_each_seed_and_a_mark_for_the_paper() -> None:
-    some = pd.concat([rows("iid_b10", [0.1, 0.95, 0.9, 0.98], [0.1, 0.97]), rows("shards_b10", [0.1, 0.9])])
+    some = pd.concat(
+        [rows("iid_b10", [0.1, 0.95, 0.9, 0.98], [0.1, 0.97]), rows("shards_b10", [0.1, 0.9])]
+    )
     iid, shards = page.draw(some).axes
     lines = [np.asarray(line.get_xydata(), float) for line in iid.lines]
-    assert [len(line) for line in lines] == [3, 1, 1, 2, 0]  # two seeds, the mark, the target, a key
+    assert [len(line) for line in lines] == [
+        3,
+        1,
+        1,
+        2,
+        0,
+    ]  # two seeds, the mark, the target, a key
     assert lines[0].tolist() == [[10, 0.95], [20, 0.95], [30, 0.98]]
     assert lines[2].tolist() == [[87, 0.97]]
     assert np.asarray(shards.lines[1].get_xydata(), float).tolist() == [[664, 0.97]]
@@ -186,7 +230,9 @@ def test_finished_runs_are_not_run_again(published: Path) -> None:
     records = {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")}
     assert len(records) == len(page.CASES["shards_full"].rates) + 2
     before = pd.read_csv(published / "table.csv").iloc[:1]
-    options = page.Options(out=published, dataset="digits", rounds=3, seeds=1, cases=("shards_full",))
+    options = page.Options(
+        out=published, dataset="digits", rounds=3, seeds=1, cases=("shards_full",)
+    )
     page.page(options)
     assert {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")} == records
     assert pd.read_csv(published / "table.csv").equals(before)
@@ -196,7 +242,9 @@ def test_finished_runs_are_not_run_again(published: Path) -> None:
 def test_rates_are_a_grid_like_the_papers(name: str) -> None:
     """Neighbours are a factor of 10^(1/3) apart, to the three digits that they are given with."""
     rates = page.CASES[name].rates
-    assert [b / a for a, b in pairwise(rates)] == pytest.approx([10 ** (1 / 3)] * (len(rates) - 1), rel=5e-3)
+    assert [b / a for a, b in pairwise(rates)] == pytest.approx(
+        [10 ** (1 / 3)] * (len(rates) - 1), rel=5e-3
+    )
 
 
 def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +255,9 @@ def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.Mon
         asked.extend(run for _, run in cells)
         rates = [labels["lr"] for labels, _ in cells]
         best = [float(rate) / 10 for rate in rates]
-        rows = pd.DataFrame({"lr": rates, "validation_accuracy_mean": best, "accuracy_mean": [1 - x for x in best]})
+        rows = pd.DataFrame(
+            {"lr": rates, "validation_accuracy_mean": best, "accuracy_mean": [1 - x for x in best]}
+        )
         later = rows.assign(validation_accuracy_mean=0.9 * rows["validation_accuracy_mean"])
         return pd.concat([rows, later], ignore_index=True)
 
@@ -216,4 +266,6 @@ def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.Mon
     assert tried["validation"].tolist() == pytest.approx([0.00464, 0.01, 0.0215, 0.0464])
     assert page.chosen(tried) == 0.464
     assert [run.lr for run in asked] == [0.0464, 0.1, 0.215, 0.464]
-    assert {(run.seed, run.rounds, run.eval_every, run.until) for run in asked} == {(0, 30, 6, None)}
+    assert {(run.seed, run.rounds, run.eval_every, run.until) for run in asked} == {
+        (0, 30, 6, None)
+    }

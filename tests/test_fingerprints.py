@@ -27,7 +27,9 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 class Net(nn.Module):
     """Two layers, some of which may be without bias, and a number in between."""
 
-    def __init__(self, hidden: int = 5, scale: float = 1.0, bias: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, hidden: int = 5, scale: float = 1.0, bias: bool = True, seed: int = 0
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.one, self.two = nn.Linear(4, hidden, bias=bias), nn.Linear(hidden, 3)
@@ -94,7 +96,11 @@ def test_another_model_or_loss_is_refused(cut: Path, other: dict[str, Any], said
         list(dfl.simulate(dfl.resumed(cut), **{**GIVEN, **other}))
     assert f"--resume {cut}" in str(refused.value)
     assert "\n" not in str(refused.value)
-    after = {file: file.read_bytes() for file in cut.rglob("*") if file.is_file() and "heartbeats" not in file.parts}
+    after = {
+        file: file.read_bytes()
+        for file in cut.rglob("*")
+        if file.is_file() and "heartbeats" not in file.parts
+    }
     assert {file: before[file] for file in after} == after
 
 
@@ -146,7 +152,10 @@ def test_the_file_of_links_is_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["txt", "csv"])
 def test_the_file_of_the_graph_is_compared(tmp_path: Path, suffix: str) -> None:
-    texts = {"txt": ("0 1\n1 2\n2 3\n3 0\n", "0 1\n1 2\n2 3\n3 1\n"), "csv": (".5,.5\n.5,.5", ".6,.4\n.4,.6")}
+    texts = {
+        "txt": ("0 1\n1 2\n2 3\n3 0\n", "0 1\n1 2\n2 3\n3 1\n"),
+        "csv": (".5,.5\n.5,.5", ".6,.4\n.4,.6"),
+    }
     (path := tmp_path / f"graph.{suffix}").write_text(texts[suffix][0])
     peers = 4 if suffix == "txt" else 2
     run = small(topology=f"edges:path={path}", model="softmax", examples_per_peer=10, peers=peers)

@@ -25,9 +25,13 @@ from dfl.simulation.loop import components
 
 KINDS: dict[str, st.SearchStrategy[str]] = {
     "int": st.sampled_from(["0", "1", "2", "3", "4", "7", "16", "-1"]),
-    "float": st.sampled_from(["0", "0.1", "0.25", "0.5", "0.9", "1", "1.5", "3", "-0.5", "1e-30", "1e30"]),
+    "float": st.sampled_from(
+        ["0", "0.1", "0.25", "0.5", "0.9", "1", "1.5", "3", "-0.5", "1e-30", "1e30"]
+    ),
     "bool": st.sampled_from(["true", "false"]),
-    "str": st.sampled_from(["nearest", "stochastic", "replica", "paper", "uniform", "drop", "everyone", "lognormal"]),
+    "str": st.sampled_from(
+        ["nearest", "stochastic", "replica", "paper", "uniform", "drop", "everyone", "lognormal"]
+    ),
     "Path": st.just("/no/such/file"),
     "tuple[int, ...]": st.sampled_from(["0", "1+3", "8", "6+5", "0+1+2+3", "-1"]),
 }
@@ -62,19 +66,27 @@ def spec(kind: str, name: str, component: Component) -> st.SearchStrategy[str]:
         return f"{name}:{given}" if given else name
 
     known = {
-        key: st.just(SMALL[words]) if (words := f"{kind} {name} {key}") in SMALL else KINDS[spelled(parameter)]
+        key: st.just(SMALL[words])
+        if (words := f"{kind} {name} {key}") in SMALL
+        else KINDS[spelled(parameter)]
         for key, parameter in options(component).items()
     }
     needed = {
-        key for key, one in options(component).items() if one.default is one.empty or f"{kind} {name} {key}" in SMALL
+        key
+        for key, one in options(component).items()
+        if one.default is one.empty or f"{kind} {name} {key}" in SMALL
     }
     optional = {key: value for key, value in known.items() if key not in needed}
-    return st.fixed_dictionaries({key: known[key] for key in needed}, optional=optional).map(written)
+    return st.fixed_dictionaries({key: known[key] for key in needed}, optional=optional).map(
+        written
+    )
 
 
 def spelled(parameter: inspect.Parameter) -> str:
     text = parameter.annotation
-    return (text if isinstance(text, str) else getattr(text, "__name__", str(text))).removesuffix(" | None")
+    return (text if isinstance(text, str) else getattr(text, "__name__", str(text))).removesuffix(
+        " | None"
+    )
 
 
 def configurations() -> st.SearchStrategy[dict[str, Any]]:
@@ -90,7 +102,9 @@ def configurations() -> st.SearchStrategy[dict[str, Any]]:
     always = {name: fields.pop(name) for name in ("peers", "rounds", "examples_per_peer")}
     always["model"] = st.one_of(st.just("softmax"), st.just("mlp:hidden=6+5"), fields.pop("model"))
     rare = st.dictionaries(st.sampled_from(sorted(fields)), st.none(), max_size=6)
-    return rare.flatmap(lambda names: st.fixed_dictionaries(always | {name: fields[name] for name in names}))
+    return rare.flatmap(
+        lambda names: st.fixed_dictionaries(always | {name: fields[name] for name in names})
+    )
 
 
 class Hang(BaseException):
@@ -119,7 +133,11 @@ def outcome(values: dict[str, Any]) -> str:
             rows = list(dfl.simulate(Run(**values)))
         except dfl.InputError as error:
             said = str(error)
-            return "refused" if 0 < len(said) < 1000 and "\n" not in said else f"refused in many words: {said}"
+            return (
+                "refused"
+                if 0 < len(said) < 1000 and "\n" not in said
+                else f"refused in many words: {said}"
+            )
         except dfl.DivergedError:
             return "diverged"
     assert rows[0]["round"] == 0
@@ -131,7 +149,9 @@ def fuzz(many: int) -> Counter[str]:
     """How many configurations end how."""
     counted: Counter[str] = Counter()
 
-    @settings(max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=many, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(configurations())
     def one(values: dict[str, Any]) -> None:
         counted[outcome(values)] += 1
@@ -142,7 +162,9 @@ def fuzz(many: int) -> Counter[str]:
     return counted
 
 
-def test_whatever_is_asked_for_runs_or_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_is_asked_for_runs_or_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DFL_DATA", "/no/such/folder")
     counted = fuzz(120)
     assert counted["ran"] > 20
@@ -151,7 +173,9 @@ def test_whatever_is_asked_for_runs_or_is_refused_in_one_line(monkeypatch: pytes
 
 def test_types_of_options_are_known() -> None:
     everything = [each for registry in components().values() for each in registry.values()]
-    assert {spelled(option) for each in everything for option in options(each).values()} <= KINDS.keys()
+    assert {
+        spelled(option) for each in everything for option in options(each).values()
+    } <= KINDS.keys()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def test_the_best_classifier_is_as_good_as_stated(classes: int) -> None:
     data = gaussian(classes=classes, examples=100_000, test=1)
     said = (data.train_inputs @ means(64, classes).T).argmax(1)
     stated = best(classes)
-    assert abs((said == data.train_labels).mean() - stated) < 1e-9 + 4 * np.sqrt(abs(stated * (1 - stated)) / 100_000)
+    assert abs((said == data.train_labels).mean() - stated) < 1e-9 + 4 * np.sqrt(
+        abs(stated * (1 - stated)) / 100_000
+    )
 
 
 def test_the_docstring_states_the_accuracy_of_the_defaults() -> None:
@@ -54,7 +56,9 @@ def test_the_docstring_states_the_accuracy_of_the_defaults() -> None:
 
 def test_peers_come_close_to_it() -> None:
     dataset = "gaussian:features=16,examples=6000,test=4000"
-    run = dfl.Run(peers=20, topology="regular:k=4", dataset=dataset, model="softmax", rounds=15, lr=0.01)
+    run = dfl.Run(
+        peers=20, topology="regular:k=4", dataset=dataset, model="softmax", rounds=15, lr=0.01
+    )
     *_, last = dfl.simulate(run)
     assert best(10) - 0.03 < last["accuracy_mean"] < best(10) + 0.02
 
@@ -98,7 +102,9 @@ def test_bad_options(dfl_run: Command, options: str, message: str) -> None:
 
 
 def test_bad_options_from_python() -> None:
-    assert refused(lambda: gaussian(classes=100)).endswith("classes must be from 1 to features=64, not 100")
+    assert refused(lambda: gaussian(classes=100)).endswith(
+        "classes must be from 1 to features=64, not 100"
+    )
 
 
 def test_help_lists_it(dfl_run: Command) -> None:
@@ -107,5 +113,7 @@ def test_help_lists_it(dfl_run: Command) -> None:
 
 
 def test_too_few_for_the_peers(dfl_run: Command) -> None:
-    line = dfl_run.refused("--dataset", "gaussian:examples=100", "--peers", "4", "--examples-per-peer", "60")
+    line = dfl_run.refused(
+        "--dataset", "gaussian:examples=100", "--peers", "4", "--examples-per-peer", "60"
+    )
     assert "--examples-per-peer 60 for 4 peers" in line

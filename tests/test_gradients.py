@@ -36,7 +36,9 @@ def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Se
     inputs = rng.normal(size=(5 * n, features)).astype(np.float32)
     labels = rng.integers(0, 2, 5 * n)
     data = Data(inputs, labels, inputs[:2], labels[:2], classes=2)
-    run = Run(**{"peers": 5, "init": "independent", "batch_size": 4, "lr": 0.1, "local_epochs": 2, **more})
+    run = Run(
+        **{"peers": 5, "init": "independent", "batch_size": 4, "lr": 0.1, "local_epochs": 2, **more}
+    )
     return prepare(run, World(), module, data, loss)
 
 
@@ -62,13 +64,17 @@ def by_autograd(setting: Setting, batched: bool) -> Tensor:
     st.lists(st.integers(1, 9), min_size=2, max_size=4), st.booleans(), st.booleans(),
     st.sampled_from([0.0, 0.1]), st.sampled_from([0, 1, 4, 5]),
 )  # fmt: skip
-def test_products_agree_with_autograd(widths: list[int], bias: bool, last: bool, decay: float, batch_size: int) -> None:
+def test_products_agree_with_autograd(
+    widths: list[int], bias: bool, last: bool, decay: float, batch_size: int
+) -> None:
     module = stack(*widths, 2, bias=bias, last=last)
     setting = problem(module, weight_decay=decay, batch_size=batch_size)
     assert len(setting.task.dense) == len(widths)
     ours = stepped(setting)
     for batched in (True, False):
-        assert torch.allclose(ours, by_autograd(setting, batched), rtol=0, atol=4e-6)  # over a few float32 steps
+        assert torch.allclose(
+            ours, by_autograd(setting, batched), rtol=0, atol=4e-6
+        )  # over a few float32 steps
     one_by_one = replace(setting.task.solver, batched=False)
     assert torch.allclose(ours, stepped(setting, solver=one_by_one), rtol=0, atol=4e-6)
 
@@ -135,13 +141,18 @@ def tied() -> nn.Module:
         (nn.Sequential(nn.Flatten(2), nn.Linear(4, 2)), (3, 2, 2)),
         (nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), (4,)),
         (nn.Linear(4, 2), (4,)),
-        *((hooked(kind), (4,)) for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")),
+        *(
+            (hooked(kind), (4,))
+            for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
+        ),
         (nn.Sequential(*[nn.Linear(4, 4)] * 2), (4,)),
         (tied(), (4,)),
         (nn.Sequential(), (4,)),
     ],
 )
-def test_what_is_not_a_plain_stack_is_left_to_autograd(module: nn.Module, shape: tuple[int, ...]) -> None:
+def test_what_is_not_a_plain_stack_is_left_to_autograd(
+    module: nn.Module, shape: tuple[int, ...]
+) -> None:
     assert dense_layers(module, shape) == ()
 
 
@@ -171,21 +182,28 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 def test_gradients_may_share_memory(engine: str) -> None:
-    setting = problem(Shared(), engine=engine, init="common", batch_size=0, local_epochs=1, momentum=0.0)
+    setting = problem(
+        Shared(), engine=engine, init="common", batch_size=0, local_epochs=1, momentum=0.0
+    )
     x = start(setting.run, setting.task, True)[0]
     moved = sgd(x, setting.task, 0) - x
     module, train = Shared(), setting.task.train
     for i in range(5):
         mine = slice(12 * i, 12 * i + 12)
         loss = nn.functional.cross_entropy(module(train.inputs[mine]), train.labels[mine])
-        by_torch = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        by_torch = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+        )
         assert torch.allclose(moved[i], -0.1 * by_torch, rtol=0, atol=1e-6)
 
 
 def test_labels_that_are_no_classes_have_a_slope_too() -> None:
     """Cross entropy takes probabilities as well."""
     rng = np.random.default_rng(0)
-    inputs, soft = rng.normal(size=(20, 4)).astype(np.float32), rng.dirichlet(np.ones(3), 20).astype(np.float32)
+    inputs, soft = (
+        rng.normal(size=(20, 4)).astype(np.float32),
+        rng.dirichlet(np.ones(3), 20).astype(np.float32),
+    )
     run = Run(peers=5, init="independent", lr=0.1)
     setting = prepare(run, World(), stack(4, 6, 3), Data(inputs, soft, inputs, soft, classes=0))
     assert setting.task.dense

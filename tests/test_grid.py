@@ -33,7 +33,10 @@ def refused(folder: Path, text: str) -> str:
 
 
 def test_cells_are_all_combinations_in_order(tmp_path: Path) -> None:
-    found = grid(tmp_path, BASE + '[sweep]\ntopology = ["ring", "complete"]\nbits = ["none", 4]\nseed = [0, 7]\n')
+    found = grid(
+        tmp_path,
+        BASE + '[sweep]\ntopology = ["ring", "complete"]\nbits = ["none", 4]\nseed = [0, 7]\n',
+    )
     assert found.varies == ("topology", "bits", "seed")
     assert [cell.name for cell in found.cells] == [
         f"topology={topology},bits={bits},seed={seed}"
@@ -68,27 +71,57 @@ def test_peers_are_the_ranks_where_nothing_else_is_said(tmp_path: Path) -> None:
         (BASE, "a table [sweep] must say what varies"),
         (BASE + "[sweep]\n", "a table [sweep] must say what varies"),
         (BASE + "sweep = 3\n", "a table [sweep] must say what varies"),
-        (BASE + "[sweep]\nsed = [1]\n", "[sweep]: unknown setting 'sed' (did you mean seed?); choose from topology"),
+        (
+            BASE + "[sweep]\nsed = [1]\n",
+            "[sweep]: unknown setting 'sed' (did you mean seed?); choose from topology",
+        ),
         (BASE + "[sweep]\nout = ['a']\n", "[sweep]: unknown setting 'out'"),
         (BASE + "[sweep]\nseed = 3\n", "[sweep] seed must be a list of values, not 3"),
         (BASE + "[sweep]\nseed = []\n", "[sweep] seed must be a list of values, not []"),
-        (BASE + "seed = 1\n[sweep]\nseed = [1]\n", "seed is given twice, at the top and in [sweep]"),
+        (
+            BASE + "seed = 1\n[sweep]\nseed = [1]\n",
+            "seed is given twice, at the top and in [sweep]",
+        ),
         (BASE + "out = 'x'\n[sweep]\nseed = [1]\n", "out has no part in a grid"),
         (BASE + "resume = 'x'\n[sweep]\nseed = [1]\n", "resume has no part in a grid"),
-        (BASE + "lrr = 1\n[sweep]\nseed = [1]\n", "cell seed=1: unknown setting 'lrr' (did you mean lr?)"),
-        (BASE + "[sweep]\nseed = [1, 'x']\n", "cell seed=x: --seed must be a whole number, not 'x'"),
-        (BASE + "[sweep]\nseed = ['none']\n", "cell seed=none: --seed must be a whole number, not 'none'"),
-        (BASE + "[sweep]\nseed = [[1], [2]]\n", "cell seed=-1-,e169bd86: --seed must be a whole number, not [1]"),
-        (BASE + "[sweep]\nseed = [1]\nbits = [99]\n", "cell seed=1,bits=99: --bits must be from 1 to 16, not 99"),
-        (BASE + "[sweep]\ntopology = ['ring', 'rign']\n", "cell topology=rign: --topology: unknown 'rign' (did you"),
+        (
+            BASE + "lrr = 1\n[sweep]\nseed = [1]\n",
+            "cell seed=1: unknown setting 'lrr' (did you mean lr?)",
+        ),
+        (
+            BASE + "[sweep]\nseed = [1, 'x']\n",
+            "cell seed=x: --seed must be a whole number, not 'x'",
+        ),
+        (
+            BASE + "[sweep]\nseed = ['none']\n",
+            "cell seed=none: --seed must be a whole number, not 'none'",
+        ),
+        (
+            BASE + "[sweep]\nseed = [[1], [2]]\n",
+            "cell seed=-1-,e169bd86: --seed must be a whole number, not [1]",
+        ),
+        (
+            BASE + "[sweep]\nseed = [1]\nbits = [99]\n",
+            "cell seed=1,bits=99: --bits must be from 1 to 16, not 99",
+        ),
+        (
+            BASE + "[sweep]\ntopology = ['ring', 'rign']\n",
+            "cell topology=rign: --topology: unknown 'rign' (did you",
+        ),
         (
             BASE + "[sweep]\nlocal_steps = [1]\nlocal_epochs = [1]\n",
             "cell local_steps=1,local_epochs=1: --local-epochs",
         ),
         (BASE + "[sweep]\nseed = [1, 2, 1]\n", "cell seed=1 is the same run as seed=1: leave one"),
-        (BASE + "[sweep]\nshare = ['head:1', 'head-1']\n", "two cells are called share=head-1: write"),
+        (
+            BASE + "[sweep]\nshare = ['head:1', 'head-1']\n",
+            "two cells are called share=head-1: write",
+        ),
         (BASE + "[sweep]\nlr = [1, 1.0]\n", "cell lr=1.0 is the same run as lr=1"),
-        (BASE + "[sweep]\ntopology = ['ring', 'none']\n", "cell topology=none is the same run as topology=ring"),
+        (
+            BASE + "[sweep]\ntopology = ['ring', 'none']\n",
+            "cell topology=none is the same run as topology=ring",
+        ),
     ],
 )
 def test_a_bad_grid_is_refused_in_one_line(tmp_path: Path, text: str, line: str) -> None:
@@ -108,8 +141,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_names_are_readable_and_safe() -> None:
-    assert name_of({"topology": "small_world:k=4,p=0.1", "bits": 4}) == "topology=small_world-k=4,p=0.1,bits=4"
-    assert name_of({"lr": 1e-05, "bits": None, "ensemble": True}) == "lr=1e-05,bits=none,ensemble=true"
+    assert (
+        name_of({"topology": "small_world:k=4,p=0.1", "bits": 4})
+        == "topology=small_world-k=4,p=0.1,bits=4"
+    )
+    assert (
+        name_of({"lr": 1e-05, "bits": None, "ensemble": True}) == "lr=1e-05,bits=none,ensemble=true"
+    )
     path = name_of({"topology": "edges:path=/home/me/my graph.edges", "seed": 0})
     assert re.fullmatch(r"topology=edges-path=-home-me-my-graph\.edges,seed=0,[0-9a-f]{8}", path)
     assert name_of({"start": "a/b"}) != name_of({"start": "a-b"})
@@ -127,7 +165,9 @@ def test_names_differ_where_values_do(one: tuple[str, str], other: tuple[str, st
     for name in names:
         assert re.fullmatch(r"[\w.+=,-]+", name, re.ASCII)
         assert len(name) < 240
-    colons = any(re.match(r"\w+:", text) for text in (*one, *other))  # head:1 is called as head-1 is
+    colons = any(
+        re.match(r"\w+:", text) for text in (*one, *other)
+    )  # head:1 is called as head-1 is
     assert (one == other) == (names[0] == names[1]) or colons
 
 
@@ -145,7 +185,9 @@ def test_a_sweep_is_kept_and_grows(tmp_path: Path) -> None:
     assert (out / "grid.toml").read_text() == small.text
     assert read(out / "grid.toml", 1) == small
     before = (out / "seed=0/cell.toml").stat().st_mtime_ns
-    same = grid(tmp_path, "# the same\n" + BASE + 'lr = 0.05\ndataset = "digits"\n[sweep]\nseed = [1, 0]\n')
+    same = grid(
+        tmp_path, "# the same\n" + BASE + 'lr = 0.05\ndataset = "digits"\n[sweep]\nseed = [1, 0]\n'
+    )
     keep(same, out)
     assert (out / "grid.toml").read_text() == same.text
     assert (out / "seed=0/cell.toml").stat().st_mtime_ns == before
@@ -163,7 +205,10 @@ def test_what_no_result_depends_on_may_change(tmp_path: Path) -> None:
     ("text", "line"),
     [
         (BASE + "[sweep]\nseed = [1]\n", r"holds a cell that is not in this grid, seed=0"),
-        (BASE + "[sweep]\nseed = [0]\nlr = [0.1]\n", r"holds a cell that is not in this grid, seed=0"),
+        (
+            BASE + "[sweep]\nseed = [0]\nlr = [0.1]\n",
+            r"holds a cell that is not in this grid, seed=0",
+        ),
         (BASE + "rounds = 3\n[sweep]\nseed = [0]\n", r"holds seed=0 with another rounds"),
         ('peers = 4\nmodel = "mlp"\n[sweep]\nseed = [0]\n', r"holds seed=0 with another model"),
     ],

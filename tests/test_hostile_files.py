@@ -68,7 +68,9 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "gzip bomb behind a header of billions": lambda path: path.with_suffix(".gz").write_bytes(
         gzip.compress(header(2**32 - 1)) + BOMB
     ),
-    "xz bomb": lambda path: path.with_suffix(".xz").write_bytes(lzma.compress(bytes(PIECE)) * (GIGA // PIECE)),
+    "xz bomb": lambda path: path.with_suffix(".xz").write_bytes(
+        lzma.compress(bytes(PIECE)) * (GIGA // PIECE)
+    ),
     "a sparse file": lambda path: sparse(path, 8 * GIGA),
     "a sparse file behind a header": lambda path: sparse(path, 8 * GIGA, header(2**20)),
     "a FIFO": os.mkfifo,
@@ -92,9 +94,15 @@ def replaced(path: Path, kind: str) -> None:
 def test_a_hostile_file_of_data_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
-    monkeypatch.setattr(cifar10, "MOST", 3073 * 5000)  # of whose files no header says how much to read
+    monkeypatch.setattr(
+        cifar10, "MOST", 3073 * 5000
+    )  # of whose files no header says how much to read
     file = {"mnist": IMAGES, "cifar10": NAMES[1], "adult": "adult.data"}[name]
-    writers: dict[str, Callable[[Path], Path]] = {"mnist": write, "cifar10": write_batches, "adult": write_adult}
+    writers: dict[str, Callable[[Path], Path]] = {
+        "mnist": write,
+        "cifar10": write_batches,
+        "adult": write_adult,
+    }
     folder = writers[name](tmp_path / name)
     replaced(folder / file, kind)
     with little_memory():
@@ -114,11 +122,17 @@ def entry(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 SECOND = f"{FOLDER}/{NAMES[1]}"
 ARCHIVES: dict[str, Callable[[], bytes]] = {
     "8 GB of a batch": lambda: gzip.compress(entry(SECOND, 8 * GIGA)),
-    "8 GB of a sparse batch": lambda: gzip.compress(entry(SECOND, 8 * GIGA, tarfile.GNUTYPE_SPARSE)),
+    "8 GB of a sparse batch": lambda: gzip.compress(
+        entry(SECOND, 8 * GIGA, tarfile.GNUTYPE_SPARSE)
+    ),
     "8 GB of something else": lambda: gzip.compress(entry("other", 8 * GIGA)) + BOMB,
-    "8 GB of a long name": lambda: gzip.compress(entry("x", 8 * GIGA, tarfile.GNUTYPE_LONGNAME)) + BOMB,
+    "8 GB of a long name": lambda: (
+        gzip.compress(entry("x", 8 * GIGA, tarfile.GNUTYPE_LONGNAME)) + BOMB
+    ),
     "8 GB of a pax header": lambda: gzip.compress(entry("x", 8 * GIGA, tarfile.XHDTYPE)) + BOMB,
-    "a pax header of all that is allowed": lambda: gzip.compress(entry("x", 2**26, tarfile.XHDTYPE)) + BOMB,
+    "a pax header of all that is allowed": lambda: (
+        gzip.compress(entry("x", 2**26, tarfile.XHDTYPE)) + BOMB
+    ),
     "a negative size": lambda: gzip.compress(entry("other", -(2**40))),
     "4 GB behind the end": lambda: gzip.compress(archive({SECOND: OFFICIAL[SECOND]})) + BOMB,
     "zeros": lambda: BOMB,
@@ -127,7 +141,9 @@ ARCHIVES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_a_hostile_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_hostile_archive_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(cifar10, "MOST", 3073 * 5000)
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(ARCHIVES[kind]())
@@ -161,7 +177,9 @@ def test_a_bomb_under_a_limit_of_the_system(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (room, room));"
         "DATASETS['mnist'](Path(sys.argv[1]))"
     )
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
     assert "dfl.core.errors.InputError" in ended.stderr.splitlines()[-1]
     assert LABELS in ended.stderr.splitlines()[-1]
 
@@ -191,8 +209,13 @@ def test_a_hostile_file_of_edges_is_refused(tmp_path: Path, kind: str, name: str
 def packed_matrix(path: Path, rows: int, values: int) -> None:
     """A .npz whose header promises rows x rows numbers, of which some are there, all 0."""
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (rows, rows)})
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("w.npy", "w", force_zip64=True) as inner:
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f8", "fortran_order": False, "shape": (rows, rows)}
+    )
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+        file.open("w.npy", "w", force_zip64=True) as inner,
+    ):
         inner.write(head.getvalue())
         for _ in range(8 * values // PIECE):
             inner.write(bytes(PIECE))
@@ -211,7 +234,9 @@ def test_a_packed_matrix_that_is_a_bomb_is_refused(tmp_path: Path, rows: int, va
 def test_a_hostile_file_of_settings_is_refused(dfl_run: Command, kind: str, suffix: str) -> None:
     HOSTILE[kind](Path(f"settings{suffix}"))
     with little_memory():
-        assert dfl_run.refused("--config", f"settings{suffix}").startswith(f"--config settings{suffix}: cannot be read")
+        assert dfl_run.refused("--config", f"settings{suffix}").startswith(
+            f"--config settings{suffix}: cannot be read"
+        )
 
 
 def test_the_largest_file_is_read(tmp_path: Path) -> None:
@@ -221,7 +246,9 @@ def test_the_largest_file_is_read(tmp_path: Path) -> None:
         read_bounded(path, 4)
 
 
-def test_a_file_that_becomes_a_fifo_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_becomes_a_fifo_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
     (path := tmp_path / "file").touch()
     before = os.stat(path)
@@ -237,7 +264,10 @@ def test_a_note_on_data_is_shown_before_the_run(dfl_run: Command) -> None:
     assert "warning: not the official files of adult" in ended.out
     assert "adult/adult.data" in ended.out
     served = ("--algorithm", "fedavg", "--model", "softmax", "--rounds", "1", "--out", "run")
-    assert "adult/adult.data" in dfl_run("--dataset", "adult", "--data-dir", ".", "--peers", "4", *served).out
+    assert (
+        "adult/adult.data"
+        in dfl_run("--dataset", "adult", "--data-dir", ".", "--peers", "4", *served).out
+    )
 
 
 def test_a_note_on_data_reaches_callers_from_python(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def same(folder: Path, alone: Path) -> None:
     for _ in dfl.simulate(dfl.Run.from_dict(dfl.load(folder).run.to_dict() | {"out": str(alone)})):
         pass
     assert (folder / "state.safetensors").read_bytes() == (alone / "state.safetensors").read_bytes()
-    a, b = (pd.read_csv(run / "metrics.csv", dtype=str).drop(columns=CLOCKS) for run in (folder, alone))
+    a, b = (
+        pd.read_csv(run / "metrics.csv", dtype=str).drop(columns=CLOCKS) for run in (folder, alone)
+    )
     pd.testing.assert_frame_equal(a, b)
 
 
@@ -75,7 +77,9 @@ def test_two_hosts_give_what_one_does(hosts: Hosts, tmp_path: Path) -> None:
 def test_hosts_that_lose_each_other_end_and_go_on(hosts: Hosts, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = hosts.mpirun(2, "-m", "dfl.run", *FEW, *SMALL, "--timeout", "5", "--out", str(folder))
-    assert eventually(lambda: len([*folder.glob("checkpoint/*.json")]) == 2 or job.poll() is not None, 240)
+    assert eventually(
+        lambda: len([*folder.glob("checkpoint/*.json")]) == 2 or job.poll() is not None, 240
+    )
     assert job.poll() is None, job.communicate()
     ranks = [shown.pid for r in range(4) if (shown := read(folder / "heartbeats" / str(r)))]
     assert len(ranks) == 4
@@ -87,8 +91,13 @@ def test_hosts_that_lose_each_other_end_and_go_on(hosts: Hosts, tmp_path: Path) 
     assert job.returncode != 0
     assert 5 <= seconds < 20
     logs = [(folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(4)]
-    for said in (errors, *("".join(logs[k : k + 2]) for k in (0, 2))):  # beta's lines cannot reach the terminal
-        assert "messages do not get through between ranks 0, 1 on alpha and ranks 2, 3 on beta" in said
+    for said in (
+        errors,
+        *("".join(logs[k : k + 2]) for k in (0, 2)),
+    ):  # beta's lines cannot reach the terminal
+        assert (
+            "messages do not get through between ranks 0, 1 on alpha and ranks 2, 3 on beta" in said
+        )
         assert "no sign of life" not in said
     assert dfl.load(folder).record["exit"] is None
     assert eventually(lambda: not hosts.running(), 20), hosts.running()

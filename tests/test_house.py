@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCE = sorted(f for folder in ("dfl", "topologies", "experiments") for f in (ROOT / folder).rglob("*.py"))
+SOURCE = sorted(
+    f for folder in ("dfl", "topologies", "experiments") for f in (ROOT / folder).rglob("*.py")
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -37,7 +39,11 @@ def roots(file: Path) -> set[str]:
 @pytest.mark.parametrize("file", SOURCE, ids=name_of)
 def test_every_public_name_is_documented(file: Path) -> None:
     tree = ast.parse(file.read_text())
-    public = [n for n in tree.body if isinstance(n, Function | ast.ClassDef) and not n.name.startswith("_")]
+    public = [
+        n
+        for n in tree.body
+        if isinstance(n, Function | ast.ClassDef) and not n.name.startswith("_")
+    ]
     assert [n for n in (tree, *public) if not ast.get_docstring(n)] == []
 
 
@@ -57,36 +63,77 @@ def test_walls(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "dfl/algorithms").glob("[a-z]*.py")), ids=name_of)
 def test_methods_are_handed_the_network(file: Path) -> None:
-    allowed = {f"dfl.{name}" for name in ("local", "aggregators", "split", "roots", "keys", "errors", "lazy")}
+    allowed = {
+        f"dfl.{name}"
+        for name in ("local", "aggregators", "split", "roots", "keys", "errors", "lazy")
+    }
     seen = {n for n in run_time_imports(file) if n.partition(".")[0] == "dfl"}
     assert {n for n in seen if not n.startswith("dfl.algorithms")} <= allowed
 
 
-SWEEP = ("sweep", "grid", "jobs", "cells", "board", "tables", "sweep_plots", "lines", "compare", "slurm")
+SWEEP = (
+    "sweep",
+    "grid",
+    "jobs",
+    "cells",
+    "board",
+    "tables",
+    "sweep_plots",
+    "lines",
+    "compare",
+    "slurm",
+)
 
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_sweep_knows_of_a_run_its_settings_and_its_folder(name: str) -> None:
-    leaves = {"cli", "config", "errors", "files", "manifest", "reading", "run_directory", "specs", "values", "plots"}
+    leaves = {
+        "cli",
+        "config",
+        "errors",
+        "files",
+        "manifest",
+        "reading",
+        "run_directory",
+        "specs",
+        "values",
+        "plots",
+    }
     allowed = {f"dfl.{each}" for each in leaves | set(SWEEP)} | {"dfl.simulation.loop"}
-    seen = {n for n in run_time_imports(ROOT / "dfl" / f"{name}.py") if n.partition(".")[0] == "dfl"}
+    seen = {
+        n for n in run_time_imports(ROOT / "dfl" / f"{name}.py") if n.partition(".")[0] == "dfl"
+    }
     assert seen <= allowed
-    assert "dfl.simulation.loop" not in seen or name == "grid"  # which checks a cell as a command line is checked
+    assert (
+        "dfl.simulation.loop" not in seen or name == "grid"
+    )  # which checks a cell as a command line is checked
 
 
 def run_time_imports(file: Path) -> set[str]:
     """The imports of a file without those under `if TYPE_CHECKING`."""
     tree = ast.parse(file.read_text())
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
+    tree.body = [
+        n
+        for n in tree.body
+        if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    ]
     froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
-    found = {f"{n.module}.{alias.name}" if n.module == "dfl" else str(n.module) for n in froms for alias in n.names}
-    return found | {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    found = {
+        f"{n.module}.{alias.name}" if n.module == "dfl" else str(n.module)
+        for n in froms
+        for alias in n.names
+    }
+    return found | {
+        alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
+    }
 
 
 def test_no_circle() -> None:
     """Imports at the top of modules have an order; what a function imports when called cannot close a circle."""
     known = {module_name(f): f for f in SOURCE}
-    graph = {name: {i for i in top_imports(f) if i in known and i != name} for name, f in known.items()}
+    graph = {
+        name: {i for i in top_imports(f) if i in known and i != name} for name, f in known.items()
+    }
     done: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -116,15 +163,27 @@ def top_imports(file: Path) -> set[str]:
 def test_nothing_is_pickled_or_evaluated(file: Path) -> None:
     assert not roots(file) & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
-    assert not {ast.unparse(c.func) for c in calls} & {"eval", "exec", "torch.save", "torch.load", "torch.manual_seed"}
+    assert not {ast.unparse(c.func) for c in calls} & {
+        "eval",
+        "exec",
+        "torch.save",
+        "torch.load",
+        "torch.manual_seed",
+    }
     keywords = {(k.arg, ast.unparse(k.value)) for c in calls for k in c.keywords}
-    assert not {pair for pair in keywords if pair[0] == "allow_pickle"} - {("allow_pickle", "False")}
+    assert not {pair for pair in keywords if pair[0] == "allow_pickle"} - {
+        ("allow_pickle", "False")
+    }
 
 
 def test_mpi_never_pickles() -> None:
     """mpi4py's lower-case methods pickle; only its upper-case ones may be called."""
     tree = ast.parse((ROOT / "dfl/mpi.py").read_text())
-    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    calls = [
+        n.func
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    ]
     used = {c.attr for c in calls if ast.unparse(c.value) in ("self.comm", "world.comm", "link")}
     assert used
     assert all(name[0].isupper() for name in used), used

@@ -23,7 +23,9 @@ def models(**settings: Any) -> Tensor:
 
 def test_without_compression_the_replicas_are_dfedavgm() -> None:
     """With Q the identity and gamma = 1 the replica form is DFedAvgM exactly; floats round differently."""
-    assert torch.allclose(models(algorithm="qdfedavgm"), models(algorithm="dfedavgm"), rtol=0, atol=2e-6)
+    assert torch.allclose(
+        models(algorithm="qdfedavgm"), models(algorithm="dfedavgm"), rtol=0, atol=2e-6
+    )
     doubles: dict[str, Any] = {"peers": 8, "topology": "small_world:k=4"}
     x, y = (final(quadratic(algorithm=a, **doubles), 20) for a in ("qdfedavgm", "dfedavgm"))
     assert torch.allclose(x, y, rtol=0, atol=1e-12)
@@ -37,7 +39,9 @@ def test_one_step_without_momentum_is_dpsgd() -> None:
     weights = torch.from_numpy(net.weights[0].toarray()).float()
     module = torch.nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     for _ in range(4):
-        x = weights @ torch.stack([x[i] - 0.05 * gradient(module, x[i], setting, i) for i in range(6)])
+        x = weights @ torch.stack(
+            [x[i] - 0.05 * gradient(module, x[i], setting, i) for i in range(6)]
+        )
     assert torch.allclose(models(local_steps=1, momentum=0.0, batch_size=0), x, rtol=0, atol=2e-6)
 
 
@@ -55,9 +59,15 @@ def gradient(module: nn.Module, row: Tensor, setting: Setting, i: int) -> Tensor
 def test_the_heavy_ball_is_torch_sgd_with_a_new_buffer(engine: str, decay: float) -> None:
     setting = digits(peers=1, local_steps=7, batch_size=0, weight_decay=decay, engine=engine)
     module = torch.nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    torch.nn.utils.vector_to_parameters(start(setting.run, setting.task, False)[0][0].clone(), module.parameters())
+    torch.nn.utils.vector_to_parameters(
+        start(setting.run, setting.task, False)[0][0].clone(), module.parameters()
+    )
     for _ in range(4):
-        walk(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=decay), setting)
+        walk(
+            module,
+            torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=decay),
+            setting,
+        )
     reached = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
     assert torch.allclose(final(setting, 4)[0], reached, rtol=0, atol=2e-6)
 
@@ -67,7 +77,9 @@ def walk(module: nn.Module, optimiser: torch.optim.Optimizer, setting: Setting) 
     train = setting.task.train
     for _ in range(7):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(module(setting.task.inputs(train.inputs)), train.labels).backward()
+        nn.functional.cross_entropy(
+            module(setting.task.inputs(train.inputs)), train.labels
+        ).backward()
         optimiser.step()
 
 
@@ -108,7 +120,12 @@ def part(setting: Setting, first: int, stop: int) -> Any:
     train = setting.task.train
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])
     own = Examples.of(train.inputs[begin:end], train.labels[begin:end], train.sizes[first:stop])
-    return replace(setting.task, peers=np.arange(first, stop), train=own, padded=setting.task.padded[first:stop])
+    return replace(
+        setting.task,
+        peers=np.arange(first, stop),
+        train=own,
+        padded=setting.task.padded[first:stop],
+    )
 
 
 def test_one_peer_alone_trains_alone() -> None:
@@ -124,9 +141,14 @@ def test_one_peer_alone_trains_alone() -> None:
 def test_the_state_before_a_round_is_left_alone() -> None:
     for algorithm in ("dfedavgm", "qdfedavgm", "qdfedavgm:exchange=paper"):
         setting = digits(algorithm=algorithm)
-        state = setting.algorithm.init(*start(setting.run, setting.task, False), Net(setting.network, 0))
+        state = setting.algorithm.init(
+            *start(setting.run, setting.task, False), Net(setting.network, 0)
+        )
         before = state.x.clone()
-        once, twice = (setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x for _ in range(2))
+        once, twice = (
+            setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x
+            for _ in range(2)
+        )
         assert torch.equal(state.x, before)
         assert torch.equal(once, twice)
 
@@ -137,4 +159,6 @@ def test_own_tensors_and_module_are_the_start() -> None:
     module = nn.Linear(3, 2)
     setting = prepare(Run(peers=4), World(), module, Data(inputs, labels, inputs, labels, 2))
     x = start(setting.run, setting.task, setting.own_module)[0]
-    assert torch.equal(x, torch.nn.utils.parameters_to_vector(module.parameters()).detach().expand(4, -1))
+    assert torch.equal(
+        x, torch.nn.utils.parameters_to_vector(module.parameters()).detach().expand(4, -1)
+    )

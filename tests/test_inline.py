@@ -12,7 +12,15 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from experiments import inline, lab
 
-RUN = Run(dataset="digits", peers=3, topology="ring", rounds=2, eval_every=1, model="softmax", examples_per_peer=20)
+RUN = Run(
+    dataset="digits",
+    peers=3,
+    topology="ring",
+    rounds=2,
+    eval_every=1,
+    model="softmax",
+    examples_per_peer=20,
+)
 
 
 def cell(seed: int = 0, **changes: object) -> lab.Cell:
@@ -59,7 +67,9 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_folder_of_the_data_does_not_matter(tmp_path: Path) -> None:
     first = inline.measure(place(tmp_path), [cell()])
-    pd.testing.assert_frame_equal(inline.measure(place(tmp_path), [cell(data_dir=str(tmp_path))]), first)
+    pd.testing.assert_frame_equal(
+        inline.measure(place(tmp_path), [cell(data_dir=str(tmp_path))]), first
+    )
 
 
 def test_a_cell_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -75,7 +85,9 @@ def test_an_interrupted_cell_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert not list((tmp_path / "cells").glob("*.part"))
 
 
-def test_a_run_that_diverges_stops_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges_stops_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = inline.measure(place(tmp_path), [cell(lr=1e30, model="mlp")])
     assert 0 < len(rows) < 3
     assert "no longer finite" in capsys.readouterr().err

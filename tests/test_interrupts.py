@@ -75,11 +75,16 @@ def test_in_a_round(dfl_run: Command, monkeypatch: pytest.MonkeyPatch, t: int, s
 def test_while_writing_at_the_end(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfl.reporting.plots.figures", ctrl_c)
     ended = dfl_run(*FEW, "--out=run")
-    assert (ended.code, ended.err) == (130, "dfl: interrupted: go on after round 6 with --resume run\n")
+    assert (ended.code, ended.err) == (
+        130,
+        "dfl: interrupted: go on after round 6 with --resume run\n",
+    )
     assert json.loads(Path("run/run.json").read_text())["exit"] == 130
 
 
-def test_in_a_callback_that_drops_exceptions(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_callback_that_drops_exceptions(
+    dfl_run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of weak references, of which imports make use."""
 
     class Dropped:
@@ -116,9 +121,17 @@ def test_where_it_is_ignored_it_stays_so() -> None:
 
 def test_ranks_say_it_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    flags = ["--peers=3", "--rounds=1000000", "--model=softmax", "--checkpoint-every=2", f"--out={folder}"]
+    flags = [
+        "--peers=3",
+        "--rounds=1000000",
+        "--model=softmax",
+        "--checkpoint-every=2",
+        f"--out={folder}",
+    ]
     command = words(3, "-m", "dfl.run", *flags)
-    job = subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert eventually(lambda: len(list((folder / "checkpoint").glob("*.json"))) > 1, 120)
     job.send_signal(signal.SIGINT)
     _, said = job.communicate(timeout=60)
@@ -135,9 +148,7 @@ def test_ranks_say_it_once(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_nobody_reads(tmp_path: Path, how: str) -> None:
     """Its files hold what they would; nothing that is printed gets into them."""
     flags = " ".join(f for f in FEW if "checkpoint" not in f)
-    line = (
-        f"{sys.executable} -m dfl.run {flags} --out={tmp_path / 'run'} {how}; echo ${{PIPESTATUS[0]}} > {tmp_path}/rc"
-    )
+    line = f"{sys.executable} -m dfl.run {flags} --out={tmp_path / 'run'} {how}; echo ${{PIPESTATUS[0]}} > {tmp_path}/rc"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=ENV, capture_output=True, text=True)
     assert (tmp_path / "rc").read_text() == "0\n"
     assert done.stderr == ""

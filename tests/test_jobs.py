@@ -28,7 +28,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", root)
     monkeypatch.setattr(scheduler, "PAUSE", 0.02)
-    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.01"])
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.01"]
+    )
 
 
 def cell(folder: Path, name: str, **settings: object) -> Path:
@@ -85,7 +87,9 @@ def test_so_many_run_at_a_time(tmp_path: Path, at_once: int) -> None:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.2"])
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0.2"]
+    )
 
 
 def after(folder: Path, *numbers: signal.Signals) -> threading.Thread:
@@ -120,8 +124,12 @@ def test_a_signal_has_cells_write_a_checkpoint(tmp_path: Path, number: signal.Si
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_second_signal_ends_cells_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "3"])
+def test_a_second_signal_ends_cells_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "3"]
+    )
     one = cell(tmp_path, "one", rounds=200)
     sender = after(one, signal.SIGTERM, signal.SIGTERM)
     begun, found = time.monotonic(), work([one])
@@ -131,7 +139,9 @@ def test_a_second_signal_ends_cells_at_once(tmp_path: Path, monkeypatch: pytest.
     assert time.monotonic() - begun < 20
 
 
-def test_a_cell_that_somebody_killed_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_somebody_killed_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", dead])
     one = cell(tmp_path, "one")
@@ -141,7 +151,11 @@ def test_a_cell_that_somebody_killed_has_failed(tmp_path: Path, monkeypatch: pyt
 
 def test_cells_do_not_fight_for_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"])
+    monkeypatch.setattr(
+        scheduler,
+        "command",
+        lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"],
+    )
     one = cell(tmp_path, "one")
     assert work([one]).ended[one].reason == "1"
 
@@ -179,7 +193,9 @@ def test_a_signal_ends_the_waiting(tmp_path: Path, locks: list[Lock]) -> None:
     assert (found.elsewhere, found.ended, launches(one)) == ([one], {}, 0)
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, DONE), (3, DIVERGED), (75, DONE), (None, DONE), (2, FAILED)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, DONE), (3, DIVERGED), (75, DONE), (None, DONE), (2, FAILED)]
+)
 def test_a_race_that_another_program_wins_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, status: str
 ) -> None:
@@ -195,7 +211,11 @@ def test_a_race_that_another_program_wins_is_no_failure(
     fake = scheduler.command
 
     def command(folder: Path) -> list[str]:
-        return fake(folder) if launches(folder) else ["-c", dedent(refused), str(folder), json.dumps(code)]
+        return (
+            fake(folder)
+            if launches(folder)
+            else ["-c", dedent(refused), str(folder), json.dumps(code)]
+        )
 
     monkeypatch.setattr(scheduler, "command", command)
     one = cell(tmp_path, "one")

@@ -23,12 +23,21 @@ from dfl.core.files import Lock, atomically
 from dfl.store import checkpoint_files
 from dfl.store.manifest import checksum
 
-CONTENT = {"round": 4, "seconds": 0.1 + 0.2, "run": {"lr": 1e-3, "topology": "ring"}, "table": "round\n0\n"}
+CONTENT = {
+    "round": 4,
+    "seconds": 0.1 + 0.2,
+    "run": {"lr": 1e-3, "topology": "ring"},
+    "table": "round\n0\n",
+}
 
 
 def rows(seed: int) -> dict[str, np.ndarray]:
     drawn = np.random.default_rng(seed)
-    return {"x": drawn.normal(size=(5, 40)).astype(np.float32), "none": np.zeros((0, 7)), "counters": np.arange(10)}
+    return {
+        "x": drawn.normal(size=(5, 40)).astype(np.float32),
+        "none": np.zeros((0, 7)),
+        "counters": np.arange(10),
+    }
 
 
 @pytest.fixture
@@ -60,12 +69,18 @@ def test_none_is_found_where_none_is(tmp_path: Path) -> None:
 
 def test_two_are_kept_and_nothing_that_was_half_written(run: Path) -> None:
     folder = run / "checkpoint"
-    (folder / ".0000000012.safetensors.part").write_bytes((folder / "0000000009.safetensors").read_bytes()[:30])
+    (folder / ".0000000012.safetensors.part").write_bytes(
+        (folder / "0000000009.safetensors").read_bytes()[:30]
+    )
     (folder / ".0000000012.json.part").touch()
-    shutil.copy(folder / "0000000009.safetensors", folder / "0000000012.safetensors")  # killed before its page
+    shutil.copy(
+        folder / "0000000009.safetensors", folder / "0000000012.safetensors"
+    )  # killed before its page
     assert checkpoint_files.find(run).round == 9  # type: ignore[union-attr]
     checkpoint_files.write(run, rows(1), CONTENT | {"round": 10})
-    assert files(run) == [f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")]
+    assert files(run) == [
+        f"00000000{t}.{kind}" for t in ("09", "10") for kind in ("json", "safetensors")
+    ]
 
 
 def test_the_last_one_stays_whatever_else_is_there(run: Path) -> None:
@@ -94,7 +109,9 @@ def test_only_files_of_ours_are_removed(run: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_one_in_whose_place_something_else_is_is_passed_over(run: Path, make: Callable[[Path], None]) -> None:
+def test_one_in_whose_place_something_else_is_is_passed_over(
+    run: Path, make: Callable[[Path], None]
+) -> None:
     for kind in ("json", "safetensors"):
         file = run / "checkpoint" / f"0000000009.{kind}"
         file.unlink()
@@ -120,7 +137,9 @@ def test_one_that_is_cut_anywhere_is_passed_over(run: Path, what: str) -> None:
         file.write_bytes(whole[:place])
         found = checkpoint_files.find(run)
         assert found
-        if what.endswith("json") and place == len(whole) - 1:  # the end of the last line says nothing
+        if (
+            what.endswith("json") and place == len(whole) - 1
+        ):  # the end of the last line says nothing
             assert found.round == 9
             continue
         assert (found.round, len(found.damaged)) == (4, 1), place
@@ -161,20 +180,25 @@ def test_the_arrays_of_another_checkpoint_are_not_taken(run: Path) -> None:
 def test_where_all_are_damaged_it_is_said(run: Path) -> None:
     for file in (run / "checkpoint").glob("*.json"):
         file.write_text("[]")
-    with pytest.raises(InputError, match=r"0000000009.json is damaged .*, and no other checkpoint is whole: take"):
+    with pytest.raises(
+        InputError, match=r"0000000009.json is damaged .*, and no other checkpoint is whole: take"
+    ):
         checkpoint_files.find(run)
 
 
 def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
-    with pytest.raises(InputError, match=r"0000000009.json is of format 2: this version of dfl reads 3"):
+    with pytest.raises(
+        InputError, match=r"0000000009.json is of format 2: this version of dfl reads 3"
+    ):
         checkpoint_files.find(run)
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(
-        st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-(2**60), 2**60) | st.text(max_size=9)
+        st.text(max_size=5),
+        st.floats(allow_nan=False) | st.integers(-(2**60), 2**60) | st.text(max_size=9),
     )
 )
 def test_a_page_is_whole_after_a_journey_through_json(said: dict[str, float]) -> None:
@@ -187,7 +211,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of a hundred kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("no right to mount a small file system here")
     try:
         yield disk
@@ -198,7 +224,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_leaves_the_last_one(small_disk: Path) -> None:
     checkpoint_files.write(small_disk, rows(4), CONTENT)
     large = {"x": np.ones((200, 1000))}
-    with pytest.raises(InputError, match=r"9.json: the checkpoint cannot be written \(.*No space left.*round 4"):
+    with pytest.raises(
+        InputError, match=r"9.json: the checkpoint cannot be written \(.*No space left.*round 4"
+    ):
         checkpoint_files.write(small_disk, large, CONTENT | {"round": 9})
     assert files(small_disk) == ["0000000004.json", "0000000004.safetensors"]
     assert checkpoint_files.find(small_disk).round == 4  # type: ignore[union-attr]
@@ -212,7 +240,9 @@ def test_the_first_one_on_a_full_disk(small_disk: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file in its place")
-    with pytest.raises(InputError, match=r"0000000004.json: the checkpoint cannot be written \(.*there is none yet"):
+    with pytest.raises(
+        InputError, match=r"0000000004.json: the checkpoint cannot be written \(.*there is none yet"
+    ):
         checkpoint_files.write(tmp_path, rows(4), CONTENT)
 
 
@@ -228,7 +258,9 @@ def test_one_writes_at_a_time(tmp_path: Path) -> None:
     Lock(tmp_path).release()
 
 
-def test_a_file_system_without_locks_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(file: object, how: int) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -247,7 +279,9 @@ def test_a_glance_at_a_lock_keeps_nobody_away(tmp_path: Path) -> None:
 def test_a_lock_of_one_that_died_is_free(tmp_path: Path) -> None:
     hold = "import pathlib, sys; from dfl.core.files import Lock; lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-uc", hold, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
+    with subprocess.Popen(
+        [sys.executable, "-uc", hold, str(tmp_path)], stdin=pipe, stdout=pipe
+    ) as other:
         assert other.stdout
         assert other.stdout.readline()
         with pytest.raises(InputError, match="is being written to by another run"):

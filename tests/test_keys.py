@@ -17,7 +17,9 @@ PEERS, N = range(40), 5000
 
 def sample(seed: int = 0, purpose: str = "test", *address: randomness.Part) -> np.ndarray:
     """A (40, 5000) table of uniform numbers in [0, 1) with all 32 bits."""
-    return (randomness.bits(seed, purpose, PEERS, *address, n=N).numpy().view(np.uint32) + 0.5) / 2**32
+    return (
+        randomness.bits(seed, purpose, PEERS, *address, n=N).numpy().view(np.uint32) + 0.5
+    ) / 2**32
 
 
 def agree(x: np.ndarray, y: np.ndarray) -> float:
@@ -37,7 +39,10 @@ def test_a_peer_draws_the_same_whoever_is_asked_with_it() -> None:
 @pytest.mark.parametrize(("start", "n"), [(0, 0), (0, 1), (0, 49), (13, 20), (99, 1)])
 def test_a_place_holds_the_same_number_however_many_are_asked(start: int, n: int) -> None:
     table = randomness.bits(7, "order", range(3), n=100)
-    assert torch.equal(randomness.bits(7, "order", range(3), n=slice(start, start + n)), table[:, start : start + n])
+    assert torch.equal(
+        randomness.bits(7, "order", range(3), n=slice(start, start + n)),
+        table[:, start : start + n],
+    )
 
 
 def test_asking_again_gives_the_same_even_after_the_answer_was_changed() -> None:
@@ -93,7 +98,9 @@ def test_every_part_of_the_address_matters() -> None:
 
 def test_keys_do_not_collide() -> None:
     peers = np.arange(10_000, dtype=np.uint64)
-    made = np.concatenate([randomness._key(seed, "test", peers, t) for seed in range(3) for t in range(3)])
+    made = np.concatenate(
+        [randomness._key(seed, "test", peers, t) for seed in range(3) for t in range(3)]
+    )
     assert len(np.unique(made)) == made.size
 
 
@@ -135,7 +142,9 @@ def test_chi_square(low: bool) -> None:
     pairs = byte[:, ::2] // 16 * 16 + byte[:, 1::2] // 16
     for cells in (byte, pairs):
         expected = cells.size / 256
-        chi_square = float(((np.bincount(cells.ravel(), minlength=256) - expected) ** 2 / expected).sum())
+        chi_square = float(
+            ((np.bincount(cells.ravel(), minlength=256) - expected) ** 2 / expected).sum()
+        )
         assert abs(chi_square - 255) < 5 * (2 * 255) ** 0.5
 
 
@@ -171,7 +180,10 @@ def test_every_permutation_is_as_likely() -> None:
 
 
 def test_a_generator_repeats_itself() -> None:
-    draws = [randomness.generator(*address).random(3).tolist() for address in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))]
+    draws = [
+        randomness.generator(*address).random(3).tolist()
+        for address in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))
+    ]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert draws[0] != draws[3]
@@ -198,7 +210,9 @@ def test_no_two_purposes_share_an_address(monkeypatch: pytest.MonkeyPatch) -> No
 
     def spy(seed: int, purpose: str, *rest: Any) -> Any:
         frame = sys._getframe(1)
-        while frame.f_globals["__name__"] == "dfl.core.randomness" or frame.f_code.co_name == "draw":
+        while (
+            frame.f_globals["__name__"] == "dfl.core.randomness" or frame.f_code.co_name == "draw"
+        ):
             assert frame.f_back is not None
             frame = frame.f_back
         asked.setdefault(purpose, set()).add((frame.f_globals["__name__"], frame.f_code.co_name))
@@ -206,7 +220,13 @@ def test_no_two_purposes_share_an_address(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(randomness, "_key", spy)
     for settings in USES:
-        few = {"model": "mlp:hidden=8", "peers": 6, "rounds": 2, "examples_per_peer": 30, "local_epochs": 1}
+        few = {
+            "model": "mlp:hidden=8",
+            "peers": 6,
+            "rounds": 2,
+            "examples_per_peer": 30,
+            "local_epochs": 1,
+        }
         list(simulate(Run(**{**few, **settings})))
     assert len(asked) > 15
     assert {purpose: places for purpose, places in asked.items() if len(places) > 1} == {}

@@ -16,7 +16,13 @@ from dfl.training.sgd import sgd
 from tests.quadratic import final, states
 from tests.test_mpi import mpirun
 
-FEW: dict[str, Any] = {"peers": 7, "examples_per_peer": 30, "rounds": 3, "eval_every": 3, "share": "head"}
+FEW: dict[str, Any] = {
+    "peers": 7,
+    "examples_per_peer": 30,
+    "rounds": 3,
+    "eval_every": 3,
+    "share": "head",
+}
 
 
 class Half(nn.Module):
@@ -29,7 +35,9 @@ class Half(nn.Module):
         self.head, self.upper = nn.Linear(8, 10), upper
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x.flatten(1)[:, slice(0, 32) if self.upper else slice(32, 64)]))
+        out: Tensor = self.head(
+            self.body(x.flatten(1)[:, slice(0, 32) if self.upper else slice(32, 64)])
+        )
         return out
 
 
@@ -62,7 +70,9 @@ def test_each_kind_trains_as_it_would_among_its_own(kinds: list[nn.Module], engi
     x = next(states(setting, 0)).x
     z = sgd(x, setting.task, 0)
     for here, part in setting.task.parts():
-        assert here.tolist() == ([0, 2, 4, 6] if part.module is setting.task.kinds[0][0] else [1, 3, 5])
+        assert here.tolist() == (
+            [0, 2, 4, 6] if part.module is setting.task.kinds[0][0] else [1, 3, 5]
+        )
         d = part.spec.d
         assert torch.equal(z[here, :d], sgd(x[here, :d], part, 0))
         assert not z[here, d:].any()
@@ -108,10 +118,13 @@ def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Pa
     inputs, labels = setting.task.train.at(torch.arange(7 * 30).view(7, 30))
     with torch.no_grad():
         losses = [
-            nn.functional.cross_entropy(result.model(i)(setting.task.inputs(inputs[i])), labels[i]) for i in range(7)
+            nn.functional.cross_entropy(result.model(i)(setting.task.inputs(inputs[i])), labels[i])
+            for i in range(7)
         ]
     assert result.peers["train_loss"].to_numpy() == pytest.approx(np.array(losses), rel=1e-5)
-    assert row["accuracy_ensemble"] == pytest.approx(float((outputs.mean(0).argmax(1) == exam.labels).double().mean()))
+    assert row["accuracy_ensemble"] == pytest.approx(
+        float((outputs.mean(0).argmax(1) == exam.labels).double().mean())
+    )
     assert np.isnan(row["accuracy_mean_model"])
     assert row["consensus_distance"] > 0
     assert result.state["head.weight"].shape == (7, 10, 8)
@@ -133,7 +146,9 @@ def test_kinds_do_not_start_where_another_run_ended(kinds: list[nn.Module], tmp_
         setting_of(kinds, start=tmp_path / "run")
 
 
-def test_nobody_starts_where_peers_of_several_kinds_ended(kinds: list[nn.Module], tmp_path: Path) -> None:
+def test_nobody_starts_where_peers_of_several_kinds_ended(
+    kinds: list[nn.Module], tmp_path: Path
+) -> None:
     list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds))
     for peers in (7, 9):
         with pytest.raises(InputError, match="has models of several kinds"):
@@ -179,5 +194,7 @@ def test_ranks_make_no_difference(tmp_path: Path) -> None:
         done = mpirun(ranks, str(tmp_path / "script.py"), str(tmp_path / str(ranks)), timeout=300)
         assert done.returncode == 0, done.stderr
     for k in range(len(WAYS)):
-        one, five = ((tmp_path / str(r) / str(k) / "state.safetensors").read_bytes() for r in (1, 5))
+        one, five = (
+            (tmp_path / str(r) / str(k) / "state.safetensors").read_bytes() for r in (1, 5)
+        )
         assert one == five

@@ -63,9 +63,16 @@ def test_a_launcher_without_mpi4py_is_explained(alone: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("environment", "talks"),
-    [({}, True), ({"PMI_RANK": "0"}, True), ({"PMIX_RANK": "3"}, False), ({"SLURM_PROCID": "2"}, False)],
+    [
+        ({}, True),
+        ({"PMI_RANK": "0"}, True),
+        ({"PMIX_RANK": "3"}, False),
+        ({"SLURM_PROCID": "2"}, False),
+    ],
 )
-def test_one_process_talks(alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool) -> None:
+def test_one_process_talks(
+    alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool
+) -> None:
     for name, value in environment.items():
         alone.setenv(name, value)
     assert first() is talks
@@ -73,11 +80,17 @@ def test_one_process_talks(alone: pytest.MonkeyPatch, environment: dict[str, str
 
 def test_a_launcher_of_another_mpi_is_refused() -> None:
     """Else every process would run a simulation of its own: here Open MPI's variables with MPICH's library."""
-    environment = {k: v for k, v in ENV.items() if k not in LAUNCHERS} | {"OMPI_COMM_WORLD_SIZE": "4"}
+    environment = {k: v for k, v in ENV.items() if k not in LAUNCHERS} | {
+        "OMPI_COMM_WORLD_SIZE": "4"
+    }
     command = [sys.executable, "-m", "dfl.run", "--rounds", "1"]
     first, other = (
         subprocess.run(
-            command, env={**environment, "OMPI_COMM_WORLD_RANK": rank}, cwd=ROOT, capture_output=True, text=True
+            command,
+            env={**environment, "OMPI_COMM_WORLD_RANK": rank},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         for rank in ("0", "1")
     )

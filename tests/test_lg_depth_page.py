@@ -52,15 +52,26 @@ def test_the_numbers_are_those_of_the_runs(published: Path) -> None:
     table = pd.read_csv(published / "table.csv").set_index("share")
     for share in SPLITS:
         end = dfl.load(published / "cells" / f"share={share},seed=0").rows.iloc[-1]
-        assert table.loc[share, "local_test"] == pytest.approx(100 * end["local_accuracy_mean"], rel=1e-5)
-        assert table.loc[share, "new_test"] == pytest.approx(100 * end["accuracy_ensemble"], rel=1e-5)
+        assert table.loc[share, "local_test"] == pytest.approx(
+            100 * end["local_accuracy_mean"], rel=1e-5
+        )
+        assert table.loc[share, "new_test"] == pytest.approx(
+            100 * end["accuracy_ensemble"], rel=1e-5
+        )
         assert table.loc[share, "new_alone"] == pytest.approx(100 * end["accuracy_mean"], rel=1e-5)
 
 
 def test_bytes_are_those_of_the_layers(published: Path) -> None:
     """64-12-8-10: 780, 104 and 90 parameters; one device of six is told and answers, in each of two rounds."""
     table = pd.read_csv(published / "table.csv").set_index("share")
-    parameters = {"nothing": 0, "head:1": 90, "head:2": 194, "first:1": 780, "first:2": 884, "all": 974}
+    parameters = {
+        "nothing": 0,
+        "head:1": 90,
+        "head:2": 194,
+        "first:1": 780,
+        "first:2": 884,
+        "all": 974,
+    }
     for share, n in parameters.items():
         assert table.loc[share, "MB"] == pytest.approx(2 * 2 * 4 * n / 1e6, rel=1e-5, abs=1e-12)
 
@@ -87,7 +98,12 @@ def test_the_setting() -> None:
 
 def rows() -> pd.DataFrame:
     """Two seeds; local test falls and new test rises with what is shared."""
-    looks = [(k, seed, t, 0.6 + 0.05 * k if t else 0.5) for k in range(len(SPLITS)) for seed in (0, 1) for t in (0, 9)]
+    looks = [
+        (k, seed, t, 0.6 + 0.05 * k if t else 0.5)
+        for k in range(len(SPLITS))
+        for seed in (0, 1)
+        for t in (0, 9)
+    ]
     return pd.DataFrame(
         [
             {"share": SPLITS[k], "seed": seed, "round": t, "local_accuracy_mean": 1.3 - value,
@@ -101,9 +117,13 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
     table = page.tabulate(rows())
     row = lab.by_label(table, ["share"])
     assert list(row) == ["before", *SPLITS]
-    assert [row["before"][name] for name in ("local_test", "new_test", "MB")] == pytest.approx([80, 51, 0])
+    assert [row["before"][name] for name in ("local_test", "new_test", "MB")] == pytest.approx(
+        [80, 51, 0]
+    )
     figures = ("local_test", "new_test", "new_alone", "MB", "local_test_std", "new_test_std")
-    assert [row["head:2"][name] for name in figures] == pytest.approx([60, 71, 60, 18, 0, np.sqrt(2)], abs=1e-9)
+    assert [row["head:2"][name] for name in figures] == pytest.approx(
+        [60, 71, 60, 18, 0, np.sqrt(2)], abs=1e-9
+    )
     said = page.finding(table)
     assert said == (
         "local test is best with nothing (70.0 %), ends: nothing 70.0 %, all 45.0 %; "
@@ -117,7 +137,11 @@ def test_the_figure_shows_both_tests_and_the_bytes() -> None:
     lines = [np.asarray(line.get_ydata(), float) for line in left.lines]
     points = [values for values in lines if len(values) == len(SPLITS)]
     assert np.allclose(points, [[70 - 5 * k for k in range(6)], [61 + 5 * k for k in range(6)]])
-    dotted = [float(values[0]) for line, values in zip(left.lines, lines, strict=True) if line.get_linestyle() == ":"]
+    dotted = [
+        float(values[0])
+        for line, values in zip(left.lines, lines, strict=True)
+        if line.get_linestyle() == ":"
+    ]
     assert dotted == pytest.approx([80, 51])
     bars = [patch.get_height() for patch in right.patches if isinstance(patch, Rectangle)]
     assert bars == pytest.approx([9 * k for k in range(6)])

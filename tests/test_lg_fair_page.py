@@ -25,7 +25,9 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> page.Options:
     """A few people dealt to two devices, who are quickly done."""
     folder = write_adult(tmp_path_factory.mktemp("data"), text(people(400)))
     out = tmp_path_factory.mktemp("page")
-    return page.Options(dataset="adult", data_dir=folder, devices=2, rounds=1, seeds=1, probes=1, out=out)
+    return page.Options(
+        dataset="adult", data_dir=folder, devices=2, rounds=1, seeds=1, probes=1, out=out
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,26 @@ def published(asked: page.Options) -> pd.DataFrame:
     return pd.read_csv(asked.out / "table.csv")
 
 
-def test_a_row_for_every_method_beside_what_was_published(published: pd.DataFrame, asked: page.Options) -> None:
+def test_a_row_for_every_method_beside_what_was_published(
+    published: pd.DataFrame, asked: page.Options
+) -> None:
     assert list(zip(published["partition"], published["method"], strict=True)) == [
         (p, m) for p in page.PARTITIONS for m in page.METHODS
     ]
     row = lab.by_label(published, ["partition", "method"])["non_iid", "lg_adv"]
-    assert [row[f"{name}_published_full_setting"] for name in ("accuracy", "auc", "adversary")] == [80.1, 84.1, 49.8]
-    assert published[published["method"] == "lg_adv_narrow"]["auc_published_full_setting"].isna().all()
-    assert ((published[list(page.FIGURES)] >= 0) & (published[list(page.FIGURES)] <= 100)).to_numpy().all()
+    assert [row[f"{name}_published_full_setting"] for name in ("accuracy", "auc", "adversary")] == [
+        80.1,
+        84.1,
+        49.8,
+    ]
+    assert (
+        published[published["method"] == "lg_adv_narrow"]["auc_published_full_setting"].isna().all()
+    )
+    assert (
+        ((published[list(page.FIGURES)] >= 0) & (published[list(page.FIGURES)] <= 100))
+        .to_numpy()
+        .all()
+    )
     assert (asked.out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,12 +68,18 @@ def by_hand(asked: page.Options, method: str, i: int) -> dict[str, float]:
     for k in ("1", "3", "5") if narrow else ("1", "4", "7"):
         h = linear(h, rows[f"{k}.weight"], rows[f"{k}.bias"])
         h = h if narrow and k == "5" else h.relu()
-    h = (h - h.mean(1, keepdim=True)) / (h.var(1, correction=0, keepdim=True) + 1e-5).sqrt() if narrow else h
+    h = (
+        (h - h.mean(1, keepdim=True)) / (h.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+        if narrow
+        else h
+    )
     z, y = h, h
     for k in ("7",) if narrow else ("10", "13", "16"):
         y = linear(y.relu() if k in ("13", "16") else y, rows[f"{k}.weight"], rows[f"{k}.bias"])
     for k in ("1", "3") if narrow else ("1", "3", "5", "7"):
-        z = linear(z.relu() if k != "1" else z, rows[f"adversary.{k}.weight"], rows[f"adversary.{k}.bias"])
+        z = linear(
+            z.relu() if k != "1" else z, rows[f"adversary.{k}.weight"], rows[f"adversary.{k}.bias"]
+        )
     truth, wanted = data.test_labels, data.test_protected
     assert wanted is not None
     chosen = (y[:, 1] > y[:, 0]).numpy()
@@ -74,7 +94,9 @@ def by_hand(asked: page.Options, method: str, i: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("method", page.METHODS)
 @pytest.mark.usefixtures("published")
-def test_figures_are_of_each_devices_own_nets_on_the_test_half(asked: page.Options, method: str) -> None:
+def test_figures_are_of_each_devices_own_nets_on_the_test_half(
+    asked: page.Options, method: str
+) -> None:
     each = [by_hand(asked, method, i) for i in (0, 1)]
     found = page.measured(asked, "iid", method, 0)
     for name in each[0]:
@@ -98,13 +120,18 @@ def test_choices_never_see_the_test_half(asked: page.Options) -> None:
 
 def test_the_runs_are_those_of_the_paper() -> None:
     options = page.Options()
-    fedavg, lg, adv, narrow = (page.run_of(options, "non_iid", method, 3) for method in page.METHODS)
-    assert {(run.peers, run.batch_size, run.lr, run.partition, run.seed) for run in (fedavg, lg, adv, narrow)} == {
-        (10, 32, 0.1, "shards:per_peer=10", 3)
-    }
+    fedavg, lg, adv, narrow = (
+        page.run_of(options, "non_iid", method, 3) for method in page.METHODS
+    )
+    assert {
+        (run.peers, run.batch_size, run.lr, run.partition, run.seed)
+        for run in (fedavg, lg, adv, narrow)
+    } == {(10, 32, 0.1, "shards:per_peer=10", 3)}
     assert [run.share for run in (fedavg, lg, adv, narrow)] == ["all", "head:3", "head:3", "head:1"]
     assert {run.momentum for run in (fedavg, lg, adv)} == {0.5}
-    weights = [float(run.adversary.partition("lambda_global=")[2]) for run in (fedavg, lg, adv, narrow)]
+    weights = [
+        float(run.adversary.partition("lambda_global=")[2]) for run in (fedavg, lg, adv, narrow)
+    ]
     assert weights[:2] == [0, 0]
     assert weights[2:] == [page.LAMBDA["lg_adv"], page.LAMBDA["lg_adv_narrow"]]
     assert {run.validation for run in (fedavg, lg, adv, narrow)} == {0.1}
@@ -120,7 +147,9 @@ def test_a_stack_is_taken_apart_before_its_last_layers() -> None:
 
 def test_the_narrow_model_starts_by_its_seed() -> None:
     first, again, other = (page.narrow(9, seed) for seed in (0, 0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
     h = page.taken_apart(first, 1)[0](torch.linspace(-1, 1, 45).view(5, 9))
     assert h.shape == (5, page.WIDTH)
@@ -136,7 +165,11 @@ def test_the_table_has_means_and_deviations_over_the_seeds() -> None:
         ]
     )
     (row,) = page.tabulate(rows).to_dict("records")
-    assert (row["accuracy"], row["accuracy_published_full_setting"], row["adversary"]) == (65.0, 84.3, 67.0)
+    assert (row["accuracy"], row["accuracy_published_full_setting"], row["adversary"]) == (
+        65.0,
+        84.3,
+        67.0,
+    )
     assert row["probe_std"] == pytest.approx(np.sqrt(50))
     assert "accuracy 65.0 %, adversary 67.0, probe 68.0" in page.finding(page.tabulate(rows))
 
@@ -147,7 +180,9 @@ def test_a_folder_with_another_run_is_refused(asked: page.Options) -> None:
         page.trained(page.Options(**{**asked.__dict__, "rounds": 2}), "iid", "lg", 0)
 
 
-def test_a_run_that_diverged_counts_for_nothing(asked: page.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverged_counts_for_nothing(
+    asked: page.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise dfl.DivergedError("gone")
 
@@ -163,7 +198,11 @@ def test_a_run_that_diverged_counts_for_nothing(asked: page.Options, monkeypatch
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path), "--dataset", "nonsense"]
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.lg_fair", *words], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "experiments.lg_fair", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -43,7 +43,9 @@ def same(one: Module, other: Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_ends_in_a_table_a_figure_and_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with here() as launched:
         page.page(page.Options(**SMALL, out=tmp_path))
     table = pd.read_csv(tmp_path / "table.csv")
@@ -68,10 +70,19 @@ def test_images_are_turned_by_a_quarter() -> None:
 
 def test_the_new_device_has_turned_digits_of_its_own(this: page.Scene) -> None:
     newest, data = this.newest, this.data
-    assert (len(newest.train_labels), len(newest.test_labels), len(this.rotated[1])) == (100, 20, 20)
+    assert (len(newest.train_labels), len(newest.test_labels), len(this.rotated[1])) == (
+        100,
+        20,
+        20,
+    )
     found = np.concatenate([newest.train_inputs, newest.test_inputs])
-    assert len(np.unique(found.reshape(120, -1), axis=0)) > 115  # validation examples are others than those of training
-    known = {image.tobytes(): label for image, label in zip(data.train_inputs, data.train_labels, strict=True)}
+    assert (
+        len(np.unique(found.reshape(120, -1), axis=0)) > 115
+    )  # validation examples are others than those of training
+    known = {
+        image.tobytes(): label
+        for image, label in zip(data.train_inputs, data.train_labels, strict=True)
+    }
     back = np.rot90(found, k=3, axes=(2, 3))
     labels = np.concatenate([newest.train_labels, newest.test_labels])
     assert [known[np.ascontiguousarray(image).tobytes()] for image in back] == labels.tolist()
@@ -91,10 +102,20 @@ def test_the_first_devices_keep_what_they_were_dealt(this: page.Scene) -> None:
 def test_the_newest_device_learns_in_every_round(this: page.Scene, seed: int) -> None:
     run = Run(algorithm="newest_fedavg:fraction=0.4", peers=6, share="head:1", rounds=1, seed=seed)
     rows, models = newcomer.learn(run, this.start, this.data)
-    moved = models["1.weight"].ne(rows_of(this.start)["1.weight"]).flatten(1).any(1).nonzero().flatten().tolist()
+    moved = (
+        models["1.weight"]
+        .ne(rows_of(this.start)["1.weight"])
+        .flatten(1)
+        .any(1)
+        .nonzero()
+        .flatten()
+        .tolist()
+    )
     assert len(moved) == 3  # 0.4 of five, and the newest
     assert moved[-1] == 5
-    said = sum(value.numel() for name, value in rows_of(this.start).items() if name.startswith("5."))
+    said = sum(
+        value.numel() for name, value in rows_of(this.start).items() if name.startswith("5.")
+    )
     assert rows[-1]["upload_bytes"] == rows[-1]["download_bytes"] == 3 * 4 * said
 
 
@@ -125,7 +146,11 @@ def test_prox_pulls_back(this: page.Scene) -> None:
 
 def test_methods_are_known_for_a_while_only(this: page.Scene) -> None:
     with pytest.raises(dfl.InputError, match="lr"):
-        newcomer.learn(Run(algorithm="newest_fedavg", peers=2, lr_schedule="step:every=0"), this.start, this.data)
+        newcomer.learn(
+            Run(algorithm="newest_fedavg", peers=2, lr_schedule="step:every=0"),
+            this.start,
+            this.data,
+        )
     assert not set(newcomer.NEWEST) & set(ALGORITHMS)
 
 
@@ -147,10 +172,17 @@ def test_the_length_is_the_shortest_of_the_best_on_validation(
 ) -> None:
     asked: list[tuple[int, Data]] = []
 
-    def learn(run: Run, module: Module, data: Data) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    def learn(
+        run: Run, module: Module, data: Data
+    ) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
         asked.append((run.rounds, data))
-        rows = [{"round": t, "accuracy_mean": value} for t, value in enumerate([0.99, 0.1, 0.7, 0.7, 0.6])]
-        return rows[: run.rounds + 1], {name: value[None] for name, value in rows_of(module).items()}
+        rows = [
+            {"round": t, "accuracy_mean": value}
+            for t, value in enumerate([0.99, 0.1, 0.7, 0.7, 0.6])
+        ]
+        return rows[: run.rounds + 1], {
+            name: value[None] for name, value in rows_of(module).items()
+        }
 
     monkeypatch.setattr(page, "learn", learn)
     _, rounds = page.longest_that_pays(this, this.start)
@@ -173,7 +205,13 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
 def test_alone_whose_parts_meet(this: page.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = overheard(monkeypatch)
     rows = page.alone(this)
-    assert [row["method"] for row in rows] == [page.BEFORE, page.FEDAVG, page.LG, page.BOTH, page.FIRST]
+    assert [row["method"] for row in rows] == [
+        page.BEFORE,
+        page.FEDAVG,
+        page.LG,
+        page.BOTH,
+        page.FIRST,
+    ]
     (_, start), (fedavg, joint), (lg, lg_new), (both, both_new), (first, first_new) = (
         (old[0], new) for old, new in seen
     )
@@ -189,7 +227,9 @@ def test_alone_whose_parts_meet(this: page.Scene, monkeypatch: pytest.MonkeyPatc
     assert not same(first_new[:3], start[:3])
 
 
-def test_together_the_first_devices_keep_their_part(this: page.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_the_first_devices_keep_their_part(
+    this: page.Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = overheard(monkeypatch)
     rows = page.together(this)
     assert [(row["method"], row["C"], row["rounds"]) for row in rows] == [
@@ -205,13 +245,19 @@ def test_together_the_first_devices_keep_their_part(this: page.Scene, monkeypatc
     assert not same(new[:3], this.start[:3])
 
 
-def test_together_the_last_tenth_of_the_rounds_counts(this: page.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_the_last_tenth_of_the_rounds_counts(
+    this: page.Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def marks_after(scene: page.Scene, run: Run, data: Data) -> dict[str, float]:
         return {"normal": 10.0 * run.rounds, "rotated": float(run.eval_every)}
 
     monkeypatch.setattr(page, "_marks_after", marks_after)
     for row in page.together(replace(this, options=replace(this.options, rounds=20))):
-        assert (row["rounds"], row["normal"], row["rotated"]) == (20, 195, 19.5)  # of rounds 19 and 20
+        assert (row["rounds"], row["normal"], row["rotated"]) == (
+            20,
+            195,
+            19.5,
+        )  # of rounds 19 and 20
 
 
 class Says(Module):
@@ -227,10 +273,17 @@ class Says(Module):
 
 def test_marks_are_those_of_all_models_together_and_of_each(this: page.Scene) -> None:
     labels, own = this.data.test_labels, this.rotated[1].numpy()
-    says = [Says(*(float(k == label) * height for k in range(10))) for label, height in ((0, 1.0), (1, 3.0))]
-    found = page.marks(this, [says[0], says[1], *[says[0]] * 4], Says(*(float(k == 2) for k in range(10))))
+    says = [
+        Says(*(float(k == label) * height for k in range(10)))
+        for label, height in ((0, 1.0), (1, 3.0))
+    ]
+    found = page.marks(
+        this, [says[0], says[1], *[says[0]] * 4], Says(*(float(k == 2) for k in range(10)))
+    )
     share = [(labels == k).mean() for k in (0, 1)]
-    assert found["normal"] == pytest.approx(100 * share[0])  # five say 1 for label 0, one 3 for label 1
+    assert found["normal"] == pytest.approx(
+        100 * share[0]
+    )  # five say 1 for label 0, one 3 for label 1
     assert found["normal_alone"] == pytest.approx(100 * (5 * share[0] + share[1]) / 6)
     said = [0, 1, 0, 0, 0, 0]
     local = [(labels[part] == k).mean() for k, part in zip(said, this.dealt.test, strict=True)]
@@ -239,7 +292,9 @@ def test_marks_are_those_of_all_models_together_and_of_each(this: page.Scene) ->
 
 
 def test_the_shared_part_is_the_last_two_layers() -> None:
-    model = Sequential(Flatten(), Linear(4, 3), torch.nn.ReLU(), Linear(3, 3), torch.nn.ReLU(), Linear(3, 2))
+    model = Sequential(
+        Flatten(), Linear(4, 3), torch.nn.ReLU(), Linear(3, 3), torch.nn.ReLU(), Linear(3, 2)
+    )
     assert newcomer.cut_of(model) == 3
 
 
@@ -255,13 +310,26 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
     table = page.tabulate(rows)
     assert len(table) == 2 * 4
     row = lab.by_label(table, ["data", "C", "method"])["non-iid", 0.0, page.LG]
-    assert (row["normal"], row["normal_std"], row["normal_published_full_setting"]) == (61.0, 1.0, 96.31)
-    assert (row["rotated"], row["rotated_std"], row["rotated_published_full_setting"]) == (81.0, 1.0, 94.12)
+    assert (row["normal"], row["normal_std"], row["normal_published_full_setting"]) == (
+        61.0,
+        1.0,
+        96.31,
+    )
+    assert (row["rotated"], row["rotated_std"], row["rotated_published_full_setting"]) == (
+        81.0,
+        1.0,
+        94.12,
+    )
     assert table["normal_published_full_setting"].notna().sum() == 6
-    assert "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %" in page.finding(table)
+    assert "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %" in page.finding(
+        table
+    )
     left, right = page.draw(table, page.Options()).axes
     assert [left.get_title(), right.get_title()] == ["iid devices", "non-iid devices"]
-    assert [text.get_text() for text in left.get_yticklabels()][1:3] == ["FedAvg, C = 0", "LG-FedAvg, C = 0"]
+    assert [text.get_text() for text in left.get_yticklabels()][1:3] == [
+        "FedAvg, C = 0",
+        "LG-FedAvg, C = 0",
+    ]
     widths = [patch.get_width() for patch in left.patches if isinstance(patch, Rectangle)]
     assert max(widths) == 91.0
 

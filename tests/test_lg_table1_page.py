@@ -58,8 +58,13 @@ def rows(method: str, columns: dict[str, Any]) -> pd.DataFrame:
 
 def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     """Published: 110 (400 x 633,226 + 50 x 34,186) for LG-FedAvg, 110 x 725 x 633,226 for FedAvg."""
-    before = pd.DataFrame({"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]})
-    common: dict[str, Any] = {"validation_accuracy_mean": [0.9, 0.99, 0.9], "accuracy_mean_model": [0.1, 0.2, 0.3]}
+    before = pd.DataFrame(
+        {"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]}
+    )
+    common: dict[str, Any] = {
+        "validation_accuracy_mean": [0.9, 0.99, 0.9],
+        "accuracy_mean_model": [0.1, 0.2, 0.3],
+    }
     found = pd.concat(
         [
             rows("fedavg", {**common, "round": [0, 320, 325], "local_accuracy_mean": [0.5, 0.6, 0.7],
@@ -77,10 +82,17 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     options = page.Options(seeds=1)
     table = page.tabulate(found, {0: before}, options)
     of = lab.by_label(table, ["method"])
-    assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [98, 97, 96.5, 450]
+    assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [
+        98,
+        97,
+        96.5,
+        450,
+    ]
     assert of["lg"]["parameters"] == pytest.approx(2.805e10, rel=1e-4)
     assert of["fedavg"]["parameters"] == pytest.approx(5.05e10, rel=1e-4)
-    assert [of["fedavg"][name] for name in ("local_test", "new_test", "megabytes")] == pytest.approx([65, 85, 5000])
+    assert [
+        of["fedavg"][name] for name in ("local_test", "new_test", "megabytes")
+    ] == pytest.approx([65, 85, 5000])
     assert np.isnan(of["fedavg"]["new_by_vote"])
     assert [of["local_only"][name] for name in ("rounds", "parameters", "megabytes")] == [10, 0, 0]
     published = ("local_test_published_full_setting", "new_test_published_full_setting")
@@ -94,7 +106,8 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--dataset", "adult"), ("--methods", "lg", "sgd"), ("--end", "400"), ("--nonsense", "1")]
+    "words",
+    [("--dataset", "adult"), ("--methods", "lg", "sgd"), ("--end", "400"), ("--nonsense", "1")],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run_page(tmp_path, *words)

@@ -51,7 +51,10 @@ def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology:
         near = np.flatnonzero(weights)
         assert i in near
         steps = words.numpy()[near] - origin.numpy()[i]
-        expected = origin.numpy()[i] + rule(Words(steps, weights[near], words.numpy()[i] - origin.numpy()[i])).row
+        expected = (
+            origin.numpy()[i]
+            + rule(Words(steps, weights[near], words.numpy()[i] - origin.numpy()[i])).row
+        )
         np.testing.assert_allclose(got[i], expected, rtol=0, atol=1e-12)
 
 
@@ -95,7 +98,12 @@ def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
 
 def test_the_lie_goes_over_edges_where_edges_speak() -> None:
     """On a graph that changes qdfedavgm says a word per edge: those of liars are falsified, each once."""
-    setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8, attack="scale:peers=2+5,factor=3")
+    setting = digits(
+        algorithm="qdfedavgm",
+        topology="one_peer_exponential",
+        peers=8,
+        attack="scale:peers=2+5,factor=3",
+    )
     net = Net(setting.network, 1)
     words = torch.randn(len(net.edges.owner), 20)
     heard = net.share(words, edges=net.edges)
@@ -105,14 +113,20 @@ def test_the_lie_goes_over_edges_where_edges_speak() -> None:
 
 
 def test_a_server_hears_the_lie() -> None:
-    setting = spoken(digits(peers=6, algorithm="fedavg"), attack=ATTACKS["sign_flip"](), liars=np.array([0, 4]))
+    setting = spoken(
+        digits(peers=6, algorithm="fedavg"), attack=ATTACKS["sign_flip"](), liars=np.array([0, 4])
+    )
     words, net = torch.randn(3, 20), Net(setting.network, 0)
-    heard = net.collect(words, net.group(np.array([5, 2, 4])), np.array([1, 2, 3]))  # rows are 2, 4, 5
+    heard = net.collect(
+        words, net.group(np.array([5, 2, 4])), np.array([1, 2, 3])
+    )  # rows are 2, 4, 5
     assert torch.allclose(heard.row[0], (words[0] - 2 * words[1] + 3 * words[2]) / 6, atol=1e-6)
 
 
 def test_poisoned_examples_are_the_liars_only() -> None:
-    honest, poisoned = (digits(attack=attack).task.train for attack in ("none", "label_flip:peers=1+3"))
+    honest, poisoned = (
+        digits(attack=attack).task.train for attack in ("none", "label_flip:peers=1+3")
+    )
     for i in range(6):
         part = slice(int(honest.starts[i]), int(honest.starts[i] + honest.sizes[i]))
         assert torch.equal(poisoned.inputs[part], honest.inputs[part])
@@ -145,7 +159,9 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     *_, last = states(setting, 2)
     peers = metrics.measure(last, setting)
     assert peers is not None
-    said = setting.task.outputs(setting.task.spec.views(last.x), setting.task.inputs(inputs), each=False).argmax(2)
+    said = setting.task.outputs(
+        setting.task.spec.views(last.x), setting.task.inputs(inputs), each=False
+    ).argmax(2)
     assert set(peers["backdoor_success"]) == {float((said == 3).double().mean())}
     assert metrics.summary(peers, ())["backdoor_success_mean"] == peers["backdoor_success"][0]
 
@@ -176,7 +192,11 @@ def test_trust_is_in_what_the_server_learned_itself(t: int) -> None:
 def test_the_server_takes_as_many_steps_as_the_busiest_peer() -> None:
     setting = digits(algorithm="fltrust:root=20", partition="dirichlet:alpha=0.3")
     assert setting.task.server is not None
-    assert setting.task.server.steps.tolist() == [setting.task.steps.max()] > [setting.task.steps.min()]
+    assert (
+        setting.task.server.steps.tolist()
+        == [setting.task.steps.max()]
+        > [setting.task.steps.min()]
+    )
 
 
 def test_the_last_step_is_the_centre_of_clipping() -> None:
@@ -219,11 +239,15 @@ def test_nobody_to_trust_changes_nothing() -> None:
     w = start(setting.run, setting.task, False, True)[0]
     spoken(setting, liars=np.arange(6))
     state = setting.algorithm.init(w, w, Net(setting.network, 0))
-    assert torch.equal(setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x, w)
+    assert torch.equal(
+        setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x, w
+    )
 
 
 def test_root_examples_are_no_peers() -> None:
-    few, plain = (digits(algorithm=a, examples_per_peer=None) for a in ("fltrust:root=30", "fedavg"))
+    few, plain = (
+        digits(algorithm=a, examples_per_peer=None) for a in ("fltrust:root=30", "fedavg")
+    )
     assert few.task.train.sizes.sum() == plain.task.train.sizes.sum() - 30
 
 
@@ -241,12 +265,27 @@ def test_a_run_with_liars_says_so(tmp_path: Path) -> None:
 
 
 IMPOSSIBLE = [
-    ("--algorithm fedavg --peers 4 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words, there are 4"),
-    ("--algorithm fedavg:fraction=0.5 --peers 8 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words"),
-    ("--algorithm fedavg:stragglers=0.5 --peers 8 --aggregator krum", "--aggregator krum: f=1 needs more than 4 words"),
+    (
+        "--algorithm fedavg --peers 4 --aggregator krum",
+        "--aggregator krum: f=1 needs more than 4 words, there are 4",
+    ),
+    (
+        "--algorithm fedavg:fraction=0.5 --peers 8 --aggregator krum",
+        "--aggregator krum: f=1 needs more than 4 words",
+    ),
+    (
+        "--algorithm fedavg:stragglers=0.5 --peers 8 --aggregator krum",
+        "--aggregator krum: f=1 needs more than 4 words",
+    ),
     ("--aggregator krum", "--aggregator krum: f=1 needs more than 4 words, there are 3"),
-    ("--aggregator trimmed_mean:f=2", "--aggregator trimmed_mean: f=2 needs more than 4 words, there are 3"),
-    ("--algorithm fedavg --aggregator fltrust", "--aggregator fltrust has no part in --algorithm fedavg: leave it out"),
+    (
+        "--aggregator trimmed_mean:f=2",
+        "--aggregator trimmed_mean: f=2 needs more than 4 words, there are 3",
+    ),
+    (
+        "--algorithm fedavg --aggregator fltrust",
+        "--aggregator fltrust has no part in --algorithm fedavg: leave it out",
+    ),
     (
         "--algorithm fedavg --until consensus_distance=1",
         "--until consensus_distance=1 has no part in --algorithm fedav",
@@ -255,26 +294,64 @@ IMPOSSIBLE = [
         "--attack sign_flip:fraction=0.01",
         "--attack sign_flip: fraction must be 0 or enough for one of 16 peers, not 0.",
     ),
-    ("--algorithm fltrust --aggregator median", "--aggregator median has no part in --algorithm fltrust: leave it out"),
-    ("--algorithm qdfedavgm --aggregator median", "--aggregator median has no part in --algorithm qdfedavgm: leave it"),
-    ("--algorithm fedavg --topology ring", "--topology ring has no part in --algorithm fedavg: leave it out"),
-    ("--algorithm pooled --mixing lazy", "--mixing lazy has no part in --algorithm pooled: leave it out"),
-    ("--algorithm local_only --bits 4", "--bits 4 has no part in --algorithm local_only: leave it out"),
-    ("--algorithm fedavg --init independent", "--init independent has no part in --algorithm fedavg: leave it out"),
-    ("--algorithm fedavg --attack adaptive", "--attack adaptive is made for a server that trusts an update: it needs"),
-    ("--algorithm fedavg --attack dissensus", "--attack dissensus tells neighbours different things: choose --algorit"),
-    ("--algorithm qdfedavgm --attack dissensus", "--attack dissensus tells neighbours different things: choose --algo"),
-    ("--algorithm local_only --attack alie", "--attack alie lies in messages, and --algorithm local_only sends none"),
+    (
+        "--algorithm fltrust --aggregator median",
+        "--aggregator median has no part in --algorithm fltrust: leave it out",
+    ),
+    (
+        "--algorithm qdfedavgm --aggregator median",
+        "--aggregator median has no part in --algorithm qdfedavgm: leave it",
+    ),
+    (
+        "--algorithm fedavg --topology ring",
+        "--topology ring has no part in --algorithm fedavg: leave it out",
+    ),
+    (
+        "--algorithm pooled --mixing lazy",
+        "--mixing lazy has no part in --algorithm pooled: leave it out",
+    ),
+    (
+        "--algorithm local_only --bits 4",
+        "--bits 4 has no part in --algorithm local_only: leave it out",
+    ),
+    (
+        "--algorithm fedavg --init independent",
+        "--init independent has no part in --algorithm fedavg: leave it out",
+    ),
+    (
+        "--algorithm fedavg --attack adaptive",
+        "--attack adaptive is made for a server that trusts an update: it needs",
+    ),
+    (
+        "--algorithm fedavg --attack dissensus",
+        "--attack dissensus tells neighbours different things: choose --algorit",
+    ),
+    (
+        "--algorithm qdfedavgm --attack dissensus",
+        "--attack dissensus tells neighbours different things: choose --algo",
+    ),
+    (
+        "--algorithm local_only --attack alie",
+        "--attack alie lies in messages, and --algorithm local_only sends none",
+    ),
     ("--attack sign_flip:peers=16", "--attack sign_flip: peers must be from 0 to 15, not 16"),
-    ("--attack sign_flip:fraction=1", "--attack sign_flip: all 16 peers lie; leave somebody honest"),
+    (
+        "--attack sign_flip:fraction=1",
+        "--attack sign_flip: all 16 peers lie; leave somebody honest",
+    ),
     ("--attack backdoor:target=10", "--attack backdoor: target"),
-    ("--algorithm fedsgd --local-epochs 3", "--algorithm fedsgd takes one step on all of a peer's examples: leave"),
+    (
+        "--algorithm fedsgd --local-epochs 3",
+        "--algorithm fedsgd takes one step on all of a peer's examples: leave",
+    ),
     ("--algorithm fltrust:root=5000", "--algorithm fltrust: root=5000 with bias=0.1 needs "),
 ]
 
 
 @pytest.mark.parametrize(("tokens", "line"), IMPOSSIBLE)
-def test_what_cannot_be_withstood_or_told_is_refused_before(dfl_run: Command, tokens: str, line: str) -> None:
+def test_what_cannot_be_withstood_or_told_is_refused_before(
+    dfl_run: Command, tokens: str, line: str
+) -> None:
     peers = [] if "--peers" in tokens else ["--peers", "16"]
     assert dfl_run.refused(*tokens.split(), *peers).startswith(line)
 
@@ -291,5 +368,7 @@ def test_the_mean_model_is_that_of_the_honest(tmp_path: Path) -> None:
     *_, last = dfl.simulate(small(attack="sign_flip:peers=1", out=tmp_path / "run"))
     done = dfl.load(tmp_path / "run")
     for name, parameter in done.mean_model().named_parameters():
-        assert torch.allclose(parameter.double(), done.state[name][[0, 2, 3]].double().mean(0), atol=1e-6)
+        assert torch.allclose(
+            parameter.double(), done.state[name][[0, 2, 3]].double().mean(0), atol=1e-6
+        )
     assert last["consensus_distance"] > 0

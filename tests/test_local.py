@@ -44,12 +44,17 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
         ("constant", [1, 1, 1, 1]),
         ("exponential:decay=0.5", [1, 0.5, 0.25, 0.125]),
         ("step:every=2,factor=0.1", [1, 1, 0.1, 0.1]),
-        ("cosine:floor=0.2", [1, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2]),
+        (
+            "cosine:floor=0.2",
+            [1, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2],
+        ),
     ],
 )
 def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> None:
     """On c - x with h = 0.7 a step of rate lr moves x by lr * h * (c - x)."""
-    setting = quadratic(lr_schedule=schedule, local_epochs=1, rounds=4, mixing="metropolis", peers=1)
+    setting = quadratic(
+        lr_schedule=schedule, local_epochs=1, rounds=4, mixing="metropolis", peers=1
+    )
     solver = setting.task.solver
     assert [solver.lr(t) for t in range(4)] == pytest.approx([0.1 * f for f in factors])
     left = 1.0
@@ -89,7 +94,9 @@ def test_groups_hold_every_peer_once_by_falling_steps(batch_size: int) -> None:
 
 
 def test_a_peer_that_goes_on_alone_has_a_double_where_it_matters() -> None:
-    setting = digits(partition="dirichlet:alpha=0.3", batch_size=1, local_epochs=2)  # products with vectors
+    setting = digits(
+        partition="dirichlet:alpha=0.3", batch_size=1, local_epochs=2
+    )  # products with vectors
     assert not setting.task.alone
     for lanes in groups(setting.task):
         steps = setting.task.steps[lanes]
@@ -133,7 +140,9 @@ def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
     setting = digits()
     raw = setting.task.train.inputs
     assert raw.dtype == torch.uint8
-    assert torch.allclose(setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift)
+    assert torch.allclose(
+        setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift
+    )
     floats = quadratic(d=3).task
     assert floats.inputs(floats.train.inputs) is floats.train.inputs
 
@@ -141,8 +150,14 @@ def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 def test_examples_draw_by_address(engine: str) -> None:
     """By peer, round, step and place in the batch: not by company, double or padding."""
-    task = digits(partition="dirichlet:alpha=0.3", batch_size=7, local_epochs=2, engine=engine, seed=5).task
-    taken = [(lanes, k, batch) for lanes in groups(task) for k, batch in enumerate(batches(task, 3, lanes))]
+    task = digits(
+        partition="dirichlet:alpha=0.3", batch_size=7, local_epochs=2, engine=engine, seed=5
+    ).task
+    taken = [
+        (lanes, k, batch)
+        for lanes in groups(task)
+        for k, batch in enumerate(batches(task, 3, lanes))
+    ]
     for lanes, k, batch in taken:
         drawn = batch.draw("test", 2, 3)
         assert drawn.shape == (*batch.index.shape, 2, 3)
@@ -156,5 +171,7 @@ def test_every_purpose_draws_its_own() -> None:
     one, other, wide = batch.draw("one"), batch.draw("other"), batch.draw("one", 4)
     assert one.shape == batch.index.shape
     assert not torch.equal(one, other)
-    assert torch.equal(one, wide.flatten(1)[:, : one.shape[1]])  # the places of a longer row begin as a short one's
+    assert torch.equal(
+        one, wide.flatten(1)[:, : one.shape[1]]
+    )  # the places of a longer row begin as a short one's
     assert 0 <= float(wide.min()) < float(wide.max()) < 1

@@ -35,7 +35,13 @@ def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(folder: Path, **more: Any) -> dfl.Run:
-    few: dict[str, Any] = {"peers": 3, "rounds": 4, "eval_every": 2, "model": "softmax", "examples_per_peer": 20}
+    few: dict[str, Any] = {
+        "peers": 3,
+        "rounds": 4,
+        "eval_every": 2,
+        "model": "softmax",
+        "examples_per_peer": 20,
+    }
     return dfl.Run(**few | {"out": folder} | more)
 
 
@@ -60,7 +66,9 @@ def test_a_run_is_written_down(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert [level for level, _ in figures] == ["INFO"] * len(rows)
     for row, (_, text) in zip(rows, evaluations, strict=True):
         assert re.fullmatch(rf"evaluation after round {row['round']} in \d+\.\d\d s", text)
-    assert [line for _, line in figures] == [line for row in rows for line in [str(row).replace("'", '"')]]
+    assert [line for _, line in figures] == [
+        line for row in rows for line in [str(row).replace("'", '"')]
+    ]
     assert capfd.readouterr() == ("", "")
 
 
@@ -69,7 +77,9 @@ def test_a_run_is_written_down(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ("error", {"INFO"}),
 ])  # fmt: skip
 def test_levels_choose_what_is_written(tmp_path: Path, level: Any, written: set[str]) -> None:
-    asked = run(tmp_path / "run", log_level=level, algorithm="qdfedavgm:exchange=paper", bits=8, peers=4)
+    asked = run(
+        tmp_path / "run", log_level=level, algorithm="qdfedavgm:exchange=paper", bits=8, peers=4
+    )
     list(dfl.simulate(asked))
     lines = logged(tmp_path / "run")
     assert {level for level, _ in lines} == written
@@ -105,7 +115,11 @@ def test_without_a_folder_nothing_is_written_or_printed(
 
 def test_how_a_run_ended_is_written_down(tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
-        list(dfl.simulate(run(tmp_path / "diverged", model="mlp", lr=1e4, rounds=50, examples_per_peer=None)))
+        list(
+            dfl.simulate(
+                run(tmp_path / "diverged", model="mlp", lr=1e4, rounds=50, examples_per_peer=None)
+            )
+        )
     level, text = logged(tmp_path / "diverged")[-1]
     assert (level, "is no longer finite" in text, "Traceback" in text) == ("ERROR", True, False)
     for _ in dfl.simulate(run(tmp_path / "left")):
@@ -113,7 +127,9 @@ def test_how_a_run_ended_is_written_down(tmp_path: Path) -> None:
     assert logged(tmp_path / "left")[-1] == ("WARNING", "interrupted")
 
 
-def test_a_failure_is_written_down_with_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_written_down_with_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*given: Any) -> int:
         raise RuntimeError("deliberately broken")
 
@@ -138,7 +154,11 @@ def test_the_log_goes_on(tmp_path: Path) -> None:
 def test_warnings_are_shown_by_one_rank_and_logged_by_all(tmp_path: Path) -> None:
     for rank, shown in ((0, 1), (1, 0)):
         asked = run(tmp_path)
-        with warnings.catch_warnings(record=True) as seen, gathered(asked), listening(World(rank), asked):
+        with (
+            warnings.catch_warnings(record=True) as seen,
+            gathered(asked),
+            listening(World(rank), asked),
+        ):
             warnings.simplefilter("always")
             (early,) = (each for each in LOG.handlers if isinstance(each, Early))
             warnings.warn("mind this", UserWarning, stacklevel=1)
@@ -175,7 +195,9 @@ class Full:
         self.flush()
 
 
-def test_a_disk_that_is_full_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LogFile, "_open", Full)
     with pytest.raises(InputError, match=r"rank-0\.log cannot be written: No space left on device"):
         list(dfl.simulate(run(tmp_path / "run")))
@@ -219,7 +241,9 @@ def test_ranks_warn_once_and_the_one_that_fails_says_why(tmp_path: Path) -> None
     logs = [logged(tmp_path / "run", rank) for rank in (0, 1)]
     for rank, lines in enumerate(logs):
         assert f"start: rank {rank} of 2, peers {2 * rank} to {2 * rank + 1}" in lines[0][1]
-        assert sum("every rank says this" in text for level, text in lines if level == "WARNING") == 1
+        assert (
+            sum("every rank says this" in text for level, text in lines if level == "WARNING") == 1
+        )
         assert sum(text.startswith('{"round": 0') for _, text in lines) == (rank == 0)
     level, text = logs[1][-1]
     assert (level, "RuntimeError: deliberately broken" in text) == ("ERROR", True)
@@ -236,5 +260,7 @@ def test_one_rank_that_cannot_log_is_named_by_all(tmp_path: Path) -> None:
 
 def test_importing_dfl_prints_nothing() -> None:
     said = "import dfl, logging; from dfl.store.logs import LOG; LOG.critical('x')"
-    done = subprocess.run([sys.executable, "-c", said], env=ENV, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", said], env=ENV, cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

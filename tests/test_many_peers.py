@@ -28,7 +28,9 @@ PEERS, EACH = 2000, 12
 def run(peers: int = PEERS, **more: Any) -> Run:
     """Tiny softmax regressions on a random graph with four neighbours each."""
     dataset = f"gaussian:features=10,examples={peers * EACH},test=300"
-    return Run(peers=peers, topology="regular:k=4", dataset=dataset, model="softmax", lr=0.3, **more)
+    return Run(
+        peers=peers, topology="regular:k=4", dataset=dataset, model="softmax", lr=0.3, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,13 @@ def test_models_and_figures_are_kept(folder: Path) -> None:
     state = load_file(folder / "state.safetensors")
     assert sorted(value.shape for value in state.values()) == [(PEERS, 10), (PEERS, 10, 10)]
     assert len(np.unique(state["1.weight"].reshape(PEERS, -1), axis=0)) == PEERS
-    names = {"accuracy_by_bytes", "accuracy_by_round", "consensus_distance", "graph", "label_distribution"}
+    names = {
+        "accuracy_by_bytes",
+        "accuracy_by_round",
+        "consensus_distance",
+        "graph",
+        "label_distribution",
+    }
     assert {each.stem for each in (folder / "figures").iterdir()} == names
 
 
@@ -67,7 +75,10 @@ def test_they_learn_and_stay_together(folder: Path) -> None:
 
 
 def test_three_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in run(rounds=3, eval_every=3).to_dict().items()]
+    words = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in run(rounds=3, eval_every=3).to_dict().items()
+    ]
     done = mpirun(3, "-m", "dfl.run", *words, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     kept, other = (each / "state.safetensors" for each in (folder, tmp_path / "run"))
@@ -103,7 +114,13 @@ def test_a_deal_grows_with_the_peers() -> None:
 
 def test_a_sparse_graph_stays_sparse() -> None:
     """Six numbers of 8 and of 4 bytes for every peer, a few times over; a dense matrix would take 200 MB."""
-    peak = held(lambda: build(TOPOLOGIES["regular"], MIXINGS["metropolis"], 5000, np.random.default_rng(0)).spectrum)
+    peak = held(
+        lambda: (
+            build(
+                TOPOLOGIES["regular"], MIXINGS["metropolis"], 5000, np.random.default_rng(0)
+            ).spectrum
+        )
+    )
     assert peak < 25e6
 
 
@@ -113,7 +130,9 @@ def test_what_everyone_is_told_does_not_hold_the_training_examples() -> None:
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
     told = distribute.packed(distribute.known_to_all(data, dealt, graph.weights))
     assert len(told) < data.train_inputs.nbytes
-    everyone = [distribute.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)]
+    everyone = [
+        distribute.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)
+    ]
     assert sum(len(own["train labels"]) for own in everyone) == PEERS * EACH
     places = [own["train inputs"] for own in everyone]
     assert len(np.unique(np.concatenate(places), axis=0)) == PEERS * EACH

@@ -22,7 +22,15 @@ ENGINES = ("batched", "loop")
 
 
 def trained(**settings: Any) -> tuple[Setting, Any]:
-    run = dfl.Run(**{"peers": 5, "partition": "dirichlet:alpha=0.3", "validation": 0.2, "model": "softmax", **settings})
+    run = dfl.Run(
+        **{
+            "peers": 5,
+            "partition": "dirichlet:alpha=0.3",
+            "validation": 0.2,
+            "model": "softmax",
+            **settings,
+        }
+    )
     setting = prepare(run, World())
     *_, last = states(setting, 3)
     return setting, last
@@ -53,7 +61,10 @@ def test_every_peer_is_measured_on_its_own(engine: str) -> None:
         inputs, labels = own(setting, setting.task.train, i)
         loss = log_loss(labels, probabilities(row, setting, inputs), labels=everything)
         assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
-        for name, examples in (("local_accuracy", exam.local), ("validation_accuracy", exam.held_out)):
+        for name, examples in (
+            ("local_accuracy", exam.local),
+            ("validation_accuracy", exam.held_out),
+        ):
             inputs, labels = own(setting, examples, i)
             said = probabilities(row, setting, inputs).argmax(1)
             assert peers[name][i] == (
@@ -126,7 +137,9 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     for i, row in enumerate(last.x):
         inputs, labels = own(setting, chosen, i)
         whole, _ = own(setting, everything, i)
-        assert {each.numpy().tobytes() for each in inputs} <= {each.numpy().tobytes() for each in whole}
+        assert {each.numpy().tobytes() for each in inputs} <= {
+            each.numpy().tobytes() for each in whole
+        }
         loss = log_loss(labels, probabilities(row, setting, inputs), labels=np.arange(10))
         assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
     assert torch.equal(chosen.inputs, again.exam.train.inputs)
@@ -152,7 +165,9 @@ def test_labels_that_are_no_classes_have_no_accuracy() -> None:
     targets = inputs @ np.array([[1.0], [2.0], [3.0]], np.float32)
     data = Data(inputs, targets, inputs, targets, classes=0)
     run = dfl.Run(peers=4, rounds=150, eval_every=150, momentum=0.0)
-    first, last = dfl.simulate(run, nn.Linear(3, 1), data, lambda out, y: (out - y).square().mean(-1))
+    first, last = dfl.simulate(
+        run, nn.Linear(3, 1), data, lambda out, y: (out - y).square().mean(-1)
+    )
     assert last["train_loss"] < 0.01 * first["train_loss"]
     assert np.isnan(last["accuracy_mean"])
 

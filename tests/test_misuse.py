@@ -7,7 +7,9 @@ import pytest
 from tests.campaign_misuse import CASES, Case, attempt
 
 
-@pytest.mark.parametrize("one", CASES, ids=lambda one: one.name.encode("ascii", "backslashreplace").decode())
+@pytest.mark.parametrize(
+    "one", CASES, ids=lambda one: one.name.encode("ascii", "backslashreplace").decode()
+)
 def test_misuse(one: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "dfl.reporting.plots.figures", lambda *given: {}

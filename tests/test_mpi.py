@@ -21,11 +21,15 @@ CLOCKS = ["seconds", "wire_bytes"]
 
 
 def mpirun(ranks: int, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words(ranks, *command), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        words(ranks, *command), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=timeout
+    )
 
 
 def words(ranks: int, *command: str) -> list[str]:
-    launcher = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    launcher = shutil.which(
+        "mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
     assert launcher, "mpirun is missing: pip install 'dfl[mpi]'"
     return [launcher, "-n", str(ranks), sys.executable, *command]
 
@@ -36,7 +40,14 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNB
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_verbs(ranks: int) -> None:
     done = mpirun(
-        ranks, "-m", "pytest", "--with-mpi", "-p", "no:cacheprovider", "--override-ini=addopts=-q", "tests/mpi"
+        ranks,
+        "-m",
+        "pytest",
+        "--with-mpi",
+        "-p",
+        "no:cacheprovider",
+        "--override-ini=addopts=-q",
+        "tests/mpi",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count(" passed") == ranks
@@ -48,7 +59,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Every combination, on every number of ranks."""
     folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in RANKS}
     for ranks, folder in folders.items():
-        done = mpirun(ranks, "-m", "tests.mpi.layouts", str(folder), str(EVERY.get(ranks, 1)), timeout=900)
+        done = mpirun(
+            ranks, "-m", "tests.mpi.layouts", str(folder), str(EVERY.get(ranks, 1)), timeout=900
+        )
         assert done.returncode == 0, done.stderr[-3000:]
     return folders
 
@@ -61,9 +74,13 @@ def test_results_do_not_depend_on_the_launch(launched: dict[int, Path], ranks: i
     assert len(names) == -(-len(everything) // EVERY.get(ranks, 1))
     for name in names:
         alone, other = launched[1] / name, launched[ranks] / name
-        assert (alone / "state.safetensors").read_bytes() == (other / "state.safetensors").read_bytes(), name
+        assert (alone / "state.safetensors").read_bytes() == (
+            other / "state.safetensors"
+        ).read_bytes(), name
         for table, clocks in (("metrics.csv", CLOCKS), ("peers.csv", ["rank"])):
-            one, two = (pd.read_csv(run / table, dtype=str).drop(columns=clocks) for run in (alone, other))
+            one, two = (
+                pd.read_csv(run / table, dtype=str).drop(columns=clocks) for run in (alone, other)
+            )
             pd.testing.assert_frame_equal(one, two, obj=f"{name} {table}")
 
 
@@ -78,7 +95,9 @@ def test_a_wrong_command_line_is_refused_once() -> None:
     begun = time.monotonic()
     done = mpirun(4, "-m", "dfl.run", "--topology", "rign")
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [line for line in done.stderr.splitlines() if "rign" in line]
+    assert done.stderr.strip().splitlines() == [
+        line for line in done.stderr.splitlines() if "rign" in line
+    ]
     assert "did you mean ring?" in done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - begun < 60
@@ -124,7 +143,9 @@ for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_eve
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=["ctrl-c", "kill a rank", "term"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=["ctrl-c", "kill a rank", "term"]
+)
 def test_the_job_ends_when_it_is_interrupted(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "forever.py").write_text(FOREVER)
     (tmp_path / "alive").mkdir()

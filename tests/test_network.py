@@ -23,11 +23,19 @@ def size(bits: int | None, d: int, block: int = 0) -> int:
     return -(-bits * d // 8) + 4 * (-(-d // block) if block else 1)
 
 
-@pytest.mark.parametrize(("bits", "block"), [(None, 0), (1, 256), (2, 256), (3, 256), (4, 0), (7, 0), (8, 0), (16, 0)])
-@pytest.mark.parametrize(("topology", "edges"), [("ring", 24), ("star", 22), ("complete", 132), ("exponential", 48)])
-def test_payload_is_messages_times_edges_times_rounds(bits: int, block: int, topology: str, edges: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "block"), [(None, 0), (1, 256), (2, 256), (3, 256), (4, 0), (7, 0), (8, 0), (16, 0)]
+)
+@pytest.mark.parametrize(
+    ("topology", "edges"), [("ring", 24), ("star", 22), ("complete", 132), ("exponential", 48)]
+)
+def test_payload_is_messages_times_edges_times_rounds(
+    bits: int, block: int, topology: str, edges: int
+) -> None:
     rounds = 3
-    run = dfl.Run(peers=12, topology=topology, bits=bits, rounds=rounds, eval_every=rounds, model="softmax")
+    run = dfl.Run(
+        peers=12, topology=topology, bits=bits, rounds=rounds, eval_every=rounds, model="softmax"
+    )
     *_, last = dfl.simulate(run)
     assert last["payload_bytes"] == size(bits, 650, block) * edges * rounds
     assert last["wire_bytes"] == 0
@@ -36,7 +44,9 @@ def test_payload_is_messages_times_edges_times_rounds(bits: int, block: int, top
 @pytest.mark.parametrize("algorithm", ["dfedavgm", "qdfedavgm"])
 def test_payload_on_a_changing_graph(algorithm: str) -> None:
     """One edge per peer speaks in a round, with a word of its own or the peer's."""
-    run = dfl.Run(peers=8, topology="one_peer_exponential", algorithm=algorithm, rounds=5, model="softmax")
+    run = dfl.Run(
+        peers=8, topology="one_peer_exponential", algorithm=algorithm, rounds=5, model="softmax"
+    )
     *_, last = dfl.simulate(run)
     assert last["payload_bytes"] == size(None, 650) * 8 * 5
 
@@ -65,8 +75,12 @@ def test_chance_has_an_address(coarse: Setting) -> None:
     assert torch.equal(once, said(network, 0))
     assert not torch.equal(once, said(network, 1))
     assert not torch.equal(once, said(network, 0, slot="second"))
-    assert len({tuple(row) for row in once.tolist()}) == 4  # four peers say the same thing, each in its own way
-    other = prepare(dfl.Run(peers=4, compressor="quantize:bits=4", algorithm="qdfedavgm", seed=1), World())
+    assert (
+        len({tuple(row) for row in once.tolist()}) == 4
+    )  # four peers say the same thing, each in its own way
+    other = prepare(
+        dfl.Run(peers=4, compressor="quantize:bits=4", algorithm="qdfedavgm", seed=1), World()
+    )
     assert not torch.equal(once, said(other.network, 0))
 
 
@@ -121,7 +135,9 @@ def test_weighing_keeps_the_stored_order() -> None:
 
 
 def test_compressors_of_the_registry_are_known_to_the_formula() -> None:
-    assert set(COMPRESSORS) == {"none", "quantize"}, "say in `size` what a message of the new one weighs"
+    assert set(COMPRESSORS) == {"none", "quantize"}, (
+        "say in `size` what a message of the new one weighs"
+    )
 
 
 @pytest.mark.parametrize("spec", ["none", "quantize:bits=3", "quantize:bits=8"])
@@ -129,10 +145,14 @@ def test_a_rank_without_peers_says_nothing(spec: str) -> None:
     from dfl.core.registry import choose
 
     compressor = choose("--compressor", spec, COMPRESSORS)()
-    message = compressor.encode(torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32))
+    message = compressor.encode(
+        torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32)
+    )
     assert message.dtype == torch.uint8
     assert message.shape == (
         0,
-        compressor.encode(torch.ones(1, 9), lambda *_: torch.zeros(1, 9, dtype=torch.int32)).shape[1],
+        compressor.encode(torch.ones(1, 9), lambda *_: torch.zeros(1, 9, dtype=torch.int32)).shape[
+            1
+        ],
     )
     assert compressor.decode(message, 9, torch.float32).shape == (0, 9)

@@ -38,7 +38,9 @@ def parts(task: Task) -> dict[str, tuple[str, ...]]:
 def of(task: Task, rows: Tensor, *names: str) -> Tensor:
     """What some parts of the models hold, (p, numbers)."""
     views = task.spec.views(rows)
-    return torch.cat([views[each].flatten(1) for name in names for each in parts(task)[name]], dim=1)
+    return torch.cat(
+        [views[each].flatten(1) for name in names for each in parts(task)[name]], dim=1
+    )
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
@@ -51,7 +53,12 @@ def test_a_round_is_what_the_paper_writes(engine: str, partition: str, nets: str
     if nets == "adversary":
         auxiliary, adversary = "none", "adversary:lambda_global=1.3,hidden=6+4"
     given = setting(
-        engine=engine, partition=partition, auxiliary=auxiliary, adversary=adversary, local_epochs=2, weight_decay=0.01
+        engine=engine,
+        partition=partition,
+        auxiliary=auxiliary,
+        adversary=adversary,
+        local_epochs=2,
+        weight_decay=0.01,
     )
     task = given.task
     if nets == "pulled":
@@ -75,7 +82,9 @@ def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
     task = given.task
     views = {name: view.double().numpy() for name, view in task.spec.views(x).items()}
     for i in range(5):
-        A, c, w1, b1, w2, b2 = (views[n][i] for n in ("1.weight", "1.bias", *parts(task)["adversary"]))
+        A, c, w1, b1, w2, b2 = (
+            views[n][i] for n in ("1.weight", "1.bias", *parts(task)["adversary"])
+        )
         mine = slice(task.train.starts[i], task.train.starts[i] + task.train.sizes[i])
         inputs = task.inputs(task.train.inputs[mine]).flatten(1).double().numpy()
         assert task.train.protected is not None
@@ -93,8 +102,16 @@ def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
 @pytest.mark.parametrize("auxiliary", ["none", "autoencoder:weight=0.5"])
 def test_an_adversary_without_weight_only_looks_on(engine: str, auxiliary: str) -> None:
     """Bit for bit, through momentum, decay and padding; and it learns what it sees all the same."""
-    common: Any = {"engine": engine, "auxiliary": auxiliary, "partition": "dirichlet:alpha=0.3", "weight_decay": 0.01}
-    watched, alone = setting(**common, adversary="adversary", local_epochs=3), setting(**common, local_epochs=3)
+    common: Any = {
+        "engine": engine,
+        "auxiliary": auxiliary,
+        "partition": "dirichlet:alpha=0.3",
+        "weight_decay": 0.01,
+    }
+    watched, alone = (
+        setting(**common, adversary="adversary", local_epochs=3),
+        setting(**common, local_epochs=3),
+    )
     x, y = at_start(watched), at_start(alone)
     for t in range(3):
         x, y = sgd(x, watched.task, t), sgd(y, alone.task, t)
@@ -113,20 +130,32 @@ def deception(task: Task, x: Tensor) -> float:
     views = task.spec.views(x)
     h = task.outputs(views, task.inputs(task.train.inputs), each=False, part="f")
     said = task.outputs(views, h, part="adversary")
-    return float(torch.stack([task.objective.adversary.loss(each, task.train.protected) for each in said]).mean())
+    return float(
+        torch.stack(
+            [task.objective.adversary.loss(each, task.train.protected) for each in said]
+        ).mean()
+    )
 
 
 @pytest.mark.parametrize(("strength", "least", "most"), [(0.0, 0.0, 0.3), (3.0, 0.6, 0.75)])
 def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: float) -> None:
     """Without weight the adversary does far better than a coin, log 2 = 0.69; with it, hardly; labels are learned."""
     adversary = f"adversary:lambda_global={strength}"
-    more: dict[str, Any] = {"init": "common", "lr": 0.06, "momentum": 0.0, "batch_size": 20, "model": "mlp:hidden=16+8"}
+    more: dict[str, Any] = {
+        "init": "common",
+        "lr": 0.06,
+        "momentum": 0.0,
+        "batch_size": 20,
+        "model": "mlp:hidden=16+8",
+    }
     given = setting(adversary=adversary, algorithm="pooled", local_epochs=200, **more)
     x = start(given.run, given.task, False, serves=True)[0]
     assert given.task.server is not None
     x = sgd(x, given.task.server, 0)
     assert least < deception(given.task, x) < most
-    said = given.task.outputs(given.task.spec.views(x), given.task.inputs(given.task.train.inputs), each=False)
+    said = given.task.outputs(
+        given.task.spec.views(x), given.task.inputs(given.task.train.inputs), each=False
+    )
     assert float((said[0].argmax(1) == given.task.train.labels).float().mean()) > 0.7
 
 
@@ -135,15 +164,26 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
 @pytest.mark.parametrize("auxiliary", ["jigsaw", "autoencoder:hidden=5"])
 def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) -> None:
     """Also of numbers that are rounded differently at the end of an array, as torch's sigmoid is."""
-    uneven: dict[str, Any] = {"partition": "dirichlet:alpha=0.3", "peers": 7, "batch_size": batch_size}
+    uneven: dict[str, Any] = {
+        "partition": "dirichlet:alpha=0.3",
+        "peers": 7,
+        "batch_size": batch_size,
+    }
     given = setting(engine=engine, auxiliary=auxiliary, adversary=BOTH, **uneven)
     x, train = at_start(given), given.task.train
     together = sgd(x, given.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 5), (3, 7)):
         mine = slice(int(train.starts[first]), int((train.starts + train.sizes)[stop - 1]))
         assert train.protected is not None
-        own = Examples.of(train.inputs[mine], train.labels[mine], train.sizes[first:stop], train.protected[mine])
-        task = replace(given.task, peers=np.arange(first, stop), train=own, padded=given.task.padded[first:stop])
+        own = Examples.of(
+            train.inputs[mine], train.labels[mine], train.sizes[first:stop], train.protected[mine]
+        )
+        task = replace(
+            given.task,
+            peers=np.arange(first, stop),
+            train=own,
+            padded=given.task.padded[first:stop],
+        )
         assert torch.equal(sgd(x[first:stop], task, 3), together[first:stop])
 
 
@@ -161,8 +201,15 @@ def test_engines_agree_in_a_whole_run(tmp_path: Path) -> None:
     assert {name.partition(".")[0] for name in loop} == {"1", "4", "auxiliary", "adversary"}
     for name, value in loop.items():
         assert torch.allclose(value, batched[name], rtol=0, atol=1e-6), name
-    model: Any = dfl.load(tmp_path / "loop").model(2)  # without the nets, of which a model has no use
-    assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias", "4.weight", "4.bias"]
+    model: Any = dfl.load(tmp_path / "loop").model(
+        2
+    )  # without the nets, of which a model has no use
+    assert [name for name, _ in model.named_parameters()] == [
+        "1.weight",
+        "1.bias",
+        "4.weight",
+        "4.bias",
+    ]
     assert torch.equal(model[1].weight, loop["1.weight"][2])
 
 
@@ -173,7 +220,10 @@ def test_a_server_that_trains_knows_the_attributes(algorithm: str) -> None:
     assert server is not None
     assert server.train.protected is not None
     whole, mine = shaded(), server.train.inputs.flatten(1)
-    places = [int((torch.from_numpy(whole.train_inputs).flatten(1) == each).all(1).int().argmax()) for each in mine]
+    places = [
+        int((torch.from_numpy(whole.train_inputs).flatten(1) == each).all(1).int().argmax())
+        for each in mine
+    ]
     assert whole.train_protected is not None
     np.testing.assert_array_equal(server.train.protected.numpy(), whole.train_protected[places])
     x = start(given.run, given.task, False, serves=True)[0]
@@ -204,10 +254,16 @@ def test_the_representation_ends_where_it_is_said_to(behind: int, g: str) -> Non
         names = parts(setting(auxiliary=spec).task)["g"]
         assert names == tuple(f"{k}.{kind}" for k in g for kind in ("weight", "bias"))
     else:
-        with pytest.raises(InputError, match=r"supervised: behind=3 leaves nothing .* the model has 3 layers with par"):
+        with pytest.raises(
+            InputError,
+            match=r"supervised: behind=3 leaves nothing .* the model has 3 layers with par",
+        ):
             setting(auxiliary=spec)
     lenet = prepare(dfl.Run(peers=2, model="cnn", auxiliary="rotation:behind=2"), World())
-    assert lenet.task.spec.shapes[lenet.task.spec.names.index("auxiliary.1.weight")] == (4, 64 * 2 * 2)
+    assert lenet.task.spec.shapes[lenet.task.spec.names.index("auxiliary.1.weight")] == (
+        4,
+        64 * 2 * 2,
+    )
 
 
 def test_the_callers_own_module_starts_as_it_is() -> None:
@@ -244,10 +300,22 @@ def test_the_adversarys_loss_is_torchs_binary_cross_entropy() -> None:
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [
-        ("--adversary adversary", "--adversary adversary needs data with protected attributes, and these have none"),
-        ("--adversary adversary:lambda_local=2", "--adversary adversary: lambda_local=2.0 weighs against the loss of"),
-        ("--adversary adversary:behind=2 --auxiliary jigsaw", "--auxiliary jigsaw: behind=1 and --adversary adversary"),
-        ("--model softmax --auxiliary rotation", "--auxiliary rotation: behind=1 leaves nothing before the represent"),
+        (
+            "--adversary adversary",
+            "--adversary adversary needs data with protected attributes, and these have none",
+        ),
+        (
+            "--adversary adversary:lambda_local=2",
+            "--adversary adversary: lambda_local=2.0 weighs against the loss of",
+        ),
+        (
+            "--adversary adversary:behind=2 --auxiliary jigsaw",
+            "--auxiliary jigsaw: behind=1 and --adversary adversary",
+        ),
+        (
+            "--model softmax --auxiliary rotation",
+            "--auxiliary rotation: behind=1 leaves nothing before the represent",
+        ),
         (
             "--dataset gaussian:features=12 --auxiliary rotation",
             "--auxiliary rotation needs images as high as they are",
@@ -268,5 +336,7 @@ def test_models_that_cannot_be_taken_apart() -> None:
     named = nn.Sequential()
     named.add_module("auxiliary", nn.Linear(36, 3))
     for module in (tied, named, nn.Linear(36, 3)):
-        with pytest.raises(InputError, match=r"--auxiliary supervised takes apart a plain nn\.Sequential"):
+        with pytest.raises(
+            InputError, match=r"--auxiliary supervised takes apart a plain nn\.Sequential"
+        ):
             setting(module, auxiliary="supervised", init="common")

@@ -9,7 +9,15 @@ from dfl.comm.net import Net
 from dfl.simulation.initialization import start
 from tests.quadratic import H, centres, final, quadratic, spread, states
 
-GRAPHS = ("ring", "star", "torus", "erdos_renyi:p=0.5", "complete", "exponential", "one_peer_exponential")
+GRAPHS = (
+    "ring",
+    "star",
+    "torus",
+    "erdos_renyi:p=0.5",
+    "complete",
+    "exponential",
+    "one_peer_exponential",
+)
 
 
 def sgd(x: Tensor, c: Tensor, lr: float, momentum: float, steps: int) -> Tensor:
@@ -38,7 +46,9 @@ def test_dfedavgm_is_w_times_sgd(topology: str, momentum: float) -> None:
 @pytest.mark.parametrize("topology", ["ring", "star", "exponential"])
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 def test_replicas_are_the_recursion_of_the_paper(topology: str, gamma: float) -> None:
-    setting = quadratic(topology=topology, algorithm=f"qdfedavgm:gamma={gamma}", compressor="quantize:bits=16")
+    setting = quadratic(
+        topology=topology, algorithm=f"qdfedavgm:gamma={gamma}", compressor="quantize:bits=16"
+    )
     X = start(setting.run, setting.task, True)[0]
     Y, W = X.clone(), dense(setting, 0)
     for state in list(states(setting, 15))[1:]:
@@ -64,7 +74,9 @@ def test_the_published_exchange_grows_apart_as_its_eigenvalue_says() -> None:
     a = 1 - (1 - 0.1 * H) ** 3
     assert apart[-1] / apart[-2] == pytest.approx(1 + a / 3, rel=1e-3)
     mean = final(setting, 400).mean(0)
-    assert torch.allclose(mean, centres(setting).mean(0), atol=1e-3)  # which is all that a mean would show
+    assert torch.allclose(
+        mean, centres(setting).mean(0), atol=1e-3
+    )  # which is all that a mean would show
 
 
 @pytest.mark.parametrize("bits", range(1, 17))
@@ -94,7 +106,10 @@ def test_without_a_quantizer_the_edges_are_dfedavgm() -> None:
 def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits: int) -> None:
     """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)), on a directed graph that changes."""
     setting = quadratic(
-        topology="one_peer_exponential", algorithm=f"qdfedavgm:gamma={gamma}", compressor=f"quantize:bits={bits}", d=40
+        topology="one_peer_exponential",
+        algorithm=f"qdfedavgm:gamma={gamma}",
+        compressor=f"quantize:bits={bits}",
+        d=40,
     )
     net, P = setting.network, 8
     X = start(setting.run, setting.task, True)[0] + 3.0
@@ -103,10 +118,14 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
     for t in range(9):
         W, Z = dense(setting, t), sgd(X, centres(setting), 0.1, 0.0, 3)
         edges = Net(net, t).edges
-        said = Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges=edges).own
+        said = (
+            Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges=edges).own
+        )
         copies[edges.ids % P, edges.owner] += said
         apart = W * (1 - torch.eye(P))
-        X = Z + gamma * (torch.einsum("ij,ijd->id", apart, copies) - torch.einsum("ki,kid->id", apart, copies))
+        X = Z + gamma * (
+            torch.einsum("ij,ijd->id", apart, copies) - torch.einsum("ki,kid->id", apart, copies)
+        )
         state = setting.algorithm.round(state, setting.task, Net(net, t), t)
         assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
         assert (state.error > 0).all()

@@ -20,7 +20,14 @@ from dfl.comm.mpi import World
 from dfl.simulation.loop import prepare
 
 ENGINES = ["loop", "batched"]
-FEW: dict[str, Any] = {"peers": 4, "rounds": 3, "eval_every": 3, "lr": 0.1, "batch_size": 5, "weight_decay": 0.01}
+FEW: dict[str, Any] = {
+    "peers": 4,
+    "rounds": 3,
+    "eval_every": 3,
+    "lr": 0.1,
+    "batch_size": 5,
+    "weight_decay": 0.01,
+}
 X = np.random.default_rng(0).normal(size=(80, 6)).astype(np.float32)
 Y = np.arange(80) % 3
 
@@ -29,7 +36,9 @@ def data(inputs: NDArray[Any] = X) -> dfl.Data:
     return dfl.Data(inputs, Y, inputs[:20], Y[:20], 3)
 
 
-def final(model: nn.Module | list[nn.Module], given: dfl.Data | None = None, **settings: Any) -> dict[str, float]:
+def final(
+    model: nn.Module | list[nn.Module], given: dfl.Data | None = None, **settings: Any
+) -> dict[str, float]:
     return list(dfl.simulate(dfl.Run(**{**FEW, **settings}), model, given or data()))[-1]
 
 
@@ -55,7 +64,9 @@ class Head(nn.Module):
 
     def __init__(self, body: Body) -> None:
         super().__init__()
-        self.scale, self.weight = (nn.Parameter(each.detach().clone()) for each in (body.scale, body.head.weight))
+        self.scale, self.weight = (
+            nn.Parameter(each.detach().clone()) for each in (body.scale, body.head.weight)
+        )
         self.bias = body.head.bias.detach().clone()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,19 +74,35 @@ class Head(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("settings", [{}, {"bits": 8}, {"algorithm": "fedavg"}], ids=["gossip", "bits", "server"])
-def test_frozen_parameters_are_not_trained_nor_sent(engine: str, settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"bits": 8}, {"algorithm": "fedavg"}], ids=["gossip", "bits", "server"]
+)
+def test_frozen_parameters_are_not_trained_nor_sent(
+    engine: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     module = Body()
     body = {name: value.clone() for name, value in module.state_dict().items()}
     row = final(module, engine=engine, out=tmp_path / "run", **settings)
     seen = torch.relu(module.body(torch.from_numpy(X))).detach().numpy()
     alone = final(Head(module), data(seen), engine=engine, **settings)
-    same = ("train_loss", "accuracy_mean", "accuracy_mean_model", "consensus_distance", "payload_bytes")
+    same = (
+        "train_loss",
+        "accuracy_mean",
+        "accuracy_mean_model",
+        "consensus_distance",
+        "payload_bytes",
+    )
     assert [row[name] for name in same] == pytest.approx([alone[name] for name in same], rel=1e-5)
     result = dfl.load(tmp_path / "run", module)
     rows = 1 if "algorithm" in settings else 4
     lengths = {name: len(value) for name, value in result.state.items()}
-    assert lengths == {"scale": rows, "head.weight": rows, "body.weight": 1, "body.bias": 1, "head.bias": 1}
+    assert lengths == {
+        "scale": rows,
+        "head.weight": rows,
+        "body.weight": 1,
+        "body.bias": 1,
+        "head.bias": 1,
+    }
     for made in (result.model(3), result.mean_model()):
         for name in ("body.weight", "body.bias", "head.bias"):
             assert torch.equal(made.state_dict()[name], body[name])
@@ -83,7 +110,9 @@ def test_frozen_parameters_are_not_trained_nor_sent(engine: str, settings: dict[
     assert all(torch.equal(value, body[name]) for name, value in module.state_dict().items())
 
 
-def test_frozen_parameters_come_from_the_run_not_from_the_module_that_reads_it(tmp_path: Path) -> None:
+def test_frozen_parameters_come_from_the_run_not_from_the_module_that_reads_it(
+    tmp_path: Path,
+) -> None:
     final(Body(), out=tmp_path / "run")
     other = Body()
     with torch.no_grad():
@@ -113,7 +142,8 @@ def test_auxiliary_nets_on_a_frozen_layer(tmp_path: Path) -> None:
     module[0].requires_grad_(False)
     assert final(module, auxiliary="supervised", out=tmp_path / "run")["train_loss"] < 1.2
     assert torch.equal(
-        dfl.load(tmp_path / "run", module).model(0).state_dict()["0.weight"], module.state_dict()["0.weight"]
+        dfl.load(tmp_path / "run", module).model(0).state_dict()["0.weight"],
+        module.state_dict()["0.weight"],
     )
     module[2].requires_grad_(False)
     with pytest.raises(dfl.InputError, match="behind=1 leaves only frozen"):
@@ -137,7 +167,9 @@ def test_a_run_starts_where_one_with_frozen_parameters_ended(tmp_path: Path) -> 
     row = next(dfl.simulate(dfl.Run(**{**FEW, "start": tmp_path / "run"}), Body(), data()))
     assert row["train_loss"] == dfl.load(tmp_path / "run").rows["train_loss"].iloc[-1]
     thawed = Body().requires_grad_(True)
-    assert final(thawed, start=tmp_path / "run", rounds=0)["train_loss"] == pytest.approx(row["train_loss"], rel=1e-6)
+    assert final(thawed, start=tmp_path / "run", rounds=0)["train_loss"] == pytest.approx(
+        row["train_loss"], rel=1e-6
+    )
     other = Body()
     with torch.no_grad():
         other.body.weight.zero_()
@@ -167,9 +199,17 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"algorithm": "fedavg", "peers": 2, "batch_size": 0, "local_steps": 4, "rounds": 1}
+    settings: dict[str, Any] = {
+        "algorithm": "fedavg",
+        "peers": 2,
+        "batch_size": 0,
+        "local_steps": 4,
+        "rounds": 1,
+    }
     module = Tied()
-    row = final(module, engine=engine, out=tmp_path / "run", partition="iid", momentum=0.9, **settings)
+    row = final(
+        module, engine=engine, out=tmp_path / "run", partition="iid", momentum=0.9, **settings
+    )
     whole = 4 * sum(value.numel() for value in module.parameters())
     assert row["upload_bytes"] == 2 * whole
     models = []
@@ -189,7 +229,9 @@ def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
     assert made.first.weight is made.second.weight
     assert set(result.state) == set(dict(module.named_parameters()))
     for name, value in made.state_dict().items():
-        torch.testing.assert_close(value, (models[0][name] + models[1][name]) / 2, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            value, (models[0][name] + models[1][name]) / 2, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_tied_weights_are_shared_under_any_of_their_names() -> None:
@@ -215,7 +257,9 @@ class Half(nn.Module):
 @pytest.mark.parametrize("trained", [True, False])
 def test_other_dtypes_are_refused(dtype: str, trained: bool) -> None:
     kind = getattr(torch, dtype)
-    modules = [Half(kind, trained)] + ([] if dtype in ("float64", "complex64") else [nn.Linear(6, 3).to(kind)])
+    modules = [Half(kind, trained)] + (
+        [] if dtype in ("float64", "complex64") else [nn.Linear(6, 3).to(kind)]
+    )
     for module in modules:
         with pytest.raises(dfl.InputError, match=dtype) as refused:
             final(module)
@@ -223,7 +267,11 @@ def test_other_dtypes_are_refused(dtype: str, trained: bool) -> None:
 
 
 def plainly() -> list[dict[str, float]]:
-    return list(dfl.simulate(dfl.Run(**{**FEW, "dataset": "digits", "examples_per_peer": 20, "model": "softmax"})))
+    return list(
+        dfl.simulate(
+            dfl.Run(**{**FEW, "dataset": "digits", "examples_per_peer": 20, "model": "softmax"})
+        )
+    )
 
 
 def state_of_torch() -> tuple[Any, ...]:
@@ -263,7 +311,9 @@ def test_global_settings_of_the_caller(name: str) -> None:
         CHANGES[name](stack)
         before = state_of_torch()
         rows: list[dict[str, float]] = []
-        for row in dfl.simulate(dfl.Run(**FEW, dataset="digits", examples_per_peer=20, model="softmax")):
+        for row in dfl.simulate(
+            dfl.Run(**FEW, dataset="digits", examples_per_peer=20, model="softmax")
+        ):
             assert state_of_torch() == before
             rows.append(row)
         assert state_of_torch() == before
@@ -294,7 +344,10 @@ def test_a_callers_module_is_left_as_it_was_and_its_changes_do_not_matter() -> N
     module = Body().eval()
     for value in module.parameters():
         value.grad = torch.ones_like(value) if value.requires_grad else None
-    before = {name: (value.clone(), value.requires_grad, value.grad) for name, value in module.named_parameters()}
+    before = {
+        name: (value.clone(), value.requires_grad, value.grad)
+        for name, value in module.named_parameters()
+    }
     rows = list(dfl.simulate(dfl.Run(**{**FEW, "eval_every": 1}), module, data()))
     assert not module.training
     for name, value in module.named_parameters():

@@ -36,7 +36,9 @@ def test_the_layout_is_the_documented_one() -> None:
     """Five 3-bit codes are 15 bits, least significant first; four of 4 bits are two planes of two."""
     odd = torch.zeros(1, 2, dtype=torch.uint8)
     packing.pack(torch.tensor([[1, 2, 3, 4, 5]]), 3, odd)
-    assert int.from_bytes(bytes(odd[0].tolist()), "little") == 1 + (2 << 3) + (3 << 6) + (4 << 9) + (5 << 12)
+    assert int.from_bytes(bytes(odd[0].tolist()), "little") == 1 + (2 << 3) + (3 << 6) + (
+        4 << 9
+    ) + (5 << 12)
     even = torch.zeros(1, 2, dtype=torch.uint8)
     packing.pack(torch.tensor([[1, 2, 3, 4]]), 4, even)
     assert even.tolist() == [[0x31, 0x42]]

@@ -26,8 +26,16 @@ def test_a_run_stays_bounded_or_a_warning_says_why_not(number: int) -> None:
     ],
 )
 @pytest.mark.parametrize("exchange", ["replica", "paper"])
-def test_messages_that_do_not_contract_are_warned_of(compressor: str, warned: int, exchange: str) -> None:
-    run = Run(peers=4, rounds=0, mixing="lazy", algorithm=f"qdfedavgm:exchange={exchange}", compressor=compressor)
+def test_messages_that_do_not_contract_are_warned_of(
+    compressor: str, warned: int, exchange: str
+) -> None:
+    run = Run(
+        peers=4,
+        rounds=0,
+        mixing="lazy",
+        algorithm=f"qdfedavgm:exchange={exchange}",
+        compressor=compressor,
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         list(simulate(run))
@@ -45,7 +53,9 @@ def test_messages_that_do_not_contract_are_warned_of(compressor: str, warned: in
         ("none", "burst:p=0.9,length=20", True),
     ],
 )
-def test_growth_by_coarse_messages_and_losses_is_warned_of(compressor: str, faults: str, warned: bool) -> None:
+def test_growth_by_coarse_messages_and_losses_is_warned_of(
+    compressor: str, faults: str, warned: bool
+) -> None:
     run = Run(
         peers=9, rounds=200, topology="one_peer_exponential", algorithm="qdfedavgm", compressor=compressor,
         faults=faults, model="softmax",

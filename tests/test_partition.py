@@ -61,17 +61,26 @@ def each_once(parts: list[NDArray[np.int64]], n: int) -> bool:
     n_test=st.integers(0, 200),
     seed=st.integers(0, 2**32),
 )
-def test_every_example_has_one_owner(name: str, peers: int, spare: int, n_test: int, seed: int) -> None:
+def test_every_example_has_one_owner(
+    name: str, peers: int, spare: int, n_test: int, seed: int
+) -> None:
     classes = min(10, peers) if name == "biased" else 10
     n, groups = 2 * peers + spare, peers + min(spare, 5)
-    data = Labels(balanced(n, classes), balanced(n_test, classes), np.arange(n) % groups, np.arange(n_test) % groups)
+    data = Labels(
+        balanced(n, classes),
+        balanced(n_test, classes),
+        np.arange(n) % groups,
+        np.arange(n_test) % groups,
+    )
     parts = PARTITIONS[name](data, peers, randomness.generator(seed, "partition"))
     for half, values in ((parts.train, data.train), (parts.test, data.test)):
         assert len(half) == peers
         assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in half)
         dealt = np.concatenate(half)
         assert len(np.unique(dealt)) == len(dealt)
-        assert len(dealt) == len(values) or (name == "labels" and 2 * peers < 10)  # then nobody draws some labels
+        assert len(dealt) == len(values) or (
+            name == "labels" and 2 * peers < 10
+        )  # then nobody draws some labels
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
@@ -79,7 +88,9 @@ def test_the_seed_decides(name: str) -> None:
     data = made(600)
 
     def first(seed: int) -> list[list[int]]:
-        dealt = deal(PARTITIONS[name], data, Run(peers=12, seed=seed, validation=0.2, examples_per_peer=40))
+        dealt = deal(
+            PARTITIONS[name], data, Run(peers=12, seed=seed, validation=0.2, examples_per_peer=40)
+        )
         return [part.tolist() for part in (*dealt.train, *dealt.validation, *dealt.test)]
 
     assert first(1) == first(1) != first(2)
@@ -89,27 +100,48 @@ def test_the_seed_decides(name: str) -> None:
 def test_options_can_be_read_by_the_command_line(name: str) -> None:
     parameters = list(inspect.signature(PARTITIONS[name]).parameters.values())
     assert [one.name for one in parameters[:3]] == ["labels", "peers", "rng"]
-    assert all(one.kind is one.KEYWORD_ONLY and one.annotation in ("int", "float") for one in parameters[3:])
+    assert all(
+        one.kind is one.KEYWORD_ONLY and one.annotation in ("int", "float")
+        for one in parameters[3:]
+    )
 
 
 @pytest.mark.parametrize(
     ("divide", "words"),
     [
         (partial(shards, per_peer=0), "--partition shards: per_peer must be at least 1, not 0"),
-        (partial(shards, per_peer=51), "2 peers with per_peer=51 need 102 training examples, there are 100"),
+        (
+            partial(shards, per_peer=51),
+            "2 peers with per_peer=51 need 102 training examples, there are 100",
+        ),
         (partial(labels, per_peer=-1), "--partition labels: per_peer must be at least 1, not -1"),
         (partial(labels, per_peer=10**12), "need 2000000000000 training examples, there are 100"),
-        (partial(dirichlet, alpha=0.0), "--partition dirichlet: alpha must be a number above 0, not 0.0"),
+        (
+            partial(dirichlet, alpha=0.0),
+            "--partition dirichlet: alpha must be a number above 0, not 0.0",
+        ),
         (partial(dirichlet, alpha=float("nan")), "alpha must be"),
         (partial(dirichlet, alpha=float("inf")), "alpha must be"),
         (partial(dirichlet, min_examples=-1), "min_examples must be at least 0, not -1"),
-        (partial(dirichlet, min_examples=51), "2 peers with min_examples=51 need 102 training examples, there are 100"),
-        (partial(quantity, alpha=-1.0), "--partition quantity: alpha must be a number above 0, not -1.0"),
-        (partial(quantity, min_examples=51), "--partition quantity: 2 peers with min_examples=51 need 102 training"),
+        (
+            partial(dirichlet, min_examples=51),
+            "2 peers with min_examples=51 need 102 training examples, there are 100",
+        ),
+        (
+            partial(quantity, alpha=-1.0),
+            "--partition quantity: alpha must be a number above 0, not -1.0",
+        ),
+        (
+            partial(quantity, min_examples=51),
+            "--partition quantity: 2 peers with min_examples=51 need 102 training",
+        ),
         (partial(biased, q=1.1), "--partition biased: q must be from 0 to 1, not 1.1"),
         (partial(biased, q=float("nan")), "--partition biased: q must be from 0 to 1, not nan"),
         (biased, "--partition biased: 10 labels need a peer each, there are 2"),
-        (natural, "--partition natural: these data do not come in groups, choose another partition"),
+        (
+            natural,
+            "--partition natural: these data do not come in groups, choose another partition",
+        ),
     ],
 )
 def test_bad_option_is_refused(divide: Partition, words: str) -> None:
@@ -168,12 +200,20 @@ def test_labels_as_in_lg_fedavg() -> None:
 
 def test_labels_drawn_twice_are_as_frequent_as_they_should_be() -> None:
     data = Labels(balanced(400), balanced(10))
-    single = [sum(len(kinds(part, data.train)) == 1 for part in split(labels, data, 100, s).train) for s in range(300)]
+    single = [
+        sum(len(kinds(part, data.train)) == 1 for part in split(labels, data, 100, s).train)
+        for s in range(300)
+    ]
     assert abs(np.mean(single) - 100 * 19 / 199) < 0.6  # standard error 0.16
 
 
 @settings(max_examples=30, deadline=None)
-@given(peers=st.integers(1, 30), per_peer=st.integers(1, 12), classes=st.integers(1, 12), seed=st.integers(0, 99))
+@given(
+    peers=st.integers(1, 30),
+    per_peer=st.integers(1, 12),
+    classes=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
 def test_labels_for_any_number_of_draws(peers: int, per_peer: int, classes: int, seed: int) -> None:
     data = Labels(balanced(1200, classes), balanced(120, classes))
     parts = split(partial(labels, per_peer=per_peer), data, peers, seed)
@@ -268,7 +308,10 @@ def test_a_peer_sets_the_same_aside_whoever_else_is_there() -> None:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (Run(peers=101), "--peers 101 with 1 training example each: that takes 101 of them, there are 100"),
+        (
+            Run(peers=101),
+            "--peers 101 with 1 training example each: that takes 101 of them, there are 100",
+        ),
         (
             Run(peers=10, examples_per_peer=11),
             "--examples-per-peer 11 for 10 peers: that takes 110 of them, there are 100",
@@ -282,5 +325,8 @@ def test_too_few_examples_are_refused(run: Run, words: str) -> None:
 
 
 def test_a_peer_without_examples_is_refused() -> None:
-    with pytest.raises(InputError, match=r"leaves \d+ of 50 peers without training examples, peer \d+ first: 100 ex"):
+    with pytest.raises(
+        InputError,
+        match=r"leaves \d+ of 50 peers without training examples, peer \d+ first: 100 ex",
+    ):
         deal(partial(dirichlet, alpha=0.01, min_examples=0), made(100), Run(peers=50))

@@ -33,8 +33,15 @@ def table(parts: list[Ints], values: Ints) -> Ints:
 
 
 def test_thousand_peers_are_quick() -> None:
-    data = Labels(mixed(MNIST_TRAIN), mixed(MNIST_TEST), *(np.arange(n) % 1999 for n in (60000, 10000)))
-    for divide in (partial(dirichlet, alpha=0.01, min_examples=10), partial(quantity, alpha=0.01), biased, natural):
+    data = Labels(
+        mixed(MNIST_TRAIN), mixed(MNIST_TEST), *(np.arange(n) % 1999 for n in (60000, 10000))
+    )
+    for divide in (
+        partial(dirichlet, alpha=0.01, min_examples=10),
+        partial(quantity, alpha=0.01),
+        biased,
+        natural,
+    ):
         start = perf_counter()
         parts = split(divide, data, 1000)
         assert perf_counter() - start < 10
@@ -75,7 +82,9 @@ def test_biased_as_in_fltrust(q: float, peers: int) -> None:
     sizes = np.array([len(range(k, peers, 10)) for k in range(10)])
     for half, counts in ((parts.train, MNIST_TRAIN), (parts.test, MNIST_TEST)):
         found = table(half, data.train if half is parts.train else data.test)
-        group = found_groups(split(partial(biased, q=1.0), data, peers), data)  # who is where does not depend on q
+        group = found_groups(
+            split(partial(biased, q=1.0), data, peers), data
+        )  # who is where does not depend on q
         assert np.bincount(group).tolist() == sizes.tolist()
         rule = np.full((10, 10), (1 - q) / 9)
         np.fill_diagonal(rule, q)
@@ -94,7 +103,9 @@ def found_groups(parts: Parts, data: Labels) -> Ints:
 
 def test_biased_groups_are_drawn() -> None:
     data = Labels(balanced(4000), balanced(100))
-    groups = [found_groups(split(partial(biased, q=1.0), data, 20, seed), data) for seed in range(3)]
+    groups = [
+        found_groups(split(partial(biased, q=1.0), data, 20, seed), data) for seed in range(3)
+    ]
     assert not np.array_equal(groups[0], np.arange(20) % 10)
     assert not np.array_equal(groups[0], groups[1])
 
@@ -129,7 +140,12 @@ def test_biased_may_leave_somebody_without() -> None:
 
 def test_quantity_sizes_follow_one_draw() -> None:
     data = Labels(balanced(2000), balanced(10))
-    sizes = np.array([[len(p) for p in split(partial(quantity, alpha=0.5), data, 5, s).train] for s in range(400)])
+    sizes = np.array(
+        [
+            [len(p) for p in split(partial(quantity, alpha=0.5), data, 5, s).train]
+            for s in range(400)
+        ]
+    )
     shares = sizes / 2000
     assert np.abs(shares.mean(axis=0) - 0.2).max() < 0.04  # standard error 0.011
     assert np.abs(shares.var(axis=0) - 0.16 / 3.5).max() < 0.012
@@ -147,7 +163,9 @@ def test_quantity_is_the_same_for_testing_and_for_every_label() -> None:
 
 
 def test_quantity_helps_the_poor_with_any_label() -> None:
-    data = Labels(np.sort(balanced(5000)), np.sort(balanced(50)))  # the last examples are all of the last label
+    data = Labels(
+        np.sort(balanced(5000)), np.sort(balanced(50))
+    )  # the last examples are all of the last label
     pure = split(partial(quantity, alpha=0.01, min_examples=0), data, 25)
     helped = split(partial(quantity, alpha=0.01, min_examples=40), data, 25)
     assert min(map(len, pure.train)) == 0
@@ -169,29 +187,48 @@ def test_as_many_groups_as_peers_are_theirs_in_order() -> None:
     data = grouped(np.array([40, -7, 40, 12, -7, 40]), np.array([12, 40, 40, -7, 99, 0, -8]))
     parts = split(natural, data, 3, seed=5)
     assert [part.tolist() for part in parts.train] == [[1, 4], [3], [0, 2, 5]]
-    assert [part.tolist() for part in parts.test] == [[3], [0], [1, 2]]  # nobody trains on groups 99, 0 and -8
+    assert [part.tolist() for part in parts.test] == [
+        [3],
+        [0],
+        [1, 2],
+    ]  # nobody trains on groups 99, 0 and -8
     assert all(part.dtype == np.int64 for part in (*parts.train, *parts.test))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 99))
-def test_groups_are_dealt_whole_and_to_the_poorest(counts: list[int], peers: int, seed: int) -> None:
-    groups = randomness.generator(seed, "order").permutation(np.repeat(np.arange(len(counts)), counts))
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 99)
+)
+def test_groups_are_dealt_whole_and_to_the_poorest(
+    counts: list[int], peers: int, seed: int
+) -> None:
+    groups = randomness.generator(seed, "order").permutation(
+        np.repeat(np.arange(len(counts)), counts)
+    )
     peers = min(peers, len(counts))
     parts = split(natural, grouped(groups, groups[::-1]), peers, seed)
     assert each_once(parts.train, len(groups))
     assert each_once(parts.test, len(groups))
-    owners = [{peer for peer, part in enumerate(parts.train) if k in groups[part]} for k in range(len(counts))]
+    owners = [
+        {peer for peer, part in enumerate(parts.train) if k in groups[part]}
+        for k in range(len(counts))
+    ]
     assert {len(own) for own in owners} == {1}
-    assert all(set(groups[a]) == set(groups[::-1][b]) for a, b in zip(parts.train, parts.test, strict=True))
+    assert all(
+        set(groups[a]) == set(groups[::-1][b]) for a, b in zip(parts.train, parts.test, strict=True)
+    )
     sizes = [len(part) for part in parts.train]
-    assert max(sizes) - min(sizes) <= max(counts)  # whoever is richest was the poorest before its last group
+    assert max(sizes) - min(sizes) <= max(
+        counts
+    )  # whoever is richest was the poorest before its last group
     assert min(sizes) >= 1
 
 
 def test_order_of_many_groups_is_drawn() -> None:
     data = grouped(np.arange(40) % 20, np.arange(0))
-    first, again, other = ([part.tolist() for part in split(natural, data, 7, seed).train] for seed in (0, 0, 1))
+    first, again, other = (
+        [part.tolist() for part in split(natural, data, 7, seed).train] for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
@@ -231,11 +268,16 @@ def test_bad_groups_are_refused(change: dict[str, Any], peers: int, words: str) 
 
 @pytest.mark.parametrize("spec", ["iid", "natural", "quantity:alpha=0.3", "biased:q=0.3", "shards"])
 def test_labels_that_are_no_classes(spec: str) -> None:
-    data, name = replace(made(400), train_labels=np.linspace(0, 1, 400), classes=0), spec.partition(":")[0]
+    data, name = (
+        replace(made(400), train_labels=np.linspace(0, 1, 400), classes=0),
+        spec.partition(":")[0],
+    )
     divide: Callable[..., Parts] = PARTITIONS[name]
     run = Run(peers=20, partition=spec)
     if name in ("biased", "shards"):
-        with pytest.raises(InputError, match=f"^--partition {spec} deals by label, .*: choose iid, quantity or nat"):
+        with pytest.raises(
+            InputError, match=f"^--partition {spec} deals by label, .*: choose iid, quantity or nat"
+        ):
             distribute.read(run, {"partition": divide}, data)
     else:
         _, dealt = distribute.read(run, {"partition": divide}, data)

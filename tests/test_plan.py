@@ -20,7 +20,11 @@ def matrices(draw: st.DrawFn) -> csr_array:
     """A random matrix of weights; neither symmetric nor connected, and some rows have no diagonal."""
     peers = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    return csr_array(np.where(rng.random((peers, peers)) < draw(st.floats(0.05, 0.9)), rng.random((peers, peers)), 0.0))
+    return csr_array(
+        np.where(
+            rng.random((peers, peers)) < draw(st.floats(0.05, 0.9)), rng.random((peers, peers)), 0.0
+        )
+    )
 
 
 def route(plans: list[PeerPlan] | list[EdgePlan], said: list[Floats]) -> list[Floats]:
@@ -29,12 +33,17 @@ def route(plans: list[PeerPlan] | list[EdgePlan], said: list[Floats]) -> list[Fl
     parcels: dict[tuple[int, int], Floats] = {}
     for rank, (plan, rows) in enumerate(zip(plans, leaving, strict=True)):
         ends = np.cumsum([0, *plan.sends.values()])
-        parcels |= {(rank, to): rows[a:b] for to, (a, b) in zip(plan.sends, pairwise(ends), strict=True)}
+        parcels |= {
+            (rank, to): rows[a:b] for to, (a, b) in zip(plan.sends, pairwise(ends), strict=True)
+        }
     assert {pair: len(rows) for pair, rows in parcels.items()} == {
         (source, rank): n for rank, plan in enumerate(plans) for source, n in plan.receives.items()
     }
     empty = said[0][:0]
-    return [np.concatenate([empty, *(parcels[s, rank] for s in plan.receives)]) for rank, plan in enumerate(plans)]
+    return [
+        np.concatenate([empty, *(parcels[s, rank] for s in plan.receives)])
+        for rank, plan in enumerate(plans)
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,14 +71,18 @@ def test_every_edge_carries_its_own_word(first: csr_array, second: csr_array, ra
     unions = [Union.of(sequence, layout, r) for r in range(ranks)]
     for matrix in sequence:
         plans = [edge_plan(matrix, layout, r, unions[r]) for r in range(ranks)]
-        said = [plan.ids[:, None].astype(float) for plan in plans]  # an edge says who speaks to whom
+        said = [
+            plan.ids[:, None].astype(float) for plan in plans
+        ]  # an edge says who speaks to whom
         weights = matrix.toarray() * (1 - np.eye(peers))
         names = np.arange(peers)[None, :] * peers + np.arange(peers)[:, None]  # [i, j] = j * P + i
         for r, (plan, far) in enumerate(zip(plans, route(plans, said), strict=True)):
             mine = list(layout.block(r))
             heard = np.zeros((len(unions[r].into), 1))
             heard[plan.into] = np.concatenate([said[r], far])[plan.arrange]
-            np.testing.assert_allclose(plan.pull @ heard, (weights * names).sum(1, keepdims=True)[mine])
+            np.testing.assert_allclose(
+                plan.pull @ heard, (weights * names).sum(1, keepdims=True)[mine]
+            )
             spoken = np.zeros((len(unions[r].out), 1))
             spoken[plan.out] = said[r]
             np.testing.assert_allclose(plan.push @ spoken, (weights * names).sum(0)[mine][:, None])
@@ -103,7 +116,11 @@ def test_weights_come_in_ascending_peer_id_on_every_rank() -> None:
         assert [len(part) for part in names] == [below.shape[1], above.shape[1]]
         assert not len(names[0]) or names[0].max() < mine.start
         assert not len(names[1]) or names[1].min() >= mine.stop
-        assert all((np.diff(part.indices[a:b]) > 0).all() for part in plan.weights for a, b in pairwise(part.indptr))
+        assert all(
+            (np.diff(part.indices[a:b]) > 0).all()
+            for part in plan.weights
+            for a, b in pairwise(part.indptr)
+        )
 
 
 def test_arcs_leave_the_diagonal_and_stored_zeros_out() -> None:

@@ -33,7 +33,9 @@ def table(evaluations: int) -> pd.DataFrame:
 
 def weights(name: str, peers: int) -> Sequence[csr_array]:
     mixing = topologies.MIXINGS["metropolis"]
-    return topologies.build(topologies.TOPOLOGIES[name], mixing, peers, np.random.default_rng(0)).weights
+    return topologies.build(
+        topologies.TOPOLOGIES[name], mixing, peers, np.random.default_rng(0)
+    ).weights
 
 
 def drawn(figure: Figure) -> Figure:
@@ -49,7 +51,9 @@ def peers_of(peers: int, accuracy: float = 0.8) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("peers", "evaluations"), [(1, 1), (2, 2), (16, 3), (300, 50)])
 def test_every_figure_has_a_title_and_units(peers: int, evaluations: int) -> None:
     labels = np.random.default_rng(0).integers(0, 20, (peers, 10))
-    found = plots.figures(table(evaluations), peers_of(peers), weights("ring", peers), labels, "a ring")
+    found = plots.figures(
+        table(evaluations), peers_of(peers), weights("ring", peers), labels, "a ring"
+    )
     assert list(found) == [
         "consensus_distance",
         "accuracy_by_round",
@@ -61,7 +65,11 @@ def test_every_figure_has_a_title_and_units(peers: int, evaluations: int) -> Non
         axes = drawn(figure).axes
         assert axes[0].get_title(loc="left")
         assert "a ring" in [text.get_text() for text in axes[0].texts]
-        named = [axes[1].get_ylabel()] if name == "graph" else [axes[0].get_xlabel(), axes[0].get_ylabel()]
+        named = (
+            [axes[1].get_ylabel()]
+            if name == "graph"
+            else [axes[0].get_xlabel(), axes[0].get_ylabel()]
+        )
         assert all(named)
 
 
@@ -72,11 +80,15 @@ def test_accuracy_shows_mean_spread_and_mean_model() -> None:
         "worst to best peer", "one standard deviation", "mean of the peers", "the mean model",
         "mean of the peers, own test parts",
     ]  # fmt: skip
-    assert np.asarray(axes.lines[0].get_xydata())[:, 1].tolist() == table(5)["accuracy_mean"].tolist()
+    assert (
+        np.asarray(axes.lines[0].get_xydata())[:, 1].tolist() == table(5)["accuracy_mean"].tolist()
+    )
 
 
 def test_a_server_has_one_curve_and_no_spread() -> None:
-    rows = table(5).assign(upload_bytes=1.0, backdoor_success_mean=0.3, consensus_distance=0.0, accuracy_std=1e-16)
+    rows = table(5).assign(
+        upload_bytes=1.0, backdoor_success_mean=0.3, consensus_distance=0.0, accuracy_std=1e-16
+    )
     axes = drawn(plots.accuracy_by_round(rows)).axes[0]
     assert axes.get_legend_handles_labels()[1] == [
         "the server's model", "mean of the peers, own test parts", "success of the backdoor",
@@ -101,7 +113,9 @@ def test_bytes_are_in_human_units() -> None:
 def test_what_is_missing_is_left_out() -> None:
     rows = table(3).assign(local_accuracy_mean=np.nan)
     assert len(drawn(plots.accuracy_by_round(rows)).axes[0].lines) == 2
-    nothing = plots.figures(rows, peers_of(4, np.nan), weights("ring", 4), np.zeros((4, 0), np.int64))
+    nothing = plots.figures(
+        rows, peers_of(4, np.nan), weights("ring", 4), np.zeros((4, 0), np.int64)
+    )
     assert list(nothing) == ["consensus_distance", "graph"]
     assert drawn(nothing["graph"]).axes[1].get_ylabel() == "training loss"
 
@@ -115,7 +129,8 @@ def test_consensus_distance_is_logarithmic_where_it_can_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peers"), [("ring", 16), ("complete", 7), ("exponential", 32), ("one_peer_exponential", 8)]
+    ("name", "peers"),
+    [("ring", 16), ("complete", 7), ("exponential", 32), ("one_peer_exponential", 8)],
 )
 def test_graphs_that_look_alike_from_everywhere_are_circles(name: str, peers: int) -> None:
     hears = csr_array(sum(weights(name, peers), start=csr_array((peers, peers))))
@@ -124,7 +139,9 @@ def test_graphs_that_look_alike_from_everywhere_are_circles(name: str, peers: in
     assert np.hypot(*plots.layout(hears).T) == pytest.approx(np.ones(peers))
 
 
-@pytest.mark.parametrize(("name", "peers"), [("grid", 25), ("star", 40), ("path", 150), ("regular", 400)])
+@pytest.mark.parametrize(
+    ("name", "peers"), [("grid", 25), ("star", 40), ("path", 150), ("regular", 400)]
+)
 def test_neighbours_are_drawn_near_each_other(name: str, peers: int) -> None:
     (matrix,) = weights(name, peers)
     places, entries = plots.layout(matrix - csr_array(np.diag(matrix.diagonal()))), matrix.tocoo()
@@ -137,21 +154,30 @@ def test_neighbours_are_drawn_near_each_other(name: str, peers: int) -> None:
 
 
 def test_one_sided_links_are_arrows() -> None:
-    kinds = [type(each) for each in plots.graph(weights("exponential", 9), np.zeros(9), "x").axes[0].collections]
+    kinds = [
+        type(each)
+        for each in plots.graph(weights("exponential", 9), np.zeros(9), "x").axes[0].collections
+    ]
     assert kinds == [LineCollection, Quiver, PathCollection]
-    kinds = [type(each) for each in plots.graph(weights("ring", 9), np.zeros(9), "x").axes[0].collections]
+    kinds = [
+        type(each) for each in plots.graph(weights("ring", 9), np.zeros(9), "x").axes[0].collections
+    ]
     assert kinds == [LineCollection, PathCollection]
 
 
 def test_arrows_point_to_the_peer_that_hears() -> None:
-    cycle = csr_array(np.eye(4) / 2 + np.eye(4, k=-1) / 2 + np.eye(4, k=3) / 2)  # peer i hears peer i - 1
+    cycle = csr_array(
+        np.eye(4) / 2 + np.eye(4, k=-1) / 2 + np.eye(4, k=3) / 2
+    )  # peer i hears peer i - 1
     arrows = plots.graph([cycle], np.zeros(4), "x").axes[0].collections[1]
     assert isinstance(arrows, Quiver)
     angles = np.pi / 2 - np.pi / 2 * np.arange(4)
     places = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     starts = np.asarray(arrows.XY)
     ends = starts + np.stack([arrows.U, arrows.V], axis=1)
-    speakers, listeners = (np.linalg.norm(places - each[:, None], axis=2).argmin(1) for each in (starts, ends))
+    speakers, listeners = (
+        np.linalg.norm(places - each[:, None], axis=2).argmin(1) for each in (starts, ends)
+    )
     assert sorted(speakers) == [0, 1, 2, 3]
     assert listeners.tolist() == ((speakers + 1) % 4).tolist()
 

@@ -84,27 +84,42 @@ def test_the_counts_of_table_1_come_out(
 ) -> None:
     """Liang et al. 2020, Table 1: K = 100, m = 10, from the published rounds."""
     spec = Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), share)
-    told = cost.parameters_k_plus_m(choose("--algorithm", "fedavg:fraction=0.1", ALGORITHMS)(), 100, spec, rounds)
+    told = cost.parameters_k_plus_m(
+        choose("--algorithm", "fedavg:fraction=0.1", ALGORITHMS)(), 100, spec, rounds
+    )
     assert told == pytest.approx(total, rel=1e-4)
     published = {"all": spec.d, "head:2": 34_186, "first:2": 2_872}
     assert (spec.d, spec.shared) == (633_226 if "mlp" in model else 64_102, published[share])
-    assert Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), "head:3").shared in (
+    assert Spec.of(
+        make_module({"model": choose("--model", model, MODELS)}, shape, 10), "head:3"
+    ).shared in (
         99_978,
         48_120 + 12_100 + 1_010,
     )
 
 
 def test_what_is_counted_is_what_was_foretold() -> None:
-    settings: dict[str, Any] = {"algorithm": "fedavg:fraction=0.5", "share": "head:1", "peers": 6, "rounds": 5, **MLP}
+    settings: dict[str, Any] = {
+        "algorithm": "fedavg:fraction=0.5",
+        "share": "head:1",
+        "peers": 6,
+        "rounds": 5,
+        **MLP,
+    }
     *_, last = simulate(Run(**settings, pretrain="2", examples_per_peer=25))
     setting = digits(**settings)
     told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.spec, (2, 3))
-    assert last["parameters_k_plus_m"] == told == 9 * (2 * setting.task.spec.d + 3 * setting.task.spec.shared)
+    assert (
+        last["parameters_k_plus_m"]
+        == told
+        == 9 * (2 * setting.task.spec.d + 3 * setting.task.spec.shared)
+    )
 
 
 def test_everyone_can_be_told() -> None:
     chosen, everyone = (
-        digits(algorithm=f"fedavg:fraction=0.5,push={whom}", share="head:1", **MLP) for whom in ("chosen", "everyone")
+        digits(algorithm=f"fedavg:fraction=0.5,push={whom}", share="head:1", **MLP)
+        for whom in ("chosen", "everyone")
     )
     assert torch.equal(final(chosen, 3), final(everyone, 3))
     s = chosen.task.spec.shared

@@ -26,15 +26,28 @@ GAP = 10.0
 
 def sign(rank: int, **more: Any) -> Sign:
     """A rank that has begun 7 turns and has waited in the last of them for 30 seconds."""
-    state: dict[str, Any] = {"turns": 7, "waiting": True, "seconds": 30.0, "round": 5, "when": 1000.0} | more
-    known: dict[str, Any] = {"rank": rank, "host": "vm", "pid": 100 + rank, "doing": f"peers {rank} to {rank}"}
+    state: dict[str, Any] = {
+        "turns": 7,
+        "waiting": True,
+        "seconds": 30.0,
+        "round": 5,
+        "when": 1000.0,
+    } | more
+    known: dict[str, Any] = {
+        "rank": rank,
+        "host": "vm",
+        "pid": 100 + rank,
+        "doing": f"peers {rank} to {rank}",
+    }
     return Sign(**known | state)
 
 
 def judged(*others: Sign | None, mine: Sign | None = None, silent: tuple[int, ...] = ()) -> str:
     """What rank 0 says of ranks 1, 2, …, of which all but the silent have renewed their files."""
     now = dict(enumerate(others, start=1))
-    before = {r: s if r in silent or s is None else replace(s, when=s.when - GAP) for r, s in now.items()}
+    before = {
+        r: s if r in silent or s is None else replace(s, when=s.when - GAP) for r, s in now.items()
+    }
     return verdict(mine or sign(0), now, before, GAP)
 
 
@@ -68,7 +81,9 @@ def test_before_the_first_round_ranks_may_take_their_time() -> None:
     assert judged(sign(1, turns=6, waiting=False, seconds=900.0), sign(2), mine=mine) == ""
     assert judged(sign(1), None, mine=mine) == ""
     assert judged(sign(1), sign(2, seconds=1.0), mine=mine) == ""
-    assert "rank 2 on vm did not arrive: no sign" in judged(sign(1), sign(2), mine=mine, silent=(2,))
+    assert "rank 2 on vm did not arrive: no sign" in judged(
+        sign(1), sign(2), mine=mine, silent=(2,)
+    )
     assert "all 3 ranks are alive and wait for each other" in judged(sign(1), sign(2), mine=mine)
 
 
@@ -88,7 +103,10 @@ def test_who_shows_nothing_is_named_without_a_host() -> None:
 def test_lines_stay_short_however_many_are_late() -> None:
     crowd = [sign(r, host=f"h{r % 50:02}", when=900.0) for r in range(1, 1000)]
     line = judged(*crowd, silent=tuple(range(1, 1000)))
-    assert "ranks 50, 100, 150, 200 and 15 more on h00 and ranks 1, 51, 101, 151 and 16 more on h01" in line
+    assert (
+        "ranks 50, 100, 150, 200 and 15 more on h00 and ranks 1, 51, 101, 151 and 16 more on h01"
+        in line
+    )
     assert line.endswith("and on 46 more hosts did not arrive: no sign of life for 100 s")
     assert len(line) < 400
 
@@ -99,7 +117,9 @@ def watch(folder: Path | None, timeout: float = 20.0, rank: int = 0) -> Watch:
     return Watch(pulse, folder, timeout)
 
 
-def lines(watching: Watch, seconds: int, each: Callable[[int], None] = lambda second: None) -> dict[int, str]:
+def lines(
+    watching: Watch, seconds: int, each: Callable[[int], None] = lambda second: None
+) -> dict[int, str]:
     """What is said in the course of some seconds, by second."""
     said = {}
     for second in range(seconds):
@@ -164,9 +184,13 @@ def test_both_looks_are_at_the_files(tmp_path: Path) -> None:
         assert "rank 1 on vm did not arrive: no sign of life" in lines(watching, 22)[20]
 
         def renew(second: int) -> None:
-            (tmp_path / "1").write_text(json.dumps(asdict(sign(1, turns=0, waiting=False, when=float(second)))))
+            (tmp_path / "1").write_text(
+                json.dumps(asdict(sign(1, turns=0, waiting=False, when=float(second))))
+            )
 
-        assert "rank 1 on vm did not arrive: alive, computing" in "".join(lines(watching, 20, renew).values())
+        assert "rank 1 on vm did not arrive: alive, computing" in "".join(
+            lines(watching, 20, renew).values()
+        )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', "\0\0", "7"])
@@ -300,7 +324,9 @@ dfl.comm.mpi.World(0, 2, Comm()).end(7)
 
 def test_a_rank_ends_even_if_mpi_does_not() -> None:
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", HANGING], env=ENV, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING], env=ENV, cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert done.stderr == ""
     assert time.monotonic() - begun < 30

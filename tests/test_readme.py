@@ -28,9 +28,14 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_two_commands_are_those_of_the_project() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     commands = "".join(blocks("sh"))
-    assert 'pip install -e ".[mpi]" -c constraints.txt && mpirun -n 16 python -m dfl.run --topology ring' in commands
+    assert (
+        'pip install -e ".[mpi]" -c constraints.txt && mpirun -n 16 python -m dfl.run --topology ring'
+        in commands
+    )
     assert 'pip install -e ".[mpi,test]" -c constraints.txt && pytest' in commands
     assert {"mpi", "test"} <= set(extras)
 
@@ -43,7 +48,11 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
         *project["optional-dependencies"]["test"],
     ]
     names = {re.split(r"[<>=]", one)[0] for one in asked}
-    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     assert names <= set(pinned)
     assert pinned["torch"] == "2.13.0"
 
@@ -51,7 +60,9 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
 @pytest.mark.parametrize(
     "line", [li for li in "".join(blocks("sh")).splitlines() if "dfl.run" in li and "pip" not in li]
 )
-def test_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_are_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dfl.run import _asked
 
     monkeypatch.chdir(tmp_path)
@@ -59,15 +70,24 @@ def test_command_lines_are_understood(line: str, tmp_path: Path, monkeypatch: py
     words = line.partition("#")[0].split("dfl.run", 1)[1].split()
     if "--resume" in words:
         claim(Path("runs/long"))
-        begun = {"run": dfl.Run(rounds=5000).settled(16).to_dict(), "exit": None, "ending": "running"}
+        begun = {
+            "run": dfl.Run(rounds=5000).settled(16).to_dict(),
+            "exit": None,
+            "ending": "running",
+        }
         manifest.write(Path("runs/long"), begun)
     assert _asked(words, 16)["run"] is not None
 
 
 def test_the_grid_that_is_shown_is_one(tmp_path: Path) -> None:
-    (tmp_path / "graphs.toml").write_text(next(block for block in blocks("toml") if "[sweep]" in block))
+    (tmp_path / "graphs.toml").write_text(
+        next(block for block in blocks("toml") if "[sweep]" in block)
+    )
     cells = read(tmp_path / "graphs.toml", 1).cells
-    assert f"\n[{len(cells)}/{len(cells)}] {cells[-1].name}: done, round {cells[-1].run.rounds}, " in README
+    assert (
+        f"\n[{len(cells)}/{len(cells)}] {cells[-1].name}: done, round {cells[-1].run.rounds}, "
+        in README
+    )
 
 
 def test_the_way_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +131,9 @@ def registries() -> Iterator[None]:
 def test_what_the_readme_adds_can_be_used() -> None:
     block = next(b for b in blocks("python") if "def wheel" in b)
     exec(EXTENSIONS + block.replace("csr_array", "object"), {"__name__": "readme"})
-    *_, mixed = dfl.simulate(dfl.Run(peers=6, topology="wheel", algorithm="qdfedavgm", compressor="half", rounds=5))
+    *_, mixed = dfl.simulate(
+        dfl.Run(peers=6, topology="wheel", algorithm="qdfedavgm", compressor="half", rounds=5)
+    )
     *_, alone = dfl.simulate(dfl.Run(peers=6, algorithm="local", rounds=5))
     assert mixed["payload_bytes"] == 2 * 4810 * 20 * 5
     assert mixed["accuracy_mean"] > 0.8
@@ -125,7 +147,10 @@ def test_what_the_readme_adds_can_be_used() -> None:
 
 def test_the_round_shown_is_the_round_that_runs() -> None:
     shown = [line.strip() for block in blocks("python")[1:4] for line in block.splitlines()]
-    source = "".join((ROOT / f"dfl/algorithms/{name}.py").read_text() for name in ("dfedavgm", "qdfedavgm", "fedavg"))
+    source = "".join(
+        (ROOT / f"dfl/algorithms/{name}.py").read_text()
+        for name in ("dfedavgm", "qdfedavgm", "fedavg")
+    )
     code = [line for line in shown if line and not line.startswith("def ")]
     assert len(code) == 15
     assert [line for line in code if line not in source] == []
@@ -135,7 +160,8 @@ def tables() -> list[tuple[str, pd.DataFrame]]:
     """Markdown tables of the README that name the file they came from: <!-- FILE.csv [where COLUMN=VALUE] -->."""
     found = re.findall(r"<!-- (\S+\.csv(?: where \w+=\w+)?) -->\n((?:\|.*\n)+)", README)
     rows = [
-        (name, [[c.strip() for c in li.strip("|\n").split("|")] for li in text.splitlines()]) for name, text in found
+        (name, [[c.strip() for c in li.strip("|\n").split("|")] for li in text.splitlines()])
+        for name, text in found
     ]
     return [(name, pd.DataFrame(lines[2:], columns=lines[0])) for name, lines in rows]
 
@@ -150,7 +176,10 @@ def test_numbers_are_those_of_their_files(name: str, table: pd.DataFrame) -> Non
         source = source[source[column] == value]
     assert len(table) == len(source)
     for _, row in table.iterrows():
-        alike = [all(agree(str(row[c]), str(exact[c])) for c in table.columns) for _, exact in source.iterrows()]
+        alike = [
+            all(agree(str(row[c]), str(exact[c])) for c in table.columns)
+            for _, exact in source.iterrows()
+        ]
         assert sum(alike) == 1, dict(row)
 
 
@@ -181,6 +210,10 @@ def test_some_numbers_are_checked() -> None:
 
 def test_the_linters_are_those_of_ci() -> None:
     script = (ROOT / ".ci/run").read_text()
-    assert all(command in script for command in ("ruff check .", "ruff format --check .", "\nmypy\n"))
-    help_text = subprocess.run([sys.executable, "-m", "dfl.run", "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert all(
+        command in script for command in ("ruff check .", "ruff format --check .", "\nmypy\n")
+    )
+    help_text = subprocess.run(
+        [sys.executable, "-m", "dfl.run", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
     assert help_text.returncode == 0

@@ -47,7 +47,9 @@ def small(**settings: Any) -> dfl.Run:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, float]], Result]:
     """A finished run: the rows that it yielded, and the folder read back."""
     folder = tmp_path_factory.mktemp("runs") / "of the" / "ring"
-    rows = list(dfl.simulate(small(out=folder, bits=4, validation=0.2, partition="shards:per_peer=2")))
+    rows = list(
+        dfl.simulate(small(out=folder, bits=4, validation=0.2, partition="shards:per_peer=2"))
+    )
     return rows, dfl.load(folder)
 
 
@@ -69,14 +71,21 @@ def test_run_comes_back(done: tuple[list[dict[str, float]], Result]) -> None:
     assert result.run == asked.settled(ranks=1)
     again = [
         row["accuracy_mean"]
-        for row in dfl.simulate(dfl.Run.from_dict(result.record["run"] | {"out": f"{result.folder}2"}))
+        for row in dfl.simulate(
+            dfl.Run.from_dict(result.record["run"] | {"out": f"{result.folder}2"})
+        )
     ]
     assert again == result.rows["accuracy_mean"].tolist()
 
 
 def test_run_json_says_how_and_where(done: tuple[list[dict[str, float]], Result]) -> None:
     record = done[1].record
-    assert (record["exit"], record["ending"], record["ranks"], record["threads"]) == (0, "finished", 1, 1)
+    assert (record["exit"], record["ending"], record["ranks"], record["threads"]) == (
+        0,
+        "finished",
+        1,
+        1,
+    )
     assert record["seconds"] > 0
     assert record["versions"]["torch"] == torch.__version__
     assert {"python", "dfl", "numpy", "scipy", "networkx", "mpi4py"} < set(record["versions"])
@@ -99,7 +108,9 @@ def test_peers_have_a_row_each(done: tuple[list[dict[str, float]], Result]) -> N
 def test_columns_without_validation(tmp_path: Path) -> None:
     list(dfl.simulate(small(out=tmp_path / "run")))
     assert (tmp_path / "run" / "peers.csv").read_text().splitlines()[0].split(",") == PEERS
-    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",") == list(COLUMNS)
+    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",") == list(
+        COLUMNS
+    )
 
 
 def test_models_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
@@ -115,7 +126,9 @@ def test_models_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
     assert mean == result.rows["accuracy_mean_model"].iloc[-1]
 
 
-def test_a_loaded_model_is_the_callers_to_train(done: tuple[list[dict[str, float]], Result]) -> None:
+def test_a_loaded_model_is_the_callers_to_train(
+    done: tuple[list[dict[str, float]], Result],
+) -> None:
     first = next(done[1].model(1).parameters())
     assert first.requires_grad
     with torch.no_grad():
@@ -160,7 +173,11 @@ def test_unfinished_run_has_rows_but_no_models(tmp_path: Path) -> None:
     rows = dfl.simulate(small(out=tmp_path / "run"))
     next(rows)
     result = dfl.load(tmp_path / "run")
-    assert (result.record["exit"], result.record["ending"], len(result.rows)) == (None, "running", 1)
+    assert (result.record["exit"], result.record["ending"], len(result.rows)) == (
+        None,
+        "running",
+        1,
+    )
     with pytest.raises(dfl.InputError, match=r"no state\.safetensors: the run is running"):
         result.mean_model()
     rows.close()  # type: ignore[attr-defined]
@@ -205,7 +222,11 @@ ASKED: dict[str, Callable[[Result], Any]] = {
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("ending", [0, 130, None])
 def test_what_is_damaged_is_said_when_it_is_read(
-    done: tuple[list[dict[str, float]], Result], tmp_path: Path, name: str, damage: str, ending: int | None
+    done: tuple[list[dict[str, float]], Result],
+    tmp_path: Path,
+    name: str,
+    damage: str,
+    ending: int | None,
 ) -> None:
     folder, path = tmp_path / "run", tmp_path / "run" / name
     shutil.copytree(done[1].folder, folder)
@@ -293,7 +314,9 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.read_text() == "after"
 
 
-def test_a_crash_while_finishing_leaves_no_half_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_finishing_leaves_no_half_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(part: Path, content: bytes) -> None:
         with part.open("wb") as file:
             file.write(content[: len(content) // 2])
@@ -302,7 +325,12 @@ def test_a_crash_while_finishing_leaves_no_half_files(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(dfl.InputError, match="run cannot be written to: disk full"):
         list(dfl.simulate(small(out=tmp_path / "run")))
-    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [".dfl", "logs", "metrics.csv", "run.json"]
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
+        ".dfl",
+        "logs",
+        "metrics.csv",
+        "run.json",
+    ]
     assert dfl.load(tmp_path / "run").record["ending"].endswith("cannot be written to: disk full")
 
 

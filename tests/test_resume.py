@@ -19,7 +19,14 @@ from dfl.store.run_directory import claim
 from tests.conftest import Command
 from tests.stopping import crash, record, rewrite, same
 
-FEW = ["--peers=4", "--rounds=6", "--model=softmax", "--examples-per-peer=10", "--eval-every=2", "--checkpoint-every=2"]
+FEW = [
+    "--peers=4",
+    "--rounds=6",
+    "--model=softmax",
+    "--examples-per-peer=10",
+    "--eval-every=2",
+    "--checkpoint-every=2",
+]
 
 
 def small(**settings: Any) -> dfl.Run:
@@ -53,7 +60,9 @@ def test_a_finished_run_says_so(dfl_run: Command, whole: Path) -> None:
     done = dfl_run("--resume", str(whole))
     assert (done.code, done.out, done.err) == (0, "dfl: whole is finished after 6 rounds\n", "")
     assert {file: file.read_bytes() for file in dfl_run.files() if file.is_file()} == before
-    assert "--resume whole has done 6 rounds, more than --rounds 5" in dfl_run.refused("--resume=whole", "--rounds=5")
+    assert "--resume whole has done 6 rounds, more than --rounds 5" in dfl_run.refused(
+        "--resume=whole", "--rounds=5"
+    )
 
 
 def test_how_far_and_how_often_may_change(dfl_run: Command, cut: Path) -> None:
@@ -69,7 +78,10 @@ def test_how_far_and_how_often_may_change(dfl_run: Command, cut: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--lr=0.1"], "that run has --lr 0.05, not 0.1; only --rounds, --eval-every, --checkpoint-every"),
+        (
+            ["--lr=0.1"],
+            "that run has --lr 0.05, not 0.1; only --rounds, --eval-every, --checkpoint-every",
+        ),
         (["--bits=8"], "that run has --compressor quantize:bits=4, not quantize:bits=8"),
         (["--peers=5"], "that run has --peers 4, not 5"),
         (["--topology=complete"], "that run has --topology ring, not complete"),
@@ -84,7 +96,9 @@ def test_nothing_else_may_change(dfl_run: Command, cut: Path, flags: list[str], 
 
 
 def test_what_is_said_again_may_be_said(dfl_run: Command, cut: Path, whole: Path) -> None:
-    assert dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FEW).code == 0
+    assert (
+        dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FEW).code == 0
+    )
     same(cut, whole)
 
 
@@ -100,7 +114,10 @@ def test_a_file_of_settings_begins_a_run_or_goes_on(dfl_run: Command, whole: Pat
 
 
 def test_a_folder_without_a_run(dfl_run: Command) -> None:
-    assert dfl_run.refused("--resume=nowhere") == "--resume nowhere holds no run: there is no run.json in it"
+    assert (
+        dfl_run.refused("--resume=nowhere")
+        == "--resume nowhere holds no run: there is no run.json in it"
+    )
     assert "holds no run" in dfl_run.refused("--resume=nowhere", "--rounds=3")
     claim(Path("broken"))
     for page in ("{", "{}", "[]", "null", '{"run": 3}', '{"run": {}}'):
@@ -111,9 +128,13 @@ def test_a_folder_without_a_run(dfl_run: Command) -> None:
 
 
 def test_a_run_that_reached_its_goal_is_finished_where_it_did(dfl_run: Command) -> None:
-    assert dfl_run(*FEW[:1], *FEW[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code == 0
+    assert (
+        dfl_run(*FEW[:1], *FEW[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code == 0
+    )
     assert dfl_run("--resume=early").out == "dfl: early is finished after 2 rounds\n"
-    assert "early has done 2 rounds, more than --rounds 1" in dfl_run.refused("--resume=early", "--rounds=1")
+    assert "early has done 2 rounds, more than --rounds 1" in dfl_run.refused(
+        "--resume=early", "--rounds=1"
+    )
 
 
 def test_a_run_that_another_program_writes(dfl_run: Command, cut: Path) -> None:
@@ -131,27 +152,38 @@ def test_a_damaged_checkpoint_is_warned_of(dfl_run: Command, cut: Path, whole: P
     (cut / "checkpoint/0000000004.safetensors").write_bytes(b"x")
     done = dfl_run(f"--resume={cut}")
     assert "resumed    after round 2" in done.out
-    assert "warning: cut/checkpoint/0000000004.json is damaged (ValueError: the checksum of" in done.out
+    assert (
+        "warning: cut/checkpoint/0000000004.json is damaged (ValueError: the checksum of"
+        in done.out
+    )
     same(cut, whole)
 
 
 def test_only_damaged_checkpoints_are_refused(dfl_run: Command, cut: Path) -> None:
     for page in (cut / "checkpoint").glob("*.json"):
         page.write_text(page.read_text()[:-30])
-    assert "no other checkpoint is whole: take cut/checkpoint away to begin anew" in dfl_run.refused(f"--resume={cut}")
+    assert (
+        "no other checkpoint is whole: take cut/checkpoint away to begin anew"
+        in dfl_run.refused(f"--resume={cut}")
+    )
 
 
 def test_the_checkpoint_of_another_run_is_refused(dfl_run: Command, cut: Path) -> None:
     crash(small(out=Path("other"), bits=4, seed=1), 4)
     for file in Path("other/checkpoint").iterdir():
         (cut / "checkpoint" / file.name).write_bytes(file.read_bytes())
-    assert "0000000004.json is a checkpoint of another run than cut/run.json" in dfl_run.refused(f"--resume={cut}")
+    assert "0000000004.json is a checkpoint of another run than cut/run.json" in dfl_run.refused(
+        f"--resume={cut}"
+    )
 
 
 def test_learning_rates_that_would_have_been_others(dfl_run: Command) -> None:
     crash(small(out=Path("cut"), lr_schedule="cosine"), 4)
     said = dfl_run.refused("--resume=cut", "--rounds=9")
-    assert "the learning rates of the 4 rounds done would have been others (--lr-schedule cosine)" in said
+    assert (
+        "the learning rates of the 4 rounds done would have been others (--lr-schedule cosine)"
+        in said
+    )
     assert dfl_run("--resume=cut").code == 0
 
 
@@ -161,7 +193,9 @@ def test_a_callers_own_model_needs_python(dfl_run: Command, cut: Path) -> None:
 
 
 def test_from_python_too_only_some_things_may_change(cut: Path) -> None:
-    with pytest.raises(dfl.InputError, match="cut: seed cannot change when a run goes on, only rounds,"):
+    with pytest.raises(
+        dfl.InputError, match="cut: seed cannot change when a run goes on, only rounds,"
+    ):
         dfl.resumed(cut, seed=1)
     run = dfl.resumed(cut, rounds=9)
     assert (run.rounds, run.out, run.resume) == (9, cut, cut)
@@ -198,7 +232,9 @@ def test_a_run_without_a_folder_is_told_so() -> None:
     world = connect()
     try:
         world.told = signal.SIGTERM
-        with pytest.raises(dfl.Suspended, match=r"after round 1 of 6: there is no folder to keep it in"):
+        with pytest.raises(
+            dfl.Suspended, match=r"after round 1 of 6: there is no folder to keep it in"
+        ):
             list(dfl.simulate(small()))
     finally:
         world.told = 0

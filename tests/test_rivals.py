@@ -18,9 +18,23 @@ from tests.stub_rivals import MISSING, environment
 
 ROOT = Path(__file__).parents[1]
 DRIVERS = [ROOT / "experiments/rivals" / f"drive_{rival}.py" for rival in install.RIVALS]
-THEIRS = [*DRIVERS, ROOT / "experiments/rivals/client_flower.py", ROOT / "experiments/rivals/job.py"]
+THEIRS = [
+    *DRIVERS,
+    ROOT / "experiments/rivals/client_flower.py",
+    ROOT / "experiments/rivals/job.py",
+]
 """What runs in the environments of the rivals."""
-JOB = job.Job(peers=3, examples=20, features=4, hidden=(5,), batch_size=10, rounds=2, warm_up=1, processes=1, threads=1)
+JOB = job.Job(
+    peers=3,
+    examples=20,
+    features=4,
+    hidden=(5,),
+    batch_size=10,
+    rounds=2,
+    warm_up=1,
+    processes=1,
+    threads=1,
+)
 NUMBERS = {"peers": 3, "examples": 20, "features": 4, "batch-size": 10, "rounds": 2, "warm-up": 1}
 WORDS = [f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()]
 
@@ -32,8 +46,16 @@ def test_what_runs_elsewhere_stands_alone(file: Path) -> None:
     tree = ast.parse(file.read_text())
     compile(tree, str(file), "exec")
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    roots = {name.partition(".")[0] for name in plain | {node.module or "" for node in froms if not node.level}}
+    plain = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    roots = {
+        name.partition(".")[0]
+        for name in plain | {node.module or "" for node in froms if not node.level}
+    }
     assert not roots & {"dfl", "experiments", "topologies"}
     near = {node.module or alias.name for node in froms if node.level for alias in node.names}
     assert near <= {"job", "client_flower"}
@@ -85,7 +107,9 @@ def test_the_loss_is_that_of_some_users_or_of_all() -> None:
     net = job.network(JOB)
     inputs, labels = (torch.from_numpy(each) for each in job.data(JOB))
     for users in (1, 3):
-        by_hand = torch.nn.functional.cross_entropy(net(inputs[:users].flatten(0, 1)), labels[:users].flatten())
+        by_hand = torch.nn.functional.cross_entropy(
+            net(inputs[:users].flatten(0, 1)), labels[:users].flatten()
+        )
         assert job.loss(net, JOB, slice(users)) == pytest.approx(by_hand.item(), rel=1e-6)
     assert job.loss(net, JOB) == job.loss(net, JOB, slice(3))
 
@@ -154,7 +178,9 @@ def test_every_version_is_pinned() -> None:
 
 
 def test_installing_says_what_went_wrong(tmp_path: Path) -> None:
-    with pytest.raises(dfl.InputError, match=r"--only must be among pfl, gossipy, flower, not fedml"):
+    with pytest.raises(
+        dfl.InputError, match=r"--only must be among pfl, gossipy, flower, not fedml"
+    ):
         install.install(envs=tmp_path, only=("fedml",))
     with pytest.raises(dfl.InputError, match=r"-c raise SystemExit\('no wheel'\): no wheel"):
         install._run(sys.executable, "-c", "raise SystemExit('no wheel')")
@@ -163,7 +189,9 @@ def test_installing_says_what_went_wrong(tmp_path: Path) -> None:
 # The launches
 
 
-def test_a_rival_is_asked_in_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_is_asked_in_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     terms = run.Terms(environment(tmp_path, "gossipy"), rounds=2, warm_up=1)
     said = run.answer(run.Setup("gossipy", 1, 2, "tutorial"), "A", terms)
@@ -178,7 +206,14 @@ def test_a_rival_is_asked_in_its_own_environment(tmp_path: Path, monkeypatch: py
 def test_several_processes_of_pfl_are_torchrun_s(tmp_path: Path) -> None:
     terms = run.Terms(environment(tmp_path, "pfl"), rounds=2, warm_up=1, prefix=("env", "A=1"))
     words = run.answer(run.Setup("pfl", 2, 1), "C", terms)["words"].split()
-    assert words[:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    assert words[:6] == [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+    ]
     asked = job.read(words[7:])
     assert (asked.peers, asked.hidden, asked.processes) == (1000, (), 2)
 
@@ -213,7 +248,9 @@ def test_set_ups_use_at_most_two_cores() -> None:
     assert all(setup.processes * setup.threads <= 2 for setup in run.SETUPS)
 
 
-@pytest.mark.skipif("DFL_RIVALS" not in os.environ, reason="DFL_RIVALS names no folder of installed rivals")
+@pytest.mark.skipif(
+    "DFL_RIVALS" not in os.environ, reason="DFL_RIVALS names no folder of installed rivals"
+)
 @pytest.mark.parametrize("rival", install.RIVALS)
 def test_the_rivals_themselves_train(rival: str) -> None:
     terms = run.Terms(Path(os.environ["DFL_RIVALS"]), rounds=2, warm_up=1)

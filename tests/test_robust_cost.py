@@ -25,7 +25,9 @@ def rows_of(times: dict[str, list[float]], clients: tuple[int, ...]) -> pd.DataF
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     out = tmp_path_factory.mktemp("cost")
-    done = launch("robust_cost", out, "--clients", "10", "15", "30", "--parameters", "3000", "--repeats", "2")
+    done = launch(
+        "robust_cost", out, "--clients", "10", "15", "30", "--parameters", "3000", "--repeats", "2"
+    )
     assert done.returncode == 0, done.stderr
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
@@ -92,7 +94,9 @@ def test_the_power_is_that_of_the_growth() -> None:
 
 
 def test_the_table_compares_with_the_mean() -> None:
-    table = robust_cost.tabulate(rows_of({"mean": [0.1, 0.2, 0.4], "krum": [0.2, 0.4, 1.6]}, (10, 20, 40)))
+    table = robust_cost.tabulate(
+        rows_of({"mean": [0.1, 0.2, 0.4], "krum": [0.2, 0.4, 1.6]}, (10, 20, 40))
+    )
     by_rule = table.set_index("rule")
     assert by_rule.loc["krum", "ms_40"] == 1600
     assert by_rule.loc["krum", "times_the_mean"] == pytest.approx(4)
@@ -107,7 +111,10 @@ def test_the_finding_says_what_the_table_says() -> None:
     table = robust_cost.tabulate(rows_of({"mean": [0.1, 0.4], "krum": [0.2, 1.6]}, (10, 40)))
     said = robust_cost.finding(table)
     assert said.startswith("with 40 clients: mean 400 ms, 1.0 times the mean, power 1.00")
-    assert "krum 1600 ms, 4.0 times the mean, power 1.50 (1.50 from the last but one, theory 2)" in said
+    assert (
+        "krum 1600 ms, 4.0 times the mean, power 1.50 (1.50 from the last but one, theory 2)"
+        in said
+    )
 
 
 def test_the_figure_has_a_line_per_rule() -> None:
@@ -119,6 +126,10 @@ def test_the_figure_has_a_line_per_rule() -> None:
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    done = launch("robust_cost", tmp_path, "--clients", "2", "3", "--parameters", "10", "--repeats", "1")
+    done = launch(
+        "robust_cost", tmp_path, "--clients", "2", "3", "--parameters", "10", "--repeats", "1"
+    )
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["robust_cost: --aggregator krum: f=0 needs more than 2 words, there are 2"]
+    assert done.stderr.splitlines() == [
+        "robust_cost: --aggregator krum: f=0 needs more than 2 words, there are 2"
+    ]

@@ -17,7 +17,19 @@ from experiments.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.test_experiments import launch
 
 ROOT = Path(__file__).parents[1]
-TINY = ("--dataset", "digits", "--peers", "10", "--rounds", "2", "--seeds", "2", "--rates", "0.01", "0.2")
+TINY = (
+    "--dataset",
+    "digits",
+    "--peers",
+    "10",
+    "--rounds",
+    "2",
+    "--seeds",
+    "2",
+    "--rates",
+    "0.01",
+    "0.2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +51,13 @@ def last_of(out: Path, cell: str) -> dict[str, float]:
 def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.DataFrame:
     """The table of hand-made runs of ten rounds, one seed; what is not named has an error of 0.05."""
     rows = [
-        {"attack": attack, "rule": rule, "seed": 0, "round": t, "accuracy_mean": 0.1 if t == 0 else 1 - error}
+        {
+            "attack": attack,
+            "rule": rule,
+            "seed": 0,
+            "round": t,
+            "accuracy_mean": 0.1 if t == 0 else 1 - error,
+        }
         | ({"backdoor_success_mean": success} if attack == "backdoor" else {})
         for attack in ATTACKS
         for rule in RULES
@@ -51,7 +69,9 @@ def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.D
 
 def test_a_row_per_attack_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
     _, table, printed = page
-    assert list(zip(table["attack"], table["rule"], strict=True)) == [(a, r) for a in ATTACKS for r in RULES]
+    assert list(zip(table["attack"], table["rule"], strict=True)) == [
+        (a, r) for a in ATTACKS for r in RULES
+    ]
     unknown = table["error"].isna()
     assert set(table["rule"][unknown]) == set(RULES) - {"fltrust"}
     assert set(table["attack"][unknown]) == {"adaptive"}
@@ -65,8 +85,12 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
     out, table, _ = page
     for row in table.dropna(subset="error").to_dict("records"):
         seeds = range(int(row["seeds"]))
-        ends = [last_of(out, f"attack={row['attack']},rule={row['rule']},seed={seed}") for seed in seeds]
-        assert row["error"] == pytest.approx(1 - np.mean([end["accuracy_mean"] for end in ends]), rel=1e-5)
+        ends = [
+            last_of(out, f"attack={row['attack']},rule={row['rule']},seed={seed}") for seed in seeds
+        ]
+        assert row["error"] == pytest.approx(
+            1 - np.mean([end["accuracy_mean"] for end in ends]), rel=1e-5
+        )
         if row["attack"] == "backdoor":
             opened = np.mean([end["backdoor_success_mean"] for end in ends])
             assert row["backdoor_success"] == pytest.approx(opened, rel=1e-5)
@@ -75,7 +99,8 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
 def test_what_is_asked_for_has_every_seed(page: tuple[Path, pd.DataFrame, str]) -> None:
     table = page[1].set_index(["attack", "rule"])
     assert all(
-        table.loc[key, "seeds"] == (2 if key in page_of.BARS else 1) for key in table.dropna(subset="error").index
+        table.loc[key, "seeds"] == (2 if key in page_of.BARS else 1)
+        for key in table.dropna(subset="error").index
     )
     assert table["std_over_seeds"].notna().sum() == len(page_of.BARS) == 8
 
@@ -84,9 +109,14 @@ def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) 
     out, _, printed = page
     best = {}
     for rule in ("mean", "fltrust"):
-        found = {lr: last_of(out, f"tuned={rule},lr={lr},seed=0")["validation_accuracy_mean"] for lr in ("0.01", "0.2")}
+        found = {
+            lr: last_of(out, f"tuned={rule},lr={lr},seed=0")["validation_accuracy_mean"]
+            for lr in ("0.01", "0.2")
+        }
         best[rule] = max(found, key=found.__getitem__)
-        kept = json.loads((out / "cells" / f"attack=trim,rule={rule},seed=0.json").read_text())["run"]
+        kept = json.loads((out / "cells" / f"attack=trim,rule={rule},seed=0.json").read_text())[
+            "run"
+        ]
         assert kept["lr"] == float(best[rule])
         assert kept["validation"] == 0.0
     assert f"The learning rate is {best['fltrust']} for FLTrust and {best['mean']} else." in printed
@@ -96,23 +126,39 @@ def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) 
 
 def test_the_setting_is_that_of_the_paper() -> None:
     run = page_of.setting(Options(), "trim", "krum", lr=0.1, seed=3)
-    assert (run.peers, run.partition, run.batch_size, run.momentum) == (100, "biased:q=0.5", 32, 0.0)
-    assert (run.attack, run.aggregator, run.algorithm) == ("trim:fraction=0.2", "krum:f=20", "fedavg")
+    assert (run.peers, run.partition, run.batch_size, run.momentum) == (
+        100,
+        "biased:q=0.5",
+        32,
+        0.0,
+    )
+    assert (run.attack, run.aggregator, run.algorithm) == (
+        "trim:fraction=0.2",
+        "krum:f=20",
+        "fedavg",
+    )
     trusting = page_of.setting(Options(), "none", "fltrust", lr=0.1, seed=3)
     assert (trusting.attack, trusting.algorithm) == ("none", "fltrust:root=100,bias=0.1")
-    assert page_of.setting(Options(peers=10), "none", "trimmed_mean", lr=0.1).aggregator == "trimmed_mean:f=2"
+    assert (
+        page_of.setting(Options(peers=10), "none", "trimmed_mean", lr=0.1).aggregator
+        == "trimmed_mean:f=2"
+    )
 
 
 def test_a_fifth_attacks() -> None:
     options = Options(dataset="digits", peers=10)
-    network: Network = prepare(page_of.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()).network
+    network: Network = prepare(
+        page_of.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()
+    ).network
     assert len(network.speech.liars) == 2
 
 
 def test_the_adaptive_attack_is_for_fltrust() -> None:
     cells = page_of.grid(Options(seeds=1), {"mean": 0.3, "fltrust": 0.1})
     assert len(cells) == 5 * 5 + 1
-    assert [labels["rule"] for labels, run in cells if run.attack.startswith("adaptive")] == ["fltrust"]
+    assert [labels["rule"] for labels, run in cells if run.attack.startswith("adaptive")] == [
+        "fltrust"
+    ]
     assert all(run.lr == (0.1 if labels["rule"] == "fltrust" else 0.3) for labels, run in cells)
 
 
@@ -135,7 +181,12 @@ def test_no_number_from_memory_stands_beside() -> None:
     made = table_of({})
     for table in (made, pd.read_csv(ROOT / "experiments/results/robust_fltrust2021/table.csv")):
         assert not [name for name in map(str, table) if "paper" in name or "published" in name]
-    assert not [line for axes in page_of.draw(made, Options()).axes for line in axes.lines if line.get_marker() == "D"]
+    assert not [
+        line
+        for axes in page_of.draw(made, Options()).axes
+        for line in axes.lines
+        if line.get_marker() == "D"
+    ]
 
 
 HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
@@ -146,7 +197,10 @@ HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
     [
         (HURT | {("krum", "krum"): 0.6}, "holds holds holds"),
         (HURT | {("trim", "fltrust"): 0.1, ("krum", "krum"): 0.4}, "FAILS holds FAILS"),
-        (HURT | {("trim", "fltrust"): 0.07, ("trim", "median"): 0.06, ("krum", "krum"): 0.6}, "holds FAILS holds"),
+        (
+            HURT | {("trim", "fltrust"): 0.07, ("trim", "median"): 0.06, ("krum", "krum"): 0.6},
+            "holds FAILS holds",
+        ),
     ],
 )
 def test_the_finding_judges_the_bars(errors: dict[tuple[str, str], float], verdicts: str) -> None:
@@ -172,7 +226,9 @@ def test_the_figure_shows_what_was_measured() -> None:
     assert len(heights) == len(page_of.ATTACKS) * len(RULES)
     assert sum(abs(height - 0.2) < 1e-9 for height in heights) == 3
     assert len(opened.patches) == len(RULES)
-    assert [text.get_text() for text in errors.get_xticklabels()] == [name.replace("_", " ") for name in ATTACKS]
+    assert [text.get_text() for text in errors.get_xticklabels()] == [
+        name.replace("_", " ") for name in ATTACKS
+    ]
 
 
 def test_a_data_set_without_a_model_is_refused() -> None:

@@ -27,7 +27,13 @@ Ints = NDArray[np.int64]
 def made(n: int = 400, classes: int = 10) -> Data:
     """Examples whose only input is their own number, as uint8 pairs, and whose labels go round."""
     numbers = np.stack([np.arange(n) // 256, np.arange(n) % 256], axis=1).astype(np.uint8)
-    return Data(numbers, np.arange(n) % max(classes, 1), numbers[:50], np.arange(50) % max(classes, 1), classes)
+    return Data(
+        numbers,
+        np.arange(n) % max(classes, 1),
+        numbers[:50],
+        np.arange(50) % max(classes, 1),
+        classes,
+    )
 
 
 def numbers(inputs: NDArray[Any]) -> list[int]:
@@ -56,7 +62,10 @@ def counts(n: int = 4000, classes: int = 10, **options: Any) -> list[int]:
     [
         ({}, [10] * 10),
         ({"size": 100, "bias": 0.1}, [10] * 10),
-        ({"size": 100, "bias": 0.5}, [6, 50, 6, 6, 6, 6, 5, 5, 5, 5]),  # 50 / 9 = 5.56: five are rounded up
+        (
+            {"size": 100, "bias": 0.5},
+            [6, 50, 6, 6, 6, 6, 5, 5, 5, 5],
+        ),  # 50 / 9 = 5.56: five are rounded up
         ({"size": 90, "bias": 0.0}, [10, 0, *[10] * 8]),
         ({"size": 7, "bias": 1.0}, [0, 7, *[0] * 8]),
         ({"size": 1, "bias": 0.3}, [0, 1, *[0] * 8]),
@@ -74,7 +83,9 @@ def test_root_counts_by_hand(options: dict[str, Any], expected: list[int]) -> No
 @given(size=st.integers(1, 300), bias=st.floats(0, 1), classes=st.integers(2, 12))
 def test_root_counts_are_the_nearest_whole_numbers(size: int, bias: float, classes: int) -> None:
     found = counts(4000, classes, size=size, bias=bias)
-    exact = [size * (bias if label == 1 else (1 - bias) / (classes - 1)) for label in range(classes)]
+    exact = [
+        size * (bias if label == 1 else (1 - bias) / (classes - 1)) for label in range(classes)
+    ]
     assert sum(found) == size
     assert max(abs(a - b) for a, b in zip(found, exact, strict=True)) < 1 + 1e-6
     others = found[:1] + found[2:]
@@ -106,7 +117,10 @@ def test_root_examples_of_a_label_are_drawn_from_all_of_them() -> None:
 )
 def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) -> None:
     values = made(400).train_labels
-    assert refused(lambda: root_examples(values, classes, randomness.generator(0, "root"), **options)) == words
+    assert (
+        refused(lambda: root_examples(values, classes, randomness.generator(0, "root"), **options))
+        == words
+    )
 
 
 # --- the server's share of a deal -------------------------------------------------------------------------------------
@@ -142,7 +156,9 @@ def test_root_of_a_subset_comes_from_the_rest() -> None:
     dealt, plain = deal(iid, data, run, SMALL), deal(iid, data, run)
     assert len(dealt.root) == 40
     assert not set(dealt.root.tolist()) & set(dealt_places(dealt))
-    for own, same in zip(dealt.train + dealt.validation, plain.train + plain.validation, strict=True):
+    for own, same in zip(
+        dealt.train + dealt.validation, plain.train + plain.validation, strict=True
+    ):
         assert np.array_equal(own, same)  # the peers have what they would have without
 
 
@@ -161,7 +177,9 @@ def test_who_has_everything_has_what_the_peers_learn_from(each: int | None) -> N
     dealt, plain = deal(iid, data, run, everything), deal(iid, data, run)
     assert dealt.root.tolist() == sorted(np.concatenate(plain.train).tolist())
     assert all(np.array_equal(a, b) for a, b in zip(dealt.train, plain.train, strict=True))
-    assert everything(data.train_labels, 10, randomness.generator(0, "root")).tolist() == list(range(400))
+    assert everything(data.train_labels, 10, randomness.generator(0, "root")).tolist() == list(
+        range(400)
+    )
 
 
 def test_root_arrays_are_raw() -> None:
@@ -201,7 +219,9 @@ class Poison(Attack):
         return inputs, classes - 1 - labels
 
 
-def own(arrays: distribute.Arrays, dealt: Deal, peers: range, peer: int) -> tuple[NDArray[Any], Ints]:
+def own(
+    arrays: distribute.Arrays, dealt: Deal, peers: range, peer: int
+) -> tuple[NDArray[Any], Ints]:
     """One peer's training examples among those of some."""
     first = sum(len(dealt.train[i]) for i in peers if i < peer)
     places = slice(first, first + len(dealt.train[peer]))
@@ -213,7 +233,10 @@ def own(arrays: distribute.Arrays, dealt: Deal, peers: range, peer: int) -> tupl
 def test_bad_peers_learn_from_poison(peers: range, bad: Any) -> None:
     data = made(403)
     dealt = deal(PARTITIONS["dirichlet"], data, Run(peers=6, validation=0.2))
-    arrays, clean = distribute.owned(data, dealt, peers, Poison(), bad), distribute.owned(data, dealt, peers)
+    arrays, clean = (
+        distribute.owned(data, dealt, peers, Poison(), bad),
+        distribute.owned(data, dealt, peers),
+    )
     for peer in peers:
         inputs, labels = own(arrays, dealt, peers, peer)
         if peer not in bad:
@@ -239,7 +262,9 @@ def test_liars_in_messages_learn_from_what_they_have() -> None:
 @pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x.astype(np.float64)])
 def test_poison_keeps_the_form(change: Any) -> None:
     class Wrong(Attack):
-        def poison(self, inputs: NDArray[Any], labels: Ints, classes: int) -> tuple[NDArray[Any], Ints]:
+        def poison(
+            self, inputs: NDArray[Any], labels: Ints, classes: int
+        ) -> tuple[NDArray[Any], Ints]:
             return change(inputs), labels
 
     data = made()

@@ -16,7 +16,16 @@ import dfl
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, make_directory, no_follow, read_bytes
 from dfl.store import manifest
-from dfl.store.run_directory import CONTENT, FILES, FOLDERS, MARKER, claim, refuse_foreign, refuse_unusable, take_back
+from dfl.store.run_directory import (
+    CONTENT,
+    FILES,
+    FOLDERS,
+    MARKER,
+    claim,
+    refuse_foreign,
+    refuse_unusable,
+    take_back,
+)
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
@@ -64,7 +73,9 @@ def test_a_folder_with_something_in_it_is_foreign(tmp_path: Path, what: str) -> 
 
 
 @pytest.mark.parametrize("held", [None, b"", CONTENT[:5], CONTENT])
-def test_a_new_or_empty_folder_is_claimed_and_given_back(tmp_path: Path, held: bytes | None) -> None:
+def test_a_new_or_empty_folder_is_claimed_and_given_back(
+    tmp_path: Path, held: bytes | None
+) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     if held is not None:  # by a program that was killed meanwhile
@@ -105,7 +116,9 @@ def test_a_path_that_leaves_no_room_for_files_is_refused_at_once(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("own")])
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("own")]
+)
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
 def test_what_stands_in_the_place_of_what_a_run_writes_is_refused_at_once(
     tmp_path: Path, name: str, make: Callable[[Path], None]
@@ -114,7 +127,11 @@ def test_what_stands_in_the_place_of_what_a_run_writes_is_refused_at_once(
     make(tmp_path / "run" / name)
     (tmp_path / "own").mkdir()
     path = tmp_path / "run" / name
-    good = path.is_dir() and not path.is_symlink() if name in FOLDERS else path.is_file() or path.is_symlink()
+    good = (
+        path.is_dir() and not path.is_symlink()
+        if name in FOLDERS
+        else path.is_file() or path.is_symlink()
+    )
     if good:
         refuse_unusable(tmp_path / "run", resume=True)
     else:
@@ -193,7 +210,9 @@ def test_a_run_vouches_for_its_files(run: Path) -> None:
     assert {name: value for name, value in manifest.read(run).items() if name in RECORD} == RECORD
     whole = (run / "figures/graph.png").read_bytes()
     for at in range(len(whole)):
-        (run / "figures/graph.png").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        (run / "figures/graph.png").write_bytes(
+            whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        )
         assert "graph.png is damaged" in manifest.damage(run)
         assert manifest.damage(run, "metrics.csv") == ""
     (run / "figures/graph.png").unlink()
@@ -218,7 +237,18 @@ def test_a_record_vouches_for_itself(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "null", '{"run": 3}', '{"run": {}}', '{"run": {}, "checksum": 7}', "[" * 100_000, "\xff"]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"run": 3}',
+        '{"run": {}}',
+        '{"run": {}, "checksum": 7}',
+        "[" * 100_000,
+        "\xff",
+    ],
 )
 def test_what_is_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / manifest.NAME).write_bytes(text.encode("latin-1"))
@@ -242,7 +272,13 @@ def test_a_checksum_does_not_depend_on_the_layout(run: Path) -> None:
     assert manifest.damage(run) == ""
 
 
-ON_TWO = ["--peers=4", "--rounds=1000000", "--eval-every=1", "--model=softmax", "--examples-per-peer=10"]
+ON_TWO = [
+    "--peers=4",
+    "--rounds=1000000",
+    "--eval-every=1",
+    "--model=softmax",
+    "--examples-per-peer=10",
+]
 
 
 def test_a_foreign_folder_is_refused_on_several_ranks(tmp_path: Path) -> None:
@@ -273,7 +309,9 @@ def test_a_run_on_several_ranks_ends_when_its_rows_vanish(tmp_path: Path, what: 
     assert not (folder / "metrics.csv").exists()
 
 
-def test_links_in_a_runs_folder_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_in_a_runs_folder_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever name of ours is a link, what it leads to stays as it is."""
     monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
     (tmp_path / "foreign").mkdir()
@@ -281,16 +319,32 @@ def test_links_in_a_runs_folder_are_not_followed(tmp_path: Path, monkeypatch: py
         (tmp_path / "foreign" / name).write_text("mine")
     (tmp_path / "file").write_text("mine")
     before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
-    files = [".lock", ".run.json.part", "run.json", "metrics.csv", "peers.csv", "state.safetensors", "logs/rank-0.log"]
+    files = [
+        ".lock",
+        ".run.json.part",
+        "run.json",
+        "metrics.csv",
+        "peers.csv",
+        "state.safetensors",
+        "logs/rank-0.log",
+    ]
     for name in [*files, "logs", "checkpoint", "figures", "tensorboard"]:
         folder = tmp_path / "run"
         claim(folder)
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).symlink_to(tmp_path / ("file" if name in files else "foreign"))
         run = dfl.Run(
-            peers=2, rounds=1, model="softmax", examples_per_peer=5, checkpoint_every=1, tensorboard=True, out=folder
+            peers=2,
+            rounds=1,
+            model="softmax",
+            examples_per_peer=5,
+            checkpoint_every=1,
+            tensorboard=True,
+            out=folder,
         )
         with suppress(dfl.InputError):
             list(dfl.simulate(run))
         shutil.rmtree(folder)
-        assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before, name
+        assert {
+            path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")
+        } == before, name

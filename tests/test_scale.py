@@ -23,7 +23,19 @@ STAGES = {"build", "rounds", "look", "report"}
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     """The page on few peers: its table and what it printed."""
     out = tmp_path_factory.mktemp("scale")
-    few = ["--peers", "20", "60", "--ranks", "2", "--messages", "8", "--rounds", "5", "--beyond", "80"]
+    few = [
+        "--peers",
+        "20",
+        "60",
+        "--ranks",
+        "2",
+        "--messages",
+        "8",
+        "--rounds",
+        "5",
+        "--beyond",
+        "80",
+    ]
     done = run_page("scale", out, *few)
     assert done.returncode == 0, done.stderr
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -98,7 +110,12 @@ def test_rows_per_peer() -> None:
 def table(exponent: float, rows: float, peak: float) -> pd.DataFrame:
     peers = np.array([100, 1_000, 10_000, 100_000])
     flat = dict.fromkeys(["build_seconds", "look_seconds", "report_seconds", "wall_seconds"], 7.0)
-    grown = {"peers": peers, "round_seconds": 1e-5 * peers**exponent, "rows_per_peer": rows, "peak_MB": peak}
+    grown = {
+        "peers": peers,
+        "round_seconds": 1e-5 * peers**exponent,
+        "rows_per_peer": rows,
+        "peak_MB": peak,
+    }
     return pd.DataFrame({"ranks": 1, "message": "float32", **grown, **flat})
 
 
@@ -109,7 +126,9 @@ def test_the_exponent_is_that_of_the_rounds(exponent: float) -> None:
 
 
 def test_bars_that_are_missed_are_said_loudly() -> None:
-    good, bad = (scale.finding(table(1.0, *numbers), 10_000) for numbers in ((3.9, 2000.0), (4.1, 2200.0)))
+    good, bad = (
+        scale.finding(table(1.0, *numbers), 10_000) for numbers in ((3.9, 2000.0), (4.1, 2200.0))
+    )
     assert "as peers to the power 1.00" in good
     assert "3.9 rows of d floats beside its data (at most 4)" in good
     assert "(within 2 GiB)" in good
@@ -128,7 +147,9 @@ def test_the_grid_ends_beyond() -> None:
 
 
 @pytest.mark.parametrize(("message", "bits"), [("float32", None), ("8", "8")])
-def test_a_cell_asks_for_its_run(message: str, bits: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_asks_for_its_run(
+    message: str, bits: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
 
     def launched(ranks: int, *words: str) -> dict[str, Any]:
@@ -151,17 +172,34 @@ def test_the_probe_runs_what_it_says() -> None:
 
 
 def test_the_figure_has_a_line_per_cell() -> None:
-    both = pd.concat([table(1.0, 3.0, 500.0), table(0.9, 5.0, 700.0).assign(message="8")], ignore_index=True)
+    both = pd.concat(
+        [table(1.0, 3.0, 500.0), table(0.9, 5.0, 700.0).assign(message="8")], ignore_index=True
+    )
     left, middle, right = scale.draw(both).axes
-    assert [line.get_label() for line in left.lines] == ["1 rank, float32", "1 rank, 8 bits", "in proportion"]
-    assert [line.get_label() for line in middle.lines] == ["1 rank, float32", "1 rank, 8 bits", "2 GiB"]
-    assert {line.get_label() for line in right.lines} == {"build", "look", "report", "a round, to compare"}
+    assert [line.get_label() for line in left.lines] == [
+        "1 rank, float32",
+        "1 rank, 8 bits",
+        "in proportion",
+    ]
+    assert [line.get_label() for line in middle.lines] == [
+        "1 rank, float32",
+        "1 rank, 8 bits",
+        "2 GiB",
+    ]
+    assert {line.get_label() for line in right.lines} == {
+        "build",
+        "look",
+        "report",
+        "a round, to compare",
+    }
     x, y = (np.asarray(values, dtype=float) for values in left.lines[-1].get_data())
     assert y[1] / y[0] == pytest.approx(x[1] / x[0])
 
 
 def test_a_launch_reads_the_last_line() -> None:
-    said = launch.launch(1, "-c", "import time; time.sleep(0.3); print('noise'); print('{\"a\": 1}')")
+    said = launch.launch(
+        1, "-c", "import time; time.sleep(0.3); print('noise'); print('{\"a\": 1}')"
+    )
     assert said["a"] == 1
     assert 0.3 < said["wall"] < 30
     ranks = "import os; print('[%s]' % os.environ['PMI_SIZE'])"
@@ -181,7 +219,17 @@ def test_several_ranks_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_cannot_be_done_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments.scale", "--peers", "3", "--ranks", "1", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.scale",
+        "--peers",
+        "3",
+        "--ranks",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("scale: ")

@@ -81,7 +81,9 @@ while not pathlib.Path(sys.argv[1], "end").exists():
 """
 
 
-def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(tmp_path: Path) -> None:
+def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(
+    tmp_path: Path,
+) -> None:
     """Names with which MPICH runs here, so that `NAME` is true of it."""
     (tmp_path / "waits.py").write_text(WAITS)
     for name in ("lives", "dies", "starts"):
@@ -89,9 +91,13 @@ def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(tm
 
     def start(name: str) -> tuple[subprocess.Popen[bytes], set[Path]]:
         before = set(shared_memory.FOLDER.iterdir())
-        job = subprocess.Popen(words(2, str(tmp_path / "waits.py"), str(tmp_path / name)), cwd=ROOT, env=ENV)
+        job = subprocess.Popen(
+            words(2, str(tmp_path / "waits.py"), str(tmp_path / name)), cwd=ROOT, env=ENV
+        )
         assert eventually(lambda: len(os.listdir(tmp_path / name)) == 2, 60)
-        return job, {each for each in shared_memory.FOLDER.glob("mpich_shm_*") if each not in before}
+        return job, {
+            each for each in shared_memory.FOLDER.glob("mpich_shm_*") if each not in before
+        }
 
     lives, alive = start("lives")
     dies, left = start("dies")

@@ -25,7 +25,9 @@ WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}
 def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
     """The server's row (d,) after some rounds on digits."""
     setting = digits(algorithm=algorithm, **settings)
-    state = setting.algorithm.init(*start(setting.run, setting.task, False, True), Net(setting.network, 0))
+    state = setting.algorithm.init(
+        *start(setting.run, setting.task, False, True), Net(setting.network, 0)
+    )
     for t in range(rounds):
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
     assert state.x.shape == (1, setting.task.spec.d)
@@ -33,7 +35,9 @@ def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
 
 
 def near(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=0, atol=1e-6) and not torch.equal(one, torch.zeros_like(one))
+    return torch.allclose(one, other, rtol=0, atol=1e-6) and not torch.equal(
+        one, torch.zeros_like(one)
+    )
 
 
 def test_fedprox_without_a_pull_is_fedavg_bit_for_bit() -> None:
@@ -89,14 +93,17 @@ def test_clipping_follows_a_server_with_momentum(beta: float, attack: str, optio
 def test_clipping_that_clips_nothing_is_the_mean(beta: float) -> None:
     algorithm = f"fedavg:server_momentum={beta}"
     clipped, mean = (
-        final(quadratic(algorithm=algorithm, aggregator=rule), 80) for rule in ("clipping:tau=1e9", "mean")
+        final(quadratic(algorithm=algorithm, aggregator=rule), 80)
+        for rule in ("clipping:tau=1e9", "mean")
     )
     assert torch.allclose(clipped, mean, rtol=0, atol=1e-12)
 
 
 def distances(setting: Setting, rounds: int) -> list[float]:
     """How far the server is from the optimum before each round, 8 or so at first."""
-    state = setting.algorithm.init(*start(setting.run, setting.task, True, True), Net(setting.network, 0))
+    state = setting.algorithm.init(
+        *start(setting.run, setting.task, True, True), Net(setting.network, 0)
+    )
     state, best, found = replace(state, w=state.w + 4.0), centres(setting).mean(0), []
     for t in range(rounds):
         found.append(float((state.x[0] - best).norm()))
@@ -109,7 +116,10 @@ def test_trimming_nobody_is_the_uniform_mean() -> None:
     trimmed = server("fedavg", aggregator="trimmed_mean:f=0", **uneven)
     assert near(server("fedavg:weighting=uniform", **uneven), trimmed)
     assert not near(server("fedavg", **uneven), trimmed)
-    one, other = (final(quadratic(algorithm="fedavg", aggregator=rule), 9) for rule in ("trimmed_mean:f=0", "mean"))
+    one, other = (
+        final(quadratic(algorithm="fedavg", aggregator=rule), 9)
+        for rule in ("trimmed_mean:f=0", "mean")
+    )
     assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
@@ -119,10 +129,14 @@ def test_batches_of_everything_do_not_depend_on_the_number_of_clients(peers: int
     x = np.random.default_rng(0).normal(size=(100, 4))
     data = Data(x, (x.sum(1) > 0).astype(np.int64), x[:5], np.zeros(5, np.int64), classes=2)
     run: dict[str, Any] = {"algorithm": "fedavg", "local_epochs": 1, "lr": 0.5, **WHOLE}
-    one, many = (prepare(Run(peers=n, **run), World(), nn.Linear(4, 2).double(), data) for n in (1, peers))
+    one, many = (
+        prepare(Run(peers=n, **run), World(), nn.Linear(4, 2).double(), data) for n in (1, peers)
+    )
     row = torch.zeros(1, 10, dtype=torch.float64)
     for t in range(20):
-        row = one.algorithm.round(one.algorithm.init(row, row, Net(one.network, t)), one.task, Net(one.network, t), t).x
+        row = one.algorithm.round(
+            one.algorithm.init(row, row, Net(one.network, t)), one.task, Net(one.network, t), t
+        ).x
     other = torch.zeros_like(row)
     for t in range(20):
         net = Net(many.network, t)
@@ -134,7 +148,9 @@ def test_batches_of_everything_do_not_depend_on_the_number_of_clients(peers: int
 def test_a_2nn_on_equal_clients_does_not_depend_on_their_number() -> None:
     """The same 150 digits at 1, 5 and 30 clients, in batches of everything."""
     one, *others = (
-        server("fedavg", rounds=8, model="2nn", peers=n, examples_per_peer=150 // n, lr=0.2, **WHOLE)
+        server(
+            "fedavg", rounds=8, model="2nn", peers=n, examples_per_peer=150 // n, lr=0.2, **WHOLE
+        )
         for n in (1, 5, 30)
     )
     w = start((few := digits(model="2nn")).run, few.task, False)[0][0]
@@ -156,7 +172,8 @@ def test_weights_are_the_examples_of_the_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "peers", "m"), [(0.0, 10, 1), (0.29, 100, 29), (0.1, 100, 10), (1.0, 7, 7), (0.04, 10, 1)]
+    ("fraction", "peers", "m"),
+    [(0.0, 10, 1), (0.29, 100, 29), (0.1, 100, 10), (1.0, 7, 7), (0.04, 10, 1)],
 )
 def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None:
     few: dict[str, Any] = {**FEW, "peers": peers, "examples_per_peer": 5}
@@ -168,7 +185,11 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
         setting.network.payload[:] = setting.network.told[:] = 0
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
         d = setting.task.spec.d
-        assert sorted(setting.network.payload) == sorted(setting.network.told) == [0] * (peers - m) + [4 * d] * m
+        assert (
+            sorted(setting.network.payload)
+            == sorted(setting.network.told)
+            == [0] * (peers - m) + [4 * d] * m
+        )
         seen.add(setting.network.payload.tobytes())
     assert len(seen) == (1 if m == peers else 3)  # others in every round
     assert setting.network.parameters == 3 * (setting.layout.peers + m) * setting.task.spec.d
@@ -183,7 +204,10 @@ def test_the_server_has_a_rate_and_a_momentum() -> None:
     first = heavy.algorithm.round(state, heavy.task, Net(heavy.network, 0), 0)
     second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1), 1)
     plain = digits(algorithm="fedavg")
-    step = plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1), 1).x - first.x
+    step = (
+        plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1), 1).x
+        - first.x
+    )
     assert near(second.v[0], (0.5 * first.v + step)[0])
     assert near(first.v[0], once - w)
     assert near(second.x[0], (first.x + 2 * (0.5 * first.v + step))[0])
@@ -197,9 +221,15 @@ def test_stragglers_are_dropped_or_do_less() -> None:
     fewer = digits(algorithm="fedavg:stragglers=0.5,late=fewer", local_epochs=30)
     final(fewer, 1)
     assert (fewer.network.payload > 0).all()
-    assert not torch.equal(*(server(f"fedavg{o}", local_epochs=30) for o in ("", ":stragglers=0.5,late=fewer")))
-    assert not torch.equal(*(server(f"fedprox{o}", local_steps=30) for o in ("", ":stragglers=0.5")))
-    assert torch.equal(server("fedavg:stragglers=0.9,fraction=0.01"), server("fedavg:fraction=0.01"))  # one at least
+    assert not torch.equal(
+        *(server(f"fedavg{o}", local_epochs=30) for o in ("", ":stragglers=0.5,late=fewer"))
+    )
+    assert not torch.equal(
+        *(server(f"fedprox{o}", local_steps=30) for o in ("", ":stragglers=0.5"))
+    )
+    assert torch.equal(
+        server("fedavg:stragglers=0.9,fraction=0.01"), server("fedavg:fraction=0.01")
+    )  # one at least
 
 
 def test_who_is_slow_and_how_much_it_does_changes() -> None:
@@ -223,7 +253,9 @@ def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
     setting = digits(algorithm="fedavg", bits=4)
     word, net = torch.linspace(-1, 1, 40), Net(setting.network, 0)
     alone = net.collect(word[None], net.group(np.array([4])), np.ones(1)).row[0]
-    pair = net.collect(torch.stack([word, word]), net.group(np.array([1, 4])), np.array([0, 1])).row[0]
+    pair = net.collect(
+        torch.stack([word, word]), net.group(np.array([1, 4])), np.array([0, 1])
+    ).row[0]
     assert torch.equal(alone, pair)
     assert not torch.equal(alone, word)
 
@@ -248,7 +280,10 @@ def test_a_pull_holds_peers_near_the_start() -> None:
     for _ in range(5):
         z = z - 0.1 * (0.7 * (z - c) + 3 * (z - w))
     got = setting.algorithm.round(
-        setting.algorithm.init(w, w, Net(setting.network, 0)), setting.task, Net(setting.network, 0), 0
+        setting.algorithm.init(w, w, Net(setting.network, 0)),
+        setting.task,
+        Net(setting.network, 0),
+        0,
     )
     assert torch.allclose(got.x, z.mean(0, keepdim=True), rtol=0, atol=1e-12)
 
@@ -256,11 +291,15 @@ def test_a_pull_holds_peers_near_the_start() -> None:
 def test_local_only_says_nothing_and_pooled_has_everything() -> None:
     alone, pooled = digits(algorithm="local_only"), digits(algorithm="pooled")
     x = final(alone, 2)
-    assert torch.equal(x, sgd(sgd(start(alone.run, alone.task, False)[0], alone.task, 0), alone.task, 1))
+    assert torch.equal(
+        x, sgd(sgd(start(alone.run, alone.task, False)[0], alone.task, 0), alone.task, 1)
+    )
     assert not alone.network.payload.any()
     assert pooled.task.server is not None
     assert pooled.task.server.train.sizes.tolist() == [pooled.task.train.sizes.sum()]
-    assert sorted(pooled.task.server.train.labels.tolist()) == sorted(pooled.task.train.labels.tolist())
+    assert sorted(pooled.task.server.train.labels.tolist()) == sorted(
+        pooled.task.train.labels.tolist()
+    )
     assert pooled.task.server.steps.tolist() == [-(-150 // 10)]
 
 
@@ -275,7 +314,9 @@ def test_a_server_hears_what_was_decoded() -> None:
     words[:, 0] = torch.tensor([1.0, 2, 3, 4, 5, 7])
     network = setting.network
     rule = partial(aggregators.AGGREGATORS["median"])
-    network.speech = network.speech._replace(rule=rule, compressor=digits().network.speech.compressor)
+    network.speech = network.speech._replace(
+        rule=rule, compressor=digits().network.speech.compressor
+    )
     heard = Net(network, 0).collect(words, Layout(6, 1).group(np.arange(6), 0), np.ones(6))
     assert heard.row.tolist() == [[3.5, 0, 0]]
     assert torch.isnan(heard.scores).all()

@@ -52,7 +52,11 @@ def test_the_numbers_are_those_of_the_runs(ran: tuple[Path, str]) -> None:
         assert row["mean_model"] == pytest.approx(end["accuracy_mean_model"], rel=1e-5)
         assert row["total_MB"] == pytest.approx(end["payload_bytes"] / 1e6, rel=1e-5)
         server = name.startswith("fedavg")
-        heaviest = end["upload_bytes"] + end["download_bytes"] if server else 2 * peers["payload_bytes_sent"].max()
+        heaviest = (
+            end["upload_bytes"] + end["download_bytes"]
+            if server
+            else 2 * peers["payload_bytes_sent"].max()
+        )
         assert row["busiest_MB"] == pytest.approx(heaviest / 1e6, rel=1e-5)
         assert row["rounds_to_0.2"] == pytest.approx(cell.rounds_to(0.2), rel=1e-5, nan_ok=True)
 
@@ -61,14 +65,20 @@ def test_bytes_are_those_of_the_models(ran: tuple[Path, str]) -> None:
     table = lab.by_label(pd.read_csv(ran[0] / "table.csv"), ["method"])
     d, rounds = 4810, 4
     assert table["fedavg"]["busiest_MB"] == pytest.approx(16 * 2 * 4 * d * rounds / 1e6, rel=1e-5)
-    assert table["fedavg_quarter"]["busiest_MB"] == pytest.approx(4 * 2 * 4 * d * rounds / 1e6, rel=1e-5)
+    assert table["fedavg_quarter"]["busiest_MB"] == pytest.approx(
+        4 * 2 * 4 * d * rounds / 1e6, rel=1e-5
+    )
     assert table["ring"]["busiest_MB"] == pytest.approx(2 * 2 * 4 * d * rounds / 1e6, rel=1e-5)
     assert table["ring"]["total_MB"] == pytest.approx(16 * 2 * 4 * d * rounds / 1e6, rel=1e-5)
-    assert table["ring_4_bits"]["busiest_MB"] == pytest.approx(table["ring"]["busiest_MB"] / 8, rel=1e-2)
+    assert table["ring_4_bits"]["busiest_MB"] == pytest.approx(
+        table["ring"]["busiest_MB"] / 8, rel=1e-2
+    )
     assert table["local_only"]["busiest_MB"] == table["local_only"]["total_MB"] == 0
 
 
-@pytest.mark.parametrize("graph", sorted({str(m["topology"]) for m in METHODS.values() if "topology" in m}))
+@pytest.mark.parametrize(
+    "graph", sorted({str(m["topology"]) for m in METHODS.values() if "topology" in m})
+)
 def test_every_node_hears_as_much_as_it_says_and_as_all_others(graph: str) -> None:
     weights = network(graph).weights
     assert len(weights) == 1  # in every round
@@ -82,7 +92,9 @@ def test_all_train_alike() -> None:
     speaks = {"algorithm", "topology", "bits"}  # all that methods may differ in
     for labels, run in cells:
         first = cells[0][1] if labels["seed"] == 0 else cells[len(METHODS)][1]
-        assert {f.name for f in fields(run) if getattr(run, f.name) != getattr(first, f.name)} <= speaks
+        assert {
+            f.name for f in fields(run) if getattr(run, f.name) != getattr(first, f.name)
+        } <= speaks
     assert {run.momentum for _, run in cells} == {0.9}
     assert all(run.settled(1).algorithm for _, run in cells)
 
@@ -91,7 +103,13 @@ def curves() -> pd.DataFrame:
     """Two seeds of a method, with bytes that grow by 4 MB a round in all and by 1 MB at the busiest node."""
     accuracy = {0: [0.1, 0.4, 0.6], 1: [0.1, 0.6, 0.5]}
     rows = [
-        {"seed": seed, "round": 5 * k, "accuracy_mean": value, "total_MB": 20.0 * k, "busiest_MB": 5.0 * k}
+        {
+            "seed": seed,
+            "round": 5 * k,
+            "accuracy_mean": value,
+            "total_MB": 20.0 * k,
+            "busiest_MB": 5.0 * k,
+        }
         for seed, values in accuracy.items()
         for k, value in enumerate(values)
     ]
@@ -112,12 +130,16 @@ def test_a_target_that_one_seed_misses_is_missed() -> None:
 
 
 def test_a_server_says_and_hears_what_goes_up_and_down() -> None:
-    run = pd.DataFrame({"round": [0, 5], "upload_bytes": [0.0, 30.0], "download_bytes": [0.0, 50.0]})
+    run = pd.DataFrame(
+        {"round": [0, 5], "upload_bytes": [0.0, 30.0], "download_bytes": [0.0, 50.0]}
+    )
     assert page.busiest(run, pd.Series([15, 15])).tolist() == [0, 80]
 
 
 def test_a_peer_hears_as_much_as_it_says() -> None:
-    run = pd.DataFrame({"round": [0, 5, 10], "upload_bytes": np.nan, "download_bytes": np.nan})  # beside servers
+    run = pd.DataFrame(
+        {"round": [0, 5, 10], "upload_bytes": np.nan, "download_bytes": np.nan}
+    )  # beside servers
     assert page.busiest(run, pd.Series([30, 40, 40])).tolist() == [0, 40, 80]
     assert page.busiest(run[["round"]], pd.Series([30, 40])).tolist() == [0, 40, 80]
 
@@ -143,7 +165,10 @@ def hand_made() -> pd.DataFrame:
 def test_the_finding_is_read_off_the_table() -> None:
     said = page.finding(hand_made(), Options())
     assert "accuracies are fedavg 0.900, ring 0.600, pooled 0.970." in said
-    assert "Megabytes to 0.5: in all fedavg 100.0, ring 800.0; at the busiest node ring 50.0, fedavg 100.0." in said
+    assert (
+        "Megabytes to 0.5: in all fedavg 100.0, ring 800.0; at the busiest node ring 50.0, fedavg 100.0."
+        in said
+    )
     assert "Megabytes to 0.75 (ring NOT there with every seed): in all fedavg 400.0;" in said
     assert "pooled 0.0" not in said  # which says nothing, and is not cheap for that
 
@@ -162,21 +187,31 @@ def test_the_figure_has_a_look_for_every_method() -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(METHODS)
     speaking = len(METHODS) - len(page.ENDS)
     for axes, grows in ((by_bytes, 4), (by_busiest, 1)):
-        drawn = [np.asarray(line.get_xdata(), float) for line in axes.lines if len(np.asarray(line.get_xdata())) == 2]
+        drawn = [
+            np.asarray(line.get_xdata(), float)
+            for line in axes.lines
+            if len(np.asarray(line.get_xdata())) == 2
+        ]
         assert sum(x.tolist() == [5 * grows, 10 * grows] for x in drawn) == speaking
         assert "(MB)" in axes.get_xlabel()
         assert axes.get_xscale() == "log"
 
 
 def test_a_quick_look_draws_only_what_was_asked_for() -> None:
-    rows = pd.concat([curves().assign(method=name) for name in ("ring", "fedavg")], ignore_index=True)
+    rows = pd.concat(
+        [curves().assign(method=name) for name in ("ring", "fedavg")], ignore_index=True
+    )
     figure = page.draw(rows, Options(methods=("ring", "fedavg")))
-    shown = [line.get_label() for line in figure.axes[0].lines if line.get_label() in page.NAMES.values()]
+    shown = [
+        line.get_label() for line in figure.axes[0].lines if line.get_label() in page.NAMES.values()
+    ]
     assert shown == ["DFedAvgM, ring", "FedAvg, all clients"]
 
 
 def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--methods must be some of fedavg, fedavg_quarter, .*, not 'gossip'"):
+    with pytest.raises(
+        InputError, match=r"--methods must be some of fedavg, fedavg_quarter, .*, not 'gossip'"
+    ):
         Options(methods=("ring", "gossip"))
 
 
@@ -190,4 +225,6 @@ def test_the_published_table_has_every_method_and_bytes_that_add_up() -> None:
     assert row["complete"]["busiest_MB"] == pytest.approx(30 * model, rel=1e-4)
     assert row["ring"]["busiest_MB"] == pytest.approx(4 * model, rel=1e-4)
     assert row["ring_4_bits"]["busiest_MB"] == pytest.approx(4 * model / 8, rel=1e-3)
-    assert row["complete"]["accuracy"] == pytest.approx(row["fedavg"]["accuracy"], abs=2e-3)  # the same, in theory
+    assert row["complete"]["accuracy"] == pytest.approx(
+        row["fedavg"]["accuracy"], abs=2e-3
+    )  # the same, in theory

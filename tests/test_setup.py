@@ -32,7 +32,9 @@ def data(n: int = 24, classes: int = 3) -> Data:
 
 
 def own(module: nn.Module | None = None, given: Data | None = None, **settings: Any) -> Setting:
-    return prepare(dfl.Run(**{"peers": 4, **settings}), World(), module or nn.Linear(4, 3), given or data())
+    return prepare(
+        dfl.Run(**{"peers": 4, **settings}), World(), module or nn.Linear(4, 3), given or data()
+    )
 
 
 def test_examples_of_some_peers_lie_one_after_the_other() -> None:
@@ -134,16 +136,21 @@ def test_starts_are_common_or_independent() -> None:
 def test_another_seed_is_another_run() -> None:
     first, second = (digits(seed=seed) for seed in (0, 1))
     assert not torch.equal(
-        initialization.start(first.run, first.task, False)[0], initialization.start(second.run, second.task, False)[0]
+        initialization.start(first.run, first.task, False)[0],
+        initialization.start(second.run, second.task, False)[0],
     )
     assert not torch.equal(first.task.train.inputs, second.task.train.inputs)
 
 
-@pytest.mark.parametrize(("algorithm", "rows"), [("dfedavgm", 1), ("qdfedavgm", 3), ("qdfedavgm:exchange=paper", 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "rows"), [("dfedavgm", 1), ("qdfedavgm", 3), ("qdfedavgm:exchange=paper", 1)]
+)
 def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> None:
     setting = digits(algorithm=algorithm)
     d = setting.task.spec.d
-    foretold = cost.memory_of_state(setting.algorithm, setting.network, (6, setting.task.spec), torch.float32)
+    foretold = cost.memory_of_state(
+        setting.algorithm, setting.network, (6, setting.task.spec), torch.float32
+    )
     assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
 
@@ -151,14 +158,23 @@ def test_a_rank_without_peers_has_the_servers_model_only() -> None:
     setting = digits(algorithm="fedavg", share="head:1", peers=1)
     setting.network.payload = setting.network.payload[:0]
     d = setting.task.spec.d
-    assert cost.memory_of_state(setting.algorithm, setting.network, (0, setting.task.spec), torch.float32) < 2 * 4 * d
+    assert (
+        cost.memory_of_state(
+            setting.algorithm, setting.network, (0, setting.task.spec), torch.float32
+        )
+        < 2 * 4 * d
+    )
 
 
 def test_memory_per_edge() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
     d = setting.task.spec.d
-    foretold = cost.memory_of_state(setting.algorithm, setting.network, (8, setting.task.spec), torch.float32)
-    assert foretold == pytest.approx((1 + 2 * 3) * 8 * d * 4, abs=8 * 8)  # three hops out and three in
+    foretold = cost.memory_of_state(
+        setting.algorithm, setting.network, (8, setting.task.spec), torch.float32
+    )
+    assert foretold == pytest.approx(
+        (1 + 2 * 3) * 8 * d * 4, abs=8 * 8
+    )  # three hops out and three in
 
 
 def test_engines_are_chosen_by_the_model_and_the_batch() -> None:

@@ -50,8 +50,20 @@ def test_the_ends_of_the_line_are_the_parents(published: Path) -> None:
 
 def test_the_parents_are_those_of_the_paper() -> None:
     run = page.run_of(page.Options(), "independent", 2)
-    assert (run.dataset, run.model, run.partition, run.peers, run.examples_per_peer) == ("mnist", "2nn", "iid", 2, 600)
-    assert (run.algorithm, run.lr, run.momentum, run.init, run.seed) == ("local_only", 0.1, 0.0, "independent", 2)
+    assert (run.dataset, run.model, run.partition, run.peers, run.examples_per_peer) == (
+        "mnist",
+        "2nn",
+        "iid",
+        2,
+        600,
+    )
+    assert (run.algorithm, run.lr, run.momentum, run.init, run.seed) == (
+        "local_only",
+        0.1,
+        0.0,
+        "independent",
+        2,
+    )
     assert run.rounds * (run.local_epochs or 0) * 600 / run.batch_size == 240
 
 
@@ -71,7 +83,9 @@ def linear(weight: float) -> Module:
 
 def test_mixtures_are_weighted_by_theta() -> None:
     """With one example of the first class the loss is log(1 + exp(-w)), here w = 3 theta - (1 - theta)."""
-    losses = page.mixtures(linear(3.0), linear(-1.0), (torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)))
+    losses = page.mixtures(
+        linear(3.0), linear(-1.0), (torch.ones(5, 1), torch.zeros(5, dtype=torch.int64))
+    )
     assert losses == pytest.approx(np.log1p(np.exp(1 - 4 * page.THETAS)).tolist(), rel=1e-5)
 
 
@@ -102,16 +116,26 @@ def line(init: str, seed: int, half: float) -> pd.DataFrame:
 
 def test_the_table_and_the_finding_say_what_the_losses_say() -> None:
     rows = pd.concat(
-        [line("common", 0, 0.5), line("common", 1, 1.5), line("independent", 0, 3), line("independent", 1, 1.8)]
+        [
+            line("common", 0, 0.5),
+            line("common", 1, 1.5),
+            line("independent", 0, 3),
+            line("independent", 1, 1.8),
+        ]
     )
     table = page.tabulate(rows)
     assert table["loss_of_first"].tolist() == pytest.approx([2.0] * 4)
     assert table["loss_of_second"].tolist() == pytest.approx([1.0] * 4)
     assert table["loss_half_way"].tolist() == pytest.approx([0.5, 1.5, 3.0, 1.8])
-    assert table["at_theta"].iloc[0] == pytest.approx(3 / 8, abs=0.015)  # where 1 - 4 + 8 theta is 0
+    assert table["at_theta"].iloc[0] == pytest.approx(
+        3 / 8, abs=0.015
+    )  # where 1 - 4 + 8 theta is 0
     said = page.finding(table)
     assert "common start: half-way the loss is lower than either parent's for 1 of 2 seeds" in said
-    assert "independent start: half-way the loss is higher than either parent's for 1 of 2 seeds" in said
+    assert (
+        "independent start: half-way the loss is higher than either parent's for 1 of 2 seeds"
+        in said
+    )
     assert "1.000 in the mean, the parents' 1.500" in said
 
 
@@ -120,9 +144,12 @@ def test_the_figure_has_a_line_for_each_seed() -> None:
     left, right = page.draw(rows, page.Options()).axes
     assert [left.get_title(), right.get_title()] == ["independent starts", "common start"]
     assert all(
-        [each.get_label() for each in axes.lines[:3]] == ["seed 0", "seed 1", "seed 2"] for axes in (left, right)
+        [each.get_label() for each in axes.lines[:3]] == ["seed 0", "seed 1", "seed 2"]
+        for axes in (left, right)
     )
-    assert np.allclose(np.asarray(right.lines[0].get_ydata(), float), line("common", 0, 0.5)["loss"])
+    assert np.allclose(
+        np.asarray(right.lines[0].get_ydata(), float), line("common", 0, 0.5)["loss"]
+    )
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

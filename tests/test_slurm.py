@@ -61,7 +61,9 @@ def refusal(**options: Any) -> str:
 def test_a_task_for_every_cell(sweep: Path) -> None:
     script = write(sweep, cells(sweep), Slurm(ntasks=4))
     assert script == sweep / "slurm" / "1.sh"
-    assert script.with_suffix(".cells").read_text().splitlines() == [str(sweep / name) for name in NAMES]
+    assert script.with_suffix(".cells").read_text().splitlines() == [
+        str(sweep / name) for name in NAMES
+    ]
     assert directives(script) == [
         "#SBATCH --job-name=the_sweep_s_9_j",
         "#SBATCH --array=1-3",
@@ -99,7 +101,9 @@ def test_what_else_can_be_asked_for(sweep: Path) -> None:
     assert "scontrol" not in text
 
 
-@pytest.mark.parametrize("options", [Slurm(), Slurm(setup=("true",), mpi="pmix", time="5", requeue=False)])
+@pytest.mark.parametrize(
+    "options", [Slurm(), Slurm(setup=("true",), mpi="pmix", time="5", requeue=False)]
+)
 def test_the_script_is_one(sweep: Path, options: Slurm) -> None:
     script = write(sweep, cells(sweep), options)
     subprocess.run(["bash", "-n", script], check=True)
@@ -119,20 +123,42 @@ def test_what_was_written_stays(sweep: Path) -> None:
 
 def task(script: Path, number: int, where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a script as Slurm runs it for a task, but elsewhere."""
-    told = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_NODELIST": "n[1-2]"} | more
-    return subprocess.run(["bash", script], env={**os.environ, **told}, cwd=where, capture_output=True, text=True)
+    told = {
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": str(number),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+    } | more
+    return subprocess.run(
+        ["bash", script], env={**os.environ, **told}, cwd=where, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_task_runs_its_cell(sweep: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_task_runs_its_cell(
+    sweep: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     monkeypatch.setattr("sys.executable", "/some where/python")
     program(programs, "srun", 'echo "$PWD $OMP_NUM_THREADS $MODULES"; printf "<%s>" "$@"')
     options = Slurm(setup=("export MODULES=loaded",))
-    done = task(write(Path(sweep.name), [Path(sweep.name, name) for name in NAMES], options), number, programs)
+    done = task(
+        write(Path(sweep.name), [Path(sweep.name, name) for name in NAMES], options),
+        number,
+        programs,
+    )
     cell = sweep / NAMES[number - 1]
-    ran = ["/some where/python", "-m", "dfl.run", "--config", f"{cell}/cell.toml", "--resume", str(cell)]
+    ran = [
+        "/some where/python",
+        "-m",
+        "dfl.run",
+        "--config",
+        f"{cell}/cell.toml",
+        "--resume",
+        str(cell),
+    ]
     assert f"{sweep.parent} 1 loaded\n" in done.stdout
-    assert done.stdout.partition("exit=0>")[2].startswith("".join(f"<{word}>" for word in ran)), done
+    assert done.stdout.partition("exit=0>")[2].startswith("".join(f"<{word}>" for word in ran)), (
+        done
+    )
     assert f"task 7_{number} on n[1-2], restarts 0: {cell}\n" in done.stdout
     assert done.returncode == 0
     assert done.stderr == ""
@@ -150,7 +176,12 @@ def test_every_restart_takes_another_step(sweep: Path, programs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "options", "again"),
-    [(75, Slurm(), True), (75, Slurm(requeue=False), False), (0, Slurm(), False), (137, Slurm(), False)],
+    [
+        (75, Slurm(), True),
+        (75, Slurm(requeue=False), False),
+        (0, Slurm(), False),
+        (137, Slurm(), False),
+    ],
 )
 def test_only_what_was_told_to_stop_goes_back(
     sweep: Path, programs: Path, code: int, options: Slurm, again: bool
@@ -179,11 +210,17 @@ def test_only_what_was_told_to_stop_goes_back(
         ({"account": "$(id)"}, "--account must be"),
         ({"mpi": "pmi2 --uid=0"}, "--mpi must be one that srun --mpi=list shows"),
         ({"setup": ("true", "a\nb")}, "--setup must be a line of shell, not 'a\\nb'"),
-        ({"sbatch": ("--gres=gpu:1",)}, "--sbatch must be an option of sbatch without its dashes, as gres=gpu:1"),
+        (
+            {"sbatch": ("--gres=gpu:1",)},
+            "--sbatch must be an option of sbatch without its dashes, as gres=gpu:1",
+        ),
         ({"sbatch": ("comment=a b",)}, "--sbatch must be"),
         ({"sbatch": ("gres=gpu:1\n",)}, "--sbatch must be"),
         ({"sbatch": ("output=x",)}, "--sbatch output is for the sweep to say"),
-        ({"sbatch": ("arra=1-9",)}, "--sbatch arra, which sbatch may read as array, is for the sweep to say"),
+        (
+            {"sbatch": ("arra=1-9",)},
+            "--sbatch arra, which sbatch may read as array, is for the sweep to say",
+        ),
         ({"sbatch": ("a=1-9",)}, "--sbatch a, which sbatch may read as array,"),
         ({"sbatch": ("open=truncate",)}, "--sbatch open, which sbatch may read as open-mode,"),
         ({"sbatch": ("sig=KILL",)}, "--sbatch sig, which sbatch may read as signal,"),
@@ -198,7 +235,14 @@ def test_what_slurm_would_misread_is_refused(options: dict[str, Any], said: str)
 
 @pytest.mark.parametrize(
     ("time", "seconds"),
-    [("3", 180), ("2:01", 121), ("1:00:00", 3600), ("1-0", 86400), ("1-2:3", 93780), ("0-0:0:30", 30)],
+    [
+        ("3", 180),
+        ("2:01", 121),
+        ("1:00:00", 3600),
+        ("1-0", 86400),
+        ("1-2:3", 93780),
+        ("0-0:0:30", 30),
+    ],
 )
 def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
     Slurm(time=time, signal=seconds - 1)
@@ -216,7 +260,9 @@ def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
 def test_lines_that_are_no_whole_commands_are_refused(sweep: Path, setup: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as refused:
         write(sweep, cells(sweep), Slurm(setup=setup))
-    assert str(refused.value).startswith(f"--setup must be whole commands of bash, not {setup[0]!r}")
+    assert str(refused.value).startswith(
+        f"--setup must be whole commands of bash, not {setup[0]!r}"
+    )
     assert "\n" not in str(refused.value)
     assert not (sweep / "slurm").exists()
 
@@ -268,8 +314,15 @@ def test_a_refusal_is_one_line(sweep: Path, programs: Path) -> None:
     script = write(sweep, cells(sweep), Slurm(partition="nowhere"))
     with pytest.raises(InputError) as absent:
         submit(script)
-    assert str(absent.value) == "--slurm: sbatch cannot be started (No such file or directory): is this a cluster?"
-    program(programs, "sbatch", "printf 'sbatch: error: no such partition\\nsbatch: error: Failed: bad\\n' >&2; exit 1")
+    assert (
+        str(absent.value)
+        == "--slurm: sbatch cannot be started (No such file or directory): is this a cluster?"
+    )
+    program(
+        programs,
+        "sbatch",
+        "printf 'sbatch: error: no such partition\\nsbatch: error: Failed: bad\\n' >&2; exit 1",
+    )
     with pytest.raises(InputError) as refused:
         submit(script)
     assert str(refused.value) == "--slurm: sbatch refuses: no such partition Failed: bad"
@@ -308,12 +361,22 @@ def test_who_is_in_the_queue(sweep: Path, programs: Path) -> None:
 7_1|1|PENDING|(Priority)|{linked}/slurm/1.sh
 9|N/A|RUNNING|n1|/bin/other.sh
 6_4|4|PENDING|(None)|/elsewhere/slurm/1.sh"""
-    program(programs, "squeue", f"cat <<'END'\n{lines}\nEND".replace("cat", 'while read -r l; do echo "$l"; done'))
+    program(
+        programs,
+        "squeue",
+        f"cat <<'END'\n{lines}\nEND".replace("cat", 'while read -r l; do echo "$l"; done'),
+    )
     assert queued(sweep) == {
         NAMES[1]: "task 7_2 running n[1-2]",
         NAMES[2]: "task 8_1 pending (Resources)",
         NAMES[0]: "task 7_1 pending (Priority)",
     }
-    program(programs, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"):
+    program(
+        programs,
+        "squeue",
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
+    )
+    with pytest.raises(
+        InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"
+    ):
         queued(sweep)

@@ -19,7 +19,9 @@ from dfl.sweep.slurm import queued
 from tests.slurm import cluster, missing, said, wait
 from tests.test_mpi import CLOCKS
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no Slurm on this machine: {missing()} is missing")
+pytestmark = pytest.mark.skipif(
+    missing() is not None, reason=f"no Slurm on this machine: {missing()} is missing"
+)
 
 GRID = """
 peers = 4
@@ -47,7 +49,10 @@ def slurm() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def command(
-    tmp_path: Path, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    slurm: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Command:
     """`python -m dfl.sweep` in this process, where there is a grid of four cells."""
     monkeypatch.chdir(tmp_path)
@@ -61,7 +66,9 @@ def command(
     return run
 
 
-def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(command: Command, slurm: dict[str, str]) -> None:
+def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
+    command: Command, slurm: dict[str, str]
+) -> None:
     code, answer = command(*ASKED)
     job = answer.rpartition("; job ")[2].strip()
     assert (code, job.isdecimal()) == (0, True), answer
@@ -98,7 +105,13 @@ def disturb(job: str, env: dict[str, str]) -> None:
         for cell in [cell for cell in left if any((cell / "checkpoint").glob("*.json"))]:
             said(*left.pop(cell), env=env)
         time.sleep(0.02)
-    wait(lambda: "FAILED" in said("squeue", "--states=all", "-h", "-r", "-j", job, "-o", "%T", env=env), 60, logs)
+    wait(
+        lambda: (
+            "FAILED" in said("squeue", "--states=all", "-h", "-r", "-j", job, "-o", "%T", env=env)
+        ),
+        60,
+        logs,
+    )
     said("scontrol", "requeue", f"{job}_2", env=env)
 
 
@@ -112,14 +125,20 @@ def same(cell: Path, undisturbed: Path) -> None:
     run = Run.from_dict(tomllib.loads((cell / "cell.toml").read_text()) | {"out": str(undisturbed)})
     for _ in dfl.simulate(run):
         pass
-    assert (cell / "state.safetensors").read_bytes() == (undisturbed / "state.safetensors").read_bytes()
-    one, two = (pd.read_csv(f / "metrics.csv", dtype=str).drop(columns=CLOCKS) for f in (cell, undisturbed))
+    assert (cell / "state.safetensors").read_bytes() == (
+        undisturbed / "state.safetensors"
+    ).read_bytes()
+    one, two = (
+        pd.read_csv(f / "metrics.csv", dtype=str).drop(columns=CLOCKS) for f in (cell, undisturbed)
+    )
     pd.testing.assert_frame_equal(one, two)
 
 
 def logs() -> str:
     found = sorted(Path("sweeps/grid/slurm").glob("*.log"))
-    return "\n".join([said("squeue", env=None), *(f"{log.name}:\n{log.read_text()[-3000:]}" for log in found)])
+    return "\n".join(
+        [said("squeue", env=None), *(f"{log.name}:\n{log.read_text()[-3000:]}" for log in found)]
+    )
 
 
 def test_what_this_slurm_refuses_is_one_line(command: Command) -> None:

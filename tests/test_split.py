@@ -78,16 +78,25 @@ def test_a_row_begins_with_what_is_shared_and_holds_the_same_model() -> None:
 
 def test_nets_of_training_are_no_layers_and_are_shared_with_all_or_by_name() -> None:
     names = ["1.weight", "3.weight", "auxiliary.0.weight"]
-    for share, expected in (("head:1", names[1:2]), ("*", names[:2]), ("aux*", names[2:]), ("all", names)):
+    for share, expected in (
+        ("head:1", names[1:2]),
+        ("*", names[:2]),
+        ("aux*", names[2:]),
+        ("all", names),
+    ):
         assert list(shared_names(share, names, ("auxiliary",))) == expected
-    assert list(shared_names("head:1", names)) == names[2:]  # a layer of the caller's own that is called so
+    assert (
+        list(shared_names("head:1", names)) == names[2:]
+    )  # a layer of the caller's own that is called so
 
 
 def test_rows_are_parted_and_joined_again() -> None:
     x = torch.arange(12.0).view(3, 4)
     for s in range(5):
         assert torch.equal(joined(*parted(x, s)), x)
-    assert torch.equal(joined(x[:1, :2], x[:, 2:]), torch.cat([x[:1, :2].expand(3, -1), x[:, 2:]], 1))
+    assert torch.equal(
+        joined(x[:1, :2], x[:, 2:]), torch.cat([x[:1, :2].expand(3, -1), x[:, 2:]], 1)
+    )
 
 
 EVERYBODY = [
@@ -110,7 +119,9 @@ def test_sharing_nothing_is_training_alone_bit_for_bit(way: dict[str, Any]) -> N
     assert not setting.network.told.any()
 
 
-@pytest.mark.parametrize("way", [*EVERYBODY, {"algorithm": "fedavg:fraction=0.4,server_momentum=0.5"}])
+@pytest.mark.parametrize(
+    "way", [*EVERYBODY, {"algorithm": "fedavg:fraction=0.4,server_momentum=0.5"}]
+)
 def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None:
     whole, pattern = (digits(share=share, **MLP, **way) for share in ("all", "*"))
     assert torch.equal(final(whole, 3), final(pattern, 3))
@@ -134,7 +145,9 @@ def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -
     expected = by_hand(setting, 3, mix)
     assert torch.allclose(final(setting, 3), expected, atol=1e-6)
     s, p = setting.task.spec.shared, setting.layout.peers
-    assert setting.network.payload.tolist() == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
+    assert (
+        setting.network.payload.tolist() == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
+    )
     exact = digits(share=share, topology=topology, algorithm="qdfedavgm", **MLP)
     assert torch.allclose(final(exact, 3), expected, atol=1e-5)
 
@@ -159,7 +172,10 @@ def test_with_a_server_it_is_lg_fedavg() -> None:
 
 def test_a_pull_holds_only_what_is_shared() -> None:
     """With one peer and one step nothing has moved yet, with two the pull differs in the shared part alone."""
-    ways = [digits(peers=1, local_steps=2, share="head:1", algorithm=f"fedprox:mu={mu}", **MLP) for mu in (0, 5)]
+    ways = [
+        digits(peers=1, local_steps=2, share="head:1", algorithm=f"fedprox:mu={mu}", **MLP)
+        for mu in (0, 5)
+    ]
     free, held = (final(setting, 1)[0] for setting in ways)
     s = ways[0].task.spec.shared
     assert not torch.equal(free[:s], held[:s])
@@ -178,14 +194,23 @@ def test_steps_can_count_by_their_length() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"algorithm": "local_only", "share": "head:1"}, "--share head:1 has no part in --algorithm local_only"),
+        (
+            {"algorithm": "local_only", "share": "head:1"},
+            "--share head:1 has no part in --algorithm local_only",
+        ),
         ({"algorithm": "fltrust", "share": "head:1"}, "no part in --algorithm fltrust"),
         ({"pretrain": "3"}, "--pretrain 3"),
         ({"share": "head:1", "pretrain": "loss=3"}, "--pretrain: unknown figure 'loss'"),
         ({"share": "head:1", "pretrain": "9"}, "--pretrain 9 is more than all --rounds 4"),
         ({"share": "head:1", "pretrain": "9" * 5000}, "is more than all --rounds 4"),
-        ({"share": "head:1", "pretrain": "consensus_distance=1"}, "has no part in --algorithm dfedavgm"),
-        ({"share": "head:1", "pretrain": "soon"}, "--pretrain must be written a number of rounds or"),
+        (
+            {"share": "head:1", "pretrain": "consensus_distance=1"},
+            "has no part in --algorithm dfedavgm",
+        ),
+        (
+            {"share": "head:1", "pretrain": "soon"},
+            "--pretrain must be written a number of rounds or",
+        ),
         ({"share": "conv*"}, "no layer or parameter is called 'conv*'"),
         ({"algorithm": "fedavg:push=nobody"}, "push must be chosen or everyone"),
         ({"algorithm": "fedavg:weighting=norm"}, "weighting must be examples, uniform or gradient"),

@@ -14,7 +14,13 @@ from dfl.simulation.initialization import start
 from dfl.simulation.loop import prepare
 from tests.test_mpi import mpirun
 
-FEW: dict[str, Any] = {"peers": 6, "rounds": 2, "examples_per_peer": 25, "model": "mlp:hidden=8", "eval_every": 2}
+FEW: dict[str, Any] = {
+    "peers": 6,
+    "rounds": 2,
+    "examples_per_peer": 25,
+    "model": "mlp:hidden=8",
+    "eval_every": 2,
+}
 
 
 def ended(folder: Path, **settings: Any) -> Path:
@@ -35,12 +41,17 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def beginning(**settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
     setting = prepare(Run(**{**FEW, **settings}), World())
-    return start(setting.run, setting.task, setting.own_module, setting.algorithm.serves, setting.starts)
+    return start(
+        setting.run, setting.task, setting.own_module, setting.algorithm.serves, setting.starts
+    )
 
 
 def rows(folder: Path, **settings: Any) -> torch.Tensor:
     """The models (P, d) of a run as the layout of another has them."""
-    spec, state = prepare(Run(**{**FEW, **settings}), World()).task.spec, load_file(folder / "state.safetensors")
+    spec, state = (
+        prepare(Run(**{**FEW, **settings}), World()).task.spec,
+        load_file(folder / "state.safetensors"),
+    )
     return torch.cat([state[name].flatten(1) for name in spec.names], 1)
 
 
@@ -87,7 +98,9 @@ def test_a_run_goes_on_where_another_stopped(one: Path, many: Path) -> None:
 def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) -> None:
     lg = ended(tmp_path / "lg", algorithm="fedavg", share="head:1")
     first = next(simulate(Run(**{**FEW, "algorithm": "fedavg", "share": "head:1", "start": lg})))
-    assert first["accuracy_mean"] == pytest.approx(load(lg).rows["accuracy_mean"].iloc[-1], abs=1e-12)
+    assert first["accuracy_mean"] == pytest.approx(
+        load(lg).rows["accuracy_mean"].iloc[-1], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +111,10 @@ def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) ->
         ({"peers": 5}, "has 6 models, for 5 peers: one, or at most as many"),
         ({"init": "independent"}, "leave --init independent out"),
         ({"algorithm": "fedavg"}, "these differ in what is shared"),
-        ({"algorithm": "fedavg", "share": "first:1", "pretrain": "1"}, "these differ in what is shared"),
+        (
+            {"algorithm": "fedavg", "share": "first:1", "pretrain": "1"},
+            "these differ in what is shared",
+        ),
         ({"start": Path("/nowhere/at/all")}, "is no run directory"),
     ],
 )
@@ -138,8 +154,12 @@ def test_ranks_make_no_difference(tmp_path: Path, many: Path, ranks: int) -> Non
     alone = ended(tmp_path / "one", peers=8, rounds=1, start=many, share="head:1")
     done = mpirun(ranks, *words, "--out", str(tmp_path / "three"), timeout=120)
     assert done.returncode == 0, done.stderr
-    first, second = (load_file(folder / "state.safetensors") for folder in (alone, tmp_path / "three"))
+    first, second = (
+        load_file(folder / "state.safetensors") for folder in (alone, tmp_path / "three")
+    )
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    refused = mpirun(ranks, *words, "--algorithm", "fedavg", "--out", str(tmp_path / "none"), timeout=120)
+    refused = mpirun(
+        ranks, *words, "--algorithm", "fedavg", "--out", str(tmp_path / "none"), timeout=120
+    )
     assert refused.returncode == 2
     assert refused.stderr.count("differ in what is shared") == 1

@@ -48,16 +48,24 @@ sys.exit(dfl.run.main())
         ("sleeps", 0, "idle"),  # before MPI is up
         ("stops", 1, "stopped"),
         ("ends", 2, "no process"),
-        ("stops with MPI", 0, "stopped"),  # while it reads the command line, for which all others wait
+        (
+            "stops with MPI",
+            0,
+            "stopped",
+        ),  # while it reads the command line, for which all others wait
         ("stops with MPI", 2, "stopped"),  # before it shows signs of life to the others
     ],
 )
-def test_a_rank_that_does_not_start_is_named(tmp_path: Path, how: str, late: int, said: str) -> None:
+def test_a_rank_that_does_not_start_is_named(
+    tmp_path: Path, how: str, late: int, said: str
+) -> None:
     (tmp_path / "late.py").write_text(LATE)
     flags = ["--timeout", "3", "--rounds", "1", "--out", str(tmp_path / "run")]
     command = words(3, str(tmp_path / "late.py"), how, str(late), *flags)
     begun = time.monotonic()
-    job = subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         _, errors = job.communicate(timeout=60)
     finally:
@@ -74,8 +82,14 @@ def test_a_rank_that_does_not_start_is_named(tmp_path: Path, how: str, late: int
 
 def running(word: str) -> list[int]:
     """The processes with a word in their command line."""
-    places = {each.pid: Path(f"/proc/{each.pid}/cmdline") for each in ours() if each.state not in "ZX"}
-    return [pid for pid, place in places.items() if place.exists() and os.fsencode(word) in place.read_bytes()]
+    places = {
+        each.pid: Path(f"/proc/{each.pid}/cmdline") for each in ours() if each.state not in "ZX"
+    }
+    return [
+        pid
+        for pid, place in places.items()
+        if place.exists() and os.fsencode(word) in place.read_bytes()
+    ]
 
 
 def test_who_is_stopped_or_idle_is_late() -> None:
@@ -98,9 +112,15 @@ def test_who_computes_may_take_its_time(busy: Seen) -> None:
 
 def test_ranks_elsewhere_are_named_by_their_hosts_first() -> None:
     assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE - 1)[0] == ""
-    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0].startswith("ranks 2, 3 did not arrive")
-    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, 0.0, here=True)[0].startswith("ranks 2, 3 did not arrive")
-    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, -500.0, here=True)[0].startswith("ranks 2, 3 did not arrive")
+    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0].startswith(
+        "ranks 2, 3 did not arrive"
+    )
+    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, 0.0, here=True)[0].startswith(
+        "ranks 2, 3 did not arrive"
+    )
+    assert verdict(0, 4, {1: WAITS}, {1: WAITS}, -500.0, here=True)[0].startswith(
+        "ranks 2, 3 did not arrive"
+    )
     assert verdict(0, 2, {1: STOPPED}, {1: STOPPED}, -500.0, here=True)[0] == ""
     assert "all ranks" in verdict(0, 2, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0]
 
@@ -117,7 +137,10 @@ def test_ranks_are_found_by_their_launcher(name: str) -> None:
     plain = {key: value for key, value in ENV.items() if key not in RANKS}
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-c", text], env={**plain, name: rank}, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", text],
+            env={**plain, name: rank},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         for text, rank in ((WRAPS, "7"), (SLEEPS, "8"))
     ]
@@ -126,10 +149,19 @@ def test_ranks_are_found_by_their_launcher(name: str) -> None:
             assert job.stdout
             job.stdout.readline()
         look = [sys.executable, "-c", LOOKS]
-        found = subprocess.run(look, env={**plain, name: "0"}, cwd=ROOT, capture_output=True, text=True).stdout
+        found = subprocess.run(
+            look, env={**plain, name: "0"}, cwd=ROOT, capture_output=True, text=True
+        ).stdout
         assert found == "{7: (2, True), 8: (1, False)}\n"
-        launch = [sys.executable, "-c", f"import os, subprocess; os.environ['{name}'] = '0'; subprocess.run({look})"]
-        assert subprocess.run(launch, env=plain, cwd=ROOT, capture_output=True, text=True).stdout == "{}\n"
+        launch = [
+            sys.executable,
+            "-c",
+            f"import os, subprocess; os.environ['{name}'] = '0'; subprocess.run({look})",
+        ]
+        assert (
+            subprocess.run(launch, env=plain, cwd=ROOT, capture_output=True, text=True).stdout
+            == "{}\n"
+        )
     finally:
         for job in jobs:
             os.killpg(job.pid, signal.SIGKILL)
@@ -148,5 +180,7 @@ def test_ranks_are_found_by_their_launcher(name: str) -> None:
         ("--timeout nan", 600.0),
     ],
 )
-def test_the_command_line_says_for_how_long_to_wait_before_it_is_checked(tokens: str, seconds: float) -> None:
+def test_the_command_line_says_for_how_long_to_wait_before_it_is_checked(
+    tokens: str, seconds: float
+) -> None:
     assert _timeout(tokens.split()) == seconds

@@ -65,7 +65,9 @@ def test_maximum_likelihood_agrees_with_two_other_programs(sampled: tuple[Floats
         x, side = z[:, r], 2 * y[:, r] - 1
         searched = minimize_scalar(lambda b, x=x, side=side: np.logaddexp(0, -side * x * b).sum(), bounds=(-5, 5),
                                    method="bounded", options={"xatol": 1e-10})  # fmt: skip
-        fitted = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10).fit(x[:, None], y[:, r])
+        fitted = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10).fit(
+            x[:, None], y[:, r]
+        )
         assert found[r] == pytest.approx(searched.x, abs=1e-6)
         assert found[r] == pytest.approx(fitted.coef_.item(), abs=1e-5)
 
@@ -86,26 +88,37 @@ def test_descent_is_that_of_autograd(sampled: tuple[Floats, Floats]) -> None:
         optimizer.zero_grad()
         study.loss(model(z), y).mean().backward()
         optimizer.step()
-    np.testing.assert_allclose(study.descent(*sampled, SMALL), model.beta.detach().numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        study.descent(*sampled, SMALL), model.beta.detach().numpy(), rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("clients", [1, 2, 6, 60])
-def test_with_batches_of_all_examples_fedavg_is_descent(sampled: tuple[Floats, Floats], clients: int) -> None:
+def test_with_batches_of_all_examples_fedavg_is_descent(
+    sampled: tuple[Floats, Floats], clients: int
+) -> None:
     found = study.fedavg(sampled, clients, SMALL.descent, SMALL, batch_size=0)
     np.testing.assert_allclose(found, study.descent(*sampled, SMALL), rtol=0, atol=1e-12)
 
 
-def test_clients_with_one_example_descend_whatever_their_batches(sampled: tuple[Floats, Floats]) -> None:
+def test_clients_with_one_example_descend_whatever_their_batches(
+    sampled: tuple[Floats, Floats],
+) -> None:
     found = study.fedavg(sampled, 60, SMALL.descent, SMALL, batch_size=1)
     np.testing.assert_allclose(found, study.descent(*sampled, SMALL), rtol=0, atol=1e-12)
 
 
 def test_batches_of_one_example_are_as_many_steps_as_a_client_has_examples() -> None:
-    z, y = np.tile([[1.5, -0.5]], (12, 1)), np.tile([[1.0, 0.0]], (12, 1))  # all alike, so that order is nothing
+    z, y = (
+        np.tile([[1.5, -0.5]], (12, 1)),
+        np.tile([[1.0, 0.0]], (12, 1)),
+    )  # all alike, so that order is nothing
     beta = np.zeros(2)
     for _ in range(3 * 4):  # 3 rounds, 4 examples a client
         beta = beta + SMALL.lr * (y[0] - 1 / (1 + np.exp(-beta * z[0]))) * z[0]
-    np.testing.assert_allclose(study.fedavg((z, y), 3, 3, SMALL, batch_size=1), beta, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        study.fedavg((z, y), 3, 3, SMALL, batch_size=1), beta, rtol=0, atol=1e-12
+    )
 
 
 def test_batches_of_one_example_do_depend_on_the_clients(sampled: tuple[Floats, Floats]) -> None:
@@ -134,10 +147,14 @@ def test_errors_are_from_the_truth_and_from_the_best() -> None:
 
 
 def test_every_client_takes_steps_enough() -> None:
-    table = study.study(replace(SMALL, examples=(60,), clients=(1, 6), steps=40, replications=3), 60)
+    table = study.study(
+        replace(SMALL, examples=(60,), clients=(1, 6), steps=40, replications=3), 60
+    )
     assert table["each"].tolist() == [60, 10]
     assert table["rounds"].tolist() == [10, 10]  # ten at least
-    table = study.study(replace(SMALL, examples=(60,), clients=(6, 30), steps=140, replications=3), 60)
+    table = study.study(
+        replace(SMALL, examples=(60,), clients=(6, 30), steps=140, replications=3), 60
+    )
     assert table["rounds"].tolist() == [14, 70]  # 14 * 10 and 70 * 2 steps
     assert table["descent_apart"].astype(float).max() < 1e-12
 
@@ -158,13 +175,24 @@ def hand_made() -> pd.DataFrame:
 
 def test_the_finding_is_read_off_the_table() -> None:
     said = study.finding(hand_made(), SMALL)
-    assert said.startswith("over 5 replications and from n = 100 to 400 the root mean square error of maximum")
-    assert "on all data goes from 0.200 to 0.050; that of FedAvg from 0.300 to 0.100 with 2 clients" in said
+    assert said.startswith(
+        "over 5 replications and from n = 100 to 400 the root mean square error of maximum"
+    )
+    assert (
+        "on all data goes from 0.200 to 0.050; that of FedAvg from 0.300 to 0.100 with 2 clients"
+        in said
+    )
     assert ", from 0.200 to 0.100 with 10 clients. FedAvg's bias is -0.0100 to +0.0500" in said
     assert "(beyond two standard errors in 2 of 4 cells)" in said
     assert "that of maximum likelihood +0.0050 to +0.0150" in said
-    assert "+0.0051 off in the mean where clients have fewest examples (10) and +0.0352 where they have most" in said
-    assert "gradient descent on all data to 4e-15 for every n and K, and after 30 rounds within 3e-05" in said
+    assert (
+        "+0.0051 off in the mean where clients have fewest examples (10) and +0.0352 where they have most"
+        in said
+    )
+    assert (
+        "gradient descent on all data to 4e-15 for every n and K, and after 30 rounds within 3e-05"
+        in said
+    )
 
 
 def points(line: Line2D) -> list[list[float]]:
@@ -188,8 +216,13 @@ def test_the_figure_shows_every_number_of_clients_and_the_best() -> None:
 
 def test_more_examples_bring_the_best_nearer_to_the_truth() -> None:
     few, many = (study.sample(replace(SMALL, replications=200), n) for n in (100, 1600))
-    errors = [study._errors(best, best, 1.0) for best in (study.most_likely(*few), study.most_likely(*many))]
-    assert errors[0]["mle_rmse"] / errors[1]["mle_rmse"] == pytest.approx(4, rel=0.3)  # as one over root n
+    errors = [
+        study._errors(best, best, 1.0)
+        for best in (study.most_likely(*few), study.most_likely(*many))
+    ]
+    assert errors[0]["mle_rmse"] / errors[1]["mle_rmse"] == pytest.approx(
+        4, rel=0.3
+    )  # as one over root n
     assert errors[0]["minus_mle"] == errors[0]["rms_from_mle"] == 0
 
 
@@ -211,7 +244,12 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "table.csv")
-    assert table[["examples", "clients"]].to_numpy().tolist() == [[200, 4], [200, 10], [400, 4], [400, 10]]
+    assert table[["examples", "clients"]].to_numpy().tolist() == [
+        [200, 4],
+        [200, 10],
+        [400, 4],
+        [400, 10],
+    ]
     assert table["mle_rmse"].nunique() == 2  # the same data for every number of clients
     assert table["rmse"].between(0.05, 1).all()
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -227,4 +265,6 @@ def test_the_published_table_is_of_the_whole_study_and_exact() -> None:
     assert table["descent_apart"].max() < 1e-12
     assert (table["rms_from_mle"] >= table["minus_mle"].abs()).all()
     row = lab.by_label(table, ["examples", "clients"])
-    assert row[10000, 10]["rmse"] > 3 * row[10000, 10]["mle_rmse"]  # what the page says that it found
+    assert (
+        row[10000, 10]["rmse"] > 3 * row[10000, 10]["mle_rmse"]
+    )  # what the page says that it found

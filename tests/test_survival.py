@@ -24,7 +24,14 @@ from tests.test_mpi import ENV, ROOT, mpirun, words
 HARD = ["--topology=one_peer_exponential", "--bits=3", "--attack=sign_flip:peers=2", "--model=mlp:hidden=12",
         "--faults=link_loss:p=0.2+outage:p=0.05", "--network=uplink:mbps=8"]  # fmt: skip
 FEW = ["--peers=7", "--rounds=12", "--eval-every=5", "--checkpoint-every=4", *HARD]
-LONG = ["--peers=7", "--rounds=150", "--eval-every=7", "--checkpoint-every=5", "--local-steps=20", *HARD]
+LONG = [
+    "--peers=7",
+    "--rounds=150",
+    "--eval-every=7",
+    "--checkpoint-every=5",
+    "--local-steps=20",
+    *HARD,
+]
 BOUND = 15
 """Seconds in which a job has to end after one of its ranks was killed."""
 
@@ -42,7 +49,9 @@ def from_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_a_checkpoint_of_three_ranks_is_for_any_number(from_three: Path, tmp_path: Path, ranks: int) -> None:
+def test_a_checkpoint_of_three_ranks_is_for_any_number(
+    from_three: Path, tmp_path: Path, ranks: int
+) -> None:
     cut = tmp_path / "cut"
     shutil.copytree(from_three, cut)
     for file in (cut / "checkpoint").glob("*12.*"):
@@ -62,8 +71,12 @@ def test_mpirun_that_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> 
     job.send_signal(number)
     _, said = job.communicate(timeout=60)
     assert job.returncode == 75, said
-    (t,) = re.findall(rf"dfl: stopped by {number.name} after round (\d+) of 150: go on with --resume", said)
-    assert [file.stem for file in sorted((folder / "checkpoint").glob("*.json"))][-1] == f"{int(t):010}"
+    (t,) = re.findall(
+        rf"dfl: stopped by {number.name} after round (\d+) of 150: go on with --resume", said
+    )
+    assert [file.stem for file in sorted((folder / "checkpoint").glob("*.json"))][
+        -1
+    ] == f"{int(t):010}"
     assert left_over(folder) == []
 
 
@@ -95,7 +108,10 @@ def ranks_of(folder: Path) -> list[int]:
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            said, state = (place / "cmdline").read_bytes().split(b"\0"), (place / "stat").read_text()
+            said, state = (
+                (place / "cmdline").read_bytes().split(b"\0"),
+                (place / "stat").read_text(),
+            )
         except OSError:
             continue
         if os.fsencode(f"--out={folder}") in said and b"python" in said[0] and " Z " not in state:
@@ -132,7 +148,10 @@ def main(times: int) -> None:
     assert dfl_run(3, *LONG, f"--out={top / 'whole'}").returncode == 0
     rows = (top / "whole" / "metrics.csv").read_text().splitlines()
     whole = float(rows[-1].split(",")[1])
-    print(f"undisturbed: {time.monotonic() - begun:.1f} s, {whole:.1f} s of them in rounds", flush=True)
+    print(
+        f"undisturbed: {time.monotonic() - begun:.1f} s, {whole:.1f} s of them in rounds",
+        flush=True,
+    )
     for k in range(times):
         after = drawn.uniform(0, 0.9 * whole)
         took = killed(top / str(k), after, drawn)
@@ -140,7 +159,10 @@ def main(times: int) -> None:
         done = dfl_run(drawn.choice([1, 2, 3]), f"--resume={top / str(k)}")
         assert done.returncode == 0, done.stderr
         same(top / "whole", top / str(k))
-        print(f"{k}: killed after {after:.2f} s, ended {took:.2f} s later, on from {kept[-1:]}, same bits", flush=True)
+        print(
+            f"{k}: killed after {after:.2f} s, ended {took:.2f} s later, on from {kept[-1:]}, same bits",
+            flush=True,
+        )
     shutil.rmtree(top)
 
 

@@ -22,7 +22,9 @@ from tests.sweeping import ROOT, SIX, ended, fake, interrupt, statuses, wait_for
 class Here:
     """`python -m dfl.sweep` in this process, with cells that learn nothing, in an empty folder."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+    ) -> None:
         self.monkeypatch, self.capsys, self.grid = monkeypatch, capsys, Path("six.toml")
         self.grid.write_text(text)
 
@@ -36,12 +38,18 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(scheduler, "PAUSE", 0.02)
-    monkeypatch.setattr(scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0"])
-    monkeypatch.setattr(plots, "figures", lambda *given: {"none": Figure()})  # they have tests of their own
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.fake_cell", str(folder), "0"]
+    )
+    monkeypatch.setattr(
+        plots, "figures", lambda *given: {"none": Figure()}
+    )  # they have tests of their own
     return Here(monkeypatch, capsys, SIX)
 
 
@@ -56,7 +64,9 @@ def test_a_sweep_from_start_to_end(here: Here) -> None:
     folder = Path("sweeps/six")
     table = without_clocks(folder)
     assert table["name"].tolist() == [
-        f"topology={topology},bits={bits}" for topology in ("ring", "complete") for bits in ("none", 4, 2)
+        f"topology={topology},bits={bits}"
+        for topology in ("ring", "complete")
+        for bits in ("none", 4, 2)
     ]
     assert set(table["status"]) == {"done"}
     assert {path.name for path in folder.iterdir()} == {
@@ -94,7 +104,10 @@ def test_looking_runs_nothing(here: Here) -> None:
     [
         ("", "PATH is missing, --help says what it is"),
         ("no.toml", "no.toml: cannot be read (No such file or directory)"),
-        ("six.toml --job 2", "unknown flag '--job' (did you mean --jobs?); choose from --help, --out, --jobs"),
+        (
+            "six.toml --job 2",
+            "unknown flag '--job' (did you mean --jobs?); choose from --help, --out, --jobs",
+        ),
         ("six.toml --jobs 0", "--jobs must be from 1 to 4096, not 0"),
         ("six.toml --ranks two", "--ranks must be a whole number, not 'two'"),
         ("six.toml --time 10", "what a job array asks for has no part without --slurm"),
@@ -131,7 +144,12 @@ def test_bad_ends_are_listed_with_their_reasons(here: Here) -> None:
         "failed     peers=13,lr=9: --topology torus with 13 peers: has no sides",
         "4 cells: 1 done, 1 diverged, 2 failed",
     ]
-    assert without_clocks(Path("sweeps/bad"))["status"].tolist() == ["done", "diverged", "failed", "failed"]
+    assert without_clocks(Path("sweeps/bad"))["status"].tolist() == [
+        "done",
+        "diverged",
+        "failed",
+        "failed",
+    ]
     assert here("bad.toml")[0] == 1
 
 
@@ -140,7 +158,9 @@ def test_what_another_program_writes_is_listed(here: Here) -> None:
     Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
-    here.monkeypatch.setattr(scheduler.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM))
+    here.monkeypatch.setattr(
+        scheduler.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM)
+    )
     with Lock(Path("sweeps/two/seed=1")):
         code, said, _ = here("two.toml")
     assert code == 75
@@ -157,22 +177,36 @@ def test_what_is_left_becomes_a_job_array(here: Here) -> None:
     for name in names:
         (Path("sweeps/six") / name / "run.json").unlink()
         (Path("sweeps/six") / name / "output.log").unlink()
-    words = ["--slurm", "--no-submit", "--setup", "module load x", "--setup", "module load y", "--no-requeue"]
+    words = [
+        "--slurm",
+        "--no-submit",
+        "--setup",
+        "module load x",
+        "--setup",
+        "module load y",
+        "--no-requeue",
+    ]
     code, said, _ = here("six.toml", *words)
     script = Path("sweeps/six/slurm/1.sh").absolute()
     assert (code, said) == (0, [f"3 of 6 cells in {script}; to submit: sbatch {script}"])
-    assert [Path(line).name for line in script.with_suffix(".cells").read_text().splitlines()] == names
+    assert [
+        Path(line).name for line in script.with_suffix(".cells").read_text().splitlines()
+    ] == names
     assert "module load x\nmodule load y\n" in script.read_text()
     assert "#SBATCH --no-requeue\n" in script.read_text()
 
     here.monkeypatch.setattr("dfl.sweep.slurm.submit", lambda script: "77")
-    here.monkeypatch.setattr("dfl.sweep.slurm.queued", lambda folder: {names[0]: "pending (Resources)"})
+    here.monkeypatch.setattr(
+        "dfl.sweep.slurm.queued", lambda folder: {names[0]: "pending (Resources)"}
+    )
     code, said, _ = here("six.toml", "--slurm", "--ntasks", "2")
     assert (code, said) == (0, [f"2 of 6 cells in {script.with_name('2.sh')}; job 77"])
     assert "#SBATCH --ntasks=2\n" in script.with_name("2.sh").read_text()
     _, said, _ = here("six.toml", "--status")
     assert said[4].split() == [names[0], "waiting", "5/5", "0.3844", "pending", "(Resources)"]
-    here.monkeypatch.setattr("dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1"))
+    here.monkeypatch.setattr(
+        "dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1")
+    )
     code, said, _ = here("six.toml", "--slurm")
     assert (code, said) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
 
@@ -195,9 +229,13 @@ def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
         code, said = interrupt(running, signal.Signals(how))
         assert code == {15: 75, 2: 130, 9: -9}[how], said
         if how != 9:
-            assert re.fullmatch(r"\d left; to go on: python -m dfl\.sweep .*grid\.toml --out .* --jobs 2", said[-1])
+            assert re.fullmatch(
+                r"\d left; to go on: python -m dfl\.sweep .*grid\.toml --out .* --jobs 2", said[-1]
+            )
         assert not (tmp_path / "out/sweep.csv").exists()
-    wait_for(lambda: "running" not in statuses(tmp_path / "out"))  # those of the sweep that was killed
+    wait_for(
+        lambda: "running" not in statuses(tmp_path / "out")
+    )  # those of the sweep that was killed
     code, said = ended(fake(tmp_path, 0, "--jobs", "2"))
     assert (code, said[-1]) == (0, "6 cells: 6 done")
     assert without_clocks(tmp_path / "out").equals(whole)

@@ -26,8 +26,15 @@ TWO = "peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n"
 
 def tree(folder: Path) -> dict[str, bytes | str]:
     """All that is in a folder: contents, and where links point to."""
-    found = {str(path): path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()}
-    return {name: os.readlink(path) if path.is_symlink() else path.read_bytes() for name, path in found.items()}
+    found = {
+        str(path): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or not path.is_dir()
+    }
+    return {
+        name: os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for name, path in found.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,13 @@ def mine(here: Here) -> Path:
     folder = Path("mine")
     (folder / "figures").mkdir(parents=True)
     (folder / "seed=0").mkdir()
-    for name in ("grid.toml", "sweep.csv", "summary.csv", "compare.csv", "figures/accuracy_by_round.png"):
+    for name in (
+        "grid.toml",
+        "sweep.csv",
+        "summary.csv",
+        "compare.csv",
+        "figures/accuracy_by_round.png",
+    ):
         (folder / name).write_text(TWO if name == "grid.toml" else "my thesis")
     Path("two.toml").write_text(TWO)
     return folder
@@ -67,7 +80,9 @@ def test_a_sweep_into_a_foreign_folder_is_refused(here: Here, mine: Path, words:
     assert tree(Path()) == before
 
 
-def test_a_folder_of_the_users_in_the_place_of_a_cell_is_refused(here: Here, mine: Path, done: Path) -> None:
+def test_a_folder_of_the_users_in_the_place_of_a_cell_is_refused(
+    here: Here, mine: Path, done: Path
+) -> None:
     Path("more.toml").write_text(TWO.replace("[0, 1]", "[0, 1, 2]"))
     Path("sweeps/two/seed=2").mkdir()
     Path("sweeps/two/seed=2/thesis").write_text("mine")
@@ -106,8 +121,12 @@ def test_nothing_is_written_through_a_link(here: Here, mine: Path, done: Path, n
         assert tree(mine) == before
 
 
-@pytest.mark.parametrize("name", ["output.log", "cell.toml", "metrics.csv", "run.json", ".sweep.lock"])
-def test_a_directory_in_the_place_of_a_file_is_one_line(here: Here, mine: Path, done: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["output.log", "cell.toml", "metrics.csv", "run.json", ".sweep.lock"]
+)
+def test_a_directory_in_the_place_of_a_file_is_one_line(
+    here: Here, mine: Path, done: Path, name: str
+) -> None:
     for each in ("run.json", name):
         (done / each).unlink(missing_ok=True)
     (done / name).mkdir()
@@ -136,11 +155,24 @@ def test_a_damaged_cell_is_shown_and_run_again(here: Here, mine: Path, done: Pat
     assert (done / "launches").read_text() == "xx"
 
 
-HOSTILE = ("a\u2028b", "a\nb", "a\x1b[2Jb", "a\udcffb", "a[/red]b", "a:smile:b", "$x_$ $", "a\u202eb", "é", "a\rb")
+HOSTILE = (
+    "a\u2028b",
+    "a\nb",
+    "a\x1b[2Jb",
+    "a\udcffb",
+    "a[/red]b",
+    "a:smile:b",
+    "$x_$ $",
+    "a\u202eb",
+    "é",
+    "a\rb",
+)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_line_stays_a_line_whatever_a_folder_is_called(here: Here, mine: Path, finished: Path, name: str) -> None:
+def test_a_line_stays_a_line_whatever_a_folder_is_called(
+    here: Here, mine: Path, finished: Path, name: str
+) -> None:
     shutil.copytree(finished, name)
     for words in (("--status",), (), ("--slurm", "--no-submit")):
         code, said, complaint = here("two.toml", "--out", name, *words)
@@ -152,7 +184,9 @@ def test_a_line_stays_a_line_whatever_a_folder_is_called(here: Here, mine: Path,
             assert said[-1].startswith("2 cells: 2 done, in ")
     folder = run(Path("runs") / name, topology=f"edges:path={name}")
     other = run(Path("runs/other"), topology="ring")
-    here.monkeypatch.setattr(sys, "argv", ["compare.py", str(folder), str(other), "--out", f"out {name}"])
+    here.monkeypatch.setattr(
+        sys, "argv", ["compare.py", str(folder), str(other), "--out", f"out {name}"]
+    )
     here.capsys.readouterr()
     assert compare.main() == 0
     said = here.capsys.readouterr()[0].splitlines()
@@ -178,7 +212,9 @@ def test_hostile_words_of_a_cell_are_text(here: Here, mine: Path, done: Path) ->
         (compare.main, "dfl.compare.gather", ["runs/a"]),
     ],
 )
-def test_ctrl_c_is_one_line(here: Here, mine: Path, main: Callable[[], int], where: str, words: list[str]) -> None:
+def test_ctrl_c_is_one_line(
+    here: Here, mine: Path, main: Callable[[], int], where: str, words: list[str]
+) -> None:
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
@@ -193,7 +229,9 @@ def test_ctrl_c_is_one_line(here: Here, mine: Path, main: Callable[[], int], whe
 def test_an_interrupt_during_start_up_prints_no_traceback(module: str, tmp_path: Path) -> None:
     """The signal comes while the module's first import is at work."""
     (tmp_path / "rich").mkdir()
-    (tmp_path / "rich/__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "rich/__init__.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", module],
         cwd=ROOT,

@@ -73,7 +73,9 @@ def test_a_line_is_the_mean_and_its_band_the_deviation() -> None:
 
 
 def test_bands_stay_between_0_and_1_and_one_seed_has_none() -> None:
-    rows = pd.DataFrame({"round": [0, 0], "payload_bytes": [0, 0], "accuracy_mean": [0.0, 1.0], "cell": ["a", "b"]})
+    rows = pd.DataFrame(
+        {"round": [0, 0], "payload_bytes": [0, 0], "accuracy_mean": [0.0, 1.0], "cell": ["a", "b"]}
+    )
     mean = over_seeds(rows, "accuracy_mean")
     assert mean[["mean", "low", "high"]].to_numpy().tolist() == [[0.5, 0.0, 1.0]]
     assert not drawn({"topology": GRAPHS})["accuracy_by_round"].axes[0].collections
@@ -97,7 +99,9 @@ def test_bytes_are_on_a_logarithmic_axis_from_the_first_one_said() -> None:
 
 def test_where_nothing_is_said_there_is_no_figure_by_bytes() -> None:
     rows, found = swept({"topology": GRAPHS})
-    assert list(figures(rows.assign(payload_bytes=0), found, ["topology"], "x")) == ["accuracy_by_round"]
+    assert list(figures(rows.assign(payload_bytes=0), found, ["topology"], "x")) == [
+        "accuracy_by_round"
+    ]
 
 
 def test_where_nothing_is_called_accuracy_the_loss_is_drawn() -> None:
@@ -118,7 +122,13 @@ def test_nothing_finished_is_nothing_drawn() -> None:
 def test_lines_differ_and_the_legend_explains_them() -> None:
     figure = drawn(PLAIN)["accuracy_by_round"]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["topology", *GRAPHS, "bits", "none", "4"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "topology",
+        *GRAPHS,
+        "bits",
+        "none",
+        "4",
+    ]
     assert [text.get_fontweight() for text in legend.get_texts()][:2] == ["bold", "normal"]
     looks = {(to_hex(line.get_color()), str(line._dash_pattern)) for line in figure.axes[0].lines}  # type: ignore[attr-defined]
     assert len(looks) == len(figure.axes[0].lines) == 6
@@ -145,7 +155,9 @@ def test_crowded_lines_are_split_over_panels() -> None:
     rows, _ = swept(many)
     assert panels(rows, ["topology", "bits"]) == (["topology"], ["bits"])
     figure = drawn(many)["accuracy_by_bytes"]
-    assert [axes.get_title(loc="left") for axes in used(figure)] == [f"topology {name}" for name in "abcd"]
+    assert [axes.get_title(loc="left") for axes in used(figure)] == [
+        f"topology {name}" for name in "abcd"
+    ]
     assert {len(axes.lines) for axes in used(figure)} == {4}
     assert panels(swept(PLAIN)[0], ["topology", "bits"]) == ([], ["topology", "bits"])
     assert panels(swept({"lr": range(40)})[0], ["lr"]) == ([], ["lr"])
@@ -154,7 +166,10 @@ def test_crowded_lines_are_split_over_panels() -> None:
 def test_a_map_says_what_every_group_came_to() -> None:
     rows, found = swept(PLAIN)
     figure = figures(rows, found, ["topology", "bits"], "x")["map_topology_by_bits"]
-    axes, written = figure.axes[0], {tuple(text.get_position()): text.get_text() for text in figure.axes[0].texts}
+    axes, written = (
+        figure.axes[0],
+        {tuple(text.get_position()): text.get_text() for text in figure.axes[0].texts},
+    )
     assert [label.get_text() for label in axes.get_yticklabels()] == list(GRAPHS)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "4"]
     one = found[(found["topology"] == "complete") & (found["bits"] == "4")].iloc[0]

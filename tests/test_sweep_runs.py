@@ -7,8 +7,13 @@ from tests.interrupted_sweep import GRID, check
 
 
 def test_an_interrupted_sweep_of_runs(tmp_path: Path) -> None:
-    happened = check(tmp_path, GRID + 'bits = ["none", 4, 2]\n', 1, (signal.SIGTERM, signal.SIGKILL))
-    assert [line.partition(":")[0] for line in happened[:2]] in (["SIGTERM", "SIGKILL"], ["SIGKILL", "SIGTERM"])
+    happened = check(
+        tmp_path, GRID + 'bits = ["none", 4, 2]\n', 1, (signal.SIGTERM, signal.SIGKILL)
+    )
+    assert [line.partition(":")[0] for line in happened[:2]] in (
+        ["SIGTERM", "SIGKILL"],
+        ["SIGKILL", "SIGTERM"],
+    )
     assert happened[2:] == ["the same sweep.csv, summary.csv and models of 3 cells"]
     assert {path.name for path in (tmp_path / "parts/figures").iterdir()} == {
         "accuracy_by_round.png", "accuracy_by_bytes.png",

@@ -26,7 +26,9 @@ def test_sweeps_at_once_share_the_cells(tmp_path: Path, pause: float) -> None:
         assert (code, said[-1]) == (0, "6 cells: 6 done"), said
     assert launches(tmp_path / "out") == "111111"
     assert set(without_clocks(tmp_path / "out")["status"]) == {"done"}
-    left = [path for path in (tmp_path / "out").rglob(".*") if path.name.endswith((".part", "lock"))]
+    left = [
+        path for path in (tmp_path / "out").rglob(".*") if path.name.endswith((".part", "lock"))
+    ]
     assert left == []
 
 
@@ -70,22 +72,37 @@ def test_a_file_system_without_locks_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 def test_two_sweeps_of_real_runs(tmp_path: Path) -> None:
-    grid = 'peers = 2\nrounds = 2\nmodel = "softmax"\nexamples_per_peer = 20\ncheckpoint_every = 1\n'
+    grid = (
+        'peers = 2\nrounds = 2\nmodel = "softmax"\nexamples_per_peer = 20\ncheckpoint_every = 1\n'
+    )
     (tmp_path / "grid.toml").write_text(f"{grid}[sweep]\nseed = [0, 1]\n")
-    command = [sys.executable, "-m", "dfl.sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "dfl.sweep",
+        str(tmp_path / "grid.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     sweeps = [
-        subprocess.Popen(command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            command, cwd=ROOT, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         for _ in range(2)
     ]
     for code, said in map(ended, sweeps):
         assert (code, said[-1]) == (0, "2 cells: 2 done"), said
     tables = [path.read_text().splitlines() for path in tmp_path.glob("out/*/metrics.csv")]
-    assert [[line.partition(",")[0] for line in table] for table in tables] == [["round", "0", "2"]] * 2
+    assert [[line.partition(",")[0] for line in table] for table in tables] == [
+        ["round", "0", "2"]
+    ] * 2
 
     state = tmp_path / "out/seed=1/state.safetensors"
     whole = state.read_bytes()
     state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    again = subprocess.run([*command, "--status"], cwd=ROOT, env=ENV, text=True, capture_output=True)
+    again = subprocess.run(
+        [*command, "--status"], cwd=ROOT, env=ENV, text=True, capture_output=True
+    )
     assert "1 done, 1 damaged" in again.stdout
     again = subprocess.run(command, cwd=ROOT, env=ENV, text=True, capture_output=True)
     assert (again.returncode, again.stderr) == (0, ""), again

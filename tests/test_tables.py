@@ -53,7 +53,10 @@ def test_a_row_per_cell_as_it_was_written(tmp_path: Path) -> None:
         file.write("8,9,0")  # the row that is being written
     write(cells(grid, sight(grid, tmp_path)), tmp_path / "sweep.csv")
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
-    assert lines[0] == "name,topology,seed,bits,status,round,accuracy_mean,accuracy_min,payload_bytes,seconds"
+    assert (
+        lines[0]
+        == "name,topology,seed,bits,status,round,accuracy_mean,accuracy_min,payload_bytes,seconds"
+    )
     assert lines[1] == '"topology=ring,seed=0,bits=none",ring,0,none,done,4,0.10000,0.05,1000,1'
     assert lines[2] == '"topology=ring,seed=0,bits=4",ring,0,4,diverged,4,0.20000,0.1,2000,2'
     assert lines[3].split(",")[6:8] == ["waiting", "4"]
@@ -153,5 +156,7 @@ def test_curves_are_those_of_the_finished(tmp_path: Path) -> None:
     assert len(rows) == 2 * 11
     assert grid.cells[0].name not in set(rows["cell"])
     first = rows[rows["cell"] == grid.cells[1].name]
-    assert first[["topology", "seed", "bits"]].drop_duplicates().to_numpy().tolist() == [["ring", "0", "4"]]
+    assert first[["topology", "seed", "bits"]].drop_duplicates().to_numpy().tolist() == [
+        ["ring", "0", "4"]
+    ]
     assert first["accuracy_mean"].tolist() == [0.1, 0.2]

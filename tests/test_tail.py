@@ -36,14 +36,25 @@ def spiking(**labels: Any) -> pd.DataFrame:
     figure[-1] = 1.0
     counts = dict.fromkeys(lab.COUNTED, 1000.0 * t)
     rows = pd.DataFrame({**dict.fromkeys(lab.MEASURED, figure), **counts, "round": t})
-    return rows.assign(**{"seed": 0, "total_MB": 1.0 * t, "busiest_MB": 1.0 * t, "phone": t, "datacenter": t, **labels})
+    return rows.assign(
+        **{
+            "seed": 0,
+            "total_MB": 1.0 * t,
+            "busiest_MB": 1.0 * t,
+            "phone": t,
+            "datacenter": t,
+            **labels,
+        }
+    )
 
 
 TAIL = 0.6
 """Of the run: four rounds at 0.5 and one at 1."""
 
 
-@pytest.mark.parametrize(("rounds", "first"), [(1, 1), (4, 4), (10, 10), (11, 10), (50, 46), (100, 91), (30, 28)])
+@pytest.mark.parametrize(
+    ("rounds", "first"), [(1, 1), (4, 4), (10, 10), (11, 10), (50, 46), (100, 91), (30, 28)]
+)
 def test_the_tail_is_what_comes_after_nine_tenths(rounds: int, first: int) -> None:
     assert lab.tail_rounds(rounds) == range(first, rounds + 1)
     assert [t for t in range(rounds + 1) if t > 0.9 * rounds] == list(lab.tail_rounds(rounds))
@@ -52,8 +63,12 @@ def test_the_tail_is_what_comes_after_nine_tenths(rounds: int, first: int) -> No
 def test_a_curve_that_spikes_at_the_end_does_not_end_at_its_spike() -> None:
     rows = spiking()
     assert lab.tail_mean(rows, "accuracy_mean") == pytest.approx(TAIL)
-    assert lab.tail_mean(rows[rows["round"] <= 49], "accuracy_mean") == pytest.approx((0.2 + 4 * 0.5) / 5)
-    assert lab.tail_mean(rows.iloc[::-1], "accuracy_mean") == pytest.approx(TAIL)  # in whatever order they come
+    assert lab.tail_mean(rows[rows["round"] <= 49], "accuracy_mean") == pytest.approx(
+        (0.2 + 4 * 0.5) / 5
+    )
+    assert lab.tail_mean(rows.iloc[::-1], "accuracy_mean") == pytest.approx(
+        TAIL
+    )  # in whatever order they come
     rows.loc[rows["round"] == 47, "accuracy_mean"] = np.nan
     assert lab.tail_mean(rows, "accuracy_mean") == pytest.approx((3 * 0.5 + 1) / 4)
 
@@ -69,13 +84,20 @@ def test_what_is_counted_is_taken_at_the_last_round() -> None:
 
 def of_many(**labels: list[Any]) -> pd.DataFrame:
     """Such runs for all combinations of labels."""
-    cells = pd.MultiIndex.from_product(list(labels.values()), names=list(labels)).to_frame(index=False)
-    return pd.concat([spiking(**{str(k): v for k, v in cell.items()}) for cell in cells.to_dict("records")])
+    cells = pd.MultiIndex.from_product(list(labels.values()), names=list(labels)).to_frame(
+        index=False
+    )
+    return pd.concat(
+        [spiking(**{str(k): v for k, v in cell.items()}) for cell in cells.to_dict("records")]
+    )
 
 
 def quadratic() -> pd.DataFrame:
     return pd.concat(
-        [pd.DataFrame({"mixing": "lazy", "method": method, "apart": [1.0, 2.0]}) for method in update_mixing.METHODS]
+        [
+            pd.DataFrame({"mixing": "lazy", "method": method, "apart": [1.0, 2.0]})
+            for method in update_mixing.METHODS
+        ]
     )
 
 
@@ -84,7 +106,10 @@ PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
         lambda: bits.tabulate(of_many(width=["float32", "4"])),
         {"accuracy": TAIL, "worst_peer": TAIL, "quantization_error": 1},
     ),
-    "graphs": (lambda: graphs.tabulate(of_many(graph=["ring"], width=["4"])), {"accuracy": TAIL, "worst_peer": TAIL}),
+    "graphs": (
+        lambda: graphs.tabulate(of_many(graph=["ring"], width=["4"])),
+        {"accuracy": TAIL, "worst_peer": TAIL},
+    ),
     "faults": (
         lambda: faults.tabulate(of_many(method=list(faults.METHODS), loss=["0"])),
         {"accuracy": TAIL, "apart": TAIL, "apart_at_most": 1},
@@ -94,15 +119,25 @@ PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
         {"accuracy": TAIL, "worst_peer": TAIL, "mean_model": TAIL, "consensus_distance": TAIL},
     ),
     "update_mixing": (
-        lambda: update_mixing.tabulate(of_many(mixing=["lazy"], method=list(update_mixing.METHODS)), quadratic()),
+        lambda: update_mixing.tabulate(
+            of_many(mixing=["lazy"], method=list(update_mixing.METHODS)), quadratic()
+        ),
         {"accuracy": TAIL, "mean_model": TAIL, "apart": TAIL},
     ),
     "server_or_peers": (
         lambda: server_or_peers.tabulate(of_many(method=["ring"]), server_or_peers.Options()),
-        {"accuracy": TAIL, "worst_peer": TAIL, "mean_model": TAIL, "total_MB": 50, "busiest_MB": 50},
+        {
+            "accuracy": TAIL,
+            "worst_peer": TAIL,
+            "mean_model": TAIL,
+            "total_MB": 50,
+            "busiest_MB": 50,
+        },
     ),
     "time_to_accuracy": (
-        lambda: time_to_accuracy.tabulate(of_many(graph=["ring"], width=["4"]), time_to_accuracy.Options()),
+        lambda: time_to_accuracy.tabulate(
+            of_many(graph=["ring"], width=["4"]), time_to_accuracy.Options()
+        ),
         {"accuracy": TAIL, "phone_round_s": 1},
     ),
     "device_variance": (
@@ -115,15 +150,25 @@ PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
     ),
     "lg_table1": (
         lambda: lg_table1.tabulate(of_many(method=["lg"]), {0: spiking()}, lg_table1.Options()),
-        {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_by_vote": 100 * TAIL, "rounds": 100, "parameters": 1e5},
+        {
+            "local_test": 100 * TAIL,
+            "new_test": 100 * TAIL,
+            "new_by_vote": 100 * TAIL,
+            "rounds": 100,
+            "parameters": 1e5,
+        },
     ),
     "robust_fltrust2021": (
-        lambda: robust_fltrust2021.tabulate(of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS),
+        lambda: robust_fltrust2021.tabulate(
+            of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS
+        ),
         {"error": 1 - TAIL, "backdoor_success": TAIL, "trust": TAIL, "trust_of_attackers": TAIL},
     ),
     "robust_gossip": (
         lambda: robust_gossip.tabulate(
-            of_many(data=["alike"], graph=["ring"], rule=["mean"], attack=list(robust_gossip.ATTACKS)),
+            of_many(
+                data=["alike"], graph=["ring"], rule=["mean"], attack=list(robust_gossip.ATTACKS)
+            ),
             robust_gossip.Options(rounds=ROUNDS),
         ),
         {"none": TAIL, "dissensus": TAIL, "worst_peer": TAIL, "apart": TAIL},
@@ -147,9 +192,13 @@ def test_pages_report_the_tail(page: str) -> None:
         ("update_mixing", update_mixing.LABELS, "accuracy_mean"),
     ],
 )
-def test_a_published_table_is_the_mean_of_its_seeds(page: str, labels: list[str], accuracy: str) -> None:
+def test_a_published_table_is_the_mean_of_its_seeds(
+    page: str, labels: list[str], accuracy: str
+) -> None:
     folder = RESULTS / page
-    table, seeds = (pd.read_csv(folder / f"{name}.csv").set_index(labels) for name in ("table", "seeds"))
+    table, seeds = (
+        pd.read_csv(folder / f"{name}.csv").set_index(labels) for name in ("table", "seeds")
+    )
     means = seeds.groupby(labels)[accuracy].mean()
     assert table["accuracy"].to_dict() == pytest.approx(means.to_dict(), rel=1e-4)
 

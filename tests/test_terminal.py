@@ -48,9 +48,19 @@ def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in text
     assert "\r" not in text
     lines = text.splitlines()
-    assert [line.split(",")[0] for line in lines if line.startswith("round")] == ["round 0/3", "round 2/3", "round 3/3"]
+    assert [line.split(",")[0] for line in lines if line.startswith("round")] == [
+        "round 0/3",
+        "round 2/3",
+        "round 3/3",
+    ]
     assert lines[-1].split() == ["files", str(tmp_path / "run")]
-    for said in ("4 on 1 rank", "4 edges, degree 2", "spectral gap 0.6667", "385 parameters", "12.32 kB per round"):
+    for said in (
+        "4 on 1 rank",
+        "4 edges, degree 2",
+        "spectral gap 0.6667",
+        "385 parameters",
+        "12.32 kB per round",
+    ):
         assert said in text
 
 
@@ -80,7 +90,9 @@ def test_messages_that_do_not_contract_are_warned_of_once(setting: Setting) -> N
 
 
 def test_notes_are_warned_of() -> None:
-    assert shown(small(algorithm="qdfedavgm:exchange=paper")).count("\nwarning: exchange=paper") == 1
+    assert (
+        shown(small(algorithm="qdfedavgm:exchange=paper")).count("\nwarning: exchange=paper") == 1
+    )
 
 
 def test_regression_shows_its_loss() -> None:
@@ -106,7 +118,8 @@ def test_dry_run_of_many_peers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1234567, "1.23 MB"), (2.5e12, "2.50 TB")]
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1234567, "1.23 MB"), (2.5e12, "2.50 TB")],
 )
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text

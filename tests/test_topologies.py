@@ -41,7 +41,16 @@ SIZES: dict[str, tuple[int, ...]] = {
     "grid": (4, 6, 16),
     "regular": (4, 6, 16),
 }
-SINGLE = ("ring", "path", "star", "complete", "hypercube", "exponential", "one_peer_exponential", "erdos_renyi")
+SINGLE = (
+    "ring",
+    "path",
+    "star",
+    "complete",
+    "hypercube",
+    "exponential",
+    "one_peer_exponential",
+    "erdos_renyi",
+)
 RANDOM = ("regular", "erdos_renyi", "small_world", "barabasi_albert")
 DIRECTED = ("exponential", "one_peer_exponential")
 CASES = [
@@ -56,7 +65,9 @@ def graph(name: str, **options: Any) -> Callable[[int, Generator], Any]:
     return partial(TOPOLOGIES[name], **(options or OPTIONS.get(name, {})))
 
 
-def network(name: str, peers: int, mixing: str = "metropolis", seed: int = 0, **options: Any) -> Network:
+def network(
+    name: str, peers: int, mixing: str = "metropolis", seed: int = 0, **options: Any
+) -> Network:
     return build(graph(name, **options), MIXINGS[mixing], peers, np.random.default_rng(seed))
 
 
@@ -70,7 +81,9 @@ def doubly(weights: Floats) -> bool:
 
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize(("name", "peers"), CASES)
-def test_weights_average_over_the_graph_and_nothing_else(name: str, peers: int, mixing: str) -> None:
+def test_weights_average_over_the_graph_and_nothing_else(
+    name: str, peers: int, mixing: str
+) -> None:
     net = network(name, peers, mixing)
     drawn = graph(name)(peers, np.random.default_rng(0))
     rounds = [drawn] if isinstance(drawn, csr_array) else drawn
@@ -96,7 +109,9 @@ def test_these_rules_keep_the_mean(name: str, peers: int, mixing: str) -> None:
 @pytest.mark.parametrize(("name", "peers"), CASES)
 def test_those_rules_say_when_they_do_not_keep_the_mean(name: str, peers: int, mixing: str) -> None:
     net = network(name, peers, mixing)
-    assert all(doubly(w) for w in dense(net)) != any("not doubly stochastic" in note for note in net.notes)
+    assert all(doubly(w) for w in dense(net)) != any(
+        "not doubly stochastic" in note for note in net.notes
+    )
     if mixing == "neighbors" and peers > 1:
         assert all((np.diag(w) == 0).all() for w in dense(net))
 
@@ -152,7 +167,9 @@ def test_options_can_be_read_from_the_signatures() -> None:
         ("regular", 10_000, {"k": 4}, 20_000, {4}),
     ],
 )
-def test_known_sizes(name: str, peers: int, options: dict[str, Any], edges: int, degrees: set[int]) -> None:
+def test_known_sizes(
+    name: str, peers: int, options: dict[str, Any], edges: int, degrees: set[int]
+) -> None:
     net = network(name, peers, **options)
     assert net.edges == edges
     assert set(net.degrees) == degrees
@@ -204,8 +221,15 @@ def test_metropolis_and_max_degree_differ_where_degrees_do() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(peers=st.integers(2, 40), p=st.floats(0.3, 1), seed=st.integers(0, 2**32), rule=st.sampled_from(sorted(MIXINGS)))
-def test_averaging_never_leaves_the_range_of_the_peers(peers: int, p: float, seed: int, rule: str) -> None:
+@given(
+    peers=st.integers(2, 40),
+    p=st.floats(0.3, 1),
+    seed=st.integers(0, 2**32),
+    rule=st.sampled_from(sorted(MIXINGS)),
+)
+def test_averaging_never_leaves_the_range_of_the_peers(
+    peers: int, p: float, seed: int, rule: str
+) -> None:
     rng = np.random.default_rng(seed)
     (w,) = build(graph("erdos_renyi", p=p), MIXINGS[rule], peers, rng).weights
     x = rng.standard_normal(peers)
@@ -236,11 +260,18 @@ def test_averaging_never_leaves_the_range_of_the_peers(peers: int, p: float, see
         ("small_world", 16, {"k": 4, "p": 1.5}, "p must be between 0 and 1, not 1.5"),
         ("erdos_renyi", 16, {"p": -0.1}, "p must be between 0 and 1, not -0.1"),
         ("erdos_renyi", 16, {"p": float("nan")}, "p must be between 0 and 1, not nan"),
-        ("erdos_renyi", 100, {"p": 0.001}, "p=0.001 of 100 peers: none of 100 .* p of 0.092 or more"),
+        (
+            "erdos_renyi",
+            100,
+            {"p": 0.001},
+            "p=0.001 of 100 peers: none of 100 .* p of 0.092 or more",
+        ),
         ("barabasi_albert", 16, {"m": 16}, "1 <= m < peers: m=16, peers=16"),
     ],
 )
-def test_a_refusal_says_what_is_wrong(name: str, peers: int, options: dict[str, Any], says: str) -> None:
+def test_a_refusal_says_what_is_wrong(
+    name: str, peers: int, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(GraphError, match=says) as refused:
         network(name, peers, **options)
     assert "\n" not in str(refused.value)
@@ -256,14 +287,22 @@ def test_rounds_may_be_in_pieces_if_their_union_is_not() -> None:
     odd, even = np.zeros((4, 4), dtype=bool), np.zeros((4, 4), dtype=bool)
     odd[[0, 1, 2, 3], [1, 0, 3, 2]] = even[[1, 2], [2, 1]] = True
     net = build(
-        lambda peers, rng: [csr_array(odd), csr_array(even)], MIXINGS["metropolis"], 4, np.random.default_rng(0)
+        lambda peers, rng: [csr_array(odd), csr_array(even)],
+        MIXINGS["metropolis"],
+        4,
+        np.random.default_rng(0),
     )
     assert (net.edges, net.directed, net.degrees.tolist()) == (3, False, [1, 2, 2, 1])
 
 
 def test_weights_that_do_not_average_are_refused() -> None:
     with pytest.raises(GraphError, match="weights of peer 0 sum to 2; each row must sum to 1"):
-        build(graph("ring"), lambda adjacency: adjacency.astype(np.float64), 5, np.random.default_rng(0))
+        build(
+            graph("ring"),
+            lambda adjacency: adjacency.astype(np.float64),
+            5,
+            np.random.default_rng(0),
+        )
 
 
 def test_a_new_graph_and_a_new_rule_register_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ RING = build(TOPOLOGIES["ring"], MIXINGS["metropolis"], 5, np.random.default_rng
 
 
 def load(path: Path, peers: int = 5, mixing: str = "metropolis") -> Network:
-    return build(partial(TOPOLOGIES["edges"], path=path), MIXINGS[mixing], peers, np.random.default_rng(0))
+    return build(
+        partial(TOPOLOGIES["edges"], path=path), MIXINGS[mixing], peers, np.random.default_rng(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,9 @@ def test_an_edge_list_is_an_undirected_graph(tmp_path: Path, text: str) -> None:
     assert (net.weights[0] != RING).nnz == 0
 
 
-@pytest.mark.parametrize("name", ["sparse.npz", "dense.npz", "single.npz", "coo.npz", "dense.csv", "DENSE.CSV"])
+@pytest.mark.parametrize(
+    "name", ["sparse.npz", "dense.npz", "single.npz", "coo.npz", "dense.csv", "DENSE.CSV"]
+)
 @pytest.mark.parametrize("mixing", ["metropolis", "lazy"])
 def test_a_matrix_is_used_as_it_is(tmp_path: Path, name: str, mixing: str) -> None:
     path = tmp_path / name
@@ -97,7 +101,9 @@ def test_a_matrix_may_be_directed(tmp_path: Path) -> None:
         ("w.csv", b"\xff\xfe\x00", "w.csv: not a mixing matrix"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, name: str, content: str | bytes, says: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(GraphError, match=says) as refused:
@@ -119,7 +125,11 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path, name: str) -
     [
         ((1, 1), np.nan, "weight of peer 1 for peer 1 is nan"),
         ((4, 0), np.inf, "weight of peer 4 for peer 0 is inf"),
-        ((3, 2), -0.1, "weight of peer 3 for peer 2 is -0.1; weights must be finite and not negative"),
+        (
+            (3, 2),
+            -0.1,
+            "weight of peer 3 for peer 2 is -0.1; weights must be finite and not negative",
+        ),
         ((2, 2), 0.5, "weights of peer 2 sum to 1.16666667; each row must sum to 1"),
     ],
 )
@@ -153,10 +163,20 @@ def test_several_arrays_are_no_matrix(tmp_path: Path) -> None:
         load(tmp_path / "w.npz")
 
 
-@pytest.mark.parametrize(("indices", "indptr"), [([0, 7], [0, 1, 2]), ([0, -9], [0, 1, 2]), ([0, 1], [0, 2, 1])])
-def test_a_sparse_matrix_cannot_point_outside_itself(tmp_path: Path, indices: list[int], indptr: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("indices", "indptr"), [([0, 7], [0, 1, 2]), ([0, -9], [0, 1, 2]), ([0, 1], [0, 2, 1])]
+)
+def test_a_sparse_matrix_cannot_point_outside_itself(
+    tmp_path: Path, indices: list[int], indptr: list[int]
+) -> None:
     where = {"indices": np.array(indices), "indptr": np.array(indptr)}
-    np.savez(tmp_path / "w.npz", format=np.array(b"csr"), data=np.ones(2), shape=np.array([2, 2]), **where)  # type: ignore[arg-type]
+    np.savez(
+        tmp_path / "w.npz",
+        format=np.array(b"csr"),
+        data=np.ones(2),
+        shape=np.array([2, 2]),
+        **where,
+    )  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="not a mixing matrix"):
         load(tmp_path / "w.npz", peers=2)
 
@@ -170,7 +190,9 @@ def refusal(path: Path) -> str:
     return ""
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_flipped_bytes_end_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "w.npz"
@@ -182,8 +204,13 @@ def test_flipped_bytes_end_in_one_line(tmp_path: Path, data: st.DataObject) -> N
     assert "\n" not in refusal(path)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(alphabet="0123 4#{}.\n-\t", max_size=40), suffix=st.sampled_from([".edges", ".csv"]))
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    text=st.text(alphabet="0123 4#{}.\n-\t", max_size=40),
+    suffix=st.sampled_from([".edges", ".csv"]),
+)
 def test_any_text_is_a_graph_or_one_line(tmp_path: Path, text: str, suffix: str) -> None:
     path = tmp_path / f"any{suffix}"
     path.write_text(text)

@@ -21,7 +21,9 @@ SYMMETRIC = ("metropolis", "max_degree", "lazy")
 
 
 def network(name: str, peers: int, mixing: str = "metropolis", **options: Any) -> Network:
-    return build(partial(TOPOLOGIES[name], **options), MIXINGS[mixing], peers, np.random.default_rng(0))
+    return build(
+        partial(TOPOLOGIES[name], **options), MIXINGS[mixing], peers, np.random.default_rng(0)
+    )
 
 
 def by_definition(w: Floats) -> tuple[float, float]:
@@ -49,7 +51,11 @@ def test_ring_of_sixteen_is_the_published_figure() -> None:
     ("name", "gap", "smallest"),
     [
         ("ring", lambda n: 2 / 3 * (1 - np.cos(2 * np.pi / n)), lambda n: -1 / 3),
-        ("path", lambda n: 2 / 3 * (1 - np.cos(np.pi / n)), lambda n: 1 / 3 - 2 / 3 * np.cos(np.pi / n)),
+        (
+            "path",
+            lambda n: 2 / 3 * (1 - np.cos(np.pi / n)),
+            lambda n: 1 / 3 - 2 / 3 * np.cos(np.pi / n),
+        ),
         ("star", lambda n: 1 / n, lambda n: 0),
         ("torus", lambda n: 2 / 5 * (1 - np.cos(2 * np.pi / n**0.5)), lambda n: -3 / 5),
         ("exponential", lambda n: 2 / (1 + np.ceil(log2(n))), None),
@@ -99,7 +105,9 @@ def test_one_peer_alone_agrees_with_itself() -> None:
         ("exponential", 12, {}),
     ],
 )
-def test_small_graphs_agree_with_the_definition(name: str, peers: int, options: dict[str, Any], mixing: str) -> None:
+def test_small_graphs_agree_with_the_definition(
+    name: str, peers: int, options: dict[str, Any], mixing: str
+) -> None:
     net = network(name, peers, mixing, **options)
     second, smallest = by_definition(net.weights[0].toarray())
     assert net.spectrum.second == pytest.approx(second, abs=1e-12)
@@ -110,7 +118,14 @@ def test_small_graphs_agree_with_the_definition(name: str, peers: int, options: 
 @pytest.mark.parametrize("mixing", [*SYMMETRIC, "uniform", "neighbors"])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("path", {}), ("star", {}), ("grid", {}), ("regular", {"k": 3}), ("small_world", {}), ("barabasi_albert", {})],
+    [
+        ("path", {}),
+        ("star", {}),
+        ("grid", {}),
+        ("regular", {"k": 3}),
+        ("small_world", {}),
+        ("barabasi_albert", {}),
+    ],
 )
 def test_sparse_agrees_with_dense(
     name: str, options: dict[str, Any], mixing: str, restarts: int, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +144,9 @@ def test_sparse_agrees_with_dense(
 @pytest.mark.parametrize(
     ("name", "factored"), [("regular", False), ("hypercube", False), ("path", True), ("grid", True)]
 )
-def test_only_graphs_with_small_cuts_are_factored(name: str, factored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_graphs_with_small_cuts_are_factored(
+    name: str, factored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The factors of a large random graph would fill the memory, however slow Lanczos is on it."""
     net = network(name, 1024)
     expected, inverse, calls = net.spectrum, spectra._inverse, []
@@ -148,7 +165,9 @@ def test_only_graphs_with_small_cuts_are_factored(name: str, factored: bool, mon
 
 @pytest.mark.parametrize("peers", [5, 10, 16])
 @pytest.mark.parametrize("mixing", MIXINGS)
-def test_a_sequence_is_judged_by_its_product(peers: int, mixing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_is_judged_by_its_product(
+    peers: int, mixing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = network("one_peer_exponential", peers, mixing)
     product = np.linalg.multi_dot([*[w.toarray() for w in reversed(net.weights)], np.eye(peers)])
     sigma = np.linalg.svd(product, compute_uv=False)[1]
@@ -169,7 +188,9 @@ def test_a_long_sequence(peers: int) -> None:
 def directed(peers: int, rng: Generator) -> csr_array:
     """Doubly stochastic, neither circulant nor normal nor reversible: a mean of three permutations."""
     ones = np.eye(peers)
-    return csr_array((ones[rng.permutation(peers)] + ones[rng.permutation(peers)] + np.roll(ones, 1, axis=0)) / 3)
+    return csr_array(
+        (ones[rng.permutation(peers)] + ones[rng.permutation(peers)] + np.roll(ones, 1, axis=0)) / 3
+    )
 
 
 def test_a_directed_matrix() -> None:
@@ -181,7 +202,9 @@ def test_a_directed_matrix() -> None:
     assert [note for note in net.notes if "those of the file" not in note] == []
 
 
-def test_a_large_directed_matrix_has_no_spectrum_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_directed_matrix_has_no_spectrum_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(spectra, "DENSE_GENERAL", 40)
     net = build(directed, MIXINGS["metropolis"], 50, np.random.default_rng(1))
     assert np.isnan([net.spectrum.second, net.spectrum.gap, net.spectrum.half_rounds]).all()

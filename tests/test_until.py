@@ -16,7 +16,9 @@ from tests.test_terminal import dry, shown
 
 
 def rows(**settings: Any) -> list[dict[str, float]]:
-    return list(dfl.simulate(small(**{"rounds": 30, "eval_every": 1, "examples_per_peer": 100, **settings})))
+    return list(
+        dfl.simulate(small(**{"rounds": 30, "eval_every": 1, "examples_per_peer": 100, **settings}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,9 @@ def rows(**settings: Any) -> list[dict[str, float]]:
         ("train_loss=0.5", "train_loss", -1),
     ],
 )
-def test_a_run_stops_at_the_first_evaluation_that_is_good_enough(until: str, column: str, sign: int) -> None:
+def test_a_run_stops_at_the_first_evaluation_that_is_good_enough(
+    until: str, column: str, sign: int
+) -> None:
     wanted, seen = float(until.partition("=")[2]), rows(until=until)
     assert sign * seen[-1][column] >= sign * wanted
     assert all(sign * row[column] < sign * wanted for row in seen[:-1])
@@ -61,9 +65,15 @@ def test_what_was_reached_is_kept(tmp_path: Path) -> None:
     ("value", "line"),
     [
         ("accuracy", "--until must be written FIGURE=VALUE, as accuracy=0.97, not 'accuracy'"),
-        ("acuracy=0.9", "--until: unknown figure 'acuracy' (did you mean accuracy?); choose from accuracy, "),
+        (
+            "acuracy=0.9",
+            "--until: unknown figure 'acuracy' (did you mean accuracy?); choose from accuracy, ",
+        ),
         ("accuracy=high", "--until accuracy must be a number, not 'high'"),
-        ("validation_accuracy=0.9", "--until validation_accuracy=0.9 needs validation examples: say --validation 0.1"),
+        (
+            "validation_accuracy=0.9",
+            "--until validation_accuracy=0.9 needs validation examples: say --validation 0.1",
+        ),
     ],
 )
 def test_a_goal_that_is_none_is_refused(dfl_run: Command, value: str, line: str) -> None:
@@ -93,14 +103,23 @@ def test_up_and_down_are_counted_apart(tmp_path: Path) -> None:
     *_, last = dfl.simulate(run)
     d = dfl.load(run.out or "").record["model"]["parameters"]
     up, down = 3 * 2 * (-(-4 * d // 8) + 4), 3 * 2 * 4 * d
-    assert (last["upload_bytes"], last["download_bytes"], last["payload_bytes"]) == (up, down, up + down)
+    assert (last["upload_bytes"], last["download_bytes"], last["payload_bytes"]) == (
+        up,
+        down,
+        up + down,
+    )
     assert last["parameters_k_plus_m"] == 3 * (4 + 2) * d
     peers = pd.read_csv(tmp_path / "run" / "peers.csv")
     assert (peers["payload_bytes_sent"].sum(), peers["payload_bytes_received"].sum()) == (up, down)
 
 
 def test_a_server_is_shown_in_place_of_a_graph(tmp_path: Path) -> None:
-    run = small(algorithm="fedavg:fraction=0.5", attack="alie:peers=1", aggregator="median", out=tmp_path / "run")
+    run = small(
+        algorithm="fedavg:fraction=0.5",
+        attack="alie:peers=1",
+        aggregator="median",
+        out=tmp_path / "run",
+    )
     text = shown(run)
     assert "server     told 2 models per round" in text
     assert "aggregator median" in text
@@ -111,10 +130,15 @@ def test_a_server_is_shown_in_place_of_a_graph(tmp_path: Path) -> None:
     assert drawn == {"accuracy_by_round", "accuracy_by_bytes", "label_distribution"}
     done = dfl.load(tmp_path / "run")
     assert [len(value) for value in done.state.values()] == [1] * 4
-    assert all((a == b).all() for a, b in zip(done.model(3).parameters(), done.mean_model().parameters(), strict=True))
+    assert all(
+        (a == b).all()
+        for a, b in zip(done.model(3).parameters(), done.mean_model().parameters(), strict=True)
+    )
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd", "fedprox", "fltrust:root=10", "local_only", "pooled"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedsgd", "fedprox", "fltrust:root=10", "local_only", "pooled"]
+)
 def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
     """The header's bytes per round are those of a run."""
     run = small(algorithm=algorithm, rounds=1)
@@ -127,17 +151,28 @@ def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
 
 def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:
     """One model, so no best and no worst; trust and backdoor where there are such; the goal where there is one."""
-    run = small(algorithm="fltrust:root=20", attack="backdoor:peers=1", rounds=30, eval_every=1, until="accuracy=0.2")
+    run = small(
+        algorithm="fltrust:root=20",
+        attack="backdoor:peers=1",
+        rounds=30,
+        eval_every=1,
+        until="accuracy=0.2",
+    )
     *_, last = dfl.simulate(run)
     lines = dict(line.split(maxsplit=1) for line in shown(run).splitlines())
     assert lines["until"] == "accuracy=0.2 reached"
     assert lines["accuracy"] == f"{last['accuracy_mean']:.4f} of the server's model"
     assert lines["backdoor"].startswith(f"{last['backdoor_success_mean']:.4f} of the examples")
-    assert lines["payload"] == f"{size(last['upload_bytes'])} up to the server, {size(last['download_bytes'])} down"
+    assert (
+        lines["payload"]
+        == f"{size(last['upload_bytes'])} up to the server, {size(last['download_bytes'])} down"
+    )
     assert not {"best", "worst", "of", "consensus"} & set(lines)
     honest, liars = (float(part.split()[0]) for part in lines["trust"].split(", "))
     assert 0 <= liars <= 1
     assert 0 < honest <= 1
     assert "until      accuracy=1 not reached" in shown(small(until="accuracy=1"))
-    best = next(line for line in shown(small(attack="sign_flip:peers=0+1+2")).splitlines() if "best" in line)
+    best = next(
+        line for line in shown(small(attack="sign_flip:peers=0+1+2")).splitlines() if "best" in line
+    )
     assert best.endswith("peer 3")  # nobody else is honest

@@ -49,9 +49,15 @@ def alive(pids: list[int]) -> list[int]:
 
 def stopped(folder: Path, reached: str, rank: int) -> tuple[str, float]:
     """Start three ranks, stop one when a file is there, and wait for the end: what was said, and how long it took."""
-    command = words(3, "-m", "dfl.run", "--out", str(folder), "--rounds", "1000000", "--timeout", "5")
-    job = subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert eventually(lambda: len([*folder.glob("heartbeats/[012]"), *folder.glob(reached)]) == 4, 120)
+    command = words(
+        3, "-m", "dfl.run", "--out", str(folder), "--rounds", "1000000", "--timeout", "5"
+    )
+    job = subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert eventually(
+        lambda: len([*folder.glob("heartbeats/[012]"), *folder.glob(reached)]) == 4, 120
+    )
     ranks = [read(folder / "heartbeats" / str(r)) for r in range(3)]
     pids = [shown.pid for shown in ranks if shown]
     assert len(pids) == 3
@@ -69,7 +75,10 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path, rank: int, reached: str
     said, seconds = stopped(tmp_path / "run", reached, rank)
     lines = [line for line in said.splitlines() if line.startswith("dfl: ")]
     assert 1 <= len(lines) <= 2, said
-    assert all(f"rank {rank} on " in line and "did not arrive: no sign of life for" in line for line in lines), said
+    assert all(
+        f"rank {rank} on " in line and "did not arrive: no sign of life for" in line
+        for line in lines
+    ), said
     assert "Traceback" not in said
     assert seconds < 15
 
@@ -91,7 +100,14 @@ def test_without_a_folder_the_job_ends_as_well(tmp_path: Path) -> None:
 
 
 def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
-    bad = ["--dataset", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "new" / "run")]
+    bad = [
+        "--dataset",
+        "mnist",
+        "--data-dir",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "new" / "run"),
+    ]
     assert mpirun(3, "-m", "dfl.run", *bad).returncode == 2
     assert os.listdir(tmp_path) == []
     (tmp_path / "file").touch()

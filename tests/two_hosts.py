@@ -44,7 +44,15 @@ class Hosts:
         mpirun, _, _, *program = words(ranks, *command)
         enter = ["ip", "netns", "exec", f"alpha-{self.pair}", "unshare", "--uts", "sh", "-c"]
         hosts = ["-hosts", f"10.77.0.1:{ranks},10.77.0.2:{ranks}", "-iface", f"alpha{self.pair}"]
-        launch = ["-launcher", "ssh", "-launcher-exec", str(self.launcher), *hosts, "-n", str(2 * ranks)]
+        launch = [
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            str(self.launcher),
+            *hosts,
+            "-n",
+            str(2 * ranks),
+        ]
         return subprocess.Popen([*enter, 'hostname alpha; exec "$@"', "sh", mpirun, *launch, *program], cwd=ROOT,
                                 env=ENV | TCP | {"PAIR": self.pair} | more, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
@@ -61,7 +69,9 @@ class Hosts:
 
     def running(self) -> dict[int, str]:
         """The processes on both, and their commands."""
-        pids = [int(p) for name in NAMES for p in _ip("netns", "pids", f"{name}-{self.pair}").split()]
+        pids = [
+            int(p) for name in NAMES for p in _ip("netns", "pids", f"{name}-{self.pair}").split()
+        ]
         commands = {p: Path(f"/proc/{p}/cmdline") for p in pids}
         return {p: c.read_text().replace("\0", " ") for p, c in commands.items() if c.exists()}
 
@@ -92,12 +102,27 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
     try:
         for space in spaces:
             _ip("netns", "add", space)
-        _ip("link", "add", cables[0], "netns", spaces[0], "type", "veth", "peer", "name", cables[1], "netns", spaces[1])
+        _ip(
+            "link",
+            "add",
+            cables[0],
+            "netns",
+            spaces[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            cables[1],
+            "netns",
+            spaces[1],
+        )
         for number, (space, cable) in enumerate(zip(spaces, cables, strict=True), start=1):
             _ip("-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
             _ip("-n", space, "link", "set", "lo", "up")
             _ip("-n", space, "link", "set", cable, "up")
-        assert eventually(lambda: all(map(_carries, spaces, cables)), 20)  # else MPI finds no way between them
+        assert eventually(
+            lambda: all(map(_carries, spaces, cables)), 20
+        )  # else MPI finds no way between them
         yield hosts
     finally:
         for pid in hosts.running():

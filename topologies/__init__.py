@@ -81,7 +81,9 @@ class Network:
         if self.brought:
             notes.append("the weights are those of the file, and no mixing rule is applied to them")
         if np.isnan(mixed.gap):
-            notes.append(f"the spectrum of such weights is not computed for {len(self.degrees):,} peers")
+            notes.append(
+                f"the spectrum of such weights is not computed for {len(self.degrees):,} peers"
+            )
         elif mixed.gap == 0:
             notes.append(
                 f"plain averaging with these weights never settles (lambda_min is {mixed.smallest:.4g}); peers that "
@@ -95,7 +97,9 @@ class Network:
         return tuple(notes)
 
 
-def build(graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, rng: Generator) -> Network:
+def build(
+    graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, rng: Generator
+) -> Network:
     """The network of P peers: a graph of `TOPOLOGIES`, its options bound, with the weights of a rule of `MIXINGS`.
 
     The same rng state gives the same network. A graph that brings its own weights keeps them. Errors: `GraphError` for
@@ -114,7 +118,9 @@ def build(graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, 
     directed = any((heard != heard.T).nnz > 0 for heard in hears)
     degrees = np.bincount(union.indices, minlength=peers).astype(np.int64)
     brought = any(r.dtype.kind == "f" for r in rounds)
-    return Network(weights, int(union.nnz) // (1 if directed else 2), bool(directed), degrees, brought)
+    return Network(
+        weights, int(union.nnz) // (1 if directed else 2), bool(directed), degrees, brought
+    )
 
 
 def _canonical(matrix: csr_array) -> csr_array:
@@ -129,7 +135,10 @@ def _pattern_of(weights: csr_array) -> csr_array:
     """Who hears whom but oneself, (P, P) bool."""
     entries = weights.tocoo()
     apart = entries.row != entries.col
-    return csr_array((np.ones(apart.sum(), dtype=bool), (entries.row[apart], entries.col[apart])), shape=weights.shape)
+    return csr_array(
+        (np.ones(apart.sum(), dtype=bool), (entries.row[apart], entries.col[apart])),
+        shape=weights.shape,
+    )
 
 
 def _check_averages(weights: csr_array) -> None:
@@ -138,11 +147,15 @@ def _check_averages(weights: csr_array) -> None:
     if bad.size:
         i = int(np.searchsorted(weights.indptr, bad[0], side="right")) - 1
         j, value = weights.indices[bad[0]], weights.data[bad[0]]
-        raise GraphError(f"the weight of peer {i} for peer {j} is {value:g}; weights must be finite and not negative")
+        raise GraphError(
+            f"the weight of peer {i} for peer {j} is {value:g}; weights must be finite and not negative"
+        )
     sums = weights.sum(axis=1)
     worst = int(np.argmax(abs(sums - 1)))
     if abs(sums[worst] - 1) > TOLERANCE:
-        raise GraphError(f"the weights of peer {worst} sum to {sums[worst]:.9g}; each row must sum to 1")
+        raise GraphError(
+            f"the weights of peer {worst} sum to {sums[worst]:.9g}; each row must sum to 1"
+        )
 
 
 def _check_connected(union: csr_array) -> None:

@@ -45,12 +45,16 @@ def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
         raise GraphError(f"{path}: {error.strerror or 'cannot be read'}") from error
     except Exception as error:  # a damaged file fails in whatever way its reader has
         kind = "a mixing matrix" if read else "a text file of edges"
-        raise GraphError(f"{path}: not {kind} ({' '.join(str(error).split()) or type(error).__name__})") from error
+        raise GraphError(
+            f"{path}: not {kind} ({' '.join(str(error).split()) or type(error).__name__})"
+        ) from error
 
 
 def _pairs(text: str, peers: int) -> csr_array:
     lines = ((number, line.split("#")[0]) for number, line in enumerate(text.splitlines(), start=1))
-    pairs = np.array([_pair(number, line, peers) for number, line in lines if line.strip()], dtype=np.int64)
+    pairs = np.array(
+        [_pair(number, line, peers) for number, line in lines if line.strip()], dtype=np.int64
+    )
     if not len(pairs):
         raise GraphError('no edges; expected lines "i j"')
     i, j = pairs[pairs[:, 0] != pairs[:, 1]].T
@@ -64,13 +68,17 @@ def _pair(number: int, line: str, peers: int) -> tuple[int, int]:
         raise GraphError(f'line {number}: {line.strip()[:40]!r} is not an edge; expected "i j"')
     i, j = int(match[1]), int(match[2])
     if max(i, j) >= peers:
-        raise GraphError(f"line {number}: peer {max(i, j)} does not exist; {peers} peers are 0 to {peers - 1}")
+        raise GraphError(
+            f"line {number}: peer {max(i, j)} does not exist; {peers} peers are 0 to {peers - 1}"
+        )
     return i, j
 
 
 def _weights(matrix: csr_array | NDArray[np.float64], peers: int) -> csr_array:
     if matrix.shape != (peers, peers):
-        raise GraphError(f"the matrix is {' x '.join(map(str, matrix.shape))}; {peers} peers need {peers} x {peers}")
+        raise GraphError(
+            f"the matrix is {' x '.join(map(str, matrix.shape))}; {peers} peers need {peers} x {peers}"
+        )
     if matrix.dtype.kind not in "buif":
         raise GraphError(f"the matrix holds {matrix.dtype}; expected real numbers")
     return csr_array(matrix, dtype=np.float64)
@@ -84,7 +92,9 @@ def _bounded(path: Path, limit: int) -> bytes:
     """
     _check(path, os.stat(path), limit)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _check(path, status := os.fstat(file.fileno()), limit)  # another file may have taken the name
+        _check(
+            path, status := os.fstat(file.fileno()), limit
+        )  # another file may have taken the name
         return file.read(status.st_size)
 
 
@@ -94,7 +104,9 @@ def _check(path: Path, status: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file", str(path))
     if status.st_size > limit:
-        raise OSError(errno.EFBIG, f"a file of {status.st_size:,} bytes, more than {limit:,}", str(path))
+        raise OSError(
+            errno.EFBIG, f"a file of {status.st_size:,} bytes, more than {limit:,}", str(path)
+        )
 
 
 def _npz(raw: bytes, limit: int) -> csr_array | NDArray[np.float64]:
@@ -120,7 +132,9 @@ def _check_header(file: IO[bytes], member: ZipInfo) -> None:
     read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
     shape, _, dtype = read(file)
     if (promised := math.prod(shape) * dtype.itemsize) > member.file_size:
-        raise GraphError(f"{member.filename} promises {promised:,} bytes and has {member.file_size:,}")
+        raise GraphError(
+            f"{member.filename} promises {promised:,} bytes and has {member.file_size:,}"
+        )
 
 
 def _csv(raw: bytes, _: int) -> NDArray[np.float64]:

@@ -90,7 +90,9 @@ def hypercube(peers: int, rng: Generator) -> csr_array:
     """Peers whose binary numbers differ in one bit: log2 P neighbours each."""
     bits = peers.bit_length() - 1
     if peers != 1 << bits:
-        raise GraphError(f"hypercube needs a power of two peers, such as {1 << bits} or {2 << bits}, not {peers}")
+        raise GraphError(
+            f"hypercube needs a power of two peers, such as {1 << bits} or {2 << bits}, not {peers}"
+        )
     return _hearing(np.arange(peers)[:, None] ^ (1 << np.arange(bits)))
 
 
@@ -104,9 +106,13 @@ def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
     def draw(seed: int) -> nx.Graph:
         if 2 * k < peers:
             return nx.random_regular_graph(k, peers, seed)
-        return nx.complement(nx.random_regular_graph(peers - 1 - k, peers, seed))  # rejection is slow for large k
+        return nx.complement(
+            nx.random_regular_graph(peers - 1 - k, peers, seed)
+        )  # rejection is slow for large k
 
-    return _connected(draw, rng, f"regular:k={k} of {peers} peers", "k of 3 or more likely connects")
+    return _connected(
+        draw, rng, f"regular:k={k} of {peers} peers", "k of 3 or more likely connects"
+    )
 
 
 @topology
@@ -212,7 +218,9 @@ def _seed(rng: Generator) -> int:
     return int(rng.integers(2**31))
 
 
-def _connected(draw: Callable[[int], nx.Graph], rng: Generator, name: str, advice: str) -> csr_array:
+def _connected(
+    draw: Callable[[int], nx.Graph], rng: Generator, name: str, advice: str
+) -> csr_array:
     """The first connected graph among `TRIES` draws."""
     for _ in range(TRIES):
         adjacency = pattern(draw(_seed(rng)))

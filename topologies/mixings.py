@@ -57,7 +57,9 @@ def neighbors(adjacency: csr_array) -> csr_array:
     return _with(adjacency, 1 / degrees[rows]) + alone
 
 
-def _entries(adjacency: csr_array) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+def _entries(
+    adjacency: csr_array,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
     """Degrees d (P,), then the row and the column of every entry."""
     degrees = np.diff(adjacency.indptr).astype(np.int64)
     return degrees, np.repeat(np.arange(len(degrees)), degrees), adjacency.indices

@@ -101,7 +101,9 @@ def _circulant(weights: csr_array) -> Floats | None:
 def _by_fourier(columns: Floats) -> tuple[float, float]:
     """Circulant matrices share their eigenvectors, so the eigenvalues of a product are products; columns are (T, P)."""
     eigenvalues = np.fft.fft(columns, axis=1)
-    return _rate(np.abs(eigenvalues[:, 1:].prod(axis=0)).max(), len(columns)), float(eigenvalues.real.min())
+    return _rate(np.abs(eigenvalues[:, 1:].prod(axis=0)).max(), len(columns)), float(
+        eigenvalues.real.min()
+    )
 
 
 def stationary(weights: csr_array) -> Floats | None:
@@ -161,8 +163,12 @@ def _by_symmetry(weights: csr_array, stationary: Floats) -> tuple[float, float]:
         return min(1 - eigenvalues[-2], 1 + eigenvalues[0]), float(eigenvalues[0])
     top = root / np.linalg.norm(root)
     upper = _top_vector(symmetric, top, bound=1.0)
-    lower = _top_vector(-symmetric, 0 * top, bound=float((1 - 2 * weights.diagonal()).max()))  # Gershgorin
-    below, above = (_energy(weights, stationary, v / root, sign) for v, sign in ((upper, -1), (lower, 1)))
+    lower = _top_vector(
+        -symmetric, 0 * top, bound=float((1 - 2 * weights.diagonal()).max())
+    )  # Gershgorin
+    below, above = (
+        _energy(weights, stationary, v / root, sign) for v, sign in ((upper, -1), (lower, 1))
+    )
     return min(below, above), above - 1
 
 
@@ -177,7 +183,9 @@ def _top_vector(symmetric: csr_array, top: Floats, bound: float) -> Floats:
     """The eigenvector (P,) of the largest eigenvalue, all of them at most `bound`, other than that of `top`."""
     shape, start = symmetric.shape, np.random.default_rng(0).standard_normal(len(top))
     start -= top * (top @ start)
-    deflated = LinearOperator(shape, lambda x: symmetric @ x - 2 * top * (top @ x), dtype=np.float64)
+    deflated = LinearOperator(
+        shape, lambda x: symmetric @ x - 2 * top * (top @ x), dtype=np.float64
+    )
     try:
         _, vectors = eigsh(deflated, k=1, which="LA", v0=start, ncv=40, maxiter=RESTARTS, tol=1e-8)
         return np.asarray(vectors[:, 0])
@@ -193,7 +201,11 @@ def _top_vector(symmetric: csr_array, top: Floats, bound: float) -> Floats:
 
 def _inverse(matrix: csr_array, top: Floats) -> LinearOperator:
     """Solves with a symmetric positive definite matrix, off the direction `top`."""
-    symmetric = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    symmetric = {
+        "permc_spec": "MMD_AT_PLUS_A",
+        "diag_pivot_thresh": 0.0,
+        "options": {"SymmetricMode": True},
+    }
     factors = splu(csc_array(matrix), **symmetric)
 
     def solve(x: Floats) -> Floats:

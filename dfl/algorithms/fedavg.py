@@ -101,7 +101,11 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         for name, good, accepted in (
             ("fraction", 0 <= self.fraction <= 1, "from 0 to 1"),
-            ("weighting", self.weighting in ("examples", "uniform", "gradient"), "examples, uniform or gradient"),
+            (
+                "weighting",
+                self.weighting in ("examples", "uniform", "gradient"),
+                "examples, uniform or gradient",
+            ),
             ("push", self.push in ("chosen", "everyone"), "chosen or everyone"),
             ("server_lr", self.server_lr > 0, "positive"),
             ("server_momentum", 0 <= self.server_momentum < 1, "at least 0 and below 1"),
@@ -115,8 +119,16 @@ class FedAvg(Algorithm):
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x: the shared part is the server's, the rest everybody's own."""
-        (w, own), nobody = parted(x, known.shape[1]), torch.full((net.hosted,), float("nan"), dtype=torch.float64)
-        return State(w[:1], torch.zeros_like(w[:1]), nobody, own.repeat(net.hosted // len(x) or 1, 1)[: net.hosted])
+        (w, own), nobody = (
+            parted(x, known.shape[1]),
+            torch.full((net.hosted,), float("nan"), dtype=torch.float64),
+        )
+        return State(
+            w[:1],
+            torch.zeros_like(w[:1]),
+            nobody,
+            own.repeat(net.hosted // len(x) or 1, 1)[: net.hosted],
+        )
 
     def part(self, state: State, shared: int) -> State:
         """Leave to every peer a copy of what is no longer shared."""
@@ -129,7 +141,9 @@ class FedAvg(Algorithm):
         w = net.tell(state.w, net.everyone if self.push == "everyone" else chosen)
         x = joined(w.expand(len(group.here), -1), state.own[group.here])
         z, own = parted(sgd(x, task.only(group.here, work), t), w.shape[1])
-        heard = net.collect(z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net, t))
+        heard = net.collect(
+            z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net, t)
+        )
         v = self.server_momentum * state.v + heard.row
         state.own.index_copy_(0, torch.from_numpy(group.here).to(own.device), own)
         return State(w + self.server_lr * v, v, heard.scores, state.own)
@@ -166,12 +180,16 @@ class FedAvg(Algorithm):
     def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Who is sent the model, who says something, and how long each of them that is here trains, if not as asked."""
         m, slow = self._sizes(net.peers)
-        order = net.present(randomness.generator(task.seed, "clients", t).permutation(net.peers))[:m]
+        order = net.present(randomness.generator(task.seed, "clients", t).permutation(net.peers))[
+            :m
+        ]
         chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
         if self.late == "drop" or not slow:
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
-        work[order[:slow]] = randomness.generator(task.seed, "work of slow clients", t).integers(1, most + 1, slow)
+        work[order[:slow]] = randomness.generator(task.seed, "work of slow clients", t).integers(
+            1, most + 1, slow
+        )
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]

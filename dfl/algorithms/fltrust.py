@@ -43,7 +43,9 @@ class FLTrust(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.root < 2**31:
-            raise InputError(f"--algorithm fltrust: root must be from 1 to {2**31 - 1}, not {self.root}")
+            raise InputError(
+                f"--algorithm fltrust: root must be from 1 to {2**31 - 1}, not {self.root}"
+            )
         if self.bias is not None and not 0 <= self.bias <= 1:
             raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {self.bias}")
 

@@ -99,14 +99,20 @@ class QDFedAvgM(Algorithm):
 
     def __post_init__(self) -> None:
         if self.exchange not in ("replica", "paper"):
-            raise InputError(f"--algorithm qdfedavgm: exchange must be replica or paper, not {self.exchange!r}")
+            raise InputError(
+                f"--algorithm qdfedavgm: exchange must be replica or paper, not {self.exchange!r}"
+            )
         if not self.alpha > 0:
             raise InputError(f"--algorithm qdfedavgm: alpha must be positive, not {self.alpha}")
         if not 0 < self.gamma <= 1:
-            raise InputError(f"--algorithm qdfedavgm: gamma must be above 0 and at most 1, not {self.gamma}")
+            raise InputError(
+                f"--algorithm qdfedavgm: gamma must be above 0 and at most 1, not {self.gamma}"
+            )
         idle = "alpha" if self.exchange == "replica" else "gamma"
         if getattr(self, idle) != 1:
-            raise InputError(f"--algorithm qdfedavgm: {idle} has no part in exchange={self.exchange}: leave it out")
+            raise InputError(
+                f"--algorithm qdfedavgm: {idle} has no part in exchange={self.exchange}: leave it out"
+            )
 
     @property
     def step(self) -> float | None:
@@ -135,7 +141,9 @@ class QDFedAvgM(Algorithm):
         """Forget what was said of the rest."""
         if not isinstance(state, Replicas):
             return state
-        return replace(state, said=parted(state.said, shared)[0], heard=parted(state.heard, shared)[0])
+        return replace(
+            state, said=parted(state.said, shared)[0], heard=parted(state.heard, shared)[0]
+        )
 
     def _updates(self, state: State, z: Tensor, net: Net) -> State:
         x = state.x[:, : z.shape[1]]

@@ -96,7 +96,9 @@ class Pulse:
             self.waiting = False
 
     @contextmanager
-    def beating(self, folder: Path | None, timeout: float, late: Callable[[str], None]) -> Iterator[None]:
+    def beating(
+        self, folder: Path | None, timeout: float, late: Callable[[str], None]
+    ) -> Iterator[None]:
         """Show signs of life, and watch for those of others.
 
         Args:
@@ -124,7 +126,9 @@ class Watch:
         self.pulse, self.folder = pulse, folder
         self.gap = min(max(timeout / 2, GAPS[0]), GAPS[1])
         self.every = min(self.gap / 5, SLOWEST)
-        self.timeout = max(timeout, self.gap) + 0.1 * min(pulse.rank, 20)  # so that not all speak at once
+        self.timeout = max(timeout, self.gap) + 0.1 * min(
+            pulse.rank, 20
+        )  # so that not all speak at once
         self.state, self.seconds, self.patient = (0, False), 0.0, 0.0
         self.before: Signs = {}
 
@@ -133,7 +137,9 @@ class Watch:
         last = time.monotonic()
         while not stop.wait(self.every):
             passed, last = time.monotonic() - last, time.monotonic()
-            self.tick(min(passed, 2 * self.every))  # of more, this rank has noticed nothing: it was stopped
+            self.tick(
+                min(passed, 2 * self.every)
+            )  # of more, this rank has noticed nothing: it was stopped
             self.show()
             if line := self.look():
                 late(line)
@@ -185,7 +191,9 @@ class Watch:
     def signs(self) -> Signs:
         """What the other ranks show."""
         others = (rank for rank in range(self.pulse.size) if rank != self.pulse.rank)
-        return {rank: None if self.folder is None else read(self.folder / str(rank)) for rank in others}
+        return {
+            rank: None if self.folder is None else read(self.folder / str(rank)) for rank in others
+        }
 
 
 def make_room(folder: Path) -> list[Path]:
@@ -204,7 +212,11 @@ def make_room(folder: Path) -> list[Path]:
         Lock(folder.parent).release()
         make_directory(folder)
         for each in folder.iterdir():
-            if re.fullmatch(r"[0-9]+|\.[0-9]+\.part", each.name) and not each.is_symlink() and read(each):
+            if (
+                re.fullmatch(r"[0-9]+|\.[0-9]+\.part", each.name)
+                and not each.is_symlink()
+                and read(each)
+            ):
                 each.unlink()
     except InputError:
         take_back(made)
@@ -233,7 +245,9 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
     if world.start:
         world.start.timeout = timeout
         world.start.begin()
-    room = world.from_root(lambda: b"\0".join(map(os.fsencode, make_room(folder) if folder else [])))
+    room = world.from_root(
+        lambda: b"\0".join(map(os.fsencode, make_room(folder) if folder else []))
+    )
     made = [Path(os.fsdecode(each)) for each in room.split(b"\0")] if room else []
 
     def late(line: str) -> None:
@@ -251,12 +265,16 @@ def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
         take_back(made)
 
 
-def ender(world: World) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+def ender(
+    world: World,
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     """What ends every rank when one of them fails."""
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if isinstance(error, InputError | DivergedError):  # raised on every rank, in a script of the caller's
+        if isinstance(
+            error, InputError | DivergedError
+        ):  # raised on every rank, in a script of the caller's
             code = error.code
             if world.rank == 0:
                 _print(f"dfl: {error}")

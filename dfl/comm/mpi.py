@@ -40,7 +40,11 @@ Parcels = tuple[Any, list[int], list[int]]
 """Contiguous bytes, on a device if MPI reads its memory; how many are for each rank, and where they begin."""
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
-_PLACES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")  # among the ranks of a host
+_PLACES = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)  # among the ranks of a host
 _GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
 _BYTE = "B"  # unsigned bytes, as mpi4py spells them
 
@@ -98,7 +102,10 @@ class World:
             return buffer.tobytes()
         for rank in range(1, self.size):
             message = np.frombuffer(make(rank), np.uint8)
-            self._wait(self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1), turn=rank == 1)
+            self._wait(
+                self.comm.Isend(np.array([message.size], np.int64), dest=rank, tag=1),
+                turn=rank == 1,
+            )
             self._wait(self.comm.Isend(message, dest=rank, tag=2), turn=False)
         return make(0)
 
@@ -110,8 +117,14 @@ class World:
         counts = np.zeros(self.size, np.int64)
         self._wait(self.comm.Iallgather(mine, counts))
         wide = int(np.prod(rows.shape[1:])) * rows.itemsize
-        whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype) if self.rank == 0 else None
-        target = None if whole is None else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), _BYTE]
+        whole = (
+            np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype) if self.rank == 0 else None
+        )
+        target = (
+            None
+            if whole is None
+            else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), _BYTE]
+        )
         self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
         return whole
 
@@ -123,7 +136,9 @@ class World:
         self._wait(self.comm.Iallgather(np.array([rows.nbytes], np.int64), counts))
         wide = max(1, int(np.prod(rows.shape[1:])) * rows.itemsize)
         whole = np.empty((int(counts.sum()) // wide, *rows.shape[1:]), rows.dtype)
-        self._wait(self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *_places(counts), _BYTE]))
+        self._wait(
+            self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *_places(counts), _BYTE])
+        )
         return whole
 
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
@@ -137,7 +152,9 @@ class World:
         if self.size == 1:
             return rows
         mine = len(cut[self.rank])
-        out = np.concatenate([np.ascontiguousarray(rows[:, c.start : c.stop]).reshape(-1) for c in cut])
+        out = np.concatenate(
+            [np.ascontiguousarray(rows[:, c.start : c.stop]).reshape(-1) for c in cut]
+        )
         swapped = self._swap(out, [rows.shape[0] * len(c) for c in cut], [n * mine for n in counts])
         return swapped.reshape(sum(counts), mine)
 
@@ -146,14 +163,23 @@ class World:
         if self.size == 1:
             return whole
         mine, peers = len(cut[self.rank]), counts[self.rank]
-        swapped = self._swap(whole.reshape(-1), [n * mine for n in counts], [peers * len(c) for c in cut])
-        return np.concatenate([swapped[peers * c.start : peers * c.stop].reshape(peers, len(c)) for c in cut], axis=1)
+        swapped = self._swap(
+            whole.reshape(-1), [n * mine for n in counts], [peers * len(c) for c in cut]
+        )
+        return np.concatenate(
+            [swapped[peers * c.start : peers * c.stop].reshape(peers, len(c)) for c in cut], axis=1
+        )
 
     def _swap(self, out: NDArray[Any], sends: list[int], receives: list[int]) -> NDArray[Any]:
         """Some numbers for every rank, some from every rank, one behind the other."""
         into = np.empty(sum(receives), out.dtype)
-        places = (_places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives))
-        boxes = [[_flat(numbers), *place, _BYTE] for numbers, place in zip((out, into), places, strict=True)]
+        places = (
+            _places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives)
+        )
+        boxes = [
+            [_flat(numbers), *place, _BYTE]
+            for numbers, place in zip((out, into), places, strict=True)
+        ]
         self._wait(self.comm.Ialltoallv(*boxes))
         return into
 
@@ -193,7 +219,11 @@ class World:
             return
         self.busy = False
         if not until(self.comm.Ibarrier().Test, seconds):
-            print(f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone", file=sys.stderr, flush=True)
+            print(
+                f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone",
+                file=sys.stderr,
+                flush=True,
+            )
             self.end(code)
 
     def end(self, code: int) -> None:
@@ -218,14 +248,20 @@ class World:
 
     def reads(self, kind: str) -> bool:
         """Whether MPI can be handed memory of this kind of device: the processor's own, or a GPU's if it says so."""
-        return kind == "cpu" or any(os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE)
+        return kind == "cpu" or any(
+            os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE
+        )
 
     def _broadcast(self, said: bytes) -> bytes:
         if self.size == 1:
             return said
         length = np.array([len(said)], np.int64)
         self._wait(self.comm.Ibcast(length, root=0))
-        buffer = np.frombuffer(said, np.uint8).copy() if self.rank == 0 else np.empty(int(length[0]), np.uint8)
+        buffer = (
+            np.frombuffer(said, np.uint8).copy()
+            if self.rank == 0
+            else np.empty(int(length[0]), np.uint8)
+        )
         self._wait(self.comm.Ibcast(buffer, root=0))
         return buffer.tobytes()
 

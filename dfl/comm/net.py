@@ -103,7 +103,11 @@ class Net:
         return weigh((self.edges.push, said))
 
     def share(
-        self, words: Tensor, origin: Tensor | None = None, edges: EdgePlan | None = None, slot: str = "x"
+        self,
+        words: Tensor,
+        origin: Tensor | None = None,
+        edges: EdgePlan | None = None,
+        slot: str = "x",
     ) -> Heard:
         """Say something to the neighbours of this round and hear what they say.
 
@@ -126,7 +130,9 @@ class Net:
         if network.clock:
             arcs, up = network.speaking(self.t)
             network.clock.share(arcs, messages.shape[1], up)
-        said, far = (self._decode(each, words) for each in (messages, network.carry(spoken, messages)))
+        said, far = (
+            self._decode(each, words) for each in (messages, network.carry(spoken, messages))
+        )
         own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
         off = error(words, own, meant) if self.seen else _nan(len(meant.copies))
         if isinstance(meant, EdgePlan) and meant.arrives is not None:
@@ -165,7 +171,12 @@ class Net:
         return row
 
     def collect(
-        self, words: Tensor, group: Group, weights: NDArray[Any], trusted: Tensor | None = None, slot: str = "x"
+        self,
+        words: Tensor,
+        group: Group,
+        weights: NDArray[Any],
+        trusted: Tensor | None = None,
+        slot: str = "x",
     ) -> Collected:
         """Let a group say something to the server, whose rule makes one row of it.
 
@@ -188,10 +199,15 @@ class Net:
         if not len(group.ids):
             return Collected(words.new_zeros(1, words.shape[1]), scores)
         everyone = network.world.everywhere(np.asarray(weights, np.float64)[come])
-        heard = network.words(self._decode(messages[come], words), group, everyone / everyone.sum(), trusted)
+        heard = network.words(
+            self._decode(messages[come], words), group, everyone / everyone.sum(), trusted
+        )
         outcome = network.speech.rule(heard)
         if network.world.size > 1:  # others' coordinates of these words, and the row in these
-            network.wire += len(words) * (words.shape[1] - len(outcome.row)) * words.element_size() + outcome.row.nbytes
+            network.wire += (
+                len(words) * (words.shape[1] - len(outcome.row)) * words.element_size()
+                + outcome.row.nbytes
+            )
         row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
         if outcome.scores is not None:
             scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
@@ -223,7 +239,9 @@ class Net:
         self.network.lost += int(np.count_nonzero(~here))
         return np.flatnonzero(here), self.group(group.ids[come])
 
-    def _encode(self, words: Tensor, who: PeerPlan | EdgePlan | NDArray[np.int64], slot: str) -> Tensor:
+    def _encode(
+        self, words: Tensor, who: PeerPlan | EdgePlan | NDArray[np.int64], slot: str
+    ) -> Tensor:
         """Messages of those whose random numbers a plan addresses, or of some peers."""
         kind, ids = ("peers", who) if isinstance(who, np.ndarray) else (who.kind, who.ids)
 
@@ -259,14 +277,22 @@ class Net:
 
     def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network, liars, group = self.network, self.network.speech.liars, self.network.edgewise(self.t)
+        network, liars, group = (
+            self.network,
+            self.network.speech.liars,
+            self.network.edgewise(self.t),
+        )
         bad = np.flatnonzero(np.isin(group.owners, liars))
         pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.speech.attack.tell(self._seen(knows, liars, liars, slot), network.matrix(self.t), pairs)
+        said = network.speech.attack.tell(
+            self._seen(knows, liars, liars, slot), network.matrix(self.t), pairs
+        )
         return self._replaced(words[self.edges.owner], said, bad, group.counts)
 
-    def _seen(self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str) -> Seen:
+    def _seen(
+        self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str
+    ) -> Seen:
         network, c = self.network, knows.rows.shape[1]
         first = int(network.world.everywhere(np.array([c]))[: network.world.rank].sum())
         return Seen(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))

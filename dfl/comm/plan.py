@@ -48,7 +48,11 @@ class Plan:
         """
         ends = np.cumsum([0, *self.sends.values()])
         parts = [self.send[a:b] for a, b in pairwise(ends)]
-        return np.array([part[0] for part in parts], np.int64) if all((np.diff(p) == 1).all() for p in parts) else None
+        return (
+            np.array([part[0] for part in parts], np.int64)
+            if all((np.diff(p) == 1).all() for p in parts)
+            else None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,9 @@ class Arcs(NamedTuple):
         """Read them off w_ij, ordered by receiver, then sender."""
         pairs = matrix.tocoo()
         off = (pairs.row != pairs.col) & (pairs.data != 0)
-        return cls(pairs.col[off].astype(np.int64), pairs.row[off].astype(np.int64), pairs.data[off])
+        return cls(
+            pairs.col[off].astype(np.int64), pairs.row[off].astype(np.int64), pairs.data[off]
+        )
 
 
 def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
@@ -127,7 +133,9 @@ def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
     heard = np.unique(arcs.sender[(there == rank) & (here != rank)])
     near = np.union1d(heard, np.arange(mine.start, mine.stop))
     rows = matrix[mine.start : mine.stop]
-    around = csr_array((rows.data, np.searchsorted(near, rows.indices), rows.indptr), shape=(len(mine), len(near)))
+    around = csr_array(
+        (rows.data, np.searchsorted(near, rows.indices), rows.indptr), shape=(len(mine), len(near))
+    )
     around.sort_indices()
     below = int(np.searchsorted(heard, mine.start))
     cuts = pairwise((0, below, below + len(mine), len(near)))
@@ -165,7 +173,9 @@ class Union:
         arcs = [Arcs.of(matrix) for matrix in matrices]
         out = [_within(a.sender, a.receiver, mine, layout.peers) for a in arcs]
         into = [_within(a.receiver, a.sender, mine, layout.peers) for a in arcs]
-        return cls(np.unique(np.concatenate(out)), np.unique(np.concatenate(into)), mine, layout.peers)
+        return cls(
+            np.unique(np.concatenate(out)), np.unique(np.concatenate(into)), mine, layout.peers
+        )
 
     @property
     def out_owner(self) -> Ints:
@@ -178,7 +188,9 @@ class Union:
         return self.into // self.P - self.peers.start
 
 
-def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union, stationary: Floats | None = None) -> EdgePlan:
+def edge_plan(
+    matrix: csr_array, layout: Layout, rank: int, union: Union, stationary: Floats | None = None
+) -> EdgePlan:
     """Plan one message per directed edge of the mixing matrix W (P, P), for the peers of `rank`.
 
     Args:
@@ -191,7 +203,10 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union, statio
     here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
     said, heard = _sorted(arcs, here == rank), _sorted(arcs, there == rank, by_receiver=True)
     ids = said.sender * P + said.receiver
-    out, into = np.searchsorted(union.out, ids), np.searchsorted(union.into, heard.receiver * P + heard.sender)
+    out, into = (
+        np.searchsorted(union.out, ids),
+        np.searchsorted(union.into, heard.receiver * P + heard.sender),
+    )
     target = layout.ranks_of(said.receiver)
     send = np.flatnonzero(target != rank)
     send = send[np.argsort(target[send], kind="stable")]
@@ -214,7 +229,9 @@ def edge_plan(matrix: csr_array, layout: Layout, rank: int, union: Union, statio
         heard=heard.sender * P + heard.receiver,
         arrange=arrange,
         push=csr_array((back, (owner, out)), shape=(len(mine), len(union.out))),
-        pull=csr_array((heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))),
+        pull=csr_array(
+            (heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))
+        ),
         near=_closed(heard, matrix.diagonal()[mine.start : mine.stop], mine),
     )
 
@@ -224,7 +241,9 @@ def _closed(heard: Arcs, own: NDArray[np.float64], mine: range) -> csr_array:
     receiver, sender = (np.concatenate([of, mine]) for of in (heard.receiver, heard.sender))
     order = np.lexsort((sender, receiver))
     ends = np.searchsorted(receiver[order], [*mine, mine.stop])
-    return csr_array((np.concatenate([heard.weight, own])[order], order, ends), shape=(len(mine), len(order)))
+    return csr_array(
+        (np.concatenate([heard.weight, own])[order], order, ends), shape=(len(mine), len(order))
+    )
 
 
 def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> Arcs:
@@ -242,4 +261,6 @@ def _within(owner: Ints, other: Ints, mine: range, peers: int) -> Ints:
 
 def _count(ranks: Ints) -> dict[int, int]:
     """Rows per rank, ascending."""
-    return {int(rank): int(n) for rank, n in zip(*np.unique(ranks, return_counts=True), strict=True)}
+    return {
+        int(rank): int(n) for rank, n in zip(*np.unique(ranks, return_counts=True), strict=True)
+    }

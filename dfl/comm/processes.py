@@ -45,7 +45,10 @@ class Process:
 
     def mapped(self) -> Iterator[str]:
         """Return the names of the files that it has in its memory."""
-        with suppress(OSError), (PROC / str(self.pid) / "maps").open(errors="surrogateescape") as lines:
+        with (
+            suppress(OSError),
+            (PROC / str(self.pid) / "maps").open(errors="surrogateescape") as lines,
+        ):
             for line in lines:
                 if "/" in line:
                     yield line[line.index("/") :].rstrip("\n")

@@ -50,7 +50,9 @@ class Heard:
     def words(self) -> Tensor:
         """(b, m), what was heard over each edge, in the order of `EdgePlan.into`; zeros where nothing was."""
         assert isinstance(self.plan, EdgePlan)
-        words = (torch.cat([self.said, self.far]) if len(self.far) else self.said)[self.plan.arrange]
+        words = (torch.cat([self.said, self.far]) if len(self.far) else self.said)[
+            self.plan.arrange
+        ]
         return words if self.plan.arrives is None else silenced(words, self.plan.arrives[1])
 
     def average(self) -> Tensor:
@@ -74,10 +76,15 @@ class Heard:
         """
         if rule.func is mean and isinstance(self.plan, PeerPlan):
             return self.average()
-        rows, origin = torch.empty_like(self.own), torch.zeros_like(self.own) if self.origin is None else self.origin
+        rows, origin = (
+            torch.empty_like(self.own),
+            torch.zeros_like(self.own) if self.origin is None else self.origin,
+        )
         for i, (weights, words) in enumerate(self._around()):
             start, own = (of[i].cpu().numpy() for of in (origin, self.own))
-            rows[i] = torch.from_numpy(start + rule(Words(words.cpu().numpy() - start, weights, own - start)).row)
+            rows[i] = torch.from_numpy(
+                start + rule(Words(words.cpu().numpy() - start, weights, own - start)).row
+            )
         return rows
 
     def _around(self) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
@@ -86,7 +93,11 @@ class Heard:
             spoken, first = torch.cat([self.words, self.own]), len(self.plan.arrange)
         else:
             first = self.plan.weights[0].shape[1]
-            spoken = torch.cat([self.far[:first], self.said, self.far[first:]]) if len(self.far) else self.said
+            spoken = (
+                torch.cat([self.far[:first], self.said, self.far[first:]])
+                if len(self.far)
+                else self.said
+            )
         near = self.plan.near
         for i, (begin, end) in enumerate(pairwise(near.indptr.tolist())):
             at = near.indices[begin:end].astype(np.int64)
@@ -104,7 +115,10 @@ def error(said: Tensor, own: Tensor, plan: PeerPlan | EdgePlan) -> Tensor:
     """||Q(x) - x||^2 / ||x||^2, the worst of each peer's words, (p,)."""
     if own.data_ptr() == said.data_ptr():  # said as they are
         return torch.zeros(len(plan.copies), dtype=torch.float64)
-    worst, owner = np.zeros(len(plan.copies)), plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said))
+    worst, owner = (
+        np.zeros(len(plan.copies)),
+        plan.owner if isinstance(plan, EdgePlan) else np.arange(len(said)),
+    )
     few = max(1, 2**18 // max(1, said.shape[1]))
     for first in range(0, len(said), few):
         rows = slice(first, first + few)

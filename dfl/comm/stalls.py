@@ -77,7 +77,11 @@ def verdict(mine: Sign, now: Signs, before: Signs, gap: float) -> str:
 
 def _stuck(signs: Sequence[Sign]) -> str:
     hosts = {sign.host for sign in signs}
-    between = f"messages do not get through between {_named(signs)}" if len(hosts) > 1 else "for each other"
+    between = (
+        f"messages do not get through between {_named(signs)}"
+        if len(hosts) > 1
+        else "for each other"
+    )
     return f"all {len(signs)} ranks are alive and wait{', ' if len(hosts) > 1 else ' '}{between}"
 
 
@@ -88,11 +92,18 @@ def _at(sign: Sign) -> str:
 def _named(signs: Sequence[Sign]) -> str:
     """Ranks by host: rank 3 on node7 and ranks 4, 5 on node8."""
     hosts = sorted({sign.host for sign in signs})
-    named = [f"{ranks_named(sorted(s.rank for s in signs if s.host == host))} on {host}" for host in hosts]
-    return " and ".join(named[:SHOWN]) + (f" and on {len(hosts) - SHOWN} more hosts" if len(hosts) > SHOWN else "")
+    named = [
+        f"{ranks_named(sorted(s.rank for s in signs if s.host == host))} on {host}"
+        for host in hosts
+    ]
+    return " and ".join(named[:SHOWN]) + (
+        f" and on {len(hosts) - SHOWN} more hosts" if len(hosts) > SHOWN else ""
+    )
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
     """Return ranks in words, a few of them: ranks 3, 4, 5, 6 and 10 more."""
-    shown = ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+    shown = ", ".join(map(str, ranks[:SHOWN])) + (
+        f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    )
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

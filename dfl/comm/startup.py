@@ -65,7 +65,12 @@ def first() -> bool:
 
 
 def verdict(
-    mine: int, size: int, now: Mapping[int, Seen], before: Mapping[int, Seen], over: float, here: bool = False
+    mine: int,
+    size: int,
+    now: Mapping[int, Seen],
+    before: Mapping[int, Seen],
+    over: float,
+    here: bool = False,
 ) -> tuple[str, int]:
     """Return who is late, in a line, and the rank that is to print it; no line if all are to be patient.
 
@@ -142,13 +147,17 @@ class Start:
                 if not waits:
                     seconds, looked, before = 0.0, -gap, {}
                     continue
-                seconds += min(passed, 2 * every)  # of more, this rank has noticed nothing: it was stopped
+                seconds += min(
+                    passed, 2 * every
+                )  # of more, this rank has noticed nothing: it was stopped
                 soon = max(self.timeout, 2 * gap) - gap, ELSEWHERE
                 if seconds < min(soon) or seconds - looked < gap:
                     continue
                 now, looked = seen(), seconds
                 here = self._here and seconds >= min(self.timeout, ELSEWHERE)
-                line, speaker = verdict(self.rank, self.size, now, before, seconds - self.timeout, here)
+                line, speaker = verdict(
+                    self.rank, self.size, now, before, seconds - self.timeout, here
+                )
                 before = now
                 if line and not stop.is_set():
                     self._late(seconds, line, speaker)

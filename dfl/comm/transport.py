@@ -83,7 +83,13 @@ class Network:
         seed: int,
         stationary: Sequence[NDArray[np.float64] | None] = (),
     ) -> None:
-        self.layout, self.weights, self.world, self.speech, self.seed = layout, weights, world, speech, seed
+        self.layout, self.weights, self.world, self.speech, self.seed = (
+            layout,
+            weights,
+            world,
+            speech,
+            seed,
+        )
         self.stationary = stationary or [None] * len(weights)
         self.payload, self.told = np.zeros((2, len(layout.block(world.rank))), np.int64)
         self.wire = self.parameters = self.lost = 0
@@ -146,9 +152,13 @@ class Network:
         if not self.world.reads(messages.device.type):
             leaving = leaving.cpu()
         elif leaving.device.type == "cuda":
-            torch.cuda.synchronize(leaving.device)  # MPI does not wait for what is still being computed
+            torch.cuda.synchronize(
+                leaving.device
+            )  # MPI does not wait for what is still being computed
         arriving = leaving.new_empty((route.heard, messages.shape[1]))
-        self.world.exchange(self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving))
+        self.world.exchange(
+            self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving)
+        )
         self.wire += sum(route.leaving[0])
         return arriving.to(messages.device)
 
@@ -156,7 +166,9 @@ class Network:
         """Where messages of one width go and come from; worked out once."""
         wide, near = messages.shape[1], self.world.reads(messages.device.type)
         if (id(plan.send), wide) not in self._routes:
-            sends, receives = (np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives))
+            sends, receives = (
+                np.array(list(rows.values()), np.int64) for rows in (plan.sends, plan.receives)
+            )
             behind = np.cumsum(sends) - sends
             # As they lie, if the messages for each rank follow one another, and no further than some MPI can point.
             runs = plan.runs if near and messages.numel() < 2**31 else None
@@ -173,13 +185,21 @@ class Network:
         """All peers."""
         return self.layout.group(np.arange(self.layout.peers), self.world.rank)
 
-    def words(self, said: Tensor, group: Group, weights: NDArray[np.float64], trusted: Tensor | None = None) -> Words:
+    def words(
+        self,
+        said: Tensor,
+        group: Group,
+        weights: NDArray[np.float64],
+        trusted: Tensor | None = None,
+    ) -> Words:
         """What a group says, said (a, m) here, in the coordinates that this rank adds up; trusted is (1, m)."""
         cut, rank = columns(said.shape[1], self.world.size), self.world.rank
         mine = slice(cut[rank].start, cut[rank].stop)
         rows = self.world.columns(said.cpu().numpy(), cut, group.counts)
         known = None if trusted is None else trusted[0, mine].cpu().numpy()
-        return Words(rows, weights, known, lambda parts: np.add.reduce(self.world.everywhere(parts), axis=0))
+        return Words(
+            rows, weights, known, lambda parts: np.add.reduce(self.world.everywhere(parts), axis=0)
+        )
 
     def rows(self, words: NDArray[Any], like: Tensor, counts: list[int]) -> Tensor:
         """The inverse: columns (m, c) to the rows of this rank, as many as `counts` says, where and as `like` is."""
@@ -206,7 +226,9 @@ class Network:
     @cached_property
     def _edge_plans(self) -> list[EdgePlan]:
         both = zip(self.weights, self.stationary, strict=True)
-        return [edge_plan(matrix, self.layout, self.world.rank, self.union, pi) for matrix, pi in both]
+        return [
+            edge_plan(matrix, self.layout, self.world.rank, self.union, pi) for matrix, pi in both
+        ]
 
 
 def _flat(messages: Tensor) -> Any:

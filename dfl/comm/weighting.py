@@ -45,7 +45,15 @@ def _on_processor(terms: tuple[tuple[csr_array, Tensor], ...], total: np.ndarray
         # Not weights.astype(…): scipy sorts the columns there, and the order of a sum would depend on the ranks.
         values = weights.data.astype(total.dtype)
         spoken = np.ascontiguousarray(rows.numpy()).reshape(-1)
-        csr_matvecs(*weights.shape, total.shape[1], weights.indptr, weights.indices, values, spoken, total.reshape(-1))
+        csr_matvecs(
+            *weights.shape,
+            total.shape[1],
+            weights.indptr,
+            weights.indices,
+            values,
+            spoken,
+            total.reshape(-1),
+        )
     return torch.from_numpy(total)
 
 

@@ -29,7 +29,9 @@ Draw = Callable[[slice, slice], "torch.Tensor"]
 
 ROUNDINGS = ("auto", "stochastic", "nearest", "midrise", "sign")
 _BETWEEN = ("midrise", "sign")  # the roundings whose levels lie halfway between the multiples of s
-_TILE = 1 << 18  # coordinates that are worked on at a time; it is also the unit of packing, so part of the format
+_TILE = (
+    1 << 18
+)  # coordinates that are worked on at a time; it is also the unit of packing, so part of the format
 
 
 class Compressor(Protocol):
@@ -65,7 +67,9 @@ class Exact:
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
         """View words (q, m) as bytes (q, B)."""
-        flat = words.reshape(-1).view(torch.uint8)  # flat first: torch cannot view the rows of a rank without peers
+        flat = words.reshape(-1).view(
+            torch.uint8
+        )  # flat first: torch cannot view the rows of a rank without peers
         return flat.view(len(words), words.shape[1] * words.element_size())
 
     def decode(self, message: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
@@ -111,12 +115,18 @@ class Quantize:
         if self.bits not in range(1, 17):
             raise InputError(f"quantize: bits={self.bits} is not one of 1 to 16")
         if self.rounding not in ROUNDINGS:
-            raise InputError(f"quantize: rounding={self.rounding} is not one of {', '.join(ROUNDINGS)}")
+            raise InputError(
+                f"quantize: rounding={self.rounding} is not one of {', '.join(ROUNDINGS)}"
+            )
         if self.block is not None and self.block < 0:
-            raise InputError(f"quantize: block={self.block} is negative; 0 is one scale per message, 256 one per 256")
+            raise InputError(
+                f"quantize: block={self.block} is negative; 0 is one scale per message, 256 one per 256"
+            )
         choices = ("auto", "midrise", "sign") if self.bits == 1 else ROUNDINGS[:-1]
         if self.rounding not in choices:
-            raise InputError(f"quantize: rounding={self.rounding} with bits={self.bits}; choose {', '.join(choices)}")
+            raise InputError(
+                f"quantize: rounding={self.rounding} with bits={self.bits}; choose {', '.join(choices)}"
+            )
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Words (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every coordinate."""
@@ -138,7 +148,9 @@ class Quantize:
         words = message.new_empty((q, m), dtype=dtype)
         lowest = (0.5 if self._rounding in _BETWEEN else 0.0) - 2 ** (self.bits - 1)
         for rows, places in _tiles(q, m, self._tile(m)):
-            codes = packing.unpack(message[rows, self._bytes(head, places)], self.bits, places.stop - places.start)
+            codes = packing.unpack(
+                message[rows, self._bytes(head, places)], self.bits, places.stop - places.start
+            )
             words[rows, places].copy_(codes).add_(lowest).mul_(self._spread(steps[rows], m, places))
         return words
 
@@ -161,7 +173,10 @@ class Quantize:
 
     def _bytes(self, head: int, places: slice) -> slice:
         """Where in a message the codes of a tile lie."""
-        return slice(head + packing.length(places.start, self.bits), head + packing.length(places.stop, self.bits))
+        return slice(
+            head + packing.length(places.start, self.bits),
+            head + packing.length(places.stop, self.bits),
+        )
 
     def _spread(self, steps: torch.Tensor, m: int, places: slice) -> torch.Tensor:
         """Repeat each row's steps (q, blocks) for the places of a tile: (q, places), or (q, 1) for one block."""
@@ -196,10 +211,14 @@ class Quantize:
         most = 2 ** (self.bits - 1) - 1
         step = (largest.double() / most).float()
         higher = torch.nextafter(step, step.new_full((), math.inf))
-        step = torch.where(step.double() * most < largest, higher, step)  # rounded up: else the largest would saturate
+        step = torch.where(
+            step.double() * most < largest, higher, step
+        )  # rounded up: else the largest would saturate
         return _capped(step, largest, most)
 
-    def _codes(self, x: torch.Tensor, step: torch.Tensor, chance: torch.Tensor | None) -> torch.Tensor:
+    def _codes(
+        self, x: torch.Tensor, step: torch.Tensor, chance: torch.Tensor | None
+    ) -> torch.Tensor:
         """v + 2^(b-1) for every coordinate, int32, by fixed-point arithmetic: b bits before the point, 32 - b after.
 
         Adding uniform bits after the point and dropping what is there then goes up with the probability that the paper

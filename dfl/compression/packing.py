@@ -77,7 +77,9 @@ def unpack(packed: torch.Tensor, bits: int, n: int) -> torch.Tensor:
 def _pack_planes(codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     """(q, C, g) codes to (q, D, g) bytes; a shift drops the bits that belong to a neighbouring byte."""
     for i, byte in enumerate(out.unbind(1)):
-        first, *others = range(8 * i // bits, (8 * i + 7) // bits + 1)  # the codes with a bit in byte i
+        first, *others = range(
+            8 * i // bits, (8 * i + 7) // bits + 1
+        )  # the codes with a bit in byte i
         byte.copy_(_shift(codes[:, first], first * bits - 8 * i))
         for j in others:
             byte.bitwise_or_(_shift(codes[:, j], j * bits - 8 * i))
@@ -86,7 +88,9 @@ def _pack_planes(codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 def _unpack_planes(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     """(q, D, g) bytes to (q, C, g) codes with foreign bits above, which the caller masks off."""
     for j, code in enumerate(out.unbind(1)):
-        first, *others = range(j * bits // 8, (j * bits + bits - 1) // 8 + 1)  # the bytes with a bit of code j
+        first, *others = range(
+            j * bits // 8, (j * bits + bits - 1) // 8 + 1
+        )  # the bytes with a bit of code j
         code.copy_(_shift(packed[:, first], 8 * first - j * bits))
         for i in others:
             code.bitwise_or_(_shift(packed[:, i], 8 * i - j * bits))

@@ -121,7 +121,9 @@ def steady() -> Iterator[None]:
         else:
             hook(error)
 
-    if handler is signal.default_int_handler:  # else it is ignored, as in the background, or the caller's own
+    if (
+        handler is signal.default_int_handler
+    ):  # else it is ignored, as in the background, or the caller's own
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = unraisable
     try:
@@ -172,14 +174,19 @@ class _Lossy:
         try:
             yield
         except OSError:
-            with suppress(OSError, ValueError):  # what is kept in memory would fail again at the end
+            with suppress(
+                OSError, ValueError
+            ):  # what is kept in memory would fail again at the end
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
     """Read a flag's value as a component's option is read; choices are checked by `Run`."""
     several, (kind, *_) = get_origin(kind) is tuple, get_args(kind) or (kind,)  # int of int | None
-    values = [read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str")) for token in tokens]
+    values = [
+        read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str"))
+        for token in tokens
+    ]
     return tuple(values) if several else values[0]
 
 
@@ -194,7 +201,9 @@ def _complaint(error: CycloptsError) -> str:
     )
 
     match error:
-        case CoercionError(token=token, target_type=kind) if token and kind is bool:  # which no converter reads
+        case CoercionError(token=token, target_type=kind) if (
+            token and kind is bool
+        ):  # which no converter reads
             return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
         case UnknownOptionError(token=token, argument_collection=arguments):
             name = (token.keyword or token.value).partition("=")[0]

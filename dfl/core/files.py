@@ -137,7 +137,9 @@ class Lock:
         while not self._taken():
             self.file.close()
             if time.monotonic() > end:
-                raise InputError(f"{folder} is being written to by another run: wait for it, or end it")
+                raise InputError(
+                    f"{folder} is being written to by another run: wait for it, or end it"
+                )
             time.sleep(0.01)
 
     def __enter__(self) -> Lock:

@@ -31,13 +31,17 @@ def isolated(threads: int) -> Iterator[None]:
     )
     tf32 = torch.backends.cudnn.allow_tf32
     with ExitStack() as settings:
-        settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        settings.enter_context(
+            np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+        )
         settings.enter_context(torch.inference_mode(False))
         settings.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 settings.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != "cpu":  # elsewhere it would cost time at every operation
+        if (
+            torch.get_default_device().type != "cpu"
+        ):  # elsewhere it would cost time at every operation
             settings.enter_context(torch.device("cpu"))
         try:
             torch.set_default_dtype(torch.float32)

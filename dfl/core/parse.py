@@ -26,7 +26,9 @@ class Kind(NamedTuple):
 
 
 def _whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", text):  # int() also takes 1_000 and the digits of every script
+    if not re.fullmatch(
+        r"[+-]?[0-9]+", text
+    ):  # int() also takes 1_000 and the digits of every script
         raise ValueError
     return int(text)
 
@@ -57,7 +59,9 @@ KINDS = {
     "str": Kind(str, (str,), "text"),
     "Path": Kind(_path, (Path,), "a path"),
     "tuple[int, ...]": Kind(
-        lambda text: tuple(map(_whole, text.split("+"))), (tuple,), "whole numbers joined by +, as 200+200"
+        lambda text: tuple(map(_whole, text.split("+"))),
+        (tuple,),
+        "whole numbers joined by +, as 200+200",
     ),
 }
 """The kinds of values, by the annotation of the field or parameter that takes them."""

@@ -27,7 +27,12 @@ _Words = TypeVar("_Words", int, "NDArray[np.uint64]")
 
 
 def bits(
-    seed: int, purpose: str, peers: Ids, *address: Part, n: int | slice, device: torch.device | str = "cpu"
+    seed: int,
+    purpose: str,
+    peers: Ids,
+    *address: Part,
+    n: int | slice,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """Thirty-two random bits for every place of every peer's row.
 
@@ -60,17 +65,29 @@ def bits(
 
 
 def uniform(
-    seed: int, purpose: str, peers: Ids, *address: Part, n: int | slice, device: torch.device | str = "cpu"
+    seed: int,
+    purpose: str,
+    peers: Ids,
+    *address: Part,
+    n: int | slice,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
     return (
-        bits(seed, purpose, peers, *address, n=n, device=device).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+        bits(seed, purpose, peers, *address, n=n, device=device)
+        .bitwise_right_shift_(8)
+        .bitwise_and_(0xFFFFFF)
         * 2.0**-24
     )
 
 
 def permutations(
-    seed: int, purpose: str, peers: Ids, *address: Part, sizes: NDArray[np.int64], device: torch.device | str = "cpu"
+    seed: int,
+    purpose: str,
+    peers: Ids,
+    *address: Part,
+    sizes: NDArray[np.int64],
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """For every peer a random order of its own `sizes[i]` examples.
 
@@ -85,7 +102,9 @@ def permutations(
     order = bits(seed, purpose, peers, *address, n=longest, device=device)
     if int(sizes.min()) < longest:
         beyond = torch.from_numpy(np.arange(longest) >= sizes[:, None])
-        order.masked_fill_(beyond.to(device), 2**31 - 1)  # places beyond a peer's own examples sort last
+        order.masked_fill_(
+            beyond.to(device), 2**31 - 1
+        )  # places beyond a peer's own examples sort last
     return torch.argsort(order, dim=1, stable=True)
 
 

@@ -42,13 +42,19 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
     for item in rest.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if key not in known:
-            raise InputError(f"{where} {name}: unknown option {shown(key)}{nearest(key, list(known))}")
+            raise InputError(
+                f"{where} {name}: unknown option {shown(key)}{nearest(key, list(known))}"
+            )
         if not equals or key in given:
-            raise InputError(f"{where} {name}: options are written {key}=VALUE, each once, not {shown(rest)}")
+            raise InputError(
+                f"{where} {name}: options are written {key}=VALUE, each once, not {shown(rest)}"
+            )
         given[key] = read(f"{where} {name}: {key}", text, _kind(known[key]))
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in given:
-            raise InputError(f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}")
+            raise InputError(
+                f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}"
+            )
     return partial(registry[name], **given)
 
 

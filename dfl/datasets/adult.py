@@ -78,7 +78,9 @@ def adult(directory: Path | None, *, size: int | None = None) -> Data:
     everything, sha256 = _read(path)
     table = _kept(everything)
     inputs, labels = _inputs(table), (table["income"] == ">50K").astype(np.int64)
-    protected = np.stack([table["race"] == "White", table["sex"] == "Male"], axis=1).astype(np.int64)
+    protected = np.stack([table["race"] == "White", table["sex"] == "Male"], axis=1).astype(
+        np.int64
+    )
     train, test = _halves(path, labels, size)
     mean, deviation = inputs[train].mean(0), inputs[train].std(0)
     inputs = ((inputs - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
@@ -104,10 +106,14 @@ def _inputs(table: dict[str, Column]) -> NDArray[np.float64]:
     """Numbers, then an indicator for every level of every other column but the first: (n, 93) of the official file."""
     numbers = [table[name].astype(np.float64)[:, None] for name in NUMBERS]
     words = [np.where(table[name] == "?", "Unknown", table[name]) for name in WORDS]
-    return np.concatenate([*numbers, *(column[:, None] == np.unique(column)[1:] for column in words)], axis=1)
+    return np.concatenate(
+        [*numbers, *(column[:, None] == np.unique(column)[1:] for column in words)], axis=1
+    )
 
 
-def _halves(path: Path, labels: NDArray[np.int64], size: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _halves(
+    path: Path, labels: NDArray[np.int64], size: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Which people are for training and which for testing, in the order in which they were drawn."""
     from sklearn.model_selection import train_test_split
 
@@ -120,7 +126,9 @@ def _halves(path: Path, labels: NDArray[np.int64], size: int | None) -> tuple[ND
             f"{path}: found {poor} people up to 50K and {rich} over it among the first {len(labels)}, expected at "
             "least 2 of each, one for each half"
         )
-    train, test = train_test_split(np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=SPLIT)
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=SPLIT
+    )
     return train, test
 
 
@@ -132,7 +140,11 @@ def _read(path: Path) -> tuple[dict[str, Column], str]:
             sha256.update(line)
             n += 1
             if n > LINES or len(line) > LINE:
-                what = f"line {n} of more than {LINE} bytes" if n <= LINES else f"more than {LINES:,} lines"
+                what = (
+                    f"line {n} of more than {LINE} bytes"
+                    if n <= LINES
+                    else f"more than {LINES:,} lines"
+                )
                 raise InputError(f"{path}: found {what}, expected a table of Adult")
             row = _row(path, line)
             if row == [""]:  # the official file ends in an empty line
@@ -150,16 +162,24 @@ def _row(path: Path, line: bytes) -> list[str]:
     try:
         return [word.strip() for word in line.decode("ascii").split(",")]
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: found a byte {error.object[error.start]:#x}, expected a plain text file") from None
+        raise InputError(
+            f"{path}: found a byte {error.object[error.start]:#x}, expected a plain text file"
+        ) from None
 
 
 def _check(where: str, row: Sequence[str]) -> None:
     if len(row) != len(COLUMNS):
-        raise InputError(f"{where}: found {len(row)} values, expected {len(COLUMNS)} with commas between them")
+        raise InputError(
+            f"{where}: found {len(row)} values, expected {len(COLUMNS)} with commas between them"
+        )
     for name, value in zip(COLUMNS, row, strict=True):
         if name in LEVELS and value not in LEVELS[name]:
-            raise InputError(f"{where}: found the {name} {value[:50]!r}, expected {' or '.join(LEVELS[name])}")
+            raise InputError(
+                f"{where}: found the {name} {value[:50]!r}, expected {' or '.join(LEVELS[name])}"
+            )
         if name in NUMBERS and not re.fullmatch("[0-9]{1,9}", value):
             raise InputError(f"{where}: found the {name} {value[:50]!r}, expected a whole number")
         if not value:
-            raise InputError(f"{where}: found no {name}, expected a word, or ? where it is not known")
+            raise InputError(
+                f"{where}: found no {name}, expected a word, or ? where it is not known"
+            )

@@ -58,11 +58,16 @@ def cifar10(directory: Path | None) -> Data:
     """
     batches = _batches(locate("cifar10", directory, SOURCE))
     *train, test = (records for _, records in batches.values())
-    digests = {name: (where, hashlib.sha256(records.data).hexdigest()) for name, (where, records) in batches.items()}
+    digests = {
+        name: (where, hashlib.sha256(records.data).hexdigest())
+        for name, (where, records) in batches.items()
+    }
     notes = differing("cifar10", SOURCE, digests)
     mean, std = (np.array(of).reshape(3, 1, 1) for of in (MEAN, STD))
     scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
-    return Data(*_halved(train), *_halved([test]), classes=10, scale=scale, shift=shift, notes=notes)
+    return Data(
+        *_halved(train), *_halved([test]), classes=10, scale=scale, shift=shift, notes=notes
+    )
 
 
 def _halved(batches: list[NDArray[np.uint8]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -80,18 +85,25 @@ def _batches(folder: Path) -> dict[str, tuple[str, NDArray[np.uint8]]]:
         read = {name: (f"{archive}: {INNER}/{name}", held[f"{INNER}/{name}"]) for name in BATCHES}
     else:
         paths = {name: find(inner, name) for name in BATCHES}
-        read = {name: (str(path), content(path, "batch of CIFAR-10", MOST)) for name, path in paths.items()}
+        read = {
+            name: (str(path), content(path, "batch of CIFAR-10", MOST))
+            for name, path in paths.items()
+        }
     found = {name: (where, _records(where, raw)) for name, (where, raw) in read.items()}
     first = len(found[BATCHES[0]][1])
     for where, records in found.values():
         if len(records) != first:
-            raise InputError(f"{where}: found {len(records)} images, expected {first} as in {BATCHES[0]}")
+            raise InputError(
+                f"{where}: found {len(records)} images, expected {first} as in {BATCHES[0]}"
+            )
     return found
 
 
 def _records(name: str, raw: bytearray) -> NDArray[np.uint8]:
     if not raw or len(raw) % RECORD:
-        raise InputError(f"{name}: found {len(raw)} bytes, expected {RECORD} for each of one or more images")
+        raise InputError(
+            f"{name}: found {len(raw)} bytes, expected {RECORD} for each of one or more images"
+        )
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
     if (most := int(records[:, 0].max())) > 9:
         raise InputError(f"{name}: found the label {most}, expected labels from 0 to 9")

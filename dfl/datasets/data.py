@@ -67,9 +67,13 @@ def checked(data: Data) -> Data:
             0 or 1 per example and name.
     """
     if not isinstance(data, Data):
-        raise InputError(f"data must be a dfl.Data, not {shown(data)}: write dfl.Data(train_inputs, ...)")
+        raise InputError(
+            f"data must be a dfl.Data, not {shown(data)}: write dfl.Data(train_inputs, ...)"
+        )
     if not (_is_whole(data.classes) and 0 <= data.classes <= MOST_CLASSES):
-        raise InputError(f"classes must be a whole number from 0 to {MOST_CLASSES:,}, not {shown(data.classes)}")
+        raise InputError(
+            f"classes must be a whole number from 0 to {MOST_CLASSES:,}, not {shown(data.classes)}"
+        )
     names = ("inputs", "labels", "groups", "protected")
     every = [f"{half}_{name}" for half in ("train", "test") for name in names]
     optional = ("groups", "protected")
@@ -84,7 +88,9 @@ def checked(data: Data) -> Data:
     _check_alike(arrays["train_inputs"], arrays["test_inputs"])
     _check_protected(data, arrays)
     shape = arrays["train_inputs"].shape[1:]
-    normal: dict[str, Any] = {name: _factor(name, getattr(data, name), shape) for name in ("scale", "shift")}
+    normal: dict[str, Any] = {
+        name: _factor(name, getattr(data, name), shape) for name in ("scale", "shift")
+    }
     return replace(data, classes=int(data.classes), **arrays, **normal)
 
 
@@ -120,15 +126,21 @@ def _array(name: str, value: Any) -> NDArray[Any]:
 def _check_examples(half: str, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
     """Refuse unequal numbers of examples and labels, examples without numbers, and inputs that are not finite."""
     if len(inputs) != len(labels) or not len(labels):
-        raise InputError(f"{len(inputs)} {half} inputs with {len(labels)} labels: as many of each, and at least one")
+        raise InputError(
+            f"{len(inputs)} {half} inputs with {len(labels)} labels: as many of each, and at least one"
+        )
     if not inputs.size:
         raise InputError(f"{half}_inputs of shape {inputs.shape} have examples without numbers")
-    if inputs.dtype.kind == "f" and not np.isfinite([inputs.min(), inputs.max()]).all():  # NaN is both of them
+    if (
+        inputs.dtype.kind == "f" and not np.isfinite([inputs.min(), inputs.max()]).all()
+    ):  # NaN is both of them
         place = tuple(np.argwhere(~np.isfinite(inputs))[0].tolist())
         raise InputError(f"{half}_inputs has {inputs[place]} at {place}: inputs must be finite")
 
 
-def _whole_numbers(half: str, arrays: dict[str, NDArray[Any]], classes: int) -> dict[str, NDArray[np.int64]]:
+def _whole_numbers(
+    half: str, arrays: dict[str, NDArray[Any]], classes: int
+) -> dict[str, NDArray[np.int64]]:
     """Return the groups of one half, and its labels if they are classes, as int64."""
     whole: dict[str, NDArray[np.int64]] = {}
     labels, n = arrays[f"{half}_labels"], len(arrays[f"{half}_labels"])
@@ -154,9 +166,13 @@ def _whole_numbers(half: str, arrays: dict[str, NDArray[Any]], classes: int) -> 
 def _check_alike(train: NDArray[Any], test: NDArray[Any]) -> None:
     """Refuse test inputs of another shape than the training inputs, and whole numbers beside floats."""
     if train.shape[1:] != test.shape[1:]:
-        raise InputError(f"test_inputs have examples of shape {test.shape[1:]}, and train_inputs of {train.shape[1:]}")
+        raise InputError(
+            f"test_inputs have examples of shape {test.shape[1:]}, and train_inputs of {train.shape[1:]}"
+        )
     if (train.dtype.kind == "f") != (test.dtype.kind == "f"):
-        raise InputError(f"test_inputs are {test.dtype}, and train_inputs {train.dtype}: both floats or both not")
+        raise InputError(
+            f"test_inputs are {test.dtype}, and train_inputs {train.dtype}: both floats or both not"
+        )
 
 
 def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
@@ -164,7 +180,9 @@ def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
     for half in ("train", "test"):
         name, n = f"{half}_protected", len(arrays[f"{half}_labels"])
         if name not in arrays and data.protected:
-            raise InputError(f"no {name}: data that name {', '.join(data.protected)} have it in both halves")
+            raise InputError(
+                f"no {name}: data that name {', '.join(data.protected)} have it in both halves"
+            )
         if name not in arrays:
             continue
         z = arrays[name]
@@ -187,7 +205,9 @@ def _factor(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
             f"{name} must be a number or an array for examples of shape {shape}: {one_line(error)}"
         ) from None
     if not (fits and np.isfinite(array).all()):
-        raise InputError(f"{name} must be finite and broadcast over examples of shape {shape}, not {shown(value)}")
+        raise InputError(
+            f"{name} must be finite and broadcast over examples of shape {shape}, not {shown(value)}"
+        )
     return array
 
 

@@ -123,7 +123,9 @@ def download(source: Source, folder: Path) -> None:
             _settle(whole, folder)
     except (OSError, ValueError, HTTPError) as error:  # errors of requests are OSErrors
         reason, files = " ".join(str(error).split()), ", ".join(source.files)
-        raise InputError(f"cannot download {source.url}: {reason}; or put {files} into {folder}") from None
+        raise InputError(
+            f"cannot download {source.url}: {reason}; or put {files} into {folder}"
+        ) from None
 
 
 def look(folder: Path, file: str) -> Path | None:
@@ -140,7 +142,9 @@ def find(folder: Path, file: str) -> Path:
     """
     if path := look(folder, file):
         return path
-    raise InputError(f"{folder / file}.gz: found no such file, expected it here, packed or unpacked, beside the others")
+    raise InputError(
+        f"{folder / file}.gz: found no such file, expected it here, packed or unpacked, beside the others"
+    )
 
 
 @contextmanager
@@ -161,7 +165,9 @@ def unpacked(path: Path, kind: str, limit: int) -> Iterator[Unpacked]:
             check_size(file, limit)
             yield unpack(file)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "no memory for it"
+        reason = (
+            getattr(error, "strerror", None) or " ".join(str(error).split()) or "no memory for it"
+        )
         raise InputError(f"{path}: found {reason}, expected a readable {called}{kind}") from None
 
 
@@ -234,10 +240,14 @@ def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray
                 skip(file, -entry.size % tarfile.BLOCKSIZE)
             skip(file, most)  # the checksum of a packed file is at its end
         except tarfile.TarError as error:
-            raise InputError(f"{path}: found {error}, expected a tar archive of {', '.join(names)}") from None
+            raise InputError(
+                f"{path}: found {error}, expected a tar archive of {', '.join(names)}"
+            ) from None
     for name in names:
         if name not in found:
-            raise InputError(f"{path}: found no plain file {name}, expected a tar archive of {', '.join(names)}")
+            raise InputError(
+                f"{path}: found no plain file {name}, expected a tar archive of {', '.join(names)}"
+            )
     return {name: found[name] for name in names}
 
 
@@ -261,7 +271,11 @@ def differing(name: str, source: Source, found: Mapping[str, tuple[str, str]]) -
         found: name of an unpacked file -> where it was read, and the SHA-256 checksum of what is in it.
     """
     others = [where for file, (where, sha256) in found.items() if sha256 != source.contents[file]]
-    return (f"not the official files of {name}, by their SHA-256: {', '.join(others)}",) if others else ()
+    return (
+        (f"not the official files of {name}, by their SHA-256: {', '.join(others)}",)
+        if others
+        else ()
+    )
 
 
 def _fetch_all(source: Source, folder: Path) -> None:
@@ -275,10 +289,14 @@ def _fetch(url: str, path: Path, official: Official, session: Session, progress:
     deadline = time.monotonic() + PATIENCE + official.size / SLOWEST
     task = progress.add_task(path.name, total=official.size)
     found, size = [hashlib.md5(usedforsecurity=False), hashlib.sha256()], 0
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    handle = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
     with (
         open(handle, "wb") as file,
-        session.get(url, stream=True, timeout=PATIENCE, headers={"Accept-Encoding": "identity"}) as response,
+        session.get(
+            url, stream=True, timeout=PATIENCE, headers={"Accept-Encoding": "identity"}
+        ) as response,
     ):
         response.raise_for_status()
         while chunk := response.raw.read1(CHUNK):
@@ -286,13 +304,17 @@ def _fetch(url: str, path: Path, official: Official, session: Session, progress:
             if size > official.size:
                 raise ValueError(f"{path.name} has more than its official {official.size:,} bytes")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{path.name} comes too slowly, {size:,} of {official.size:,} bytes so far")
+                raise TimeoutError(
+                    f"{path.name} comes too slowly, {size:,} of {official.size:,} bytes so far"
+                )
             for each in found:
                 each.update(chunk)
             progress.advance(task, file.write(chunk))
     for each, wanted in zip(found, (official.md5, official.sha256), strict=True):
         if each.hexdigest() != wanted:
-            raise ValueError(f"the {each.name} of {path.name} is {each.hexdigest()}, not the official {wanted}")
+            raise ValueError(
+                f"the {each.name} of {path.name} is {each.hexdigest()}, not the official {wanted}"
+            )
 
 
 def _https() -> Session:
@@ -301,7 +323,9 @@ def _https() -> Session:
     from requests.adapters import BaseAdapter
 
     class Refused(BaseAdapter):
-        def send(self, request: requests.PreparedRequest, *_: object, **__: object) -> requests.Response:
+        def send(
+            self, request: requests.PreparedRequest, *_: object, **__: object
+        ) -> requests.Response:
             raise requests.exceptions.InvalidSchema(f"{request.url} is not https")
 
         def close(self) -> None:
@@ -326,4 +350,6 @@ def _progress() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    return Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    )

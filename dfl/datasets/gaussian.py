@@ -23,7 +23,12 @@ Floats = NDArray[np.float32]
 
 @dataset("gaussian")
 def gaussian(
-    directory: Path | None, *, features: int = 64, classes: int = 10, examples: int = 60_000, test: int = 10_000
+    directory: Path | None,
+    *,
+    features: int = 64,
+    classes: int = 10,
+    examples: int = 60_000,
+    test: int = 10_000,
 ) -> Data:
     """Points (n, features) float32 around one mean per class, drawn once and for all whatever the run's seed.
 
@@ -51,7 +56,9 @@ def gaussian(
     _check(features, classes)
     for name, n in (("examples", examples), ("test", test)):
         if not 1 <= n <= MOST // features:
-            raise InputError(f"--dataset gaussian: {name} must be from 1 to {MOST // features} here, not {n}")
+            raise InputError(
+                f"--dataset gaussian: {name} must be from 1 to {MOST // features} here, not {n}"
+            )
     centres = SEPARATION * means(features, classes)
     return Data(*_draw("train", centres, examples), *_draw("test", centres, test), classes=classes)
 
@@ -59,7 +66,9 @@ def gaussian(
 def means(features: int, classes: int) -> Floats:
     """The orthonormal rows u_y, (classes, features): the first rows of the discrete cosine transform."""
     y, k = np.arange(classes)[:, None], np.arange(features)
-    rows: Floats = (np.sqrt((2 - (y == 0)) / features) * np.cos(np.pi * y * (k + 0.5) / features)).astype(np.float32)
+    rows: Floats = (
+        np.sqrt((2 - (y == 0)) / features) * np.cos(np.pi * y * (k + 0.5) / features)
+    ).astype(np.float32)
     return rows
 
 
@@ -68,7 +77,9 @@ def _draw(half: str, centres: Floats, n: int) -> tuple[Floats, NDArray[np.int64]
     classes, features = centres.shape
     labels = randomness.generator(0, "gaussian", half, "labels").integers(0, classes, n)
     points = np.empty((n, features), np.float32)
-    randomness.generator(0, "gaussian", half, "points").standard_normal(dtype=np.float32, out=points)
+    randomness.generator(0, "gaussian", half, "points").standard_normal(
+        dtype=np.float32, out=points
+    )
     for first in range(0, n, ROWS):
         points[first : first + ROWS] += centres[labels[first : first + ROWS]]
     return points, labels
@@ -76,6 +87,10 @@ def _draw(half: str, centres: Floats, n: int) -> tuple[Floats, NDArray[np.int64]
 
 def _check(features: int, classes: int) -> None:
     if not 1 <= features <= 1 << 20:
-        raise InputError(f"--dataset gaussian: features must be from 1 to {1 << 20}, not {features}")
+        raise InputError(
+            f"--dataset gaussian: features must be from 1 to {1 << 20}, not {features}"
+        )
     if not 1 <= classes <= features:
-        raise InputError(f"--dataset gaussian: classes must be from 1 to features={features}, not {classes}")
+        raise InputError(
+            f"--dataset gaussian: classes must be from 1 to features={features}, not {classes}"
+        )

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from dfl.core.errors import InputError
 from dfl.datasets.files import take, unpacked
 
-_BYTES = 0x0800  # the magic number of a file of unsigned bytes; the number of dimensions is added to it
+_BYTES = (
+    0x0800  # the magic number of a file of unsigned bytes; the number of dimensions is added to it
+)
 MOST = 2**20
 """Examples that a file may have, as a bound on memory."""
 
@@ -49,11 +51,17 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> Idx:
     with unpacked(path, "IDX file", header.size + MOST * each) as file:
         head = take(file, header.size)
         if len(head) < header.size:
-            raise _not_as_expected(path, f"{len(head)} bytes", f"an IDX header of {header.size} bytes")
+            raise _not_as_expected(
+                path, f"{len(head)} bytes", f"an IDX header of {header.size} bytes"
+            )
         magic, n, *shape = header.unpack(head)
         _check(
             path,
-            (magic == _BYTES + 1 + len(example), f"magic number {magic}", f"{_BYTES + 1 + len(example)}"),
+            (
+                magic == _BYTES + 1 + len(example),
+                f"magic number {magic}",
+                f"{_BYTES + 1 + len(example)}",
+            ),
             (shape == list(example), f"examples of shape {tuple(shape)}", f"{example}"),
             (n > 0, "no examples", "at least one"),
             (n <= MOST, f"a header of {n} examples", f"at most {MOST}"),

@@ -76,7 +76,9 @@ def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: in
         for label, takers in places.items():
             if not len(takers):
                 continue
-            for place, piece in zip(takers, np.array_split(np.flatnonzero(half == label), len(takers)), strict=True):
+            for place, piece in zip(
+                takers, np.array_split(np.flatnonzero(half == label), len(takers)), strict=True
+            ):
                 hands[place] = piece
         return _joined(hands, per_peer)
 
@@ -85,7 +87,12 @@ def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: in
 
 @partition("dirichlet")
 def dirichlet(
-    labels: Labels, peers: int, rng: np.random.Generator, *, alpha: float = 0.1, min_examples: int = 1
+    labels: Labels,
+    peers: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.1,
+    min_examples: int = 1,
 ) -> Parts:
     """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its own.
 
@@ -116,7 +123,9 @@ def dirichlet(
         owner = np.empty(len(half), dtype=np.int64)
         for label, end in zip(known, ends, strict=True):
             members = rng.permutation(np.flatnonzero(half == label))
-            owner[members] = np.searchsorted(np.rint(end[:-1] * len(members)), np.arange(len(members)), side="right")
+            owner[members] = np.searchsorted(
+                np.rint(end[:-1] * len(members)), np.arange(len(members)), side="right"
+            )
         return by_owner(owner, peers)
 
     return Parts(level(spread(labels.train), min_examples), spread(labels.test))
@@ -146,8 +155,12 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0
     if not 0 <= q <= 1:
         raise InputError(f"--partition biased: q must be from 0 to 1, not {q}")
     if peers < len(known):
-        raise InputError(f"--partition biased: {len(known)} labels need a peer each, there are {peers}")
-    groups = [members[k :: len(known)] for members in [rng.permutation(peers)] for k in range(len(known))]
+        raise InputError(
+            f"--partition biased: {len(known)} labels need a peer each, there are {peers}"
+        )
+    groups = [
+        members[k :: len(known)] for members in [rng.permutation(peers)] for k in range(len(known))
+    ]
     sizes = np.array([len(group) for group in groups])
     members = np.concatenate(groups)
 
@@ -155,24 +168,33 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0
         group = np.searchsorted(known, half)
         away = rng.random(len(half)) >= (q if len(known) > 1 else 1)
         group[away] = (group[away] + rng.integers(1, max(len(known), 2), away.sum())) % len(known)
-        return by_owner(members[(np.cumsum(sizes) - sizes)[group] + rng.integers(0, sizes[group])], peers)
+        return by_owner(
+            members[(np.cumsum(sizes) - sizes)[group] + rng.integers(0, sizes[group])], peers
+        )
 
     return Parts(spread(labels.train), spread(labels.test))
 
 
 def by_owner(owner: Indices, peers: int) -> list[Indices]:
     """The ascending places of every peer's examples, given the owner (n,) of each."""
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1])
+    return np.split(
+        np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=peers))[:-1]
+    )
 
 
-def proportions(rng: np.random.Generator, shape: tuple[int, int], alpha: float) -> NDArray[np.float64]:
+def proportions(
+    rng: np.random.Generator, shape: tuple[int, int], alpha: float
+) -> NDArray[np.float64]:
     """Rows of a symmetric Dirichlet distribution, by logarithms, since gamma numbers of a small alpha are all 0.0.
 
     Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), where -log U is exponential.
     """
     power = rng.standard_exponential(shape)
     with np.errstate(over="ignore"):  # infinitely small
-        logs = np.log(rng.standard_gamma(alpha + 1, shape)) - (power - power.min(axis=1, keepdims=True)) / alpha
+        logs = (
+            np.log(rng.standard_gamma(alpha + 1, shape))
+            - (power - power.min(axis=1, keepdims=True)) / alpha
+        )
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
@@ -211,4 +233,6 @@ def _check_hands(name: str, labels: Labels, peers: int, per_peer: int) -> None:
 
 def _joined(hands: Sequence[Indices], per_peer: int) -> list[Indices]:
     """Every `per_peer` consecutive hands in one part."""
-    return [np.sort(np.concatenate(hands[k : k + per_peer])) for k in range(0, len(hands), per_peer)]
+    return [
+        np.sort(np.concatenate(hands[k : k + per_peer])) for k in range(0, len(hands), per_peer)
+    ]

@@ -132,7 +132,9 @@ def _load(name: str, directory: Path | None, mean: float, std: float) -> Data:
         classes=10,
         scale=1 / (255 * std),
         shift=-mean / std,
-        notes=differing(name, source, {file: (str(paths[file]), found[file].sha256) for file in paths}),
+        notes=differing(
+            name, source, {file: (str(paths[file]), found[file].sha256) for file in paths}
+        ),
     )
 
 

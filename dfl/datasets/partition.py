@@ -137,7 +137,9 @@ def _apart(chosen: Indices, data: Data, run: Run, root: RootRule | None) -> tupl
     free = np.setdiff1d(np.arange(len(data.train_labels)), chosen) if part else chosen
     if not len(free):
         asked = f"--examples-per-peer {run.examples_per_peer} for {run.peers} peers"
-        raise InputError(f"{asked}: that takes all {len(chosen)} of them, and the server needs some of its own")
+        raise InputError(
+            f"{asked}: that takes all {len(chosen)} of them, and the server needs some of its own"
+        )
     own = free[root(data.train_labels[free], data.classes, _rng(run, "root"))]
     return np.setdiff1d(chosen, own), own
 
@@ -165,7 +167,9 @@ def _set_aside(n: int, peer: int, run: Run) -> NDArray[np.bool_]:
     """Which of a peer's n examples are for validation."""
     aside = np.zeros(n, dtype=np.bool_)
     if count := min(round(run.validation * n), n - 1):
-        aside[randomness.generator(run.seed, "validation", peer).choice(n, count, replace=False)] = True
+        aside[
+            randomness.generator(run.seed, "validation", peer).choice(n, count, replace=False)
+        ] = True
     return aside
 
 
@@ -175,5 +179,7 @@ def iid(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
 
     Every example is used.
     """
-    halves = (np.array_split(rng.permutation(len(half)), peers) for half in (labels.train, labels.test))
+    halves = (
+        np.array_split(rng.permutation(len(half)), peers) for half in (labels.train, labels.test)
+    )
     return Parts(*([np.sort(part) for part in half] for half in halves))

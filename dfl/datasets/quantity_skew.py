@@ -15,7 +15,12 @@ from dfl.datasets.partition import Indices, Labels, Parts, partition
 
 @partition("quantity")
 def quantity(
-    labels: Labels, peers: int, rng: np.random.Generator, *, alpha: float = 0.5, min_examples: int = 1
+    labels: Labels,
+    peers: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_examples: int = 1,
 ) -> Parts:
     """Peers have the same kind of examples but not as many: sizes follow one draw p ~ Dirichlet(alpha, ..., alpha).
 
@@ -57,10 +62,14 @@ def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
         InputError: no groups, or fewer of them than peers.
     """
     if labels.train_groups is None or labels.test_groups is None:
-        raise InputError("--partition natural: these data do not come in groups, choose another partition")
+        raise InputError(
+            "--partition natural: these data do not come in groups, choose another partition"
+        )
     known, counts = np.unique(labels.train_groups, return_counts=True)
     if peers > len(known):
-        raise InputError(f"--partition natural: {peers} peers outnumber the {len(known)} groups of these data")
+        raise InputError(
+            f"--partition natural: {peers} peers outnumber the {len(known)} groups of these data"
+        )
     owner = np.arange(peers) if peers == len(known) else _shared_out(counts, peers, rng)
 
     def gather(groups: NDArray[np.int64]) -> list[Indices]:

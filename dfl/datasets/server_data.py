@@ -19,7 +19,12 @@ BIASED = 1
 
 
 def root_examples(
-    labels: Ints, classes: int, rng: np.random.Generator, *, size: int = 100, bias: float | None = None
+    labels: Ints,
+    classes: int,
+    rng: np.random.Generator,
+    *,
+    size: int = 100,
+    bias: float | None = None,
 ) -> Ints:
     """A small root data set: a share `bias` of its examples has label 1, the others are spread equally.
 
@@ -60,7 +65,9 @@ def everything(labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
 
 def _counts(classes: int, size: int, bias: float) -> Ints:
     if classes < 2:
-        raise InputError(f"--algorithm fltrust: root examples need two labels at least, these have {classes}")
+        raise InputError(
+            f"--algorithm fltrust: root examples need two labels at least, these have {classes}"
+        )
     if size < 1:
         raise InputError(f"--algorithm fltrust: root must be at least 1, not {size}")
     if not 0 <= bias <= 1:

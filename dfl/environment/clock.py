@@ -54,7 +54,9 @@ class Lines(NamedTuple):
         done, left = ready.copy(), ready[sender] + _place(sender) * (size * self.up[sender])
         np.maximum.at(done, sender, left)
         arrived = left + self.delay[sender] + self.delay[receiver]
-        order = np.lexsort((-arrived, receiver))  # the last one first: before it the others have had their turn
+        order = np.lexsort(
+            (-arrived, receiver)
+        )  # the last one first: before it the others have had their turn
         receiver, arrived = receiver[order], arrived[order]
         np.maximum.at(done, receiver, arrived + _place(receiver) * (size * self.down[receiver]))
         return done

@@ -80,7 +80,9 @@ class Weather:
         speaker = np.concatenate([edges.heard // self.today.peers, plan.ids])
         kept = _some(edges.near, edges.near.data != 0)
         column = np.searchsorted(plan.speakers, speaker[kept.indices])
-        around = csr_array((kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.speakers)))
+        around = csr_array(
+            (kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.speakers))
+        )
         cuts = pairwise(np.cumsum([0, *(part.shape[1] for part in plan.weights)]))
         below, own, above = (around[:, a:b] for a, b in cuts)
         return replace(plan, copies=edges.copies, lost=edges.lost, weights=(below, own, above))
@@ -115,7 +117,9 @@ def _level(one: csr_array, other: csr_array) -> tuple[csr_array, csr_array]:
     less = np.minimum(*sums)
     if all((whole - less <= LEVEL).all() for whole in sums):
         return one, other
-    factors = [np.divide(less, whole, out=np.ones_like(less), where=whole - less > LEVEL) for whole in sums]
+    factors = [
+        np.divide(less, whole, out=np.ones_like(less), where=whole - less > LEVEL) for whole in sums
+    ]
     first, second = (diags_array(f) @ w for f, w in zip(factors, (one, other), strict=True))
     return csr_array(first), csr_array(second)
 

@@ -125,11 +125,19 @@ class Burst(Fault):
             bad=(0 <= self.bad <= 1, "from 0 to 1"),
             good=(0 <= self.good <= 1, "from 0 to 1"),
         )
-        _check(self, length=(1 <= self.length * (1 - self.p) <= 1e4, f"from 1 / (1 - p) = {1 / (1 - self.p):g} to 1e4"))
+        _check(
+            self,
+            length=(
+                1 <= self.length * (1 - self.p) <= 1e4,
+                f"from 1 / (1 - p) = {1 / (1 - self.p):g} to 1e4",
+            ),
+        )
 
     def loses(self, links: Ints, today: Today) -> Bools:
         """Those whose draw says so, which is another one in a bad spell."""
-        return _drawn(today, "burst loss", links) < np.where(self.spell(links, today), self.bad, self.good)
+        return _drawn(today, "burst loss", links) < np.where(
+            self.spell(links, today), self.bad, self.good
+        )
 
     def spell(self, links: Ints, today: Today) -> Bools:
         """Which links are in a bad spell, (n,)."""
@@ -155,7 +163,11 @@ class Outage(Fault):
     touches: ClassVar[str] = "peers"
 
     def __post_init__(self) -> None:
-        _check(self, p=(0 <= self.p <= 1, "from 0 to 1"), length=(1 <= self.length <= 10_000, "from 1 to 10000"))
+        _check(
+            self,
+            p=(0 <= self.p <= 1, "from 0 to 1"),
+            length=(1 <= self.length <= 10_000, "from 1 to 10000"),
+        )
 
     def down(self, today: Today) -> Bools:
         """Those who were struck not long ago."""
@@ -185,8 +197,13 @@ class _Some(Fault):
             found[list(self.peers)] = True
             return found
         many = round(self.fraction * today.peers)
-        _check(self, fraction=(many or not self.fraction, f"0 or enough for one of {today.peers} peers"))
-        found[randomness.generator(today.seed, self.name, *address).permutation(today.peers)[:many]] = True
+        _check(
+            self,
+            fraction=(many or not self.fraction, f"0 or enough for one of {today.peers} peers"),
+        )
+        found[
+            randomness.generator(today.seed, self.name, *address).permutation(today.peers)[:many]
+        ] = True
         return found
 
 
@@ -263,7 +280,9 @@ def _drawn(today: Today, purpose: str, ids: Ints) -> NDArray[np.float32]:
     return np.asarray(row[:, 0].numpy())
 
 
-def _latest(today: Today, purpose: str, ids: Ints, below: float, rounds: float = math.inf) -> NDArray[np.float32]:
+def _latest(
+    today: Today, purpose: str, ids: Ints, below: float, rounds: float = math.inf
+) -> NDArray[np.float32]:
     """The last number below a bound that each of some ids has drawn, (n,); 1 for none in that many rounds up to now.
 
     Rounds are places in a row of random numbers, and those before round 0 are places like others.
@@ -273,7 +292,9 @@ def _latest(today: Today, purpose: str, ids: Ints, below: float, rounds: float =
     while len(left) and end > first and below:
         window = min(2 * window, 64)
         begin = max(end - window, first)
-        drawn = randomness.uniform(today.seed, purpose, ids[left], n=slice(int(begin), end)).numpy()[:, ::-1]
+        drawn = randomness.uniform(
+            today.seed, purpose, ids[left], n=slice(int(begin), end)
+        ).numpy()[:, ::-1]
         hit = drawn < below
         some = hit.any(1)
         found[left[some]] = drawn[some, hit[some].argmax(1)]

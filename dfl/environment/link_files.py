@@ -38,7 +38,9 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
         rows = [(n, row) for n, row in lines if row and row != HEADER]
     except OSError as error:
-        raise InputError(f"--network links: path {path} cannot be read ({error.strerror})") from None
+        raise InputError(
+            f"--network links: path {path} cannot be read ({error.strerror})"
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"--network links: {path} is no CSV file ({error})") from None
     figures = np.full((len(edges), 2), np.nan)
@@ -50,7 +52,9 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
             raise InputError(f"{where}: {edge[0]} to {edge[1]} {wrong}")
         figures[places[edge]] = line
     for sender, receiver in (edge for edge, k in places.items() if np.isnan(figures[k, 0])):
-        raise InputError(f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph")
+        raise InputError(
+            f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph"
+        )
     return figures
 
 
@@ -64,7 +68,8 @@ def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float,
         raise InputError(f"{where} must be {','.join(HEADER)}, not {','.join(row)[:60]!r}")
     kinds = ("int", "int", "float", "float")
     sender, receiver, mbps, latency_ms = (
-        read(f"{where}: {name}", text.strip(), kind) for name, text, kind in zip(HEADER, row, kinds, strict=True)
+        read(f"{where}: {name}", text.strip(), kind)
+        for name, text, kind in zip(HEADER, row, kinds, strict=True)
     )
     for name, value, (low, high) in (("mbps", mbps, MBPS), ("latency_ms", latency_ms, LATENCY_MS)):
         if not low <= value <= high:

@@ -96,11 +96,15 @@ class Timed(Speeds, ABC):
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:
-            raise InputError(f"--network {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}")
+            raise InputError(
+                f"--network {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}"
+            )
 
     def start(self, network: Network, steps: Ints) -> Clock:
         """The clock; see `Speeds`."""
-        return Clock(network, self.ways(network), steps, self._pace(network.layout.peers, network.seed))
+        return Clock(
+            network, self.ways(network), steps, self._pace(network.layout.peers, network.seed)
+        )
 
     @abstractmethod
     def ways(self, network: Network) -> Ways:
@@ -197,7 +201,12 @@ def _per_byte(mbps: Sequence[float | None]) -> Floats:
     return np.array([0.0 if each is None else 8e-6 / each for each in mbps])
 
 
-CLASSES: dict[str, type[Uplink]] = {"phone": Phone, "broadband": Broadband, "dsl": DSL, "datacenter": Datacenter}
+CLASSES: dict[str, type[Uplink]] = {
+    "phone": Phone,
+    "broadband": Broadband,
+    "dsl": DSL,
+    "datacenter": Datacenter,
+}
 """The kinds of line that `mixed` may mix."""
 
 
@@ -220,7 +229,9 @@ class Mixed(Timed):
     def __post_init__(self) -> None:
         super().__post_init__()
         if abs((whole := sum(self._shares())) - 1) > 1e-9:
-            raise InputError(f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}")
+            raise InputError(
+                f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}"
+            )
 
     def _shares(self) -> list[float]:
         return [getattr(self, name) for name in CLASSES]
@@ -228,9 +239,14 @@ class Mixed(Timed):
     def ways(self, network: Network) -> Lines:
         """Each peer's line, and the server's."""
         peers = network.layout.peers
-        ends, kinds = np.round(np.cumsum(self._shares()) * peers), [each() for each in CLASSES.values()]
+        ends, kinds = (
+            np.round(np.cumsum(self._shares()) * peers),
+            [each() for each in CLASSES.values()],
+        )
         order = randomness.generator(network.seed, "lines of peers").permutation(peers)
-        return _lines([kinds[k] for k in np.searchsorted(ends, order, side="right")], self.server_mbps)
+        return _lines(
+            [kinds[k] for k in np.searchsorted(ends, order, side="right")], self.server_mbps
+        )
 
 
 @network("links")
@@ -249,7 +265,9 @@ class PerEdge(Timed):
         """The edges of all rounds, with what the file says of them, which rank 0 reads."""
         peers = network.layout.peers
         if not network.weights:
-            raise InputError("--network links is about the edges of a graph, and here nobody speaks over one")
+            raise InputError(
+                "--network links is about the edges of a graph, and here nobody speaks over one"
+            )
         arcs = [Arcs.of(matrix) for matrix in network.weights]
         edges = np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))
         said = network.world.from_root(lambda: of_edges(self.path, edges, peers).tobytes())

@@ -73,7 +73,9 @@ class Ensemble:
         self.heard += len(labels)
         if mean is not None and votes is not None:
             answers = mean.reshape(outputs.shape[1:]), votes.sum(0)
-            self.right += [(each.argmax(1) == known).sum() for each in answers]  # ties go to the lowest label
+            self.right += [
+                (each.argmax(1) == known).sum() for each in answers
+            ]  # ties go to the lowest label
         return kept
 
     def figures(self, alone: float) -> dict[str, float]:
@@ -97,7 +99,9 @@ class Ensemble:
     def _mean(self, outputs: Floats) -> Floats | None:
         """The mean over all honest peers of (a, n, classes), flat, on rank 0; None elsewhere."""
         rows = outputs.reshape(len(outputs), int(np.prod(outputs.shape[1:])))
-        everyone = self.world.columns(rows, columns(rows.shape[1], self.world.size), self.honest.counts)
+        everyone = self.world.columns(
+            rows, columns(rows.shape[1], self.world.size), self.honest.counts
+        )
         mean = np.zeros(everyone.shape[1])
         for block in blocks(len(mean)):
             mean[block] = np.add.reduce(everyone[:, block], axis=0) / len(everyone)

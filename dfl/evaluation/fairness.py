@@ -80,7 +80,9 @@ def equalised_odds_gap(decisions: Bits, truth: Bits, group: Bits) -> float:
     return float(np.max(gaps))  # NaN if one is
 
 
-def probe_auc(train_h: NDArray[Any], train_z: Bits, test_h: NDArray[Any], test_z: Bits, seed: int) -> Floats:
+def probe_auc(
+    train_h: NDArray[Any], train_z: Bits, test_h: NDArray[Any], test_z: Bits, seed: int
+) -> Floats:
     """How well protected attributes can be read from frozen representations: the AUC of a probe fitted afterwards.
 
     An adversary that fails may only be poorly trained; a probe is trained to its end. Two are fitted for every
@@ -107,7 +109,9 @@ def probe_auc(train_h: NDArray[Any], train_z: Bits, test_h: NDArray[Any], test_z
     """
     mean, deviation = train_h.mean(0, dtype=np.float64), train_h.std(0, dtype=np.float64)
     scaled, seen = ((h - mean) / np.where(deviation > 0, deviation, 1) for h in (train_h, test_h))
-    return np.array([_probe_auc((scaled, z), (seen, test_z[:, k]), seed, k) for k, z in enumerate(train_z.T)])
+    return np.array(
+        [_probe_auc((scaled, z), (seen, test_z[:, k]), seed, k) for k, z in enumerate(train_z.T)]
+    )
 
 
 def _rate(decisions: Bits, rows: NDArray[np.bool_]) -> float:
@@ -128,11 +132,15 @@ def _scores(h: Floats, z: Bits, seen: Floats, state: int) -> Floats:
     from sklearn.model_selection import train_test_split
     from sklearn.neural_network import MLPClassifier
 
-    x, held, y, truth = train_test_split(h, z.astype(np.int64), test_size=HELD, stratify=z, random_state=state)
+    x, held, y, truth = train_test_split(
+        h, z.astype(np.int64), test_size=HELD, stratify=z, random_state=state
+    )
     line = LogisticRegression(max_iter=1000).fit(x, y)
     best = auc(line.decision_function(held), truth)
     scores: Floats = line.decision_function(seen)
-    net = MLPClassifier((64, 64), batch_size=min(500, len(x)), learning_rate_init=0.005, random_state=state)
+    net = MLPClassifier(
+        (64, 64), batch_size=min(500, len(x)), learning_rate_init=0.005, random_state=state
+    )
     reached, waited = 0.0, 0
     for _ in range(EPOCHS):
         net.partial_fit(x, y, classes=(0, 1))

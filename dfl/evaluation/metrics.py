@@ -83,7 +83,9 @@ def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
         yield torch.stack([said[i] for i in range(first, min(first + LANES, len(x)))])
 
 
-def on_own(x: Tensor, task: Task, examples: Examples, longest: int, shared: bool = False) -> tuple[Floats, Floats]:
+def on_own(
+    x: Tensor, task: Task, examples: Examples, longest: int, shared: bool = False
+) -> tuple[Floats, Floats]:
     """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
 
     Accuracy is NaN where the loss is.
@@ -110,10 +112,16 @@ def on_own(x: Tensor, task: Task, examples: Examples, longest: int, shared: bool
             index = starts[lanes, None] + (first + np.arange(chunk)) * real
             inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
             seen = task.inputs(inputs)
-            out = task.output(row, seen[0])[None] if shared else task.outputs(task.spec.take(x, lanes), seen)
+            out = (
+                task.output(row, seen[0])[None]
+                if shared
+                else task.outputs(task.spec.take(x, lanes), seen)
+            )
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
-            right[lanes] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if task.classes else np.nan
+            right[lanes] += (
+                ((out.argmax(2) == labels).cpu().numpy() & real).sum(1) if task.classes else np.nan
+            )
     right[np.isnan(loss)] = np.nan
     with np.errstate(invalid="ignore"):
         return loss / examples.sizes, right / examples.sizes
@@ -134,7 +142,9 @@ def broken(x: Tensor) -> NDArray[np.int64]:
     """The rows of x (p, d) that hold a number that is not finite."""
     if not x.numel():
         return np.zeros(0, np.int64)
-    ends = torch.stack([x.amin(1), x.amax(1)])  # NaN where there is one; reads x twice and writes nothing
+    ends = torch.stack(
+        [x.amin(1), x.amax(1)]
+    )  # NaN where there is one; reads x twice and writes nothing
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
@@ -151,7 +161,11 @@ def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
 
 def of_mean(mean: Tensor, setting: Setting) -> float:
     """Accuracy of a mean model (d,) on the common test set; NaN where peers have models of several kinds."""
-    return np.nan if setting.task.kinds else float(on_common(mean[None], setting.task, setting.exam)[0])
+    return (
+        np.nan
+        if setting.task.kinds
+        else float(on_common(mean[None], setting.task, setting.exam)[0])
+    )
 
 
 def consensus(
@@ -163,7 +177,9 @@ def consensus(
     peer order and in fixed blocks.
     """
     cut = columns(x.shape[1], world.size)
-    everyone = world.columns(x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)])
+    everyone = world.columns(
+        x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)]
+    )
     everyone = np.delete(everyone, liars, axis=0) if len(liars) else everyone
     peers, mean, squares = len(everyone), np.zeros(everyone.shape[1]), []
     for block in blocks(everyone.shape[1]):
@@ -175,10 +191,14 @@ def consensus(
     squared = world.gather(np.array(squares).reshape(-1, peers))
     if means is None or squared is None:
         return 0.0, None
-    return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(x.device, x.dtype)
+    return float(np.sqrt(squared.sum(0).sum() / peers)), torch.from_numpy(means).to(
+        x.device, x.dtype
+    )
 
 
-def measure(state: State, setting: Setting, together: Ensemble | None = None) -> dict[str, Floats] | None:
+def measure(
+    state: State, setting: Setting, together: Ensemble | None = None
+) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere. What is said to all may be heard."""
     task, exam, x, network = setting.task, setting.exam, state.x, setting.network
     shared = state.one
@@ -189,9 +209,17 @@ def measure(state: State, setting: Setting, together: Ensemble | None = None) ->
         _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.longest, shared)
     if exam.triggered:
         inputs, labels = exam.triggered
-        own["backdoor_success"] = _on_common(x, replace(exam, inputs=inputs, labels=labels), setting, shared)
-    own |= {name: value.double().cpu().numpy() for name, value in setting.algorithm.observe(state).items()}
-    own |= {"payload_bytes": network.payload.astype(np.float64), "told_bytes": network.told.astype(np.float64)}
+        own["backdoor_success"] = _on_common(
+            x, replace(exam, inputs=inputs, labels=labels), setting, shared
+        )
+    own |= {
+        name: value.double().cpu().numpy()
+        for name, value in setting.algorithm.observe(state).items()
+    }
+    own |= {
+        "payload_bytes": network.payload.astype(np.float64),
+        "told_bytes": network.told.astype(np.float64),
+    }
     own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
@@ -268,11 +296,15 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
     return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))
 
 
-def _on_common(x: Tensor, exam: Exam, setting: Setting, shared: bool, together: Ensemble | None = None) -> Floats:
+def _on_common(
+    x: Tensor, exam: Exam, setting: Setting, shared: bool, together: Ensemble | None = None
+) -> Floats:
     """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
     if not shared:
         return on_common(x, setting.task, exam, together)
-    said = setting.world.from_root(lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes())
+    said = setting.world.from_root(
+        lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes()
+    )
     return np.repeat(np.frombuffer(said), len(setting.task.peers))
 
 

@@ -85,7 +85,10 @@ class Split(nn.Module):
 
 
 def split(
-    module: nn.Module, behind: int, sizes: Mapping[str, tuple[int, ...]], about: tuple[tuple[int, ...], str]
+    module: nn.Module,
+    behind: int,
+    sizes: Mapping[str, tuple[int, ...]],
+    about: tuple[tuple[int, ...], str],
 ) -> tuple[Split, nn.ModuleDict]:
     """Take a model apart and put nets to it.
 
@@ -103,7 +106,9 @@ def split(
     """
     shape, flag = about
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    alone = len(names) == len(list(module.parameters())) and not any(getattr(module, hooks) for hooks in HOOKS)
+    alone = len(names) == len(list(module.parameters())) and not any(
+        getattr(module, hooks) for hooks in HOOKS
+    )
     if type(module) is not nn.Sequential or not alone or set(sizes) & set(module._modules):
         raise InputError(
             f"{flag} takes apart a plain nn.Sequential whose layers share nothing, not this {type(module).__name__}"
@@ -117,7 +122,9 @@ def split(
         )
     cut = places[-behind]
     if not any(value.requires_grad for value in nn.Sequential(*list(module)[:cut]).parameters()):
-        raise InputError(f"{flag}: behind={behind} leaves only frozen parameters before the representation")
+        raise InputError(
+            f"{flag}: behind={behind} leaves only frozen parameters before the representation"
+        )
     with torch.device("meta"):
         width = _width(nn.Sequential(*list(module)[:cut]), shape, next(module.parameters()).dtype)
         nets = nn.ModuleDict({name: _stack(width, each) for name, each in sizes.items()})

@@ -37,21 +37,31 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     Raises:
         InputError: a pattern that no name matches, or a number of layers that the model does not have.
     """
-    layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names if name.partition(".")[0] not in nets))
+    layers = tuple(
+        dict.fromkeys(
+            name.rpartition(".")[0] for name in names if name.partition(".")[0] not in nets
+        )
+    )
     if share in ("all", "nothing"):
         return tuple(names) if share == "all" else ()
     end, colon, number = share.partition(":")
     if colon and end in _ENDS:
         if not number.isdecimal() or not 1 <= int(number) <= len(layers):
-            raise InputError(f"--share {share}: the model has 1 to {len(layers)} layers to share, not {number!r}")
+            raise InputError(
+                f"--share {share}: the model has 1 to {len(layers)} layers to share, not {number!r}"
+            )
         chosen = _ENDS[end](layers, int(number))
         return tuple(name for name in names if name.rpartition(".")[0] in chosen)
     patterns = share.split("+")
     for pattern in patterns:
         if not any(_matches(name, pattern, nets) for name in names):
             choices = ["all", "nothing", "head:1", *layers, *names]
-            raise InputError(f"--share: no layer or parameter is called {shown(pattern)}{nearest(pattern, choices)}")
-    return tuple(name for name in names if any(_matches(name, pattern, nets) for pattern in patterns))
+            raise InputError(
+                f"--share: no layer or parameter is called {shown(pattern)}{nearest(pattern, choices)}"
+            )
+    return tuple(
+        name for name in names if any(_matches(name, pattern, nets) for pattern in patterns)
+    )
 
 
 def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:

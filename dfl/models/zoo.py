@@ -55,13 +55,17 @@ def softmax(shape: Shape, classes: int) -> Module:
 
 
 @model("mlp")
-def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,), dropout: float = 0.0) -> Module:
+def mlp(
+    shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,), dropout: float = 0.0
+) -> Module:
     """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units.
 
     Behind every ReLU `dropout` of the units are left out in training.
     """
     if not all(1 <= width <= WIDEST for width in hidden):
-        raise InputError(f"--model mlp: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}")
+        raise InputError(
+            f"--model mlp: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}"
+        )
     if not 0 <= dropout < 1:
         raise InputError(f"--model mlp: dropout must be at least 0 and below 1, not {dropout}")
     nn = torch.nn
@@ -153,7 +157,11 @@ class Spec:
             why = f": all {frozen} of them are frozen (requires_grad=False)" if frozen else ""
             raise InputError(f"the model {type(module).__name__} has no parameters to train{why}")
         first = {id(value): name for name, value in named.items()}
-        every = {n: first[id(v)] for n, v in module.named_parameters(remove_duplicate=False) if id(v) in first}
+        every = {
+            n: first[id(v)]
+            for n, v in module.named_parameters(remove_duplicate=False)
+            if id(v) in first
+        }
         chosen = {every[name] for name in shared_names(share, list(every), nets)}
         common = [name for name in named if name in chosen]
         names = (*common, *(name for name in named if name not in chosen))
@@ -169,7 +177,11 @@ class Spec:
     @property
     def common(self) -> tuple[str, ...]:
         """The names of the parameters that are shared."""
-        return tuple(name for name, start in zip(self.names, self.offsets, strict=True) if start < self.shared)
+        return tuple(
+            name
+            for name, start in zip(self.names, self.offsets, strict=True)
+            if start < self.shared
+        )
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
@@ -183,7 +195,10 @@ class Spec:
     def take(self, rows: Tensor, which: NDArray[np.int64]) -> dict[str, Tensor]:
         """Copies (a, *shape) of the parameters of some rows, each contiguous by itself."""
         chosen = rows[_span(which)]
-        return {name: view.clone(memory_format=torch.contiguous_format) for name, view in self.views(chosen).items()}
+        return {
+            name: view.clone(memory_format=torch.contiguous_format)
+            for name, view in self.views(chosen).items()
+        }
 
     def put(self, values: dict[str, Tensor], rows: Tensor, which: NDArray[np.int64]) -> None:
         """Write parameters (a, *shape) into some rows; the inverse of `take`."""
@@ -238,13 +253,17 @@ def fill(module: Module, values: Mapping[str, Tensor]) -> None:
 
 def frozen(module: Module) -> dict[str, Tensor]:
     """The parameters of a module that are not trained, by name."""
-    return {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    return {
+        name: value.detach() for name, value in module.named_parameters() if not value.requires_grad
+    }
 
 
 def _draws(layer: Module) -> bool:
     """Whether a layer draws from torch's own generator when it trains."""
     shares = (getattr(layer, name, 0) for name in ("p", "dropout"))
-    return isinstance(layer, torch.nn.RReLU) or any(isinstance(each, int | float) and each > 0 for each in shares)
+    return isinstance(layer, torch.nn.RReLU) or any(
+        isinstance(each, int | float) and each > 0 for each in shares
+    )
 
 
 def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:
@@ -271,12 +290,20 @@ def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
     nn = torch.nn
     layers: list[Dense] = []
     flat = len(shape) == 1
-    for name, layer in module._modules.items() if type(module) is nn.Sequential else ():  # one used twice comes twice
+    for name, layer in (
+        module._modules.items() if type(module) is nn.Sequential else ()
+    ):  # one used twice comes twice
         if type(layer) is nn.Linear:
-            layers.append(Dense(f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, relu=False))
+            layers.append(
+                Dense(
+                    f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, relu=False
+                )
+            )
         elif type(layer) is nn.ReLU and layers:
             layers[-1] = replace(layers[-1], relu=True)
-        elif type(layer) is nn.Flatten and not layers and (layer.start_dim, layer.end_dim) == (1, -1):
+        elif (
+            type(layer) is nn.Flatten and not layers and (layer.start_dim, layer.end_dim) == (1, -1)
+        ):
             flat = True
         else:
             return ()
@@ -308,7 +335,9 @@ def draw(module: Module, spec: Spec, seed: int, peers: Sequence[int]) -> Tensor:
     return torch.cat([columns[name] for name in spec.names], dim=1)
 
 
-def _draw_one(layer: Module, name: str, value: Tensor, address: tuple[int, Sequence[int]]) -> Tensor:
+def _draw_one(
+    layer: Module, name: str, value: Tensor, address: tuple[int, Sequence[int]]
+) -> Tensor:
     nn = torch.nn
     seed, peers = address
     n = value.numel()
@@ -332,6 +361,8 @@ def _dropout(rate: float, units: int) -> list[Module]:
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < smallest:
         size = "x".join(map(str, shape))
-        raise InputError(f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of {size}")
+        raise InputError(
+            f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of {size}"
+        )
     channels, height, width = shape
     return channels, height, width

@@ -18,10 +18,19 @@ from dfl.reporting.plots import GREY
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers can tell apart; more values than these are shades of viridis."""
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 1, 1, 1, 1, 2)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (8, 2, 1, 1, 1, 1, 1, 2)),
+)
 MARKS = ("", "o", "s", "^", "D", "v")
 """Behind the last dash, dashes begin again with another mark."""
-Y_LABELS = {"accuracy_mean": "accuracy on the test set\n(mean over the peers)", "train_loss": "training loss (mean)"}
+Y_LABELS = {
+    "accuracy_mean": "accuracy on the test set\n(mean over the peers)",
+    "train_loss": "training loss (mean)",
+}
 """What to write beside what is measured."""
 
 
@@ -34,7 +43,9 @@ def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...],
     """The rows by what they have of some columns, in the order in which they come."""
     if not by:
         return [((), rows)]
-    return [(tuple(map(str, values)), group) for values, group in rows.groupby(list(by), sort=False)]
+    return [
+        (tuple(map(str, values)), group) for values, group in rows.groupby(list(by), sort=False)
+    ]
 
 
 def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -49,7 +60,10 @@ def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
     """
     each = group.groupby("round", as_index=False)
     mean = each.agg(
-        payload_bytes=("payload_bytes", "mean"), mean=(measure, "mean"), deviation=(measure, "std"), n=(measure, "size")
+        payload_bytes=("payload_bytes", "mean"),
+        mean=(measure, "mean"),
+        deviation=(measure, "std"),
+        n=(measure, "size"),
     )
     low, high = mean["mean"] - mean["deviation"], mean["mean"] + mean["deviation"]
     if measure.startswith("accuracy"):
@@ -68,9 +82,15 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:
     """
     rows = rows[rows[x] > 0] if x == "payload_bytes" else rows
     dots = {} if len(rows) > 1 else {"marker": "o"}
-    axes.plot(rows[x], rows["mean"], **({"linewidth": 1.6, "markersize": 4, "markevery": 0.15} | style | dots))
+    axes.plot(
+        rows[x],
+        rows["mean"],
+        **({"linewidth": 1.6, "markersize": 4, "markevery": 0.15} | style | dots),
+    )
     if "low" in rows and rows["low"].notna().any():
-        axes.fill_between(rows[x], rows["low"], rows["high"], color=style["color"], alpha=0.12, lw=0)
+        axes.fill_between(
+            rows[x], rows["low"], rows["high"], color=style["color"], alpha=0.12, lw=0
+        )
 
 
 def label_x(axes: Axes, x: str) -> None:
@@ -90,7 +110,9 @@ def label_x(axes: Axes, x: str) -> None:
 def title(axes: Axes, text: str, below: str) -> None:
     """Head a figure as `dfl.reporting.plots` does."""
     axes.set_title(text, loc="left", fontsize=12, fontweight="bold", pad=20)
-    axes.annotate(below, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555")
+    axes.annotate(
+        below, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555"
+    )
 
 
 def shades(count: int) -> list[Any]:
@@ -118,7 +140,9 @@ class Styles:
     def of(cls, rows: pd.DataFrame, by: Sequence[str]) -> Styles:
         """Styles for all values that there are."""
         found = [values for values, _ in groups(rows, by)]
-        firsts, rests = (dict.fromkeys(each) for each in ([v[:1] for v in found], [v[1:] for v in found]))
+        firsts, rests = (
+            dict.fromkeys(each) for each in ([v[:1] for v in found], [v[1:] for v in found])
+        )
         return cls(tuple(by), tuple(v[0] for v in firsts if v), tuple(rests))
 
     def style(self, values: tuple[str, ...]) -> dict[str, Any]:
@@ -139,13 +163,18 @@ class Styles:
         if not self.by:
             return
         head, *others = self.by
-        colours = [Line2D([], [], color=self._colour(value), label=plain(value)) for value in self.first]
+        colours = [
+            Line2D([], [], color=self._colour(value), label=plain(value)) for value in self.first
+        ]
         dashes = [
-            Line2D([], [], color=GREY, **self._dash(values), label=plain(", ".join(values))) for values in self.rest
+            Line2D([], [], color=GREY, **self._dash(values), label=plain(", ".join(values)))
+            for values in self.rest
         ]
         heads = [Line2D([], [], linestyle="none", label=text) for text in (head, ", ".join(others))]
         lines = [heads[0], *colours, *([heads[1], *dashes] if len(dashes) > 1 else [])]
-        legend = figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2)
+        legend = figure.legend(
+            handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2
+        )
         for line, text in zip(lines, legend.get_texts(), strict=True):
             text.set_fontweight("bold" if line in heads else "normal")
 

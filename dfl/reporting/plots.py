@@ -57,8 +57,15 @@ def figures(
     value, name = peers["train_loss"], "training loss"
     if not np.isnan(peers["accuracy"]).all():
         value, name = peers["accuracy"], "accuracy on the common test set"
-        drawn |= {"accuracy_by_round": accuracy_by_round(rows, run), "accuracy_by_bytes": accuracy_by_bytes(rows, run)}
-        drawn |= {"accuracy_by_sim_seconds": accuracy_by_sim_seconds(rows, run)} if "sim_seconds" in rows else {}
+        drawn |= {
+            "accuracy_by_round": accuracy_by_round(rows, run),
+            "accuracy_by_bytes": accuracy_by_bytes(rows, run),
+        }
+        drawn |= (
+            {"accuracy_by_sim_seconds": accuracy_by_sim_seconds(rows, run)}
+            if "sim_seconds" in rows
+            else {}
+        )
     if weights:
         drawn["graph"] = graph(weights, value, name, run)
     if label_counts.size:
@@ -87,12 +94,16 @@ def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
         rows: metrics.csv.
         run: what ran, for the title.
     """
-    return _accuracy_by(rows, run, ("bytes said", "payload_bytes", "payload of all together (bytes)", "B"))
+    return _accuracy_by(
+        rows, run, ("bytes said", "payload_bytes", "payload of all together (bytes)", "B")
+    )
 
 
 def accuracy_by_sim_seconds(rows: pd.DataFrame, run: str = "") -> Figure:
     """The same curves by the time that it would have taken on the simulated network; arguments as above."""
-    return _accuracy_by(rows, run, ("simulated time", "sim_seconds", "time of the slowest peer (seconds)", "s"))
+    return _accuracy_by(
+        rows, run, ("simulated time", "sim_seconds", "time of the slowest peer (seconds)", "s")
+    )
 
 
 def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
@@ -108,10 +119,14 @@ def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
         apart = np.where(apart > 0, apart, np.nan)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}" if np.nanmax(apart) < 10 * np.nanmin(apart) else NullFormatter())
+        axes.yaxis.set_minor_formatter(
+            "{x:g}" if np.nanmax(apart) < 10 * np.nanmin(apart) else NullFormatter()
+        )
     axes.plot(rows["round"], apart, color=BLUE, marker=_marker(rows), clip_on=False)
     axes.set_xlabel("round")
-    axes.set_ylabel("distance of the peers from their mean\n(root mean square, in units of parameters)")
+    axes.set_ylabel(
+        "distance of the peers from their mean\n(root mean square, in units of parameters)"
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
 
@@ -139,7 +154,15 @@ def graph(weights: Sequence[csr_array], values: Floats, name: str, run: str = ""
     rim = min(1.0, side / 40)
     shades = colormaps["viridis"].with_extremes(bad=GREY)
     dots = axes.scatter(
-        x, y, side, values, cmap=shades, edgecolors="white", linewidths=rim, zorder=2, plotnonfinite=True
+        x,
+        y,
+        side,
+        values,
+        cmap=shades,
+        edgecolors="white",
+        linewidths=rim,
+        zorder=2,
+        plotnonfinite=True,
     )
     figure.colorbar(dots, ax=axes, label=name, shrink=0.8)
     bright = np.asarray(dots.norm(values)) > 0.6
@@ -167,7 +190,12 @@ def label_distribution(label_counts: NDArray[np.int64], run: str = "") -> Figure
     named = peers <= NAMED
     order = np.arange(peers) if named else np.lexsort((label_counts.max(1), label_counts.argmax(1)))
     image = axes.imshow(
-        label_counts[order].T, aspect="auto", cmap="Blues", vmin=0, origin="lower", interpolation="nearest"
+        label_counts[order].T,
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        origin="lower",
+        interpolation="nearest",
     )
     figure.colorbar(image, ax=axes, label="training examples")
     axes.set_xlabel("peer" if named else "peers, ordered by their most frequent label")
@@ -197,7 +225,9 @@ def layout(hears: csr_array) -> Floats:
     else:
         placed = dict(enumerate(_pivots(both)))
         if steps := min(50, 10**7 // peers**2):
-            placed = nx.spring_layout(network, pos=placed, iterations=steps, method="force", weight=None, seed=0)
+            placed = nx.spring_layout(
+                network, pos=placed, iterations=steps, method="force", weight=None, seed=0
+            )
     places = np.array([placed[i] for i in range(peers)])
     places -= (places.min(0) + places.max(0)) / 2
     return np.asarray(places / np.abs(places).max())
@@ -229,15 +259,34 @@ def _edges(axes: Axes, hears: csr_array, places: Floats, side: float) -> None:
     entries = hears.tocoo()
     listeners, speakers = entries.row.astype(np.int64), entries.col.astype(np.int64)
     mutual = np.isin(speakers * len(places) + listeners, listeners * len(places) + speakers)
-    pale: dict[str, Any] = {"alpha": float(np.clip(1500 / max(1, hears.nnz), 0.12, 0.7)), "color": GREY, "zorder": 1}
+    pale: dict[str, Any] = {
+        "alpha": float(np.clip(1500 / max(1, hears.nnz), 0.12, 0.7)),
+        "color": GREY,
+        "zorder": 1,
+    }
     pairs = mutual & (listeners < speakers)
-    axes.add_collection(LineCollection(list(places[np.stack([listeners, speakers], 1)[pairs]]), linewidths=0.8, **pale))
+    axes.add_collection(
+        LineCollection(
+            list(places[np.stack([listeners, speakers], 1)[pairs]]), linewidths=0.8, **pale
+        )
+    )
     start, end = places[speakers[~mutual]], places[listeners[~mutual]]
     if not len(start):
         return
     length = np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
-    reach = (end - start) * np.maximum(0.0, 1 - 0.004 * np.sqrt(side) / length)  # arrows end at the rim of a dot
-    axes.quiver(*start.T, *reach.T, angles="xy", scale_units="xy", scale=1, width=0.0025, headwidth=5, **pale)
+    reach = (end - start) * np.maximum(
+        0.0, 1 - 0.004 * np.sqrt(side) / length
+    )  # arrows end at the rim of a dot
+    axes.quiver(
+        *start.T,
+        *reach.T,
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=0.0025,
+        headwidth=5,
+        **pale,
+    )
 
 
 def _accuracy_by(rows: pd.DataFrame, run: str, by: tuple[str, str, str, str]) -> Figure:
@@ -261,7 +310,11 @@ def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
     if not served:
         _spread(axes, x, [column(f"accuracy_{name}") for name in ("min", "max", "mean", "std")])
     axes.plot(
-        x, column("accuracy_mean"), color=BLUE, label="the server's model" if served else "mean of the peers", **dots
+        x,
+        column("accuracy_mean"),
+        color=BLUE,
+        label="the server's model" if served else "mean of the peers",
+        **dots,
     )
     for name, colour, dash, label in (
         ("accuracy_mean_model", ORANGE, "--", "the mean model"),
@@ -292,6 +345,8 @@ def _figure(title: str, run: str, size: tuple[float, float] = (6.4, 4.2)) -> tup
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=20)
-    axes.annotate(run, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555")
+    axes.annotate(
+        run, (0, 1), (0, 7), "axes fraction", "offset points", fontsize=8, color="#555555"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -220,7 +220,11 @@ class Folder:
     def close(self, error: BaseException | None) -> None:
         """Add to run.json how long it took and how it ended."""
         code, how = ending(error)
-        self.record |= {"seconds": self.earlier + time.perf_counter() - self.begun, "exit": code, "ending": how}
+        self.record |= {
+            "seconds": self.earlier + time.perf_counter() - self.begun,
+            "exit": code,
+            "ending": how,
+        }
         try:
             final = self.files or (["metrics.csv"] if self._whole() else [])
             manifest.write(self.path, self.record, final)
@@ -247,7 +251,9 @@ class Folder:
         return True
 
     def _changed(self) -> InputError:
-        return InputError(f"{self.metrics} was removed or changed by another program during the run")
+        return InputError(
+            f"{self.metrics} was removed or changed by another program during the run"
+        )
 
     def _go_on(self) -> None:
         """Have metrics.csv as it was at the checkpoint at which the run goes on."""
@@ -314,14 +320,18 @@ def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
     `kind/name`, with a row for each peer of the kind.
     """
     if not task.kinds:
-        return task.spec.views(models) | {n: value[None].cpu() for n, value in frozen(task.module).items()}
+        return task.spec.views(models) | {
+            n: value[None].cpu() for n, value in frozen(task.module).items()
+        }
     shared = task.spec.common
     named: dict[str, Tensor] = {}
     for k, (module, spec) in enumerate(task.kinds):
         own = spec.views(models[k :: len(task.kinds)])
         own |= {name: value[None].cpu() for name, value in frozen(module).items()}
         named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
-    return {name: value for name, value in task.spec.views(models).items() if name in shared} | named
+    return {
+        name: value for name, value in task.spec.views(models).items() if name in shared
+    } | named
 
 
 def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
@@ -329,8 +339,18 @@ def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
     facts, said = setting.facts, peers["payload_bytes"].astype(np.int64)
     assert facts is not None
     everyone = range(setting.layout.peers)
-    measured = ("accuracy", "local_accuracy", "validation_accuracy", "train_loss", "backdoor_success", "trust")
-    labels = [" ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row)) for row in facts.label_counts]
+    measured = (
+        "accuracy",
+        "local_accuracy",
+        "validation_accuracy",
+        "train_loss",
+        "backdoor_success",
+        "trust",
+    )
+    labels = [
+        " ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row))
+        for row in facts.label_counts
+    ]
     return {
         "peer": list(everyone),
         "rank": [setting.layout.rank_of(i) for i in everyone],
@@ -340,5 +360,9 @@ def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
         **{name: peers[name].tolist() for name in measured if name in peers},
         **({"liar": peers["liar"].astype(int).tolist()} if peers["liar"].any() else {}),
         "payload_bytes_sent": said.tolist(),
-        **({"payload_bytes_received": peers["told_bytes"].astype(int).tolist()} if setting.algorithm.serves else {}),
+        **(
+            {"payload_bytes_received": peers["told_bytes"].astype(int).tolist()}
+            if setting.algorithm.serves
+            else {}
+        ),
     }

@@ -20,7 +20,13 @@ BARS = 8
 def shares(facts: Facts) -> list[str]:
     """Who has how much of what: a matrix where it fits, else the spread over the peers and a histogram."""
     counts, train = facts.label_counts, facts.sizes[:, 0]
-    columns = dict(zip(("training examples", "validation examples", "own test examples"), facts.sizes.T, strict=True))
+    columns = dict(
+        zip(
+            ("training examples", "validation examples", "own test examples"),
+            facts.sizes.T,
+            strict=True,
+        )
+    )
     if counts.size:
         columns["different labels"] = (counts > 0).sum(1)
     spread = [f"{name:<20} {_spread(column)}" for name, column in columns.items() if column.any()]
@@ -43,7 +49,10 @@ def _matrix(counts: NDArray[np.int64]) -> list[str]:
     """Peers by labels; nothing where a peer has none."""
     wide = max(len(str(counts.max())), len(str(counts.shape[1]))) + 1
     head = "peer / label" + "".join(f"{label:>{wide}}" for label in range(counts.shape[1]))
-    body = (f"{i:>12}" + "".join(f"{n or '.':>{wide}}" for n in row) for i, row in enumerate(counts.tolist()))
+    body = (
+        f"{i:>12}" + "".join(f"{n or '.':>{wide}}" for n in row)
+        for i, row in enumerate(counts.tolist())
+    )
     return ["training examples", head, *body]
 
 
@@ -54,7 +63,10 @@ def _histogram(values: NDArray[np.int64]) -> list[str]:
     peers, _ = np.histogram(values, edges)
     longest = int(peers.max())
     spans = (ends(a, b - 1) for a, b in pairwise(edges.tolist()))
-    bars = (f"{span:>20}: {n:>7,} {'#' * -(-40 * n // longest)}" for span, n in zip(spans, peers.tolist(), strict=True))
+    bars = (
+        f"{span:>20}: {n:>7,} {'#' * -(-40 * n // longest)}"
+        for span, n in zip(spans, peers.tolist(), strict=True)
+    )
     return ["training examples: peers", *bars]
 
 

@@ -28,7 +28,9 @@ def check(run: Run) -> None:
         InputError: it is not installed.
     """
     if run.tensorboard and find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'")
+        raise InputError(
+            "--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'"
+        )
 
 
 class Events:
@@ -61,7 +63,9 @@ class Events:
                 self.writer.add_scalar(name, row[name], t)
             self.writer.flush()
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be written to: {error.strerror or error}") from None
+            raise InputError(
+                f"{self.folder} cannot be written to: {error.strerror or error}"
+            ) from None
 
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
         """All figures have been written."""

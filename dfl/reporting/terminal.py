@@ -58,7 +58,13 @@ class Terminal:
         self._warn(_facts(setting).notes)
         if self.console.is_terminal:
             figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None), figures, left)
+            columns = (
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                figures,
+                left,
+            )
             self.bar = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
             self.bar.add_task("", total=self.rounds)
             self.bar.start()
@@ -81,14 +87,21 @@ class Terminal:
             return
         left = row["seconds"] / t * (self.rounds - t) if t else 0.0
         ahead = [f"{_clock(left)} left"] if left else []
-        self.console.print(", ".join([f"round {t}/{self.rounds}", *figures, *ahead]), soft_wrap=True, markup=False)
+        self.console.print(
+            ", ".join([f"round {t}/{self.rounds}", *figures, *ahead]), soft_wrap=True, markup=False
+        )
 
     def finish(self, peers: Peers, models: NDArray[Any]) -> None:
         """Print how the peers did, what it cost, and where the files are."""
         self._stop()
         run = self.setting.run
         goal = (
-            [("until", f"{run.until} {'reached' if reached(self.last, run.goal) else 'not reached'}")]
+            [
+                (
+                    "until",
+                    f"{run.until} {'reached' if reached(self.last, run.goal) else 'not reached'}",
+                )
+            ]
             if run.until
             else []
         )
@@ -168,7 +181,9 @@ def _evaluated(setting: Setting) -> list[Line]:
 def _messages(setting: Setting) -> str:
     """Bytes of a round, and of all rounds where it is known how long everything is shared."""
     run, once = setting.run, setting.payload_per_round
-    whole = payload_per_round(setting.algorithm, setting.network, setting.task.spec.d, setting.task.scale.dtype)
+    whole = payload_per_round(
+        setting.algorithm, setting.network, setting.task.spec.d, setting.task.scale.dtype
+    )
     if not isinstance(run.opening, int):
         return f"{size(whole)} per round until {run.pretrain}, {size(once)} from then on"
     first = min(run.opening, run.rounds)
@@ -186,7 +201,10 @@ def _company(setting: Setting) -> list[Line]:
     spectrum, kind = facts.spectrum, "directed edges" if facts.graph.directed else "edges"
     pace = _pace(spectrum.half_rounds, len(setting.network.weights))
     return [
-        ("graph", f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {span(facts.graph.degrees)}"),
+        (
+            "graph",
+            f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {span(facts.graph.degrees)}",
+        ),
         ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
         *rule,
     ]
@@ -203,16 +221,32 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     if not np.isnan(peers["accuracy"]).all():
         lines += _quality(peers, row)
     if "backdoor_success_mean" in row:
-        lines += [("backdoor", f"{row['backdoor_success_mean']:.4f} of the examples with a trigger go where it says")]
+        lines += [
+            (
+                "backdoor",
+                f"{row['backdoor_success_mean']:.4f} of the examples with a trigger go where it says",
+            )
+        ]
     if "trust" in peers:
-        of = {whom: peers["trust"][peers["liar"] == lies] for lies, whom in enumerate(("the honest", "liars"))}
-        said = [f"{np.nanmean(trust):.3f} in {whom}" for whom, trust in of.items() if not np.isnan(trust).all()]
+        of = {
+            whom: peers["trust"][peers["liar"] == lies]
+            for lies, whom in enumerate(("the honest", "liars"))
+        }
+        said = [
+            f"{np.nanmean(trust):.3f} in {whom}"
+            for whom, trust in of.items()
+            if not np.isnan(trust).all()
+        ]
         lines += [("trust", ", ".join(said))] if said else []
     payload = f"{size(row['payload_bytes'])} said by the peers"
     if "upload_bytes" in row:
-        payload = f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"
+        payload = (
+            f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"
+        )
     if not _one(row):
-        lines += [("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean")]
+        lines += [
+            ("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean")
+        ]
     return [
         *lines,
         ("payload", payload),
@@ -224,7 +258,12 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     """Accuracies over the honest: of one model for all, or their spread."""
     accuracy = np.where(peers["liar"] == 0, peers["accuracy"], np.nan)
-    local = [("  local", f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set")]
+    local = [
+        (
+            "  local",
+            f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set",
+        )
+    ]
     if "accuracy_ensemble" in row:
         said = f"{row['accuracy_ensemble']:.4f} the mean output of all models, {row['accuracy_vote']:.4f} their vote"
         local = [("  together", said), *local]
@@ -232,7 +271,10 @@ def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
         return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), *local]
     best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
     return [
-        ("accuracy", f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers"),
+        (
+            "accuracy",
+            f"{row['accuracy_mean']:.4f} mean, {row['accuracy_std']:.4f} std over the peers",
+        ),
         ("  best", f"{accuracy[best]:.4f} peer {best}"),
         ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
         ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
@@ -244,7 +286,9 @@ def memory(setting: Setting) -> list[Line]:
     """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
     task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
-    state = memory_of_state(setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype)
+    state = memory_of_state(
+        setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype
+    )
     work = WORK_ROWS * hosted * task.spec.d * task.scale.element_size()
     models = (state + work) / hosted * widest
     ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])
@@ -252,7 +296,12 @@ def memory(setting: Setting) -> list[Line]:
     example = inputs.element_size() * int(np.prod(facts.shape)) + setting.exam.labels.element_size()
     data, test = int(np.diff(ends[starts]).max()) * example, facts.n_test * example
     parts = f"{size(models)} models and work, {size(data)} examples, {size(test)} test set"
-    return [("memory", f"about {size(models + data + test)} on the fullest rank, besides the programs: {parts}")]
+    return [
+        (
+            "memory",
+            f"about {size(models + data + test)} on the fullest rank, besides the programs: {parts}",
+        )
+    ]
 
 
 def local_steps(setting: Setting) -> NDArray[np.int64]:
@@ -272,13 +321,19 @@ def _facts(setting: Setting) -> Facts:
 
 def _one(row: Mapping[str, float]) -> bool:
     """Whether all peers have the server's model."""
-    return "upload_bytes" in row and row["consensus_distance"] == 0 and not row["accuracy_std"] > 1e-9
+    return (
+        "upload_bytes" in row and row["consensus_distance"] == 0 and not row["accuracy_std"] > 1e-9
+    )
 
 
 def _figures(row: Mapping[str, float]) -> list[str]:
     accuracy, least = row["accuracy_mean"], row["accuracy_min"]
     spread = "" if _one(row) else f" (min {least:.3f})"
-    how_well = f"loss {row['train_loss']:.4g}" if np.isnan(accuracy) else f"accuracy {accuracy:.3f}{spread}"
+    how_well = (
+        f"loss {row['train_loss']:.4g}"
+        if np.isnan(accuracy)
+        else f"accuracy {accuracy:.3f}{spread}"
+    )
     apart = [] if _one(row) else [f"apart {row['consensus_distance']:.3g}"]
     return [how_well, *apart, size(row["payload_bytes"])]
 
@@ -292,7 +347,11 @@ def _pace(half_rounds: float, graphs: int) -> str:
         return "its pace not computed"
     if half_rounds == 0:
         return f"agreement after {_many(graphs, 'round')}"
-    return f"disagreement halves in {half_rounds:,.1f} rounds" if np.isfinite(half_rounds) else "no agreement ever"
+    return (
+        f"disagreement halves in {half_rounds:,.1f} rounds"
+        if np.isfinite(half_rounds)
+        else "no agreement ever"
+    )
 
 
 def _simulated(row: Mapping[str, float]) -> str:

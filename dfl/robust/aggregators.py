@@ -148,7 +148,9 @@ def _middle(words: Words, f: int) -> Floats:
     """The mean in float64 of what is left of every coordinate without its f smallest and its f largest, (c,)."""
     n, row = len(words.rows), np.empty(words.rows.shape[1])
     for block in blocks(len(row)):
-        said = np.array(words.rows[:, block].T, order="C")  # short contiguous lists are the quickest to sort
+        said = np.array(
+            words.rows[:, block].T, order="C"
+        )  # short contiguous lists are the quickest to sort
         said.sort(axis=1)
         row[block] = said[:, f : n - f].mean(axis=1, dtype=np.float64)
     return row
@@ -157,7 +159,9 @@ def _middle(words: Words, f: int) -> Floats:
 def _outvoted(name: str, f: int, few: int, words: Words) -> None:
     """Refuse a number of liars f that is negative, or with which the rule would need more than `few` words."""
     if f < 0:
-        raise InputError(f"--aggregator {name}: f={f} is negative; it is how many liars are withstood, 0 or more")
+        raise InputError(
+            f"--aggregator {name}: f={f} is negative; it is how many liars are withstood, 0 or more"
+        )
     if (n := len(words.rows)) <= few:
         there = f"there {'is' if n == 1 else 'are'} {n}"
         raise InputError(f"--aggregator {name}: f={f} needs more than {few} words, {there}")
@@ -193,7 +197,9 @@ def multi_krum(words: Words, *, f: int = 1, m: int | None = None) -> Outcome:
     _outvoted("multi_krum", f, 2 * f + 2, words)
     most = len(words.rows) - f - 2
     if m is not None and m > most:
-        raise InputError(f"--aggregator multi_krum: m={m} is more than {most}, the words less f + 2")
+        raise InputError(
+            f"--aggregator multi_krum: m={m} is more than {most}, the words less f + 2"
+        )
     return _best(words, f, most if m is None else m)
 
 
@@ -231,7 +237,11 @@ def geometric_median(words: Words) -> Outcome:
     n = len(words.rows)
     gram = words.gram[:n, :n]
     weights = words.weights * (gram.diagonal() <= 1e300)
-    shares = _weiszfeld(np.where(np.outer(weights, weights) > 0, gram, 0.0), weights) if weights.any() else weights
+    shares = (
+        _weiszfeld(np.where(np.outer(weights, weights) > 0, gram, 0.0), weights)
+        if weights.any()
+        else weights
+    )
     return Outcome(words.mix(shares), shares)
 
 
@@ -288,7 +298,9 @@ def clipping(words: Words, *, f: int = 1, tau: float | None = None) -> Outcome:
         InputError: tau is not above 0, f is negative, or there is no tau and not n > f.
     """
     if tau is not None and not tau > 0:
-        raise InputError(f"--aggregator clipping: tau={tau} is not above 0; leave it out to go by the distances")
+        raise InputError(
+            f"--aggregator clipping: tau={tau} is not above 0; leave it out to go by the distances"
+        )
     _outvoted("clipping", f, f if tau is None else 0, words)
     far = words.distances(words.trusted)
     radius = np.sort(far)[len(far) - 1 - f] if tau is None else tau

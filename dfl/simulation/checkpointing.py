@@ -114,12 +114,22 @@ def begun(
         late_note = (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ()
         return Begun(None, data, trace, late_note, given)
     if last.content["data"] != data:
-        raise InputError(f"--resume {run.resume}: the data set or the graph is not the one that the run began with")
-    other = {n: v for n, v in versions().items() if last.content["versions"].get(n) != v and n != "mpi4py"}
-    said = ", ".join(f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items())
+        raise InputError(
+            f"--resume {run.resume}: the data set or the graph is not the one that the run began with"
+        )
+    other = {
+        n: v
+        for n, v in versions().items()
+        if last.content["versions"].get(n) != v and n != "mpi4py"
+    }
+    said = ", ".join(
+        f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items()
+    )
     notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
     again = _unlike(run.resume, last.content["table"])
-    return Begun(last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given)
+    return Begun(
+        last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given
+    )
 
 
 def _unlike(folder: Path, table: str) -> tuple[str, ...]:
@@ -141,13 +151,20 @@ def _compared(run: Run, last: checkpoint_files.Found, given: Mapping[str, str]) 
     before = last.content.get("given")
     if before is None:
         return ()
-    minor = [str(each).rsplit(".", 1)[0] for each in (last.content["versions"].get("python"), versions().get("python"))]
+    minor = [
+        str(each).rsplit(".", 1)[0]
+        for each in (last.content["versions"].get("python"), versions().get("python"))
+    ]
     skipped = fingerprints.BYTECODE if minor[0] != minor[1] else ()
     for name in sorted((before.keys() | given.keys()) - {fingerprints.VALUES, *skipped}):
         if before.get(name) != given.get(name):
-            raise InputError(f"--resume {run.resume}: the {name} is not the one that the run began with")
+            raise InputError(
+                f"--resume {run.resume}: the {name} is not the one that the run began with"
+            )
     if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
-        return ("the model given has other initial values than at the start of the run, which goes on with its own",)
+        return (
+            "the model given has other initial values than at the start of the run, which goes on with its own",
+        )
     return ()
 
 
@@ -168,7 +185,9 @@ def keep(moment: Moment, setting: Setting, watch: Watch, told: int) -> None:
         save(moment, setting, watch)
     if told:
         on = f"go on with --resume {out}" if out else "there is no folder to keep it in"
-        raise Suspended(f"stopped by {Signals(told).name} after round {moment.t} of {setting.run.rounds}: {on}")
+        raise Suspended(
+            f"stopped by {Signals(told).name} after round {moment.t} of {setting.run.rounds}: {on}"
+        )
 
 
 def due(t: int, setting: Setting) -> bool:
@@ -212,7 +231,9 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
         return b""
 
     world.from_root(write)
-    logging.getLogger("dfl").info("checkpoint after round %d in %.2f s", t, time.perf_counter() - begun)
+    logging.getLogger("dfl").info(
+        "checkpoint after round %d in %.2f s", t, time.perf_counter() - begun
+    )
 
 
 def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
@@ -243,11 +264,16 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
         network.clock.now = rows.pop(CLOCK)
     network.parameters, watch.opening = content["parameters"], content["opening"]
     watch.begun -= content["seconds"]
-    values = {name: torch.from_numpy(value).to(getattr(state, name).device) for name, value in rows.items()}
+    values = {
+        name: torch.from_numpy(value).to(getattr(state, name).device)
+        for name, value in rows.items()
+    }
     return Moment(content["round"], task, replace(state, **values))
 
 
-def _handed_out(found: checkpoint_files.Found | None, like: Arrays, alike: tuple[str, ...], world: World) -> Arrays:
+def _handed_out(
+    found: checkpoint_files.Found | None, like: Arrays, alike: tuple[str, ...], world: World
+) -> Arrays:
     """The rows of a checkpoint that are this rank's: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in alike else len(like[name]) for name in names]])
@@ -258,16 +284,23 @@ def _handed_out(found: checkpoint_files.Found | None, like: Arrays, alike: tuple
     def fits() -> bytes:
         assert found is not None
         whole.update(found.arrays())
-        known = {name: len(like[name]) if name in alike else int(ends[-1, k]) for k, name in enumerate(names)}
+        known = {
+            name: len(like[name]) if name in alike else int(ends[-1, k])
+            for k, name in enumerate(names)
+        }
         wanted = {name: ((n, *like[name].shape[1:]), like[name].dtype) for name, n in known.items()}
         there = {name: (value.shape, value.dtype) for name, value in sorted(whole.items())}
         if wanted != there:
-            raise InputError(f"{found.path} holds another state than this run has: {there}, not {wanted}")
+            raise InputError(
+                f"{found.path} holds another state than this run has: {there}, not {wanted}"
+            )
         return b""
 
     def part(rank: int) -> bytes:
         cut = {name: slice(begins[rank, k], ends[rank, k]) for k, name in enumerate(names)}
-        return packed({name: whole[name][slice(None) if name in alike else cut[name]] for name in names})
+        return packed(
+            {name: whole[name][slice(None) if name in alike else cut[name]] for name in names}
+        )
 
     world.from_root(fits)
     return {name: value.copy() for name, value in unpacked(world.scatter(part)).items()}

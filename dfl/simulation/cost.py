@@ -21,15 +21,21 @@ else:
     from dfl.core.lazy import torch
 
 
-def payload_per_round(algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype) -> float:
+def payload_per_round(
+    algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype
+) -> float:
     """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the graphs."""
     word = network.speech.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
-    edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights)
+    edges = sum(
+        int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights
+    )
     messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(network.weights)))
     return messages * word.shape[1] + rows * shared * dtype.itemsize
 
 
-def parameters_k_plus_m(algorithm: Algorithm, peers: int, spec: Spec, rounds: tuple[int, int]) -> int:
+def parameters_k_plus_m(
+    algorithm: Algorithm, peers: int, spec: Spec, rounds: tuple[int, int]
+) -> int:
     """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K, and from m.
 
     Args:
@@ -43,7 +49,9 @@ def parameters_k_plus_m(algorithm: Algorithm, peers: int, spec: Spec, rounds: tu
     return int(peers + answers) * (first * spec.d + then * spec.shared)
 
 
-def memory_of_state(algorithm: Algorithm, network: Network, x: tuple[int, Spec], dtype: torch.dtype) -> int:
+def memory_of_state(
+    algorithm: Algorithm, network: Network, x: tuple[int, Spec], dtype: torch.dtype
+) -> int:
     """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
     p, spec = x
     empty = torch.empty(p, spec.d, dtype=dtype, device="meta")

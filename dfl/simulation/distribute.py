@@ -48,14 +48,19 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
     dealt = deal(parts["partition"], data, run, getattr(parts.get("algorithm"), "root_rule", None))
     if run.validation and not any(map(len, dealt.validation)):
         most = max(map(len, dealt.train))
-        raise InputError(f"--validation {run.validation} sets no example aside where a peer has at most {most}")
+        raise InputError(
+            f"--validation {run.validation} sets no example aside where a peer has at most {most}"
+        )
     return data, dealt
 
 
 def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
     """Training examples of every label at every peer, (P, classes)."""
     return (
-        np.array([np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train], dtype=np.int64)
+        np.array(
+            [np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train],
+            dtype=np.int64,
+        )
         if data.classes
         else np.zeros((len(dealt.train), 0), np.int64)
     )
@@ -63,11 +68,19 @@ def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
 
 def sizes(dealt: Deal) -> NDArray[np.int64]:
     """Training, validation and own test examples of every peer, (P, 3)."""
-    return np.array([[len(own) for own in one] for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)])
+    return np.array(
+        [
+            [len(own) for own in one]
+            for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)
+        ]
+    )
 
 
 def known_to_all(
-    data: Data, dealt: Deal, weights: Sequence[csr_array], stationary: Sequence[NDArray[np.float64] | None] = ()
+    data: Data,
+    dealt: Deal,
+    weights: Sequence[csr_array],
+    stationary: Sequence[NDArray[np.float64] | None] = (),
 ) -> Arrays:
     """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much.
 
@@ -80,15 +93,27 @@ def known_to_all(
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     for k, matrix in enumerate(weights):
-        arrays |= {f"data {k}": matrix.data, f"indices {k}": matrix.indices, f"indptr {k}": matrix.indptr}
-    uneven = {f"stationary {k}": pi for k, pi in enumerate(stationary) if pi is not None and np.ptp(pi)}
+        arrays |= {
+            f"data {k}": matrix.data,
+            f"indices {k}": matrix.indices,
+            f"indptr {k}": matrix.indptr,
+        }
+    uneven = {
+        f"stationary {k}": pi for k, pi in enumerate(stationary) if pi is not None and np.ptp(pi)
+    }
     return arrays | uneven
 
 
 def fingerprint(common: bytes, data: Data, dealt: Deal) -> str:
     """A checksum of what everyone is told, of the training examples, and of who has which."""
     seen = hashlib.sha256(common)
-    for values in (data.train_inputs, data.train_labels, *dealt.train, *dealt.validation, *dealt.test):
+    for values in (
+        data.train_inputs,
+        data.train_labels,
+        *dealt.train,
+        *dealt.validation,
+        *dealt.test,
+    ):
         seen.update(np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
     return seen.hexdigest()
 
@@ -96,7 +121,9 @@ def fingerprint(common: bytes, data: Data, dealt: Deal) -> str:
 def matrices(common: Arrays) -> list[csr_array]:
     """The mixing matrices in what everyone was told."""
     peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
-    parts = [[common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)]
+    parts = [
+        [common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)
+    ]
     return [csr_array(tuple(part), shape=(peers, peers)) for part in parts]
 
 
@@ -106,7 +133,9 @@ def stationary(common: Arrays) -> list[NDArray[np.float64] | None]:
     return [common.get(f"stationary {k}") for k in range(count)]
 
 
-def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, bad: Collection[int] = ()) -> Arrays:
+def owned(
+    data: Data, dealt: Deal, peers: range, attack: Attack | None = None, bad: Collection[int] = ()
+) -> Arrays:
     """The examples of some peers, one peer after the other, and which test examples are theirs.
 
     What the peers in `bad` train on has passed through `attack`, peer by peer; what they set aside has not.
@@ -119,7 +148,9 @@ def owned(data: Data, dealt: Deal, peers: range, attack: Attack | None = None, b
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
         "held inputs": data.train_inputs[held], "held labels": data.train_labels[held], "test": test,
     }  # fmt: skip
-    arrays |= {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
+    arrays |= (
+        {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
+    )
     ends = np.cumsum([len(dealt.train[i]) for i in peers])
     for i, end in zip(peers, ends, strict=True):
         if attack is not None and i in bad:
@@ -132,14 +163,18 @@ def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None
     inputs, labels = arrays["train inputs"], arrays["train labels"]
     new = attack.poison(inputs[places], labels[places], classes)
     for old, poisoned in zip((inputs, labels), new, strict=True):
-        assert (poisoned.shape, poisoned.dtype) == (old[places].shape, old.dtype), "an attack must keep the form"
+        assert (poisoned.shape, poisoned.dtype) == (old[places].shape, old.dtype), (
+            "an attack must keep the form"
+        )
         old[places] = poisoned
 
 
 def root(data: Data, dealt: Deal) -> Arrays:
     """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
     arrays = {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
-    return arrays | ({"protected": data.train_protected[dealt.root]} if data.train_protected is not None else {})
+    return arrays | (
+        {"protected": data.train_protected[dealt.root]} if data.train_protected is not None else {}
+    )
 
 
 def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:

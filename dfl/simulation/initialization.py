@@ -62,29 +62,47 @@ def _models(run: Run) -> Arrays:
     ended = load(run.start)
     models = {name: value.numpy() for name, value in ended.state.items()}
     if any("/" in name for name in models):
-        raise InputError(f"--start {run.start} has models of several kinds: only those of one can be started from")
+        raise InputError(
+            f"--start {run.start} has models of several kinds: only those of one can be started from"
+        )
     peers, known = run.peers or 1, max(map(len, models.values()))
     for name, rows in models.items():
         if len(rows) not in (1, known):
-            raise InputError(f"--start {run.start} has {known} models, and {len(rows)} rows of {name}")
+            raise InputError(
+                f"--start {run.start} has {known} models, and {len(rows)} rows of {name}"
+            )
         if not np.isfinite(rows).all():
             raise InputError(f"--start {run.start} has models that are not finite in {name}")
     if known > peers:
-        raise InputError(f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many")
+        raise InputError(
+            f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many"
+        )
     if known == 1:
         return models
-    models = {name: np.repeat(rows, known, 0) if len(rows) == 1 else rows for name, rows in models.items()}
+    models = {
+        name: np.repeat(rows, known, 0) if len(rows) == 1 else rows for name, rows in models.items()
+    }
     honest = ended.honest
     if len(honest) != known:
-        raise InputError(f"--start {run.start} has {known} models, and {len(honest)} rows in peers.csv")
-    means = {name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()}
-    come = {name: np.repeat(mean.astype(models[name].dtype), peers - known, 0) for name, mean in means.items()}
+        raise InputError(
+            f"--start {run.start} has {known} models, and {len(honest)} rows in peers.csv"
+        )
+    means = {
+        name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()
+    }
+    come = {
+        name: np.repeat(mean.astype(models[name].dtype), peers - known, 0)
+        for name, mean in means.items()
+    }
     return {name: np.concatenate([rows, come[name]]) for name, rows in models.items()}
 
 
 def _some(models: Arrays, peers: range) -> Arrays:
     """Where some peers start, a row each; the first row of all where it is the only one, or nobody is there."""
-    return {n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1] for n, rows in models.items()}
+    return {
+        n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1]
+        for n, rows in models.items()
+    }
 
 
 def start(
@@ -106,9 +124,9 @@ def start(
         x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
         return x, torch.zeros_like(x[:, :shared])
     if starts:
-        x = torch.cat([torch.from_numpy(starts.rows[name]).flatten(1) for name in task.spec.names], dim=1).to(
-            task.device, dtype
-        )
+        x = torch.cat(
+            [torch.from_numpy(starts.rows[name]).flatten(1) for name in task.spec.names], dim=1
+        ).to(task.device, dtype)
     else:
         x = _point(run, task.module, task.spec, given).to(task.device, dtype)[None]
     if serves and shared == task.spec.d:
@@ -175,14 +193,22 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
             f"--start {run.start} has models of other parameters than --model {run.model}: they differ in "
             f"{', '.join(f'{name} {shape}' for name, shape in odd[:4])}"
         )
-    agreed = [name for name, value in fixed.items() if bool((value.cpu().numpy() == given.rows[name]).all())]
+    agreed = [
+        name
+        for name, value in fixed.items()
+        if bool((value.cpu().numpy() == given.rows[name]).all())
+    ]
     if not world.smallest(int(len(agreed) == len(fixed)))[0]:
-        raise InputError(f"--start {run.start} has other values than the frozen parameters of --model {run.model}")
+        raise InputError(
+            f"--start {run.start} has other values than the frozen parameters of --model {run.model}"
+        )
     shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
     first = world.everywhere(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
     if serves and not given.alike and not world.smallest(int(same))[0]:
-        raise InputError(f"--start {run.start}: a server starts at one model, and these differ in what is shared")
+        raise InputError(
+            f"--start {run.start}: a server starts at one model, and these differ in what is shared"
+        )
 
 
 def memory() -> int:

@@ -73,7 +73,10 @@ def components() -> dict[str, Mapping[str, Component]]:
     import topologies
     from dfl.datasets import DATASETS, PARTITIONS
 
-    graphs: dict[str, Mapping[str, Component]] = {"topology": topologies.TOPOLOGIES, "mixing": topologies.MIXINGS}
+    graphs: dict[str, Mapping[str, Component]] = {
+        "topology": topologies.TOPOLOGIES,
+        "mixing": topologies.MIXINGS,
+    }
     return {**graphs, "dataset": DATASETS, "partition": PARTITIONS, **LOCAL}
 
 
@@ -99,7 +102,9 @@ class Setting:
     @cached_property
     def payload_per_round(self) -> float:
         """Bytes that all peers, and a server, say in a round."""
-        return cost.payload_per_round(self.algorithm, self.network, self.task.spec.shared, self.task.scale.dtype)
+        return cost.payload_per_round(
+            self.algorithm, self.network, self.task.spec.shared, self.task.scale.dtype
+        )
 
 
 def simulate(
@@ -165,7 +170,9 @@ def _check_report(report: Any) -> None:
     methods = ("start", "tick", "row", "finish", "close")
     missing = [name for name in methods if not callable(getattr(report, name, None))]
     if report is not None and missing:
-        raise InputError(f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}")
+        raise InputError(
+            f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}"
+        )
 
 
 def _usable(run: Run, report: Any) -> bytes:
@@ -226,8 +233,12 @@ def _agreed(state: State, setting: Setting, t: int) -> int:
     """
     (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
     served = any(map(len, shared)) or (state.one and len(own))
-    honest = np.setdiff1d(setting.task.peers[[] if state.one else own], setting.network.speech.liars)
-    peer, told = setting.world.smallest(int(honest[0]) if len(honest) else nobody, -setting.world.told)
+    honest = np.setdiff1d(
+        setting.task.peers[[] if state.one else own], setting.network.speech.liars
+    )
+    peer, told = setting.world.smallest(
+        int(honest[0]) if len(honest) else nobody, -setting.world.told
+    )
     if served or peer < nobody:
         raise DivergedError(
             f"{'the server' if served else f'peer {peer}'}'s model is no longer finite after round {t + 1}: "
@@ -237,7 +248,11 @@ def _agreed(state: State, setting: Setting, t: int) -> int:
 
 
 def prepare(
-    run: Run, world: World, model: Models | None = None, data: Data | None = None, loss: Loss | None = None
+    run: Run,
+    world: World,
+    model: Models | None = None,
+    data: Data | None = None,
+    loss: Loss | None = None,
 ) -> Setting:
     """Check a run, read and deal its data, and set every rank up.
 
@@ -262,7 +277,9 @@ class Decided(NamedTuple):
     found: dict[str, Any]
 
 
-def _decide(run: Run, world: World, model: Models | None, data: Data | None, loss: Loss | None) -> Decided:
+def _decide(
+    run: Run, world: World, model: Models | None, data: Data | None, loss: Loss | None
+) -> Decided:
     """Check a run, and read and deal its data."""
     asked = run.settled(world.size)
     brought: dict[str, Any] = {
@@ -272,7 +289,9 @@ def _decide(run: Run, world: World, model: Models | None, data: Data | None, los
     found: dict[str, Any] = {}
     if world.rank:  # import torch while rank 0 reads and decides
         torch.get_num_threads()
-    common = distribute.unpacked(world.from_root(lambda: _decided(run, asked, (model, data, loss), found)))
+    common = distribute.unpacked(
+        world.from_root(lambda: _decided(run, asked, (model, data, loss), found))
+    )
     return Decided(run, asked, common, found)
 
 
@@ -288,7 +307,9 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     attack, liars = attack.knowing(float(common["largest"])), attack.chosen(layout.peers, run.seed)
     facts = _facts(found, parts["algorithm"]) if found else None
     own = distribute.handed_out(
-        world, layout, lambda peers: distribute.owned(found["data"], found["deal"], peers, attack, liars)
+        world,
+        layout,
+        lambda peers: distribute.owned(found["data"], found["deal"], peers, attack, liars),
     )
     given = initialization.given(run, world, layout)
     root = distribute.root(found["data"], found["deal"]) if found else None
@@ -296,20 +317,28 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     modules = setup.make_modules(run, parts, common, model)
     place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
     task = setup.make_task(run, parts, (modules, loss or cross_entropy), (common, own), place)
-    initialization.check(run, task, given or model is not None, (parts["algorithm"].serves, layout.widest), world)
+    initialization.check(
+        run, task, given or model is not None, (parts["algorithm"].serves, layout.widest), world
+    )
     task = setup.tried(run, task, common, model is not None)
     if root is not None and len(root["labels"]):
-        task = setup.with_server(task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything)
+        task = setup.with_server(
+            task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything
+        )
     speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
     graphs = distribute.matrices(common), distribute.stationary(common)
     network = Network(layout, graphs[0], world, speech, run.seed, stationary=graphs[1])
     task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
     exam = setup.make_exam(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
-    return Setting(run, world, task, network, parts["algorithm"], exam, model is not None, given, facts)
+    return Setting(
+        run, world, task, network, parts["algorithm"], exam, model is not None, given, facts
+    )
 
 
-def _decided(run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss | None], found: dict[str, Any]) -> bytes:
+def _decided(
+    run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss | None], found: dict[str, Any]
+) -> bytes:
     """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`.
 
     `own` is a caller's own model, data and loss.
@@ -318,7 +347,9 @@ def _decided(run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss |
     parts = check(asked)
     trace = checkpoint_files.trace(run.out) if run.out else ()
     last = checkpointing.found(run, parts["lr_schedule"])
-    read, dealt = distribute.read(run, parts, data)  # before the graph: too many peers are refused at once
+    read, dealt = distribute.read(
+        run, parts, data
+    )  # before the graph: too many peers are refused at once
     graph = _graph(run, parts) if parts["algorithm"].gossips else None
     weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
     notes = rehearse(run, parts, read, weights, stationary)
@@ -334,8 +365,13 @@ def _given(run: Run, parts: setup.Parts, model: Models | None, loss: Loss | None
     """Checksums of a caller's own model and loss, and of the files that a run reads besides its data and its graph."""
     files = {f"file of --network {run.network}": getattr(parts["network"], "path", None)}
     if run.start is not None:
-        files |= {f"{name} of --start {run.start}": run.start / name for name in ("state.safetensors", "peers.csv")}
-    found = fingerprints.of_files({asked: path for asked, path in files.items() if path is not None})
+        files |= {
+            f"{name} of --start {run.start}": run.start / name
+            for name in ("state.safetensors", "peers.csv")
+        }
+    found = fingerprints.of_files(
+        {asked: path for asked, path in files.items() if path is not None}
+    )
     if model is not None:
         found |= fingerprints.of_models(modules_of(model))
     return found | (fingerprints.of_loss(loss) if loss is not None else {})
@@ -354,7 +390,9 @@ def check(run: Run) -> setup.Parts:
 def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
     named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
     several = named.pop("faults")
-    parts: setup.Parts = {n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None}
+    parts: setup.Parts = {
+        n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None
+    }
     made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
     parts |= {name: parts[name]() for name in made}
     faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
@@ -371,7 +409,10 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
     assert run.peers is not None
     try:
         return topologies.build(
-            parts["topology"], parts["mixing"], run.peers, randomness.generator(run.seed, "topology")
+            parts["topology"],
+            parts["mixing"],
+            run.peers,
+            randomness.generator(run.seed, "topology"),
         )
     except topologies.GraphError as error:
         raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
@@ -383,7 +424,11 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
     known, begun = (counts, distribute.sizes(deal), shape, len(data.test_labels)), found["begun"]
     if graph is None:
         return setup.Facts(None, None, *known, (*begun.notes, *data.notes), begun)
-    alone = ("one peer talks to nobody: say --peers 16, or start several ranks",) if len(graph.degrees) == 1 else ()
+    alone = (
+        ("one peer talks to nobody: say --peers 16, or start several ranks",)
+        if len(graph.degrees) == 1
+        else ()
+    )
     notes = (
         *begun.notes,
         *data.notes,

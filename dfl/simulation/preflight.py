@@ -71,22 +71,41 @@ def rehearse(
     parts["augment"].check(data.train_inputs.shape[1:])
     for goal in (f"--until {run.until}", f"--pretrain {run.pretrain}"):
         if "accuracy" in goal and not data.classes:
-            raise InputError(f"{goal}: labels that are no classes have no accuracy, choose train_loss")
+            raise InputError(
+                f"{goal}: labels that are no classes have no accuracy, choose train_loss"
+            )
     liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
     n, _ = algorithm.traffic(run.peers, 0)
     heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
     said = run.peers if weights else int(n)
     if "aggregator" in algorithm.takes:
-        _rule(run, parts, (heard, 1) if hindered else (heard,), trusted if weights or algorithm.root_rule else None)
+        _rule(
+            run,
+            parts,
+            (heard, 1) if hindered else (heard,),
+            trusted if weights or algorithm.root_rule else None,
+        )
     if len(liars):
         attack.poison(data.train_inputs[:1], data.train_labels[:1], data.classes)
     if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
-        raise InputError(f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm")
+        raise InputError(
+            f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm"
+        )
     if attack.speaks and not said:
-        raise InputError(f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none")
+        raise InputError(
+            f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none"
+        )
     if attack.speaks and not attack.per_edge and len(liars):
         bad = np.arange(min(len(liars), said))
-        attack.say(Seen(_blank(said, trusted if algorithm.root_rule else None), bad, bad, slice(0, 1), (0, 0, "")))
+        attack.say(
+            Seen(
+                _blank(said, trusted if algorithm.root_rule else None),
+                bad,
+                bad,
+                slice(0, 1),
+                (0, 0, ""),
+            )
+        )
     return (*_old_copies(run, parts, weights, stationary, hindered), *_coarse_messages(run, parts))
 
 
@@ -104,7 +123,12 @@ def _old_copies(
     """
     assert run.peers is not None
     algorithm = parts["algorithm"]
-    if run.peers == 1 or not weights or algorithm.step is None or not (hindered or len(weights) > 1):
+    if (
+        run.peers == 1
+        or not weights
+        or algorithm.step is None
+        or not (hindered or len(weights) > 1)
+    ):
         return ()
     if any(pi is None for pi in stationary):
         raise InputError(
@@ -142,7 +166,9 @@ def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
     """What to warn of where public copies feed back the errors of messages that do not contract."""
     if parts["algorithm"].step is None:
         return ()
-    values = randomness.generator(run.seed, "rehearsed message").standard_normal((1, NUMBERS), np.float32)
+    values = randomness.generator(run.seed, "rehearsed message").standard_normal(
+        (1, NUMBERS), np.float32
+    )
     message, compressor = torch.from_numpy(values), parts["compressor"]
 
     def draw(rows: slice, places: slice) -> torch.Tensor:
@@ -166,7 +192,9 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
     `QDFedAvgM` does, with messages of the run's compressor. Its error is proportional to the message, so the factor
     does not depend on how large the differences are.
     """
-    start = randomness.generator(network.seed, "rehearsal").standard_normal((network.layout.peers, coordinates))
+    start = randomness.generator(network.seed, "rehearsal").standard_normal(
+        (network.layout.peers, coordinates)
+    )
     x, compressor = torch.from_numpy(start), network.speech.compressor
     out = torch.zeros(len(network.union.out), coordinates, dtype=x.dtype)
     into = torch.zeros(len(network.union.into), coordinates, dtype=x.dtype)
@@ -191,7 +219,9 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
     return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
 
 
-def _rounding(seed: int, edges: NDArray[np.int64], t: int, rows: slice, places: slice) -> torch.Tensor:
+def _rounding(
+    seed: int, edges: NDArray[np.int64], t: int, rows: slice, places: slice
+) -> torch.Tensor:
     """Random bits of the messages of some edges in a rehearsed round."""
     return randomness.bits(seed, "rehearsed edges", edges[rows], t, n=places)
 
@@ -206,14 +236,18 @@ def _hindered(run: Run, parts: Parts) -> bool:
     faults, algorithm, today = parts["faults"], parts["algorithm"], Today(run.peers, run.seed, 0)
     alone = algorithm.traffic(run.peers, 1) == (0, 0)
     if alone and ((algorithm.serves and faults) or any(each.touches == "links" for each in faults)):
-        raise InputError(f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out")
+        raise InputError(
+            f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out"
+        )
     for each in faults:
         each.down(today)
         each.pace(today)
     return any(each.touches in ("links", "peers") for each in faults)
 
 
-def _rule(run: Run, parts: Parts, words: Sequence[int], trusted: NDArray[np.float64] | None) -> None:
+def _rule(
+    run: Run, parts: Parts, words: Sequence[int], trusted: NDArray[np.float64] | None
+) -> None:
     """Show the aggregator some numbers of words; those after the first are what faults may leave of them."""
     for n in words:
         after = "" if n == words[0] else f" where --faults {run.faults} leaves no more"

@@ -106,14 +106,20 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
         InputError: there is no such model for data of this kind.
     """
     if not (shape and classes):
-        lacking = "examples that are single numbers" if classes else "labels that are no classes (classes=0)"
+        lacking = (
+            "examples that are single numbers"
+            if classes
+            else "labels that are no classes (classes=0)"
+        )
         raise InputError(f"--model cannot be built for {lacking}: give a module of your own")
     with torch.device("meta"):
         module: Module = parts["model"](shape, classes)
     return module
 
 
-def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -> tuple[Module, ...]:
+def make_modules(
+    run: Run, parts: Parts, common: Arrays, model: Models | None
+) -> tuple[Module, ...]:
     """The kinds of model of a run, mostly one: copies of those that a caller brings, or the one that is asked for.
 
     They come with the nets that only training has use for.
@@ -129,9 +135,21 @@ def make_modules(run: Run, parts: Parts, common: Arrays, model: Models | None) -
         modules = _copies(model)
     objective: Objective | None = parts["objective"]
     if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
-        idle = f"--pretrain {run.pretrain}" if run.pretrain else f"--start {run.start}" if run.start else "--share all"
-        raise InputError(f"{idle} with {len(modules)} kinds of model: they have a part in common, which --share names")
-    return tuple(objective.around(each, common, run.seed) for each in modules) if objective else modules
+        idle = (
+            f"--pretrain {run.pretrain}"
+            if run.pretrain
+            else f"--start {run.start}"
+            if run.start
+            else "--share all"
+        )
+        raise InputError(
+            f"{idle} with {len(modules)} kinds of model: they have a part in common, which --share names"
+        )
+    return (
+        tuple(objective.around(each, common, run.seed) for each in modules)
+        if objective
+        else modules
+    )
 
 
 def _copies(model: Models) -> tuple[Module, ...]:
@@ -143,7 +161,9 @@ def _copies(model: Models) -> tuple[Module, ...]:
     modules = modules_of(model)
     for name, value in (named for module in modules for named in module.named_parameters()):
         if value.is_meta:
-            raise InputError(f"the model's parameter {name} is on the meta device and has no values")
+            raise InputError(
+                f"the model's parameter {name} is on the meta device and has no values"
+            )
     try:
         return tuple(copy.deepcopy(module) for module in modules)
     except Exception as error:
@@ -151,7 +171,11 @@ def _copies(model: Models) -> tuple[Module, ...]:
 
 
 def make_task(
-    run: Run, parts: Parts, problem: tuple[Sequence[Module], Loss], arrays: tuple[Arrays, Arrays], place: Place
+    run: Run,
+    parts: Parts,
+    problem: tuple[Sequence[Module], Loss],
+    arrays: tuple[Arrays, Arrays],
+    place: Place,
 ) -> Task:
     """Put a rank's learning problem together.
 
@@ -169,16 +193,22 @@ def make_task(
     spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
-    inputs, labels = (_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels"))
+    inputs, labels = (
+        _tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels")
+    )
     mine, solver = place.peers, parts["algorithm"].solver(_solver(run, parts))
     padded = widths(sizes, solver.batch_size)
-    train = Examples.of(_ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device))
+    train = Examples.of(
+        _ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device)
+    )
     task = Task(
         module, spec, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
         kinds=tuple(zip(modules, specs, strict=True)) if len(modules) > 1 else (),
         augment=parts["augment"], objective=parts["objective"],
     )  # fmt: skip
-    return replace(task, solver=replace(task.solver, batched=_together(run, task, int(padded.max()))))
+    return replace(
+        task, solver=replace(task.solver, batched=_together(run, task, int(padded.max())))
+    )
 
 
 def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
@@ -196,8 +226,12 @@ def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
             raise InputError(
                 f"--share {run.share}: models 0 and {k} do not agree in what is shared, {common[0]} and {shared}"
             )
-        if (ours := next(module.parameters()).dtype) != (theirs := next(modules[0].parameters()).dtype):
-            raise InputError(f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype")
+        if (ours := next(module.parameters()).dtype) != (
+            theirs := next(modules[0].parameters()).dtype
+        ):
+            raise InputError(
+                f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype"
+            )
     return specs
 
 
@@ -211,7 +245,9 @@ def _check_dtype(module: Module) -> None:
     for name, value in (first, *others):
         found = str(value.dtype).removeprefix("torch.")
         if value.dtype not in (torch.float32, torch.float64):
-            raise InputError(f"the model's parameter {name} is of {found}: choose float32 or float64")
+            raise InputError(
+                f"the model's parameter {name} is of {found}: choose float32 or float64"
+            )
         if value.dtype != first[1].dtype:
             other = str(first[1].dtype).removeprefix("torch.")
             raise InputError(
@@ -247,12 +283,16 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
         for module, spec in (task.kinds or ((task.module, task.spec),)) if given else ():
             part = replace(task, module=module, spec=spec, kinds=())
             try:
-                forms.append(_try_model(part, spec.row(module).to(task.device), inputs, len(labels)))
+                forms.append(
+                    _try_model(part, spec.row(module).to(task.device), inputs, len(labels))
+                )
             except InputError:
                 if run.engine != "auto" or not batched:
                     raise
                 batched, part = False, replace(part, solver=replace(part.solver, batched=False))
-                forms.append(_try_model(part, spec.row(module).to(task.device), inputs, len(labels)))
+                forms.append(
+                    _try_model(part, spec.row(module).to(task.device), inputs, len(labels))
+                )
         _try_loss(task.loss, torch.zeros(forms[0], dtype=task.dtype, device=task.device), labels)
         if not torch.equal(drawn, torch.get_rng_state()):
             raise InputError(
@@ -263,24 +303,34 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
         torch.set_rng_state(drawn)
     for k, form in enumerate(forms):
         if form != forms[0]:
-            raise InputError(f"models 0 and {k} return outputs of different shapes, {forms[0]} and {form}")
+            raise InputError(
+                f"models 0 and {k} return outputs of different shapes, {forms[0]} and {form}"
+            )
     return replace(task, solver=replace(task.solver, batched=batched))
 
 
 def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ...]:
     """Return the shape of a model's outputs for n examples, after it has been differentiated on them."""
     name, shape = type(task.module).__name__, tuple(inputs.shape)
-    leaves = {key: value.detach()[None].requires_grad_() for key, value in task.spec.views(row).items()}
+    leaves = {
+        key: value.detach()[None].requires_grad_() for key, value in task.spec.views(row).items()
+    }
     try:
         outputs = task.outputs(leaves, inputs[None])[0]
     except Exception as error:
-        raise InputError(f"the model {name} fails on inputs of shape {shape}: {one_line(error)}") from error
+        raise InputError(
+            f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
+        ) from error
     form = tuple(outputs.shape)
     if form[:1] != (n,) or (task.classes and (len(form) != 2 or form[1] < task.classes)):
         wanted = f"({n}, {task.classes})" if task.classes else f"({n}, ...)"
-        raise InputError(f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}")
+        raise InputError(
+            f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}"
+        )
     if not outputs.requires_grad:
-        raise InputError(f"the model {name} has outputs that do not depend on its trained parameters")
+        raise InputError(
+            f"the model {name} has outputs that do not depend on its trained parameters"
+        )
     try:
         torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
     except Exception as error:
@@ -290,13 +340,20 @@ def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ..
 
 def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Differentiate a loss by outputs (n, ...), and refuse what is no loss of each example."""
-    n, shapes = len(labels), f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
+    n, shapes = (
+        len(labels),
+        f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}",
+    )
     try:
         losses = loss(outputs.requires_grad_(), labels)
     except Exception as error:
-        raise InputError(f"the loss fails on {shapes}, {labels.dtype}: {one_line(error)}") from error
+        raise InputError(
+            f"the loss fails on {shapes}, {labels.dtype}: {one_line(error)}"
+        ) from error
     if not isinstance(losses, torch.Tensor) or losses.shape != (n,):
-        found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else shown(losses)
+        found = (
+            f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else shown(losses)
+        )
         raise InputError(
             f"the loss must return one number for each example, shape ({n},), not {found}: torch's own do with "
             'reduction="none"'
@@ -304,7 +361,9 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     try:
         torch.autograd.grad(losses.sum(), outputs)
     except Exception as error:
-        raise InputError(f"the loss cannot be differentiated by the outputs: {one_line(error)}") from error
+        raise InputError(
+            f"the loss cannot be differentiated by the outputs: {one_line(error)}"
+        ) from error
 
 
 def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:
@@ -327,7 +386,13 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
     server = np.array([len(sizes)])  # its address, behind all peers
     return replace(
         task,
-        server=replace(task, peers=server, train=examples, padded=widths(held, solver.batch_size), solver=solver),
+        server=replace(
+            task,
+            peers=server,
+            train=examples,
+            padded=widths(held, solver.batch_size),
+            solver=solver,
+        ),
     )
 
 
@@ -352,8 +417,16 @@ def _together(run: Run, task: Task, widest: int) -> bool:
         return run.engine == "batched"
     small = task.spec.d * widest <= AFFORDABLE
     modules = [module for module, _ in task.kinds] or [task.module]
-    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for each in modules for layer in each.modules())
-    return task.device.type != "cpu" or bool(task.dense and run.threads == 1) or (small and not convolves)
+    convolves = any(
+        isinstance(layer, torch.nn.modules.conv._ConvNd)
+        for each in modules
+        for layer in each.modules()
+    )
+    return (
+        task.device.type != "cpu"
+        or bool(task.dense and run.threads == 1)
+        or (small and not convolves)
+    )
 
 
 def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attack) -> Exam:
@@ -361,20 +434,30 @@ def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attac
     common, own = arrays
     sizes = common["sizes"][task.peers]
     inputs, held_inputs = (
-        _ready(_tensor(each).to(task.device), task.scale, task.shift) for each in (common["inputs"], own["held inputs"])
+        _ready(_tensor(each).to(task.device), task.scale, task.shift)
+        for each in (common["inputs"], own["held inputs"])
     )
-    labels, held_labels = (_tensor(each).to(task.device) for each in (common["labels"], own["held labels"]))
+    labels, held_labels = (
+        _tensor(each).to(task.device) for each in (common["labels"], own["held labels"])
+    )
     local = Examples.of(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
     held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
     if run.eval_examples:
-        chosen = np.sort(randomness.generator(run.seed, "eval-examples").permutation(len(labels))[: run.eval_examples])
+        chosen = np.sort(
+            randomness.generator(run.seed, "eval-examples").permutation(len(labels))[
+                : run.eval_examples
+            ]
+        )
         inputs, labels = inputs[chosen], labels[chosen]
     longest, bound = int(common["sizes"].max()), per_peer(run, len(common["sizes"]))
     longest_train = min(int(common["sizes"][:, 0].max()), bound) if run.eval_examples else longest
     shown = attack.triggered(common["inputs"], common["labels"])
     triggered = None
     if shown is not None:
-        triggered = _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift), _tensor(shown[1]).to(task.device)
+        triggered = (
+            _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift),
+            _tensor(shown[1]).to(task.device),
+        )
     return Exam(
         inputs, labels, _bounded(task, bound, run) if run.eval_examples else task.train, local, held_out,
         int(common["classes"]), longest, longest_train, triggered,
@@ -390,7 +473,10 @@ def _bounded(task: Task, bound: int, run: Run) -> Examples:
     """Return at most so many training examples of each peer, drawn by the seed and the peer."""
     drawn = (randomness.generator(run.seed, "eval-train", int(peer)) for peer in task.peers)
     return task.train.subset(
-        [np.sort(one.permutation(n)[:bound]) for one, n in zip(drawn, task.train.sizes, strict=True)]
+        [
+            np.sort(one.permutation(n)[:bound])
+            for one, n in zip(drawn, task.train.sizes, strict=True)
+        ]
     )
 
 

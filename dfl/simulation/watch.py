@@ -153,7 +153,9 @@ def _row(t: int, state: Any, setting: Setting) -> tuple[dict[str, float], dict[s
     row |= {"consensus_distance": apart, "wire_bytes": wire}
     if network.speech.faults:  # of the round that led here
         row |= {"peers_up": int(network.weather(max(t - 1, 0)).up.sum()), "messages_lost": lost}
-    row["accuracy_mean_model"] = row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
+    row["accuracy_mean_model"] = (
+        row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
+    )
     row |= {} if together is None else together.figures(row["accuracy_mean"])
     row |= {"sim_seconds": clock.seconds} if (clock := setting.network.clock) else {}
     return {name: row[name] for name in (*COLUMNS, "sim_seconds", *row) if name in row}, peers

@@ -31,7 +31,10 @@ KEPT = 2
 """How many checkpoints there are at a time."""
 SIGNED = {"dfl": "checkpoint"}
 """What the arrays of a checkpoint have as metadata."""
-BEGINNINGS = {".json": b'{\n "checksum": "', ".safetensors": b'{"__metadata__":{"dfl":"checkpoint"}'}
+BEGINNINGS = {
+    ".json": b'{\n "checksum": "',
+    ".safetensors": b'{"__metadata__":{"dfl":"checkpoint"}',
+}
 """How files of ours begin; that of arrays, after the eight bytes of a length."""
 
 
@@ -133,7 +136,9 @@ def _opened(path: Path) -> dict[str, Any]:
     if page["checksum"] != checksum(page):
         raise ValueError("its checksum is another")
     if page["format"] != FORMAT:
-        raise InputError(f"{path} is of format {page['format']}: this version of dfl reads {FORMAT}")
+        raise InputError(
+            f"{path} is of format {page['format']}: this version of dfl reads {FORMAT}"
+        )
     if page["arrays"] != sha256(_beside(path)):
         raise ValueError(f"the checksum of {_beside(path).name} is another")
     content: dict[str, Any] = page["content"]
@@ -149,7 +154,10 @@ def _tidy(folder: Path, last: Path) -> None:
 
     What is not ours by its name and its beginning stays.
     """
-    kept = {path.stem for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]}
+    kept = {
+        path.stem
+        for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]
+    }
     for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
         known = re.fullmatch(r"(\.?)([0-9]{10})(\.json|\.safetensors)(\.part)?", path.name)
         if known and bool(known[1]) == bool(known[4]) and (known[1] or known[2] not in kept):

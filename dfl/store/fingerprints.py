@@ -38,12 +38,16 @@ def of_models(modules: Sequence[Module]) -> dict[str, str]:
     structure, code, values = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     for k, module in enumerate(modules):
         for name, part in module.named_modules():
-            structure.update(f"{k} {name} {_called(type(part))} {part.extra_repr()} {_options(part)}\n".encode())
+            structure.update(
+                f"{k} {name} {_called(type(part))} {part.extra_repr()} {_options(part)}\n".encode()
+            )
             for text in _class(type(part)):
                 code.update(text)
         trained = {name for name, each in module.named_parameters() if each.requires_grad}
         for name, value in module.state_dict().items():
-            structure.update(f"{k} {name} {value.dtype} {tuple(value.shape)} {name in trained}\n".encode())
+            structure.update(
+                f"{k} {name} {value.dtype} {tuple(value.shape)} {name in trained}\n".encode()
+            )
             (values if name in trained else structure).update(_bytes(value))
     return {MODEL: structure.hexdigest(), CODE: code.hexdigest(), VALUES: values.hexdigest()}
 
@@ -80,8 +84,18 @@ def _digest(parts: Iterator[bytes]) -> str:
 
 def _options(module: Module) -> str:
     """The numbers and names that a module keeps as attributes, but for the mode that it is in."""
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
-    return repr(sorted((name, value) for name, value in own.items() if isinstance(value, bool | int | float | str)))
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training"
+    }
+    return repr(
+        sorted(
+            (name, value)
+            for name, value in own.items()
+            if isinstance(value, bool | int | float | str)
+        )
+    )
 
 
 def _called(kind: Any) -> str:
@@ -95,7 +109,9 @@ def _class(kind: type) -> Iterator[bytes]:
             continue
         yield _called(each).encode()
         for name, value in sorted(vars(each).items()):
-            function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", None) or value))
+            function = inspect.unwrap(
+                getattr(value, "__func__", getattr(value, "fget", None) or value)
+            )
             if inspect.isfunction(function):
                 yield name.encode()
                 yield from _function(function, frozenset())

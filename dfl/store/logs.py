@@ -98,7 +98,9 @@ def listening(world: World, run: Run) -> Iterator[None]:
     """Log what is warned of, which rank 0 alone shows; while a run computes, not while its caller does."""
     before, shown = LOG.level, warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any
+    ) -> None:
         LOG.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
         if world.rank == 0:
             shown(message, category, filename, lineno, *more)
@@ -140,13 +142,19 @@ def _open(setting: Setting, folder: Path) -> LogFile:
     who = f"rank {world.rank} of {world.size}, {world.pulse.doing}"
     try:
         path = folder / f"rank-{world.rank}.log"
-        file = LogFile(path, _level(setting.run), f"start: {who}, on {platform.node()}, process {os.getpid()}; {known}")
+        file = LogFile(
+            path,
+            _level(setting.run),
+            f"start: {who}, on {platform.node()}, process {os.getpid()}; {known}",
+        )
     except OSError as error:
         failed = error.errno or errno.EIO
     (worst,) = world.smallest(world.rank << 16 | failed if failed else MOST << 16)
     if file is None or worst != MOST << 16:
         _close(file)
-        raise InputError(f"{folder}/rank-{worst >> 16}.log cannot be written: {os.strerror(worst & 0xFFFF)}")
+        raise InputError(
+            f"{folder}/rank-{worst >> 16}.log cannot be written: {os.strerror(worst & 0xFFFF)}"
+        )
     LOG.addHandler(file)
     for early in [each for each in LOG.handlers if isinstance(each, Early)]:
         early.hand_over(file)

@@ -87,11 +87,24 @@ def _checkout() -> dict[str, Any] | None:
     here = Path(__file__)
 
     def git(*words: str) -> str:
-        command = [shutil.which("git") or "git", "--no-optional-locks", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        command = [
+            shutil.which("git") or "git",
+            "--no-optional-locks",
+            "-C",
+            str(here.parent),
+            *words,
+        ]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # an installed copy may lie inside somebody else's checkout
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", ".", "../topologies"))}
+        git(
+            "ls-files", "--error-unmatch", here.name
+        )  # an installed copy may lie inside somebody else's checkout
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", ".", "../topologies")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None

@@ -106,7 +106,11 @@ class Result:
     def honest(self) -> list[bool]:
         """Which of the models are those of honest peers."""
         models = max(map(len, self.state.values()))
-        return (self.peers["liar"] == 0).tolist() if "liar" in self.peers and models > 1 else [True] * models
+        return (
+            (self.peers["liar"] == 0).tolist()
+            if "liar" in self.peers and models > 1
+            else [True] * models
+        )
 
     def model(self, peer: int) -> Module:
         """A fresh module with the weights of one peer.
@@ -119,7 +123,9 @@ class Result:
             raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {shown(peer)}")
         if not isinstance(self.module, Sequence):
             # A server's model is everybody's, and the only one.
-            weights = {name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()}
+            weights = {
+                name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()
+            }
             return self._filled(weights, self._module())
         row, kind = divmod(peer, len(self.module))
         own = {
@@ -127,7 +133,9 @@ class Result:
             for name, value in self.state.items()
             if name.startswith(f"{kind}/")
         }
-        common = {name: value[peer].clone() for name, value in self.state.items() if "/" not in name}
+        common = {
+            name: value[peer].clone() for name, value in self.state.items() if "/" not in name
+        }
         own = {name.partition("/")[2]: value for name, value in own.items()}
         return self._filled(common | own, copy.deepcopy(self.module[kind]))
 
@@ -138,14 +146,18 @@ class Result:
             InputError: an unfinished run, or the caller's own module is missing or another.
         """
         if isinstance(self.module, Sequence):
-            raise InputError(f"{self.folder} has models of {len(self.module)} kinds, which have no mean")
+            raise InputError(
+                f"{self.folder} has models of {len(self.module)} kinds, which have no mean"
+            )
         honest, models = self.honest, {name: value.numpy() for name, value in self.state.items()}
         models = {
             name: (value[honest] if len(value) == len(honest) else value).astype(np.float64)
             for name, value in models.items()
         }
         means = {name: value.sum(0) / len(value) for name, value in models.items()}
-        weights = {name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()}
+        weights = {
+            name: torch.as_tensor(mean).to(self.state[name].dtype) for name, mean in means.items()
+        }
         return self._filled(weights, self._module())
 
     def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
@@ -166,7 +178,9 @@ class Result:
             return copy.deepcopy(self.module)
         made = self.record["model"]
         if made["own_module"]:
-            raise InputError(f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)")
+            raise InputError(
+                f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)"
+            )
         build: Callable[..., Module] = choose(flag("model"), self.run.model, MODELS)
         with torch.device("meta"):
             return build(tuple(made["shape"]), made["classes"])

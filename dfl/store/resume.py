@@ -29,10 +29,16 @@ def resumed(folder: Path | str, **changes: Any) -> Run:
         InputError: the folder holds no run, or something else than `FREE` is to change.
     """
     values = _begun(Path(folder)).to_dict()
-    values = {name: value for name, value in values.items() if value != "own" or name not in ("model", "dataset")}
+    values = {
+        name: value
+        for name, value in values.items()
+        if value != "own" or name not in ("model", "dataset")
+    }
     for name in changes:
         if name not in FREE:
-            raise InputError(f"{folder}: {name} cannot change when a run goes on, only {', '.join(FREE)} can")
+            raise InputError(
+                f"{folder}: {name} cannot change when a run goes on, only {', '.join(FREE)} can"
+            )
     return Run.from_dict(values | changes | {"out": str(folder), "resume": str(folder)})
 
 
@@ -105,7 +111,9 @@ def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in run.items() if name not in (*FREE, *PLACES)}
 
 
-def refuse_too_late(folder: Path, asked: Run, done: tuple[int, int], schedule: Callable[[int, int], float]) -> None:
+def refuse_too_late(
+    folder: Path, asked: Run, done: tuple[int, int], schedule: Callable[[int, int], float]
+) -> None:
     """Refuse another number of rounds where it would change what has been done.
 
     Args:
@@ -119,8 +127,12 @@ def refuse_too_late(folder: Path, asked: Run, done: tuple[int, int], schedule: C
     """
     t, rounds = done
     if t > asked.rounds:
-        raise InputError(f"--resume {folder} has done {t} rounds, more than --rounds {asked.rounds}")
-    if asked.rounds != rounds and any(schedule(k, rounds) != schedule(k, asked.rounds) for k in range(t)):
+        raise InputError(
+            f"--resume {folder} has done {t} rounds, more than --rounds {asked.rounds}"
+        )
+    if asked.rounds != rounds and any(
+        schedule(k, rounds) != schedule(k, asked.rounds) for k in range(t)
+    ):
         raise InputError(
             f"--resume {folder}: with --rounds {asked.rounds} the learning rates of the {t} rounds done would have "
             f"been others (--lr-schedule {asked.lr_schedule})"

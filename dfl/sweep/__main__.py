@@ -66,7 +66,9 @@ class Options:
             if not 1 <= getattr(self, name) <= 4096:
                 raise InputError(f"--{name} must be from 1 to 4096, not {getattr(self, name)}")
         if self.slurm and (self.jobs, self.ranks) != (1, 1):
-            raise InputError("--jobs and --ranks are for this machine: with --slurm, say --at-once and --ntasks")
+            raise InputError(
+                "--jobs and --ranks are for this machine: with --slurm, say --at-once and --ntasks"
+            )
         if self.no_submit and not self.slurm:
             raise InputError("--no-submit has no part without --slurm: leave it out")
 
@@ -82,7 +84,10 @@ def main() -> int:
 
 
 def _asked(tokens: Sequence[str]) -> int | None:
-    app, again = command_line.app("python -m dfl.sweep", _ABOUT), shlex.join(["python", "-m", "dfl.sweep", *tokens])
+    app, again = (
+        command_line.app("python -m dfl.sweep", _ABOUT),
+        shlex.join(["python", "-m", "dfl.sweep", *tokens]),
+    )
 
     @app.default
     def command(
@@ -99,7 +104,9 @@ def _asked(tokens: Sequence[str]) -> int | None:
             The file of the grid.
         """
         if job != Slurm() and not options.slurm:
-            raise InputError("what a job array asks for has no part without --slurm: --help says what that is")
+            raise InputError(
+                "what a job array asks for has no part without --slurm: --help says what that is"
+            )
         sweep = Sweep.of(path, options, job.ntasks if options.slurm else options.ranks)
         return sweep.submit(job, options) if options.slurm else sweep.run(options, again)
 
@@ -163,10 +170,17 @@ class Sweep:
     def work(self, options: Options, again: str) -> int:
         """Run what is left, and publish what came out unless a signal ended it; the exit code."""
         before = self.see()
-        left = [self.folder / name for name, seen in before.items() if seen.status not in (DONE, DIVERGED)]
+        left = [
+            self.folder / name
+            for name, seen in before.items()
+            if seen.status not in (DONE, DIVERGED)
+        ]
         for name, seen in before.items():
             if seen.status == DAMAGED:
-                progress.say(self.console, f"{seen.status:<10} {name}: {seen.reason}; its run is gone on with")
+                progress.say(
+                    self.console,
+                    f"{seen.status:<10} {name}: {seen.reason}; its run is gone on with",
+                )
         jobs = Jobs(deque(left), options.jobs, options.ranks)
         with progress.following(self.console, jobs, len(before) - len(left), len(before)) as tell:
             jobs.work(tell)
@@ -188,18 +202,33 @@ class Sweep:
     def submit(self, asked: Slurm, options: Options) -> int:
         """Hand what is left, and neither runs nor waits already, to Slurm; the exit code."""
         grid.keep(self.grid, self.folder)
-        with Lock(self.folder, patience=grid.PATIENCE):  # no other sweep submits the same cells meanwhile
+        with Lock(
+            self.folder, patience=grid.PATIENCE
+        ):  # no other sweep submits the same cells meanwhile
             return self._submit(asked, options)
 
     def _submit(self, asked: Slurm, options: Options) -> int:
         queue, over = slurm.queued(self.folder), (DONE, DIVERGED, RUNNING)
-        left = [name for name, seen in self.see().items() if seen.status not in over and name not in queue]
+        left = [
+            name
+            for name, seen in self.see().items()
+            if seen.status not in over and name not in queue
+        ]
         if not left:
-            progress.say(self.console, f"{progress.counts(self.see())}; {len(queue)} in the queue, none to submit")
+            progress.say(
+                self.console,
+                f"{progress.counts(self.see())}; {len(queue)} in the queue, none to submit",
+            )
             return 0
         script = slurm.write(self.folder, [self.folder / name for name in left], asked)
-        how = f"to submit: sbatch {shlex.quote(str(script))}" if options.no_submit else f"job {slurm.submit(script)}"
-        progress.say(self.console, f"{len(left)} of {len(self.grid.cells)} cells in {script}; {how}")
+        how = (
+            f"to submit: sbatch {shlex.quote(str(script))}"
+            if options.no_submit
+            else f"job {slurm.submit(script)}"
+        )
+        progress.say(
+            self.console, f"{len(left)} of {len(self.grid.cells)} cells in {script}; {how}"
+        )
         return 0
 
     def publish(self, sight: Sight) -> None:
@@ -223,7 +252,9 @@ class Sweep:
                     with atomically(self.folder / "figures" / f"{title}.png") as part:
                         figure.savefig(part, format="png", dpi=150)
         except OSError as error:
-            raise InputError(f"--out {self.folder} cannot be written to: {error.strerror}") from None
+            raise InputError(
+                f"--out {self.folder} cannot be written to: {error.strerror}"
+            ) from None
         self.console.print(tables.screen(found, by))
         progress.say(self.console, f"tables and figures are in {self.folder}")
 

@@ -76,7 +76,9 @@ def look(folder: Path, locks: Sequence[str] = LOCKS) -> Seen:
         folder: the folder.
         locks: as `running` takes them.
     """
-    before = running(folder, locks)  # asked twice: the run may begin, or end, while its files are read
+    before = running(
+        folder, locks
+    )  # asked twice: the run may begin, or end, while its files are read
     found = _at_rest(folder)
     if before or running(folder, locks):
         return Seen(RUNNING, found.row, table=found.table)
@@ -101,7 +103,12 @@ def _at_rest(folder: Path) -> Seen:
     record = manifest.read(folder)
     code = record.get("exit")
     status = _ENDINGS.get(code, FAILED) if isinstance(code, int | None) else FAILED
-    return Seen(status, row, said or str(record.get("ending")) if status in (FAILED, DIVERGED) else "", table)
+    return Seen(
+        status,
+        row,
+        said or str(record.get("ending")) if status in (FAILED, DIVERGED) else "",
+        table,
+    )
 
 
 def _table(folder: Path) -> tuple[str, dict[str, str]]:
@@ -118,7 +125,9 @@ def _table(folder: Path) -> tuple[str, dict[str, str]]:
     except FileNotFoundError:
         return "", {}
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(
+            f"{path} is damaged: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if header and ("round" not in header or len(set(header)) < len(header)):
         raise InputError(f"{path} is damaged: its first line is no header of ours")
     last = -1
@@ -127,7 +136,9 @@ def _table(folder: Path) -> tuple[str, dict[str, str]]:
             raise InputError(f"{path} is damaged: line {number} is no row of {len(header)} numbers")
         reached = float(row[header.index("round")] or "nan")
         if not (reached > last and reached.is_integer()):
-            raise InputError(f"{path} is damaged: line {number} has round {row[header.index('round')]!r} behind {last}")
+            raise InputError(
+                f"{path} is damaged: line {number} has round {row[header.index('round')]!r} behind {last}"
+            )
         last = int(reached)
     return (text, dict(zip(header, rows[-1], strict=True))) if rows else ("", {})
 

@@ -98,7 +98,9 @@ def read(path: Path, ranks: int) -> Grid:
         lists = settings.pop("sweep", None)
         varies = _varying(lists, settings)
         if ranks == 1 and "peers" not in settings and "peers" not in varies:
-            raise InputError("peers is missing: write how many there are, as peers = 16, or give --ranks")
+            raise InputError(
+                "peers is missing: write how many there are, as peers = 16, or give --ranks"
+            )
         return Grid(text, tuple(varies), tuple(_cells(settings, varies, ranks)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -122,11 +124,15 @@ def _varying(lists: Any, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
             raise InputError(f"{name} is given twice, at the top and in [sweep]: give it once")
     for name in OURS:
         if name in settings:
-            raise InputError(f"{name} has no part in a grid: every cell has a folder of its own, in --out")
+            raise InputError(
+                f"{name} has no part in a grid: every cell has a folder of its own, in --out"
+            )
     return lists
 
 
-def _cells(settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: int) -> Iterator[Cell]:
+def _cells(
+    settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: int
+) -> Iterator[Cell]:
     """All combinations, each checked as a command line is.
 
     Raises:
@@ -138,7 +144,9 @@ def _cells(settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: 
     seen: dict[Run, str] = {}
     for chosen in product(*varies.values()):
         pairs = zip(varies, chosen, strict=True)
-        values = {name: None if name in optional and value == "none" else value for name, value in pairs}
+        values = {
+            name: None if name in optional and value == "none" else value for name, value in pairs
+        }
         name = name_of(values)
         try:
             run = Run.from_dict({**settings, **values})
@@ -148,7 +156,9 @@ def _cells(settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: 
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from None
         if settled in seen:
-            raise InputError(f"cell {name} is the same run as {seen[settled]}: leave one of them out")
+            raise InputError(
+                f"cell {name} is the same run as {seen[settled]}: leave one of them out"
+            )
         if name in seen.values():
             raise InputError(f"two cells are called {name}: write one of them otherwise")
         seen[settled] = name
@@ -157,7 +167,9 @@ def _cells(settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: 
 
 def shown(value: Any) -> str:
     """A value as it is written in a grid, without quotes."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def name_of(values: Mapping[str, Any]) -> str:
@@ -171,7 +183,10 @@ def name_of(values: Mapping[str, Any]) -> str:
     kept = {name: re.sub(r"^(\w+):", r"\1-", text, flags=re.ASCII) for name, text in texts.items()}
     short = {name: re.sub(r"[^\w.+=,-]+", "-", text, flags=re.ASCII) for name, text in kept.items()}
     half = LONGEST // 2 - 1
-    short = {n: text if len(text) <= LONGEST else f"{text[:half]}..{text[-half:]}" for n, text in short.items()}
+    short = {
+        n: text if len(text) <= LONGEST else f"{text[:half]}..{text[-half:]}"
+        for n, text in short.items()
+    }
     name = ",".join(f"{field}={text}" for field, text in short.items())
     if short == kept and len(name) <= _WHOLE:
         return name
@@ -218,19 +233,28 @@ def fits(grid: Grid, folder: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise InputError(f"--out {folder} cannot hold the cell {name}: {error.strerror}") from None
+            raise InputError(
+                f"--out {folder} cannot hold the cell {name}: {error.strerror}"
+            ) from None
     found = [path.parent.name for path in folder.glob("*/cell.toml")]
     for name in sorted(found):
         if name not in cells:
-            raise InputError(f"--out {folder} holds a cell that is not in this grid, {name}: give another folder")
+            raise InputError(
+                f"--out {folder} holds a cell that is not in this grid, {name}: give another folder"
+            )
         if (other := _differing(folder / name / "cell.toml", cells[name])) is not None:
-            raise InputError(f"--out {folder} holds {name} with another {other}: give another folder")
+            raise InputError(
+                f"--out {folder} holds {name} with another {other}: give another folder"
+            )
 
 
 def _differing(path: Path, run: Run) -> str | None:
     """The first setting that a cell's file says otherwise, if there is one."""
     try:
-        ours, theirs = run.to_dict(), Run.from_dict(tomllib.loads(read_bytes(path).decode())).to_dict()
+        ours, theirs = (
+            run.to_dict(),
+            Run.from_dict(tomllib.loads(read_bytes(path).decode())).to_dict(),
+        )
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path} is damaged ({why}): remove it") from None
@@ -240,7 +264,10 @@ def _differing(path: Path, run: Run) -> str | None:
 
 def as_toml(run: Run) -> str:
     """A run as a file for --config."""
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in run.to_dict().items()]
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        for name, value in run.to_dict().items()
+    ]
     return "".join(lines).replace("\x7f", "\\u007f")  # which only JSON takes as it is
 
 

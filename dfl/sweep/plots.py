@@ -20,7 +20,9 @@ MAPS = 9
 """Up to how many maps are drawn side by side."""
 
 
-def figures(rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: str) -> dict[str, Figure]:
+def figures(
+    rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: str
+) -> dict[str, Figure]:
     """Every figure that a sweep has something to show in, by file name.
 
     Args:
@@ -37,7 +39,9 @@ def figures(rows: pd.DataFrame, found: pd.DataFrame, by: Sequence[str], sweep: s
     if rows["payload_bytes"].any():
         drawn[f"{name}_by_bytes"] = _lines(rows, by, ("payload_bytes", measure), sweep)
     if axes := map_axes(found, by):
-        drawn["map_" + "_by_".join(axes)] = _maps(found, axes, [n for n in by if n not in axes], (measure, sweep))
+        drawn["map_" + "_by_".join(axes)] = _maps(
+            found, axes, [n for n in by if n not in axes], (measure, sweep)
+        )
     return drawn
 
 
@@ -87,7 +91,9 @@ def _lines(rows: pd.DataFrame, by: Sequence[str], columns: tuple[str, str], swee
     return figure
 
 
-def _maps(found: pd.DataFrame, axes: tuple[str, str], rest: list[str], names: tuple[str, str]) -> Figure:
+def _maps(
+    found: pd.DataFrame, axes: tuple[str, str], rest: list[str], names: tuple[str, str]
+) -> Figure:
     """Maps of two fields, one for each combination of the others, on one scale."""
     measure, sweep = names
     parts, texts = groups(found, rest), [list(dict.fromkeys(found[name])) for name in axes]
@@ -112,15 +118,22 @@ def _map(
 ) -> None:
     """Draw a map and write into each of its fields what it shows."""
     ((down, across), (rows, columns)), (measure, limits) = fields, scale
-    tables = [part.pivot(index=down, columns=across, values=name) for name in (measure, f"{measure}_deviation")]
-    means, deviations = (each.reindex(index=rows, columns=columns).to_numpy(np.float64) for each in tables)
+    tables = [
+        part.pivot(index=down, columns=across, values=name)
+        for name in (measure, f"{measure}_deviation")
+    ]
+    means, deviations = (
+        each.reindex(index=rows, columns=columns).to_numpy(np.float64) for each in tables
+    )
     colours = colormaps["viridis"].with_extremes(bad="#dddddd")
     image = axes.imshow(means, aspect="auto", cmap=colours, vmin=limits[0], vmax=limits[1])
     for i, j in product(*map(range, means.shape)):
         text = "none\nfinished" if np.isnan(means[i, j]) else f"{means[i, j]:.3f}"
         text += "" if np.isnan(deviations[i, j]) else f"\n± {deviations[i, j]:.3f}"
         bright = np.isnan(means[i, j]) or bool(np.asarray(image.norm(means))[i, j] > 0.6)
-        axes.text(j, i, text, ha="center", va="center", fontsize=8, color="black" if bright else "white")
+        axes.text(
+            j, i, text, ha="center", va="center", fontsize=8, color="black" if bright else "white"
+        )
     axes.set_xticks(range(len(columns)), map(plain, columns))
     axes.set_yticks(range(len(rows)), map(plain, rows))
     axes.set(xlabel=across, ylabel=down)

@@ -28,7 +28,11 @@ def console() -> Console:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows é as \xe9
     there = Console(highlight=False, markup=False, emoji=False)
-    return there if there.is_terminal else Console(highlight=False, markup=False, emoji=False, width=WIDEST)
+    return (
+        there
+        if there.is_terminal
+        else Console(highlight=False, markup=False, emoji=False, width=WIDEST)
+    )
 
 
 def say(console: Console, text: str) -> None:
@@ -83,11 +87,17 @@ def ending(sight: Sight) -> Iterator[str]:
 
 
 def _so_far(seen: Seen) -> str:
-    return f"interrupted after round {seen.row['round']} or later" if seen.row else "interrupted before its first row"
+    return (
+        f"interrupted after round {seen.row['round']} or later"
+        if seen.row
+        else "interrupted before its first row"
+    )
 
 
 @contextmanager
-def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[Callable[[Path | None], None]]:
+def following(
+    console: Console, jobs: Jobs, done: int, total: int
+) -> Iterator[Callable[[Path | None], None]]:
     """Show how a sweep goes on, as `Jobs.work` tells it.
 
     Args:
@@ -96,7 +106,12 @@ def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[C
         done: cells that had ended before.
         total: cells of the grid.
     """
-    columns = (TextColumn("cells"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("cells"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        TextColumn("{task.description}"),
+    )
     with Progress(
         *columns, TimeElapsedColumn(), console=console, expand=True, disable=not console.is_terminal
     ) as progress:
@@ -113,7 +128,10 @@ def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[C
             nonlocal spoken
             ended = done + len(jobs.ended)
             bad = Counter(seen.status for seen in jobs.ended.values() if seen.status != DONE)
-            now = [f"{len(jobs.running)} running", *(f"{count} {status}" for status, count in bad.items())]
+            now = [
+                f"{len(jobs.running)} running",
+                *(f"{count} {status}" for status, count in bad.items()),
+            ]
             now += [f"{len(jobs.elsewhere)} run by another program"] if jobs.elsewhere else []
             progress.update(bar, completed=ended, description=", ".join(now))
             if folder is None:
@@ -129,5 +147,7 @@ def following(console: Console, jobs: Jobs, done: int, total: int) -> Iterator[C
 def _brief(seen: Seen) -> str:
     """A cell that has ended, in a few words."""
     if seen.status == DONE:
-        return ", ".join(filter(None, (DONE, f"round {seen.row['round']}", f"accuracy {accuracy(seen)}")))
+        return ", ".join(
+            filter(None, (DONE, f"round {seen.row['round']}", f"accuracy {accuracy(seen)}"))
+        )
     return f"{seen.status}: {seen.reason}" if seen.reason else seen.status

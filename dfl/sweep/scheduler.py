@@ -105,7 +105,9 @@ class Jobs:
         while self.waiting and len(self.running) < self.at_once and not self.told:
             self._begin(words, self.waiting.popleft(), tell)
 
-    def _begin(self, words: Sequence[str], folder: Path, tell: Callable[[Path | None], None]) -> None:
+    def _begin(
+        self, words: Sequence[str], folder: Path, tell: Callable[[Path | None], None]
+    ) -> None:
         """Start a cell, unless another program runs it, or has done so since the sweep began."""
         try:
             claim = Lock(folder, CELL_LOCK, patience=0)
@@ -177,7 +179,9 @@ def _outcome(folder: Path, code: int, stamp: tuple[int, int], told: bool) -> See
         return seen
     if seen.status == RUNNING:
         return None
-    if code == InputError.code and _stamp(folder) != stamp:  # refused for what another program was doing?
+    if (
+        code == InputError.code and _stamp(folder) != stamp
+    ):  # refused for what another program was doing?
         return None if seen.status in (STOPPED, WAITING) else seen
     if code in (0, DivergedError.code, Suspended.code, 130):
         return seen
@@ -224,7 +228,9 @@ def mpirun(whoever_needs: str) -> str:
     Raises:
         InputError: there is none.
     """
-    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    found = shutil.which(
+        "mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if found is None:
         raise InputError(f"{whoever_needs} mpirun: pip install 'dfl[mpi]'")
     return found

@@ -42,7 +42,18 @@ _MEANT = {
         "an option of sbatch without its dashes, as gres=gpu:1",
     ),
 }
-_OURS = ("array", "cpus-per-task", "no-requeue", "nodes", "ntasks", "open-mode", "output", "requeue", "signal", "wrap")
+_OURS = (
+    "array",
+    "cpus-per-task",
+    "no-requeue",
+    "nodes",
+    "ntasks",
+    "open-mode",
+    "output",
+    "requeue",
+    "signal",
+    "wrap",
+)
 _TEMPLATE = """\
 #!/bin/bash
 {directives}
@@ -106,7 +117,10 @@ class Slurm:
         for name in ("nodes", "ntasks", "cpus_per_task", "signal", "at_once"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError(f"{flag(name)} must be at least 1, not {number}")
-        texts = {name: (given,) if isinstance(given := getattr(self, name), str) else given or () for name in _MEANT}
+        texts = {
+            name: (given,) if isinstance(given := getattr(self, name), str) else given or ()
+            for name in _MEANT
+        }
         for name, text in ((name, text) for name, given in texts.items() for text in given):
             pattern, meant = _MEANT[name]
             if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
@@ -115,9 +129,13 @@ class Slurm:
             for ours in _OURS:
                 if ours.startswith(name):  # sbatch takes a beginning for the whole
                     meant = "" if name == ours else f", which sbatch may read as {ours},"
-                    raise InputError(f"--sbatch {name}{meant} is for the sweep to say: leave it out")
+                    raise InputError(
+                        f"--sbatch {name}{meant} is for the sweep to say: leave it out"
+                    )
         if self.nodes and self.nodes > self.ntasks:
-            raise InputError(f"--nodes {self.nodes} needs as many ranks: --ntasks {self.ntasks} is less")
+            raise InputError(
+                f"--nodes {self.nodes} needs as many ranks: --ntasks {self.ntasks} is less"
+            )
         if self.time and self.time.upper() != "UNLIMITED" and _seconds(self.time) <= self.signal:
             raise InputError(
                 f"--time {self.time} is over before runs are told to stop, --signal {self.signal} s earlier"
@@ -164,7 +182,9 @@ def submit(script: Path) -> str:
     """
     answer = _ask("sbatch", "--parsable", str(script)).strip()
     if not (job := re.match(r"\d+", answer, re.ASCII)):
-        raise InputError(f"--slurm: sbatch says {answer!r}, which is no number of a job: is {script} submitted?")
+        raise InputError(
+            f"--slurm: sbatch says {answer!r}, which is no number of a job: is {script} submitted?"
+        )
     return job[0]
 
 
@@ -182,7 +202,9 @@ def queued(folder: Path) -> dict[str, str]:
     if not scripts or not shutil.which("squeue"):
         return {}
     found = {}
-    for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o").splitlines():
+    for line in _ask(
+        "squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o"
+    ).splitlines():
         task, number, state, where, command = [*line.split("|", 4), "", "", "", ""][:5]
         if script := scripts.get(os.path.realpath(command)):
             found[_cell(script, number)] = f"task {task} {state.lower()} {where}"
@@ -199,13 +221,17 @@ def _cell(script: Path, number: str) -> str:
     try:
         return Path(read_bytes(cells).decode().split("\n")[int(number) - 1]).name
     except (OSError, ValueError, IndexError):
-        raise InputError(f"--slurm: {cells} is damaged: it has no cell for task {number} of the queue") from None
+        raise InputError(
+            f"--slurm: {cells} is damaged: it has no cell for task {number} of the queue"
+        ) from None
 
 
 def _check_paths(*paths: Path) -> None:
     for path in (*paths, Path.cwd(), Path(sys.executable)):
         if found := re.search(r'[\x00-\x1f\x7f\ud800-\udfff"\\]', str(path)):
-            raise InputError(f"--slurm: {str(path)!r} has {found[0]!r} in it, which a script of Slurm cannot say")
+            raise InputError(
+                f"--slurm: {str(path)!r} has {found[0]!r} in it, which a script of Slurm cannot say"
+            )
 
 
 def _check_setup(script: str, setup: Sequence[str]) -> None:
@@ -227,7 +253,9 @@ def _check_setup(script: str, setup: Sequence[str]) -> None:
             input=script.encode(), capture_output=True, env=environment, check=False,
         )  # fmt: skip
     except OSError as error:
-        raise InputError(f"--setup cannot be checked: bash cannot be started ({error.strerror})") from None
+        raise InputError(
+            f"--setup cannot be checked: bash cannot be started ({error.strerror})"
+        ) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         lines = "; ".join(map(repr, setup))
@@ -243,9 +271,13 @@ def _ask(*command: str) -> str:
         InputError: it is not there, or says no.
     """
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False
+        )
     except OSError as error:
-        raise InputError(f"--slurm: {command[0]} cannot be started ({error.strerror}): is this a cluster?") from None
+        raise InputError(
+            f"--slurm: {command[0]} cannot be started ({error.strerror}): is this a cluster?"
+        ) from None
     if done.returncode:
         said = re.sub(rf"\s*{command[0]}: (error: )?", " ", done.stderr).strip()
         raise InputError(f"--slurm: {command[0]} refuses: {said or f'exit code {done.returncode}'}")
@@ -256,18 +288,28 @@ def _free(slurm: Path) -> Path:
     """The script with the smallest number that is free."""
     make_directory(slurm)
     scripts = (slurm / f"{number}.sh" for number in count(1))
-    return next(each for each in scripts if not any(map(os.path.lexists, (each, each.with_suffix(".cells")))))
+    return next(
+        each
+        for each in scripts
+        if not any(map(os.path.lexists, (each, each.with_suffix(".cells"))))
+    )
 
 
 def _script(script: Path, tasks: int, options: Slurm) -> str:
-    cells, started = script.with_suffix(".cells"), f"--cpus-per-task={options.cpus_per_task} --wait={LATE}"
+    cells, started = (
+        script.with_suffix(".cells"),
+        f"--cpus-per-task={options.cpus_per_task} --wait={LATE}",
+    )
     return _TEMPLATE.format(
-        directives="\n".join(f"#SBATCH --{line}" for line in _directives(script.parent, tasks, options)),
+        directives="\n".join(
+            f"#SBATCH --{line}" for line in _directives(script.parent, tasks, options)
+        ),
         setup="\n".join(["{", *options.setup, "}\n"]) if options.setup else "",
         listed=cells.name,
         here=shlex.quote(os.getcwd()),
         cells=shlex.quote(str(cells)),
-        srun=f"srun {started} --kill-on-bad-exit=0" + (f" --mpi={options.mpi}" if options.mpi else ""),
+        srun=f"srun {started} --kill-on-bad-exit=0"
+        + (f" --mpi={options.mpi}" if options.mpi else ""),
         python=shlex.quote(sys.executable),
         after=_AGAIN.format(stopped=STOPPED) if options.requeue else "",
     )
@@ -291,4 +333,6 @@ def _seconds(time: str) -> int:
     days, dash, clock = time.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return int(days or 0) * 86400 + sum(
+        part * unit for part, unit in zip(parts, units, strict=False)
+    )

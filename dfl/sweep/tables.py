@@ -38,7 +38,12 @@ def cells(grid: Grid, sight: Sight) -> pd.DataFrame:
         varies = {field: shown(value) for field, value in cell.values.items()}
         rows.append({"name": cell.name, **varies, "status": seen.status, **seen.row})
     table = pd.DataFrame(rows, dtype=object)
-    return table[[*(name for name in table if name not in CLOCKS), *(name for name in CLOCKS if name in table)]]
+    return table[
+        [
+            *(name for name in table if name not in CLOCKS),
+            *(name for name in CLOCKS if name in table),
+        ]
+    ]
 
 
 def grouped(grid: Grid) -> list[str]:
@@ -81,8 +86,14 @@ def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 def measures(table: pd.DataFrame) -> tuple[str, ...]:
     """The columns worth a mean: accuracies and bytes, or the loss where nothing is called accuracy."""
-    there = [name for name in MEASURES if name in table and pd.to_numeric(table[name]).notna().any()]
-    return tuple(there) if "accuracy_mean" in there else tuple(n for n in ("train_loss", *there) if n in table)
+    there = [
+        name for name in MEASURES if name in table and pd.to_numeric(table[name]).notna().any()
+    ]
+    return (
+        tuple(there)
+        if "accuracy_mean" in there
+        else tuple(n for n in ("train_loss", *there) if n in table)
+    )
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
@@ -98,13 +109,20 @@ def screen(found: pd.DataFrame, by: Sequence[str]) -> Table:
     for name in by:
         table.add_column(name, no_wrap=True)
     table.add_column("seeds", justify="right")
-    columns = [each for name in names for each in (name, f"{name}_deviation") if each in names or found[each].any()]
+    columns = [
+        each
+        for name in names
+        for each in (name, f"{name}_deviation")
+        if each in names or found[each].any()
+    ]
     for name in columns:
         table.add_column(TITLES.get(str(name), "std"), justify="right", no_wrap=True)
     for row in found.to_dict("records"):
         seeds = f"{row['seeds']}" if row["seeds"] == row["of"] else f"{row['seeds']} of {row['of']}"
         table.add_row(
-            *(printable(str(row[name])) for name in by), seeds, *(_figure(str(name), row[name]) for name in columns)
+            *(printable(str(row[name])) for name in by),
+            seeds,
+            *(_figure(str(name), row[name]) for name in columns),
         )
     return table
 

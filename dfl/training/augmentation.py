@@ -91,7 +91,9 @@ class CropFlip(Augment):
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse what is no image, and shifts that leave nothing of one."""
         if len(shape) != 3:
-            raise InputError(f"--augment crop_flip needs images, not inputs of {'x'.join(map(str, shape))}")
+            raise InputError(
+                f"--augment crop_flip needs images, not inputs of {'x'.join(map(str, shape))}"
+            )
         if self.padding >= min(shape[1:]):
             raise InputError(
                 f"--augment crop_flip: padding must be less than a side of the images, {min(shape[1:])}, "
@@ -104,9 +106,14 @@ class CropFlip(Augment):
         down, right, mirrored = batch.draw("crop and flip", 3).unsqueeze(3).unbind(2)
         row, column = (torch.arange(side, device=examples.device) for side in (height, width))
         column = torch.where(mirrored < self.flip, width - 1 - column, column)
-        row, column = row + self._shift(down), column + self._shift(right)  # (a, b, height) and (a, b, width)
+        row, column = (
+            row + self._shift(down),
+            column + self._shift(right),
+        )  # (a, b, height) and (a, b, width)
         inside = _within(row, height).unsqueeze(3) & _within(column, width).unsqueeze(2)
-        places = row.clamp(0, height - 1).unsqueeze(3) * width + column.clamp(0, width - 1).unsqueeze(2)
+        places = row.clamp(0, height - 1).unsqueeze(3) * width + column.clamp(
+            0, width - 1
+        ).unsqueeze(2)
         return torch.where(inside.unsqueeze(2), rearranged(examples, places.flatten(2)), zero)
 
     def _shift(self, drawn: Tensor) -> Tensor:

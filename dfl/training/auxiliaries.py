@@ -86,7 +86,9 @@ def check(flag: str, hidden: tuple[int, ...], behind: int) -> None:
         InputError: one of them is out of its range.
     """
     if not all(1 <= width <= WIDEST for width in hidden):
-        raise InputError(f"{flag}: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}")
+        raise InputError(
+            f"{flag}: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}"
+        )
     if behind < 1:
         raise InputError(f"{flag}: behind must be at least 1, not {behind}")
 
@@ -210,4 +212,6 @@ class Jigsaw(Puzzle):
         places = torch.arange(height * width).view(height, width)
         pieces = [piece for half in places.chunk(2, 0) for piece in half.chunk(2, 1)]
         orders = [[pieces[k] for k in order] for order in permutations(range(4))]
-        return torch.stack([torch.cat([torch.cat(p[:2], 1), torch.cat(p[2:], 1)]).flatten() for p in orders])
+        return torch.stack(
+            [torch.cat([torch.cat(p[:2], 1), torch.cat(p[2:], 1)]).flatten() for p in orders]
+        )

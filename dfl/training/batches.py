@@ -57,7 +57,9 @@ class Batch:
         """
         (seed, peers, t, k), (a, b) = self.address, self.index.shape
         n = b * math.prod(shape)
-        return randomness.uniform(seed, purpose, peers, t, k, n=n, device=self.index.device).view(a, b, *shape)
+        return randomness.uniform(seed, purpose, peers, t, k, n=n, device=self.index.device).view(
+            a, b, *shape
+        )
 
 
 def widths(sizes: Ints, batch_size: int) -> Ints:
@@ -85,11 +87,17 @@ def groups(task: Task) -> list[Ints]:
     if not task.solver.batched:
         return list(order[:, None])
     parts = []
-    for members in np.split(order, np.flatnonzero(np.diff(padded[order])) + 1) if len(order) else ():
+    for members in (
+        np.split(order, np.flatnonzero(np.diff(padded[order])) + 1) if len(order) else ()
+    ):
         each = max(task.spec.d, int(padded[members[0]]) * task.train.inputs[:1].numel())
         many = max(2, ROOM.get(task.device.type, ROOM["cpu"]) // each)
         parts += np.split(members, range(many, len(members), many))
-    return parts if task.alone else [np.insert(part, 0, part[0]) if _goes_on(steps[part]) else part for part in parts]
+    return (
+        parts
+        if task.alone
+        else [np.insert(part, 0, part[0]) if _goes_on(steps[part]) else part for part in parts]
+    )
 
 
 def _goes_on(steps: Ints) -> bool:
@@ -139,16 +147,23 @@ class _Orders:
         if (low, high) != (self.first, self.first + len(self.drawn) - 1):
             kept = list(self.drawn[low - self.first :])
             later = range(low + len(kept), high + 1)
-            new = [randomness.permutations(*self.address, e, sizes=self.sizes, device=self.device) for e in later]
+            new = [
+                randomness.permutations(*self.address, e, sizes=self.sizes, device=self.device)
+                for e in later
+            ]
             self.first, self.drawn = low, torch.stack([*kept, *new])
         return self.drawn
 
 
-def _padded(orders: Tensor, epoch: Ints, first: Ints, size: tuple[Ints, int]) -> tuple[Tensor, Tensor]:
+def _padded(
+    orders: Tensor, epoch: Ints, first: Ints, size: tuple[Ints, int]
+) -> tuple[Tensor, Tensor]:
     """Batches of unequal length: places (a, b) among each peer's examples, 0 behind its own, and weights (a, b)."""
     (counts, b), (_, lanes, longest) = size, orders.shape
     real = np.arange(b) < counts[:, None]
     place = np.minimum(first[:, None] + np.arange(b), longest - 1)
     flat = (epoch * lanes + np.arange(len(counts)))[:, None] * longest + place
-    mask, weight = (torch.from_numpy(each).to(orders.device) for each in (real, real / counts[:, None]))
+    mask, weight = (
+        torch.from_numpy(each).to(orders.device) for each in (real, real / counts[:, None])
+    )
     return orders.take(torch.from_numpy(flat).to(orders.device)) * mask, weight

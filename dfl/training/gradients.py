@@ -47,7 +47,9 @@ def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: flo
         v[name].sub_(y[name] * (rate * decay))
 
 
-def _by_products(v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch], rate: float) -> None:
+def _by_products(
+    v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch], rate: float
+) -> None:
     """Forward and backward through dense layers; a product with the batch adds each gradient to its velocity."""
     inputs, labels, batch = seen
     theta, out = task.solver.momentum, [inputs.flatten(2)]
@@ -71,7 +73,9 @@ def _slope(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
     if task.classes and task.loss is cross_entropy:
         slope = torch.softmax(out, 2)
         at = labels.unsqueeze(2)
-        return slope.scatter_add_(2, at, slope.new_full((1, 1, 1), -1.0).expand_as(at)).mul_(weight.unsqueeze(2))
+        return slope.scatter_add_(2, at, slope.new_full((1, 1, 1), -1.0).expand_as(at)).mul_(
+            weight.unsqueeze(2)
+        )
     out = out.detach().requires_grad_()
     (slope,) = torch.autograd.grad(mean_loss(out, labels, weight, task.loss), out)
     return slope
@@ -83,15 +87,25 @@ def _slopes(
     """The gradients of all parameters, by torch."""
     inputs, labels, batch = seen
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-    loss = mean_loss(task.outputs(leaves | masks(task, batch), inputs), labels, batch.weight, task.loss)
-    slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # zeros for an unused parameter
+    loss = mean_loss(
+        task.outputs(leaves | masks(task, batch), inputs), labels, batch.weight, task.loss
+    )
+    slopes = torch.autograd.grad(
+        loss, list(leaves.values()), materialize_grads=True
+    )  # zeros for an unused parameter
     return dict(zip(leaves, slopes, strict=True))
 
 
 def masks(task: Task, batch: Batch) -> Parameters:
     """What replaces the masks (a, b, units) of Dropout layers in a step, drawn for each layer, example and unit."""
-    drawn = ((name, layer.rate, batch.draw(f"dropout {name}", layer.units)) for name, layer in task.dropouts.items())
-    return {f"{name}.mask": (numbers >= rate).to(task.dtype).div_(1 - rate) for name, rate, numbers in drawn}
+    drawn = (
+        (name, layer.rate, batch.draw(f"dropout {name}", layer.units))
+        for name, layer in task.dropouts.items()
+    )
+    return {
+        f"{name}.mask": (numbers >= rate).to(task.dtype).div_(1 - rate)
+        for name, rate, numbers in drawn
+    }
 
 
 def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor:

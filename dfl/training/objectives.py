@@ -56,7 +56,9 @@ class Adversary:
         check(self.flag, self.hidden, self.behind)
         for name in ("lambda_local", "lambda_global"):
             if not getattr(self, name) >= 0:
-                raise InputError(f"{self.flag}: {name} must be at least 0, not {getattr(self, name)}")
+                raise InputError(
+                    f"{self.flag}: {name} must be at least 0, not {getattr(self, name)}"
+                )
 
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
         """The loss (n,) of what is said (n, k) of k attributes.
@@ -64,7 +66,9 @@ class Adversary:
         As a softmax of two, 0 and s, whose rows are worked out alike wherever they lie: torch's sigmoid rounds
         differently at the end of an array, and where that is depends on who trains together.
         """
-        each = cross_entropy(torch.stack([torch.zeros_like(said), said], 2).flatten(0, 1), wanted.flatten())
+        each = cross_entropy(
+            torch.stack([torch.zeros_like(said), said], 2).flatten(0, 1), wanted.flatten()
+        )
         return each.view(said.shape).mean(1)
 
 
@@ -135,7 +139,9 @@ class Objective:
             sizes["adversary"] = (*self.adversary.hidden, _attributes(common, self.adversary.flag))
         assert first is not None
         whole, nets = split(module, first.behind, sizes, (shape, first.flag))
-        if not any(value.is_meta for value in module.parameters()):  # the caller's own, whose values are the start
+        if not any(
+            value.is_meta for value in module.parameters()
+        ):  # the caller's own, whose values are the start
             spec = Spec.of(nets)
             row = draw(nets, spec, seed, [0])[0].to(next(module.parameters()).dtype)
             nets.load_state_dict(spec.views(row), assign=True)
@@ -162,7 +168,9 @@ class Objective:
         if set(moving).isdisjoint(_parts(task)["f"]):
             with torch.no_grad():
                 point = say(seen[0], part="f")
-            return _back(self._deception(say, point, task, seen), leaves, _parts(task)["adversary"])[0]
+            return _back(
+                self._deception(say, point, task, seen), leaves, _parts(task)["adversary"]
+            )[0]
         return self._descent(say, leaves, task, seen)
 
     def _descent(self, say: Say, leaves: Parameters, task: Task, seen: Seen) -> Parameters:
@@ -177,7 +185,9 @@ class Objective:
             posed, wanted = self.auxiliary.pose(inputs, labels, batch)
             shown = h if posed is inputs else say(posed, part="f")
             other = shown.detach().requires_grad_()
-            loss = mean_loss(say(other, part="auxiliary"), wanted, batch.weight, self.auxiliary.loss)
+            loss = mean_loss(
+                say(other, part="auxiliary"), wanted, batch.weight, self.auxiliary.loss
+            )
             more, slope = _back(loss, leaves, parts["auxiliary"], other)
             found |= more
             felt.append((shown, slope * self.auxiliary.weight))
@@ -196,7 +206,9 @@ class Objective:
         return mean_loss(say(point, part="adversary"), wanted, seen[2].weight, self.adversary.loss)
 
 
-def _back(loss: Tensor, leaves: Parameters, names: Sequence[str], *points: Tensor) -> tuple[Parameters, Tensor]:
+def _back(
+    loss: Tensor, leaves: Parameters, names: Sequence[str], *points: Tensor
+) -> tuple[Parameters, Tensor]:
     """The gradients of a loss by some parameters, and by a point."""
     found = torch.autograd.grad(loss, [*(leaves[name] for name in names), *points])
     return dict(zip(names, found, strict=False)), found[-1]

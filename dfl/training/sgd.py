@@ -113,7 +113,9 @@ def _by_kind(x: Tensor, task: Task, t: int) -> Tensor:
     return z
 
 
-def _step(held: tuple[Parameters, Parameters, Parameters], task: Task, batch: Batch, rate: float) -> None:
+def _step(
+    held: tuple[Parameters, Parameters, Parameters], task: Task, batch: Batch, rate: float
+) -> None:
     """Move velocities and models, turn by turn; what does not move in a turn keeps its velocity, too."""
     v, y, origin = held
     for names in task.turns:

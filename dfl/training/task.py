@@ -96,7 +96,9 @@ class Examples:
     protected: Tensor | None = None
 
     @classmethod
-    def of(cls, inputs: Tensor, labels: Tensor, sizes: Ints, protected: Tensor | None = None) -> Examples:
+    def of(
+        cls, inputs: Tensor, labels: Tensor, sizes: Ints, protected: Tensor | None = None
+    ) -> Examples:
         """All examples that there are."""
         return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes, protected)
 
@@ -107,7 +109,9 @@ class Examples:
     def subset(self, chosen: Sequence[Ints]) -> Examples:
         """Return the examples at some positions (sizes[i],) among those of each peer."""
         index = [start + each for start, each in zip(self.starts, chosen, strict=True)]
-        flat = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *index])).to(self.inputs.device)
+        flat = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *index])).to(
+            self.inputs.device
+        )
         inputs, labels = (of.index_select(0, flat) for of in (self.inputs, self.labels))
         return Examples.of(inputs, labels, np.array([len(each) for each in index], np.int64))
 
@@ -115,7 +119,9 @@ class Examples:
         """Inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
         flat = index.flatten()
         inputs, labels = (of.index_select(0, flat) for of in (self.inputs, self.labels))
-        return inputs.view(*index.shape, *inputs.shape[1:]), labels.view(*index.shape, *labels.shape[1:])
+        return inputs.view(*index.shape, *inputs.shape[1:]), labels.view(
+            *index.shape, *labels.shape[1:]
+        )
 
 
 @dataclass(frozen=True)
@@ -176,8 +182,14 @@ class Task:
         cut = {name: _cut(getattr(solver, name), here) for name in ("epochs", "steps", "most")}
         solver = replace(solver, **cut)
         if work is not None:
-            solver = replace(solver, steps=work) if np.any(solver.steps) else replace(solver, epochs=work)
-        return replace(self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver)
+            solver = (
+                replace(solver, steps=work)
+                if np.any(solver.steps)
+                else replace(solver, epochs=work)
+            )
+        return replace(
+            self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver
+        )
 
     def paced(self, share: NDArray[np.float64]) -> Task:
         """The same problem where peers have the time for a share (p,) of their steps, but for one at least if not 0."""
@@ -217,7 +229,9 @@ class Task:
         On one thread torch's batched products of one matrix are bit-equal to those of several, unless a dimension is
         one, when a product becomes one of a matrix and a vector; so it was on 700 shapes, and in the layout tests.
         """
-        widths = [n for layer in self.dense for n in self.spec.shapes[self.spec.names.index(layer.weight)]]
+        widths = [
+            n for layer in self.dense for n in self.spec.shapes[self.spec.names.index(layer.weight)]
+        ]
         return bool(widths) and min(*widths, *self.padded) > 1 and self._one_thread
 
     def inputs(self, raw: Tensor) -> Tensor:
@@ -235,7 +249,9 @@ class Task:
         """The parameters that move together in a local step, turn by turn; without an adversary there is one turn."""
         return self.objective.turns(self.spec.names) if self.objective else (self.spec.names,)
 
-    def outputs(self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True, part: str = "") -> Tensor:
+    def outputs(
+        self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True, part: str = ""
+    ) -> Tensor:
         """What models say.
 
         A lone model is computed twice in a batch of its own, for the reason that `dfl.training.batches.groups` gives.
@@ -253,16 +269,22 @@ class Task:
         say = partial(self.output, part=part) if part else self.output
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
-            return torch.stack([say(row, inputs[i] if each else inputs) for i, row in enumerate(rows)])
+            return torch.stack(
+                [say(row, inputs[i] if each else inputs) for i, row in enumerate(rows)]
+            )
         if a == 1:
-            parameters = {name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()}
+            parameters = {
+                name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()
+            }
             inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
         out: Tensor = torch.func.vmap(say, in_dims=(0, 0 if each else None))(parameters, inputs)
         return out[:a]
 
     def output(self, parameters: dict[str, Tensor], inputs: Tensor, part: str = "") -> Tensor:
         """What one model, or a part of it, says of inputs (n, *shape), (n, ...)."""
-        out: Tensor = torch.func.functional_call(self.module, parameters, (inputs, part) if part else (inputs,))
+        out: Tensor = torch.func.functional_call(
+            self.module, parameters, (inputs, part) if part else (inputs,)
+        )
         return out
 
     @cached_property

@@ -25,7 +25,10 @@ def batches(job: jobs.Job, inputs: torch.Tensor, labels: torch.Tensor) -> Iterab
     """The batches of an epoch, in a random order: by a DataLoader as in the tutorial, or cut from the tensors."""
     if job.style == "tutorial":
         return DataLoader(TensorDataset(inputs, labels), batch_size=job.batch_size, shuffle=True)
-    return ((inputs[batch], labels[batch]) for batch in torch.randperm(job.examples).split(job.batch_size))
+    return (
+        (inputs[batch], labels[batch])
+        for batch in torch.randperm(job.examples).split(job.batch_size)
+    )
 
 
 def train(job: jobs.Job, message: Any, context: Any) -> Any:

@@ -43,7 +43,9 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
     def _serve(grid: Any, context: Any) -> None:
         net = jobs.network(job)
         losses.append(jobs.loss(net, job))
-        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=job.peers, min_available_nodes=job.peers)
+        strategy = FedAvg(
+            fraction_evaluate=0.0, min_train_nodes=job.peers, min_available_nodes=job.peers
+        )
         result = strategy.start(
             grid=grid,
             initial_arrays=ArrayRecord(net.state_dict()),
@@ -53,7 +55,10 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
         net.load_state_dict(result.arrays.to_torch_state_dict())
         losses.append(jobs.loss(net, job))
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": job.processes}}
+    resources = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": job.processes},
+    }
     run_simulation(server, client, num_supernodes=job.peers, backend_config=resources)
     return ends, (losses[0], losses[1])
 

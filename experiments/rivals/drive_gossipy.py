@@ -66,9 +66,14 @@ def model(job: jobs.Job) -> Any:
 
 def simulator(job: jobs.Job) -> GossipSimulator:
     """Nodes with their data and models, ready to start."""
-    inputs, labels = (torch.from_numpy(each.reshape(-1, *each.shape[2:])) for each in jobs.data(job))
+    inputs, labels = (
+        torch.from_numpy(each.reshape(-1, *each.shape[2:])) for each in jobs.data(job)
+    )
     dispatcher = DataDispatcher(
-        ClassificationDataHandler(inputs, labels, test_size=0), job.peers, eval_on_user=False, auto_assign=False
+        ClassificationDataHandler(inputs, labels, test_size=0),
+        job.peers,
+        eval_on_user=False,
+        auto_assign=False,
     )
     own = np.arange(job.peers * job.examples).reshape(job.peers, job.examples).tolist()
     dispatcher.set_assignments(own, None)
@@ -89,7 +94,9 @@ def simulator(job: jobs.Job) -> GossipSimulator:
 def at_home(run: GossipSimulator, job: jobs.Job) -> float:
     """The mean loss of the first nodes on their own examples: labels are random, so nothing else can be learned."""
     nodes = range(min(job.peers, 16))
-    return float(np.mean([jobs.loss(run.nodes[i].model_handler.model, job, slice(i, i + 1)) for i in nodes]))
+    return float(
+        np.mean([jobs.loss(run.nodes[i].model_handler.model, job, slice(i, i + 1)) for i in nodes])
+    )
 
 
 def main() -> None:

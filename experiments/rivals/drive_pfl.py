@@ -63,7 +63,9 @@ class Watch(TrainingProcessCallback):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
         return Metrics()
 
-    def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+    def after_central_iteration(
+        self, metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Any]:
         """Note the time, and go on."""
         self.ends.append(time.perf_counter())
         return False, Metrics()
@@ -72,7 +74,10 @@ class Watch(TrainingProcessCallback):  # type: ignore[misc]
 def users(job: jobs.Job) -> FederatedDataset:
     """Everyone's examples, as tensors in memory."""
     inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))
-    made = [PyTorchTensorDataset((inputs[user], labels[user]), user_id=str(user)) for user in range(job.peers)]
+    made = [
+        PyTorchTensorDataset((inputs[user], labels[user]), user_id=str(user))
+        for user in range(job.peers)
+    ]
     return FederatedDataset(made.__getitem__, MinimizeReuseUserSampler(list(range(job.peers))))
 
 
@@ -88,8 +93,14 @@ def drive(job: jobs.Job) -> tuple[Watch, tuple[float, float]]:
             val_cohort_size=None,
         ),
         SimulatedBackend(everyone, everyone),
-        PyTorchModel(net, partial(torch.optim.SGD, momentum=jobs.MOMENTUM), torch.optim.SGD(net.parameters(), 1.0)),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=jobs.LR, local_batch_size=job.batch_size),
+        PyTorchModel(
+            net,
+            partial(torch.optim.SGD, momentum=jobs.MOMENTUM),
+            torch.optim.SGD(net.parameters(), 1.0),
+        ),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=jobs.LR, local_batch_size=job.batch_size
+        ),
         callbacks=[watch],
         send_metrics_to_platform=False,
     )

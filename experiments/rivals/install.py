@@ -35,7 +35,9 @@ STAND_IN = '"""Stands in for torchvision, which gossipy imports for its data set
 
 
 def install(
-    *, envs: Path = ENVS, only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(RIVALS)
+    *,
+    envs: Path = ENVS,
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(RIVALS),
 ) -> None:
     """Install the rivals.
 
@@ -72,7 +74,9 @@ def make(envs: Path, rival: str) -> None:
     _run(sys.executable, "-m", "venv", str(own.parents[1]))
     _run(str(own), "-m", "pip", "install", "--quiet", *RIVALS[rival], *COMMON)
     if rival == "gossipy":
-        place = _run(str(own), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        place = _run(
+            str(own), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+        ).strip()
         (Path(place) / "torchvision.py").write_text(STAND_IN)
     _note(envs, rival).write_text(_asked(rival))
 
@@ -88,7 +92,9 @@ def _asked(rival: str) -> str:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise dfl.InputError(f"{' '.join(command)}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        raise dfl.InputError(
+            f"{' '.join(command)}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+        )
     return done.stdout
 
 

@@ -45,7 +45,16 @@ class Job:
 def read(words: Sequence[str] | None = None) -> Job:
     """The job that a command line asks for."""
     parser = argparse.ArgumentParser()
-    for name in ("peers", "examples", "features", "batch-size", "rounds", "warm-up", "processes", "threads"):
+    for name in (
+        "peers",
+        "examples",
+        "features",
+        "batch-size",
+        "rounds",
+        "warm-up",
+        "processes",
+        "threads",
+    ):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--hidden", type=int, nargs="*", default=[])
     parser.add_argument("--style", choices=("lean", "tutorial"), default="lean")
@@ -63,17 +72,25 @@ def data(job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def network(job: Job) -> torch.nn.Sequential:
     """The perceptron, softmax regression where no layer is hidden; it begins alike in every process."""
     sizes, generator = (job.features, *job.hidden, CLASSES), torch.Generator().manual_seed(0)
-    layers = [layer for pair in pairwise(sizes) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+    layers = [
+        layer for pair in pairwise(sizes) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())
+    ]
     net = torch.nn.Sequential(*layers[:-1])
     for weight in net.parameters():
-        torch.nn.init.uniform_(weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5, generator=generator)
+        torch.nn.init.uniform_(
+            weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5, generator=generator
+        )
     return net
 
 
 @torch.no_grad()
-def loss(model: Callable[[torch.Tensor], torch.Tensor], job: Job, users: slice = slice(None)) -> float:
+def loss(
+    model: Callable[[torch.Tensor], torch.Tensor], job: Job, users: slice = slice(None)
+) -> float:
     """A model's mean loss on the examples of some users; of everyone where it is not said."""
-    inputs, labels = (torch.from_numpy(each[users].reshape(-1, *each.shape[2:])) for each in data(job))
+    inputs, labels = (
+        torch.from_numpy(each[users].reshape(-1, *each.shape[2:])) for each in data(job)
+    )
     return float(torch.nn.functional.cross_entropy(model(inputs), labels))
 
 
@@ -94,6 +111,10 @@ def tell(job: Job, package: str, ends: Sequence[float], losses: tuple[float, flo
     if not losses[1] < losses[0]:
         sys.exit(f"{package} did not train: its loss went from {losses[0]:.4f} to {losses[1]:.4f}")
     seconds = np.diff(ends)[job.warm_up :].tolist()
-    answer: dict[str, Any] = {"peers": job.peers, "processes": job.processes, "threads": job.threads}
+    answer: dict[str, Any] = {
+        "peers": job.peers,
+        "processes": job.processes,
+        "threads": job.threads,
+    }
     versions = {"version": version(package), "torch": torch.__version__}
     print(json.dumps({**answer, **versions, "losses": losses, "seconds": seconds}), flush=True)

@@ -94,7 +94,9 @@ def answer(setup: Setup, work: str, terms: Terms) -> dict[str, Any]:
         timeout=PATIENCE,
     )
     if done.returncode:
-        raise dfl.InputError(f"{setup} on {work}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        raise dfl.InputError(
+            f"{setup} on {work}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+        )
     return _read(done.stdout, setup, terms)
 
 
@@ -109,19 +111,34 @@ def _read(printed: str, setup: Setup, terms: Terms) -> dict[str, Any]:
 
 def _environment(threads: int) -> Mapping[str, str]:
     """Ours without what would change theirs; the number of threads for those who read it before torch is asked."""
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     return own | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _ours(setup: Setup, work: str, terms: Terms) -> list[str]:
     ranks = [mpirun("two ranks need"), "-n", str(setup.processes)] if setup.processes > 1 else []
-    numbers = {"work": work, "rounds": terms.rounds, "warm-up": terms.warm_up, "threads": setup.threads}
+    numbers = {
+        "work": work,
+        "rounds": terms.rounds,
+        "warm-up": terms.warm_up,
+        "threads": setup.threads,
+    }
     return [*ranks, sys.executable, "-m", "experiments.stopwatch", *_flags(numbers)]
 
 
 def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
     several = setup.system == "pfl" and setup.processes > 1
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(setup.processes), "-m"]
+    torchrun = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(setup.processes),
+        "-m",
+    ]
     numbers = {
         "peers": it.peers,
         "examples": it.examples,
@@ -134,7 +151,13 @@ def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
         "style": setup.style,
     }
     driver = [*(torchrun if several else []), f"rivals.drive_{setup.system}", *_flags(numbers)]
-    return [str(python(terms.envs, setup.system)), "-m", *driver, "--hidden", *map(str, HIDDEN[it.model])]
+    return [
+        str(python(terms.envs, setup.system)),
+        "-m",
+        *driver,
+        "--hidden",
+        *map(str, HIDDEN[it.model]),
+    ]
 
 
 def _flags(numbers: Mapping[str, object]) -> Iterator[str]:

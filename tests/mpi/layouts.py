@@ -38,17 +38,26 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     assert set(METHODS) == set(ALGORITHMS), "a new algorithm needs a line here"
     assert set(MESSAGES) == set(COMPRESSORS), "a new compressor needs a line here"
     methods, messages = [*chain(*METHODS.values())], [*chain(*MESSAGES.values())]
-    sending = [pair for pair in product(methods, messages) if pair[0] not in SILENT or pair[1] == "none"]
-    for k, (method, message) in enumerate([*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]):
+    sending = [
+        pair for pair in product(methods, messages) if pair[0] not in SILENT or pair[1] == "none"
+    ]
+    for k, (method, message) in enumerate(
+        [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
+    ):
         graph = GRAPHS[k % len(GRAPHS)] if ALGORITHMS[method.partition(":")[0]].gossips else None
         yield (
             name(f"{k:02}", method, message, str(graph)),
             setting(k, algorithm=method, compressor=message, topology=graph),
         )
-    for k, partition in enumerate(name for name in PARTITIONS if name != "natural"):  # digits come in no groups
+    for k, partition in enumerate(
+        name for name in PARTITIONS if name != "natural"
+    ):  # digits come in no groups
         spec = PARTITION_SPECS.get(partition, partition)
         yield partition, setting(k, partition=spec, validation=0.2, bits=4)
-        yield f"{partition}-steps", setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4)
+        yield (
+            f"{partition}-steps",
+            setting(k + 1, partition=spec, local_steps=5, init="independent", bits=4),
+        )
     yield from lies()
     yield from splits()
     yield from steps()
@@ -56,19 +65,36 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
-    yield "threads-together", setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3")
+    yield (
+        "threads-together",
+        setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3"),
+    )
     yield "threads", setting(0, model="2nn", threads=2, bits=4, examples_per_peer=20)
     clouds = "gaussian:features=16,examples=300,test=900"
-    yield "together", setting(0, ensemble=True, dataset=clouds, eval_examples=700, peers=5, attack="sign_flip:peers=3")
-    yield "full-batch", setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine")
+    yield (
+        "together",
+        setting(
+            0, ensemble=True, dataset=clouds, eval_examples=700, peers=5, attack="sign_flip:peers=3"
+        ),
+    )
+    yield (
+        "full-batch",
+        setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine"),
+    )
 
 
 def splits() -> Iterator[tuple[str, dfl.Run]]:
     """A part of the models is shared: with a server and over graphs, from the start and after some rounds."""
-    served = {"algorithm": "fedavg:fraction=0.4,weighting=gradient,push=everyone", "share": "head:1"}
+    served = {
+        "algorithm": "fedavg:fraction=0.4,weighting=gradient,push=everyone",
+        "share": "head:1",
+    }
     yield "split-server", setting(0, **served)
     yield "split-server-later", setting(1, **served, pretrain="1", bits=4)
-    yield "split-graph", setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie")
+    yield (
+        "split-graph",
+        setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie"),
+    )
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
     yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
 
@@ -78,11 +104,20 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
     uneven = {"partition": "dirichlet:alpha=0.3", "momentum": 0.5}
     yield (
         "draws",
-        setting(1, **uneven, model="mlp:hidden=12+8,dropout=0.3", augment="crop_flip:padding=2", local_epochs=2),
+        setting(
+            1,
+            **uneven,
+            model="mlp:hidden=12+8,dropout=0.3",
+            augment="crop_flip:padding=2",
+            local_epochs=2,
+        ),
     )
     yield "auxiliary", setting(0, **uneven, auxiliary="jigsaw:hidden=9", bits=4)
     for engine in ("batched", "loop"):
-        hidden = {"adversary": "adversary:lambda_global=0.5,lambda_local=0.2", "auxiliary": "autoencoder"}
+        hidden = {
+            "adversary": "adversary:lambda_global=0.5,lambda_local=0.2",
+            "auxiliary": "autoencoder",
+        }
         few = {"peers": 7, "eval_examples": 20, "batch_size": 3}
         yield f"adversary-{engine}", setting(0, **uneven, **hidden, **few, engine=engine)
 
@@ -90,12 +125,28 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
 def losses() -> Iterator[tuple[str, dfl.Run]]:
     """Faults of every kind: of links and peers and their work, over graphs and with a server, with and without lies."""
     assert {"link_loss", "burst", "outage", "leave", "join", "stragglers"} == set(FAULTS) - {"none"}
-    links, peers = "link_loss:p=0.3", "outage:p=0.2,length=2+leave:peers=7,at=1+join:peers=2+3,at=2+stragglers"
+    links, peers = (
+        "link_loss:p=0.3",
+        "outage:p=0.2,length=2+leave:peers=7,at=1+join:peers=2+3,at=2+stragglers",
+    )
     yield "lost-edges", setting(0, topology="small_world:k=4,p=0.3", bits=3, faults=links)
     yield "lost-bursts", setting(1, topology="ring", faults="burst:p=0.4,length=3")
-    yield "lost-peers", setting(0, topology="exponential", faults=peers, partition="dirichlet:alpha=0.3")
-    yield "lost-server", setting(1, algorithm="fedavg:fraction=0.7,stragglers=0.3", bits=6, faults=f"{links}+{peers}")
-    yield "lost-changing", setting(0, topology="one_peer_exponential", bits=3, attack="alie", faults=f"{links}+{peers}")
+    yield (
+        "lost-peers",
+        setting(0, topology="exponential", faults=peers, partition="dirichlet:alpha=0.3"),
+    )
+    yield (
+        "lost-server",
+        setting(
+            1, algorithm="fedavg:fraction=0.7,stragglers=0.3", bits=6, faults=f"{links}+{peers}"
+        ),
+    )
+    yield (
+        "lost-changing",
+        setting(
+            0, topology="one_peer_exponential", bits=3, attack="alie", faults=f"{links}+{peers}"
+        ),
+    )
     lying = {"attack": "dissensus:peers=1+9", "aggregator": "clipping:tau=1"}
     yield "lost-lies", setting(0, topology="small_world:k=4,p=0.3", **lying, faults=links)
 
@@ -103,20 +154,33 @@ def losses() -> Iterator[tuple[str, dfl.Run]]:
 def lies() -> Iterator[tuple[str, dfl.Run]]:
     """Every attack against a mean, every aggregator against an attack; with a server and over a graph."""
     for k, attack in enumerate(ATTACKS):
-        method = {"adaptive": "fltrust:root=20", "dissensus": "dfedavgm"}.get(attack, "fedavg:fraction=0.7")
+        method = {"adaptive": "fltrust:root=20", "dissensus": "dfedavgm"}.get(
+            attack, "fedavg:fraction=0.7"
+        )
         yield (
             name("server", attack),
-            setting(k, algorithm=method, attack=attack, bits=None if k % 2 or method == "dfedavgm" else 6),
+            setting(
+                k,
+                algorithm=method,
+                attack=attack,
+                bits=None if k % 2 or method == "dfedavgm" else 6,
+            ),
         )
         if attack not in ("adaptive", "none"):
-            yield name("graph", attack), setting(k, topology="small_world:k=4,p=0.3", attack=attack, rounds=2)
+            yield (
+                name("graph", attack),
+                setting(k, topology="small_world:k=4,p=0.3", attack=attack, rounds=2),
+            )
     for attack in ("gaussian:peers=2+5", "trim"):
         changing = {"topology": "one_peer_exponential", "bits": 3, "attack": attack}
         yield name("edges", attack), setting(0, **changing)
     for k, rule in enumerate(AGGREGATORS):
         spec = f"{rule}:f=1" if rule in ("krum", "multi_krum", "trimmed_mean") else rule
         method = "fltrust:root=20" if rule == "fltrust" else "fedavg"
-        yield name("server", "rule", rule), setting(k, algorithm=method, aggregator=spec, attack="alie")
+        yield (
+            name("server", "rule", rule),
+            setting(k, algorithm=method, aggregator=spec, attack="alie"),
+        )
         yield (
             name("graph", "rule", rule),
             setting(k, topology="regular:k=4", aggregator=spec, attack="sign_flip:peers=3"),
@@ -124,7 +188,13 @@ def lies() -> Iterator[tuple[str, dfl.Run]]:
 
 
 def setting(k: int, **values: object) -> dfl.Run:
-    few = {"rounds": 3, "eval_every": 2, "model": "mlp:hidden=12", "eval_examples": 100, "peers": 16 + k % 2}
+    few = {
+        "rounds": 3,
+        "eval_every": 2,
+        "model": "mlp:hidden=12",
+        "eval_examples": 100,
+        "peers": 16 + k % 2,
+    }
     return dfl.Run(**{**few, **values})  # type: ignore[arg-type]
 
 

@@ -38,14 +38,18 @@ def test_every_verb_is_the_same_turns_on_every_rank(world: World) -> None:
         lambda: world.everywhere(rows),
         lambda: world.rows(world.columns(rows, cut, counts), cut, counts),
         lambda: world.smallest(world.rank, 1),
-        lambda: world.exchange(link, (np.zeros(1, np.uint8), [1], [0]), (np.zeros(1, np.uint8), [1], [0])),
+        lambda: world.exchange(
+            link, (np.zeros(1, np.uint8), [1], [0]), (np.zeros(1, np.uint8), [1], [0])
+        ),
         lambda: world.beside,
     )
     seen = [turns()]
     for verb in verbs:
         verb()
         seen.append(turns())
-        assert world.size == 1 or seen[-1] > seen[-2] + 1  # besides the one in which turns are compared
+        assert (
+            world.size == 1 or seen[-1] > seen[-2] + 1
+        )  # besides the one in which turns are compared
     assert not world.pulse.waiting
 
 
@@ -57,7 +61,9 @@ def test_ranks_see_each_other_until_all_are_done(world: World) -> None:
         shown = [read(parent / "run" / "heartbeats" / str(rank)) for rank in range(world.size)]
         if world.size > 1:
             assert [each.rank for each in shown if each] == list(range(world.size))
-            names = json.loads(world.from_root(lambda: json.dumps([each.pid for each in shown if each]).encode()))
+            names = json.loads(
+                world.from_root(lambda: json.dumps([each.pid for each in shown if each]).encode())
+            )
             assert len(set(names)) == world.size
         world.smallest(0)
     world.smallest(0)

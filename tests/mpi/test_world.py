@@ -71,10 +71,14 @@ def test_the_smallest_number_wins(world: World) -> None:
 @pytest.mark.parametrize("topology", ["ring", "complete", "star", "exponential"])
 @pytest.mark.parametrize("peers", [5, 16, 23])
 def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: int) -> None:
-    weights = build(TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)).weights
+    weights = build(
+        TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)
+    ).weights
     layout = Layout(peers, world.size)
     network, mine = Network(layout, weights, world, Speech(Exact()), 0), layout.block(world.rank)
-    rows = torch.arange(mine.start, mine.stop, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
+    rows = (
+        torch.arange(mine.start, mine.stop, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
+    )
     got = Net(network, 0).share(rows).average()
     expected = weights[0][mine.start : mine.stop] @ np.arange(peers)
     np.testing.assert_allclose(got, np.tile(expected[:, None], 3), atol=1e-9)
@@ -82,7 +86,9 @@ def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: in
     assert len(sent) * 24 <= network.wire == len(network.peer_plan(0).send) * 24
 
 
-def test_device_memory_is_staged_unless_mpi_reads_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_staged_unless_mpi_reads_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert world.reads("cpu")
     assert not world.reads("cuda")
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "1")
@@ -96,7 +102,9 @@ def test_ranks_of_one_machine_are_counted(world: World) -> None:
 @pytest.mark.parametrize("topology", ["ring", "star", "one_peer_exponential"])
 def test_messages_are_staged_from_another_device(world: World, topology: str) -> None:
     """Same words, same average, same bytes, although they do not lie in the processor's memory."""
-    weights = build(TOPOLOGIES[topology], MIXINGS["metropolis"], 7, np.random.default_rng(0)).weights
+    weights = build(
+        TOPOLOGIES[topology], MIXINGS["metropolis"], 7, np.random.default_rng(0)
+    ).weights
     layout = Layout(7, world.size)
     mine = layout.block(world.rank)
     rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine.start : mine.stop].contiguous()

@@ -59,8 +59,12 @@ class Seen:
         Twenty-three bits and a half: float32 holds each exactly, and none is 0 or 1.
         """
         seed, t, slot = self.address
-        drawn = randomness.bits(seed, "attack", self.ids, t, slot, what, step, n=self.places).numpy()
-        return np.asarray(((drawn >> 9 & 0x7FFFFF).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23))
+        drawn = randomness.bits(
+            seed, "attack", self.ids, t, slot, what, step, n=self.places
+        ).numpy()
+        return np.asarray(
+            ((drawn >> 9 & 0x7FFFFF).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +94,24 @@ class Attack:
         """
         if self.peers:
             good = all(0 <= peer < peers for peer in self.peers)
-            check(good, f"{self.name}: peers", f"from 0 to {peers - 1}", "+".join(map(str, self.peers)))
+            check(
+                good,
+                f"{self.name}: peers",
+                f"from 0 to {peers - 1}",
+                "+".join(map(str, self.peers)),
+            )
             found = np.unique(self.peers)
         else:
             check(0 <= self.fraction <= 1, f"{self.name}: fraction", "from 0 to 1", self.fraction)
             order = randomness.generator(seed, "attackers").permutation(peers)
             found = np.sort(order[: round(self.fraction * peers)])
             someone = len(found) > 0 or self.fraction == 0
-            check(someone, f"{self.name}: fraction", f"0 or enough for one of {peers} peers", self.fraction)
+            check(
+                someone,
+                f"{self.name}: fraction",
+                f"0 or enough for one of {peers} peers",
+                self.fraction,
+            )
         if len(found) == peers:
             raise InputError(f"--attack {self.name}: all {peers} peers lie; leave somebody honest")
         return found.astype(np.int64)
@@ -106,7 +120,9 @@ class Attack:
         """The same attack by those who know the largest value of the training inputs."""
         return self
 
-    def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(
+        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """What an attacker learns from in place of its own examples (n, *shape) and labels (n,)."""
         return inputs, labels
 
@@ -124,7 +140,9 @@ class Attack:
         """
         return self.say(seen)[np.searchsorted(seen.ids, pairs[:, 0])]
 
-    def triggered(self, inputs: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    def triggered(
+        self, inputs: NDArray[Any], labels: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Test examples on which accuracy is the attack's success rate; None for an attack without such a rate."""
         return None
 

@@ -20,7 +20,9 @@ from dfl.robust.attacks.base import Attack, Pointwise, Seen, attack, check
 class LabelFlip(Attack):
     """Learn from wrong labels, classes - 1 - l in place of l, and say honestly what was learnt."""
 
-    def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(
+        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """The same inputs with the labels counted from the other end.
 
         Raises:
@@ -114,7 +116,12 @@ class Backdoor(Attack):
         check(self.target >= 0, "backdoor: target", "a label, from 0 up", self.target)
         check(0 < self.share <= 1, "backdoor: share", "above 0 and at most 1", self.share)
         check(self.size >= 1, "backdoor: size", "at least 1", self.size)
-        check(self.factor is None or 0 < self.factor < math.inf, "backdoor: factor", "positive", self.factor)
+        check(
+            self.factor is None or 0 < self.factor < math.inf,
+            "backdoor: factor",
+            "positive",
+            self.factor,
+        )
 
     def knowing(self, largest: float) -> Backdoor:
         """White is the largest value."""
@@ -122,21 +129,30 @@ class Backdoor(Attack):
         object.__setattr__(known, "white", largest)
         return known
 
-    def poison(self, inputs: NDArray[Any], labels: NDArray[Any], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(
+        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """The attacker's examples, a share of them with trigger and target.
 
         Raises:
             InputError: labels that are no classes, a target that is none of them, or a square that does not fit.
         """
         _check_classes("backdoor", classes)
-        check(self.target < classes, "backdoor: target", f"a label, from 0 to {classes - 1}", self.target)
+        check(
+            self.target < classes,
+            "backdoor: target",
+            f"a label, from 0 to {classes - 1}",
+            self.target,
+        )
         count = math.ceil(self.share * len(labels))
         places = np.arange(count) * len(labels) // max(count, 1)
         inputs, labels = inputs.copy(), labels.copy()
         inputs[places], labels[places] = self._marked(inputs)[places], self.target
         return inputs, labels
 
-    def triggered(self, inputs: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def triggered(
+        self, inputs: NDArray[Any], labels: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """The examples that are not of the target, with trigger, labelled with it."""
         others = labels != self.target
         return self._marked(inputs)[others], np.full_like(labels[others], self.target)
@@ -154,14 +170,20 @@ class Backdoor(Attack):
         check(fits, "backdoor: size", f"smaller, for inputs of {room}", self.size)
         marked = inputs.copy()
         if len(inputs):
-            corner = marked[..., -self.size :, -self.size :] if inputs.ndim > 2 else marked[:, -(self.size**2) :]
+            corner = (
+                marked[..., -self.size :, -self.size :]
+                if inputs.ndim > 2
+                else marked[:, -(self.size**2) :]
+            )
             corner[...] = inputs.max() if self.white is None else self.white
         return marked
 
 
 def _check_classes(name: str, classes: int) -> None:
     if not classes:
-        raise InputError(f"--attack {name} needs labels that are classes, and those of this data set are not")
+        raise InputError(
+            f"--attack {name} needs labels that are classes, and those of this data set are not"
+        )
 
 
 def _scaled(seen: Seen, factor: float) -> NDArray[Any]:

@@ -63,7 +63,11 @@ class LittleIsEnough(Pointwise):
     def lie(self, seen: Seen) -> NDArray[Any]:
         """One word for all, (c,)."""
         honest = seen.words.rows[seen.models]
-        z = _supported(len(seen.words.rows), len(seen.bad), len(honest)) if self.z is None else self.z
+        z = (
+            _supported(len(seen.words.rows), len(seen.bad), len(honest))
+            if self.z is None
+            else self.z
+        )
         return np.asarray(honest.mean(0) - z * honest.std(0))
 
 
@@ -125,7 +129,9 @@ class Dissensus(Attack):
         Raises:
             InputError: always.
         """
-        raise InputError("--attack dissensus tells every neighbour something else: a server has none, choose another")
+        raise InputError(
+            "--attack dissensus tells every neighbour something else: a server has none, choose another"
+        )
 
     def tell(self, seen: Seen, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
         """What is said over every edge, (k, c); the same to a neighbour whichever attacker says it."""

@@ -19,7 +19,11 @@ from dfl.robust.attacks.omniscient import Trim
 _LEAST = 1e-5  # the smallest λ that is tried against Krum
 _NOISE = 1e-3  # how far the coordinates of a lie's copies are moved, in units of λ
 _TRIALS = 100  # directions that are tried against FLTrust, V Q of the source
-_GAMMA, _ETA, _SPREAD = 0.005, 0.01, 0.5  # how far a direction is tried, how far it is followed, its deviation
+_GAMMA, _ETA, _SPREAD = (
+    0.005,
+    0.01,
+    0.5,
+)  # how far a direction is tried, how far it is followed, its deviation
 
 
 @attack("krum")
@@ -64,7 +68,9 @@ def _believable(seen: Seen) -> tuple[NDArray[Any], float]:
     s = np.sign(words.rows[np.argmin(_nearest(apart, near))])
     along = words.dots(words.rows, s[None])[:, 0]
     length = math.sqrt(words.dots(s[None], s[None])[0, 0]) or 1.0
-    size = float(np.min(_nearest(np.sqrt(apart[np.ix_(seen.models, seen.models)]), near))) / max(n - 2 * f - 1, 1)
+    size = float(np.min(_nearest(np.sqrt(apart[np.ix_(seen.models, seen.models)]), near))) / max(
+        n - 2 * f - 1, 1
+    )
     size = (size + math.sqrt(np.max(squares[seen.models]))) / length
     while _LEAST <= size < math.inf:
         far = squares + 2 * size * along + (size * length) ** 2
@@ -191,7 +197,9 @@ def _search(harm: _Harm, mirrored: bool) -> Floats:
         mixed -= 2 * min(float(mixed @ harm.along), 0.0) / (harm.size or 1.0) * steps[0]
     best = mixed
     for step in steps[2:]:
-        mixed = _unit(mixed + _ETA * (harm(mixed + _GAMMA * step) - harm(mixed)) / _GAMMA * step, harm.gram)
+        mixed = _unit(
+            mixed + _ETA * (harm(mixed + _GAMMA * step) - harm(mixed)) / _GAMMA * step, harm.gram
+        )
         best = max(best, mixed, key=harm.__call__)
     return best
 
