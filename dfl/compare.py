@@ -24,7 +24,7 @@ from dfl.core.errors import InputError, printable
 from dfl.core.files import atomically, read_bytes
 from dfl.store.run_directory import claim
 from dfl.sweep import progress
-from dfl.sweep.cells import DAMAGED, DONE, Seen, look, record
+from dfl.sweep.cells import DAMAGED, DONE, CellState, look, record
 from dfl.sweep.grid import shown
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Compared:
 
     folder: Path
     differs: Mapping[str, str]
-    seen: Seen
+    seen: CellState
     rows: pd.DataFrame
 
     @property

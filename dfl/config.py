@@ -59,15 +59,15 @@ class Run:
     """How examples are altered by chance before a peer learns from them."""
     auxiliary: str = "none"
     """What else the model's representation is trained for, by a small net on it."""
-    adversary: str = "none"
+    fairness_adversary: str = "none"
     """From whom the representation is to hide protected attributes, a net that learns to predict them."""
     init: Literal["common", "independent"] = "common"
     """Whether all peers start at the same point."""
-    start: Path | None = None
+    init_from: Path | None = None
     """Folder of a finished run whose models to start from: as many as there are peers, or one for all."""
     share: str = "all"
     """What of a model is shared: all, nothing, head:K or first:K layers, or patterns of names joined by +."""
-    pretrain: str | None = None
+    share_all_until: str | None = None
     """Share everything at first: for a number of rounds, or until an evaluation that is this good: accuracy=0.975."""
     peers: int | None = None
     """Number of peers P; as many as there are ranks where not given."""
@@ -97,7 +97,7 @@ class Run:
     """Evaluate on N test examples, and N / P training examples per peer; all where not given."""
     faults: str = "none"
     """What goes wrong: links that lose words, peers that are down, late or slow; several are joined by +."""
-    network: str = "none"
+    links: str = "none"
     """How fast links and peers are, from which sim_seconds is counted."""
     ensemble: bool = False
     """Measure what all peers' models say together, by their mean output and by vote, as for a new device."""
@@ -126,7 +126,12 @@ class Run:
                 value := getattr(self, name), np.generic
             ):  # numpy's numbers are those of Python
                 object.__setattr__(self, name, value.item())
-        for name in ("data_dir", "start", "out", "resume"):  # files and notebooks say paths as text
+        for name in (
+            "data_dir",
+            "init_from",
+            "out",
+            "resume",
+        ):  # files and notebooks say paths as text
             if isinstance(text := getattr(self, name), str):
                 object.__setattr__(self, name, read(flag(name), text, "Path"))
         _check_kinds(self)
@@ -138,13 +143,13 @@ class Run:
                 )
             object.__setattr__(self, "out", self.resume)
         _ = self.goal, self.opening  # refuses what cannot be one
-        if self.start is not None and self.init == "independent":
+        if self.init_from is not None and self.init == "independent":
             raise InputError(
-                f"--start {self.start} says where peers start: leave --init independent out"
+                f"--init-from {self.init_from} says where peers start: leave --init independent out"
             )
-        if self.pretrain is not None and self.share == "all":
+        if self.share_all_until is not None and self.share == "all":
             raise InputError(
-                f"--pretrain {self.pretrain} shares everything at first, as --share all always does"
+                f"--share-all-until {self.share_all_until} shares everything at first, as --share all always does"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,25 +181,26 @@ class Run:
     @property
     def nets(self) -> tuple[str, ...]:
         """The parts of the models that only training has use for."""
-        return tuple(name for name in NETS if getattr(self, name) != "none")
+        asked = zip(NETS, (self.auxiliary, self.fairness_adversary), strict=True)
+        return tuple(name for name, spec in asked if spec != "none")
 
     @property
     def opening(self) -> int | tuple[str, float, bool]:
         """How long everything is shared: a number of rounds, or a goal as `goal` has one."""
-        if self.pretrain is None:
+        if self.share_all_until is None:
             return 0
-        if self.pretrain.isdecimal():
-            if len(self.pretrain) > 9 or int(self.pretrain) > self.rounds:
+        if self.share_all_until.isdecimal():
+            if len(self.share_all_until) > 9 or int(self.share_all_until) > self.rounds:
                 raise InputError(
-                    f"--pretrain {self.pretrain[:20]} is more than all --rounds {self.rounds}"
+                    f"--share-all-until {self.share_all_until[:20]} is more than all --rounds {self.rounds}"
                 )
-            return int(self.pretrain)
-        return self._figure("pretrain", self.pretrain)
+            return int(self.share_all_until)
+        return self._figure("share_all_until", self.share_all_until)
 
     def _figure(self, where: str, said: str) -> tuple[str, float, bool]:
         name, equals, text = said.partition("=")
         if not equals:
-            also = "a number of rounds or " if where == "pretrain" else ""
+            also = "a number of rounds or " if where == "share_all_until" else ""
             raise InputError(
                 f"--{where} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}"
             )
@@ -268,10 +274,13 @@ def _fitting(run: Run, algorithm: str, compressor: tuple[str, str]) -> dict[str,
             f"--until {run.until}",
             run.goal and run.goal[0] == "consensus_distance" and method.serves,
         ),
-        (f"--pretrain {run.pretrain}", "consensus_distance" in str(run.pretrain)),
+        (
+            f"--share-all-until {run.share_all_until}",
+            "consensus_distance" in str(run.share_all_until),
+        ),
         (f"--share {run.share}", run.share != "all" and not method.splits),
         (f"--init {run.init}", run.init == "independent" and method.serves),
-        (f"--network {run.network}", run.network != "none" and name == "pooled"),
+        (f"--links {run.links}", run.links != "none" and name == "pooled"),
     ):
         if idle:
             raise InputError(f"{given} has no part in --algorithm {name}: leave it out")

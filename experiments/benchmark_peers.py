@@ -56,7 +56,7 @@ TITLES = {
     "C": "1,000 peers, 650 parameters",
 }
 COLOURS = dict(zip(("dfl", *RIVALS), lab.COLOURS, strict=False))
-Words = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+Updates = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Options(lab.Place):
     out: Path = Path("results/benchmark_peers")
     envs: Path = ENVS
     """Folder of the rivals' environments."""
-    works: Words = tuple(WORK)
+    works: Updates = tuple(WORK)
     """Kinds of work."""
-    rivals: Words = tuple(RIVALS)
+    rivals: Updates = tuple(RIVALS)
     """Rivals to measure dfl beside."""
     rounds: int = 5
     """Rounds to time in a launch."""
@@ -76,8 +76,8 @@ class Options(lab.Place):
     """Rounds before them."""
     repetitions: int = 3
     """Launches of every set-up."""
-    prefix: Words = ()
-    """Words before every command, such as `taskset -c 0,1`."""
+    prefix: Updates = ()
+    """Updates before every command, such as `taskset -c 0,1`."""
     keep: bool = False
     """Take launches that an earlier run left in `--out` as they are, and make only the others."""
 

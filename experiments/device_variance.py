@@ -123,7 +123,9 @@ def grid(options: Options) -> list[lab.Cell]:
 def method(options: Options, name: str) -> dict[str, Any]:
     """What a method has of its own; everybody passes as often through its examples."""
     n = max(1, options.rounds // 10) if name == "local only" else options.rounds
-    split = {"share": "head:2", "pretrain": str(options.before)} if name == "LG-FedAvg" else {}
+    split = (
+        {"share": "head:2", "share_all_until": str(options.before)} if name == "LG-FedAvg" else {}
+    )
     return {"algorithm": METHODS[name], "rounds": n, "eval_every": n, "ensemble": True, **split}
 
 

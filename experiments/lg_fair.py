@@ -60,7 +60,7 @@ from torch.nn.functional import linear
 import dfl
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.datasets.partition import Deal
+from dfl.datasets.partition import DataSplit
 from dfl.evaluation import fairness
 from dfl.models.zoo import Spec, draw
 from dfl.simulation import distribute
@@ -130,14 +130,14 @@ def run_of(options: Options, partition: str, method: str, seed: int) -> Run:
     behind, adversary = BEHIND.get(method, 3), "256" if method in BEHIND else "32+32+32"
     own: dict[str, Any] = {
         "share": "all" if method == "fedavg" else f"head:{behind}",
-        "adversary": f"adversary:hidden={adversary},behind={behind},lambda_global={LAMBDA.get(method, 0)}",
+        "adversary": f"adversary:hidden={adversary},head_layers={behind},lambda_global={LAMBDA.get(method, 0)}",
     }
     if method in BEHIND:
         own |= {"momentum": 0.0}
     else:
         own |= {"momentum": 0.5, "model": "mlp:hidden=32+32+32+32+32,dropout=0.2"}
     if method in ("lg", "lg_adv"):
-        own["auxiliary"] = f"supervised:behind={behind}"
+        own["auxiliary"] = f"supervised:head_layers={behind}"
     return Run(
         dataset=options.dataset, data_dir=options.data_dir, peers=options.devices, partition=PARTITIONS[partition],
         algorithm="fedavg", validation=0.1, rounds=options.rounds, eval_every=options.rounds, batch_size=32, lr=0.1,
@@ -154,7 +154,9 @@ def narrow(inputs: int, seed: int) -> Sequential:
     return model
 
 
-def trained(options: Options, partition: str, method: str, seed: int) -> tuple[Result, Data, Deal]:
+def trained(
+    options: Options, partition: str, method: str, seed: int
+) -> tuple[Result, Data, DataSplit]:
     """A run, which is only run where its folder does not hold it, and what it was dealt."""
     run = run_of(options, partition, method, seed)
     data, deal = distribute.read(run, check(run.settled(1)), None)
@@ -189,9 +191,11 @@ def measured(options: Options, partition: str, method: str, seed: int) -> dict[s
     }
 
 
-def device(result: Result, data: Data, deal: Deal, i: int, options: Options) -> dict[str, float]:
+def device(
+    result: Result, data: Data, deal: DataSplit, i: int, options: Options
+) -> dict[str, float]:
     """The figures of one device: its model and its adversary, on people whom nobody trained on."""
-    behind = int(result.run.adversary.partition("behind=")[2].partition(",")[0])
+    behind = int(result.run.fairness_adversary.partition("head_layers=")[2].partition(",")[0])
     f, g = taken_apart(result.model(i), behind)
     train, test = groups(data, deal, i, options.validate)
     with torch.no_grad():
@@ -224,7 +228,7 @@ def taken_apart(model: Module, behind: int) -> tuple[Sequential, Sequential]:
 
 
 def groups(
-    data: Data, deal: Deal, i: int, validate: bool
+    data: Data, deal: DataSplit, i: int, validate: bool
 ) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Inputs, labels and protected attributes: what a device has learned from, and what it is measured on.
 

@@ -58,7 +58,7 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
-from dfl.datasets.partition import Deal, deal
+from dfl.datasets.partition import DataSplit, deal
 from dfl.store.results import load
 from experiments import lab
 from experiments.newcomer import OnFixed, cut_of, filled, learn, outputs, seen, turned
@@ -115,7 +115,7 @@ class Scene:
     options: Options
     seed: int
     data: Data
-    dealt: Deal
+    dealt: DataSplit
     newest: Data
     rotated: tuple[Tensor, Tensor]
     start: Sequential

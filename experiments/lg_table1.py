@@ -62,7 +62,7 @@ SHARED = {"digits": "head:2", "mnist": "head:2", "cifar10": "first:2"}
 ROUNDS = {"digits": (20, 36, 10), "mnist": (400, 725, 50), "cifar10": (1200, 1850, 60)}
 """Published: FedAvg until the goal is reached, FedAvg to its end, and local-global rounds from the goal on."""
 
-SERVER = "fedavg:fraction=0.1,push=everyone"
+SERVER = "fedavg:fraction=0.1,broadcast_to=everyone"
 METHODS = ("fedavg", "lg", "ring", "ring_8_bits", "local_only")
 NAMES = {
     "fedavg": "FedAvg", "lg": "LG-FedAvg", "ring": "LG-DFedAvgM, ring", "ring_8_bits": "LG-DFedAvgM, ring, 8 bits",
@@ -164,7 +164,7 @@ def grid(options: Options) -> list[lab.Cell]:
                 options,
                 seed,
                 **ways[name],
-                start=None if name == "local_only" else folder(options, seed),
+                init_from=None if name == "local_only" else folder(options, seed),
             ),
         )
         for seed in range(options.seeds)

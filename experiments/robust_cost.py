@@ -30,7 +30,7 @@ from cyclopts import Parameter
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from experiments import lab
 
 THEORY = {
@@ -77,7 +77,7 @@ def measure(options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def rules(clients: int) -> dict[str, Callable[[Words], Outcome]]:
+def rules(clients: int) -> dict[str, Callable[[Updates], Aggregate]]:
     """The rules, by name, with as many liars as a fifth of the clients to expect."""
     f = clients // 5
     return {
@@ -86,18 +86,18 @@ def rules(clients: int) -> dict[str, Callable[[Words], Outcome]]:
     }
 
 
-def random_words(clients: int, parameters: int) -> Words:
-    """Words as those of honest clients: something that all say, and noise; the server's own is one more of them."""
+def random_words(clients: int, parameters: int) -> Updates:
+    """Updates as those of honest clients: something that all say, and noise; the server's own is one more of them."""
     rng = np.random.default_rng(0)
     said = rng.standard_normal((clients + 1, parameters), np.float32) + rng.standard_normal(
         parameters, np.float32
     )
-    return Words(said[1:], np.full(clients, 1 / clients), said[0])
+    return Updates(said[1:], np.full(clients, 1 / clients), said[0])
 
 
-def seconds(rule: Callable[[Words], Outcome], words: Words) -> float:
+def seconds(rule: Callable[[Updates], Aggregate], words: Updates) -> float:
     """What a rule takes of the processor, with nothing known of the words from before."""
-    fresh = Words(words.rows, words.weights, words.trusted)
+    fresh = Updates(words.rows, words.weights, words.trusted)
     begun = time.process_time()
     rule(fresh)
     return time.process_time() - begun

@@ -158,7 +158,7 @@ def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
 
     A server whose model was lost on the way guesses one label of ten.
     """
-    trusts = {"trust": "trust_mean", "trust_of_attackers": "trust_mean_liars"}
+    trusts = {"trust": "trust_mean", "trust_of_attackers": "trust_mean_attackers"}
     rows = rows.reindex(columns=[*rows, *({"backdoor_success_mean", *trusts.values()} - {*rows})])
     end = lab.ends(rows, [*LABELS, "seed"])
     lost = end["round"] < rounds

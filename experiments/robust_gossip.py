@@ -67,7 +67,7 @@ class Options(lab.Options):
     dataset: str = "digits"
     """The data set: digits, or mnist, which takes forty times as long."""
     rounds: int = 40
-    liars: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (0, 10)
+    attackers: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (0, 10)
     """The peers that attack."""
     graphs: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
         "ring",
@@ -124,7 +124,7 @@ def _cells(options: Options, data: str, seed: int) -> list[lab.Cell]:
 def lies(options: Options, attack: str) -> str:
     """An attack as --attack."""
     spec = ATTACKS[attack]
-    who = f"peers={'+'.join(map(str, options.liars))}"
+    who = f"peers={'+'.join(map(str, options.attackers))}"
     return spec if attack == "none" else f"{spec}{',' if ':' in spec else ':'}{who}"
 
 
@@ -133,7 +133,7 @@ def rules(options: Options, graph: str) -> dict[str, str]:
 
     They expect one liar in a neighbourhood, and all of them on the complete graph; Krum needs more than 2f + 2 words.
     """
-    f = len(options.liars) if graph == "complete" else 1
+    f = len(options.attackers) if graph == "complete" else 1
     words = int((network(graph, 0).weights[0].toarray() != 0).sum(1).min())
     fitting = [rule for rule in RULES if rule != "krum" or words > 2 * f + 2]
     return {rule: f"{rule}:f={f}" if rule in COUNTING else rule for rule in fitting}
@@ -152,8 +152,8 @@ def heard(graph: str, options: Options) -> float:
     if graph == ALONE:
         return float("nan")
     near = [network(graph, seed).weights[0].toarray() != 0 for seed in range(seeds(options, graph))]
-    shares = [links[:, list(options.liars)].sum(1) / links.sum(1) for links in near]
-    return float(max(np.delete(share, options.liars).max() for share in shares))
+    shares = [links[:, list(options.attackers)].sum(1) / links.sum(1) for links in near]
+    return float(max(np.delete(share, options.attackers).max() for share in shares))
 
 
 def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
@@ -187,9 +187,9 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 
 def finding(table: pd.DataFrame, options: Options) -> str:
     """What the table says: which rules leave the honest better off than alone, whatever the liars do."""
-    liars = " and ".join(map(str, options.liars))
+    attackers = " and ".join(map(str, options.attackers))
     where = f"{options.seeds} seeds on the {options.graphs[0]}, {options.others} elsewhere"
-    said = [f"over {where}, liars {liars} of {lab.PEERS}"]
+    said = [f"over {where}, liars {attackers} of {lab.PEERS}"]
     for data, own in lab.groups(table, ["data"]):
         alone = float(own[own["graph"] == ALONE]["none"].iloc[0])
         said.append(f"{data.replace('_', ' ')}: a peer alone learns {alone:.3f}")
@@ -223,7 +223,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         axes.set_title(f"{data.replace('_', ' ')}: {DATA[data]}")
     shown = panels[-1].images[0]
     figure.colorbar(shown, ax=panels, label="accuracy less that of a peer alone", shrink=0.6)
-    figure.suptitle(f"Mean accuracy of the honest: {options.dataset}, {len(options.liars)} liars of {lab.PEERS} peers, "
+    figure.suptitle(f"Mean accuracy of the honest: {options.dataset}, {len(options.attackers)} liars of {lab.PEERS} peers, "
                     f"{options.seeds} seeds on the {options.graphs[0]}, {options.others} elsewhere")  # fmt: skip
     return figure
 

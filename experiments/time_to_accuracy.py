@@ -51,12 +51,12 @@ from matplotlib.ticker import FuncFormatter
 import dfl
 from dfl.comm.mpi import World
 from dfl.comm.plan import Arcs
-from dfl.comm.transport import Network, Speech
+from dfl.comm.transport import Network, ThreatModel
 from dfl.compression.compressors import COMPRESSORS
 from dfl.core.layout import Layout
 from dfl.core.registry import choose
 from dfl.environment.clock import Clock
-from dfl.environment.link_models import NETWORKS
+from dfl.environment.link_models import LINK_MODELS
 from dfl.evaluation.metrics import rounds_to
 from dfl.store.results import Result
 from experiments import lab
@@ -69,7 +69,7 @@ SERVERS = {"server": "", "server_line": ",server_mbps={}"}
 
 DEVICES = "compute=lognormal,step_ms=10,sigma=0.5"
 LINKS = {"phone": f"phone:mbps=8,{DEVICES}", "datacenter": f"datacenter:{DEVICES}"}
-"""The lines of the peers, as --network; their computing is the same."""
+"""The lines of the peers, as --links; their computing is the same."""
 LIMITS = {"phone": 100, "datacenter": 10_000}
 """Mbit/s of a server that has a limit."""
 
@@ -115,7 +115,7 @@ def grid(options: Options) -> list[lab.Cell]:
     common: dict[str, Any] = {
         "eval_every": options.every,
         "eval_examples": lab.SUBSETS.get(options.dataset),
-        "network": LINKS["phone"],
+        "links": LINKS["phone"],
     }
     return [
         (
@@ -149,10 +149,10 @@ def seconds(run: Result, spec: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Simulated seconds of a run after 0, 1, ... rounds, if it had had the network `spec`."""
     weights = network(run.run.topology).weights if run.run.topology else ()
     joined = Network(
-        Layout(lab.PEERS, 1), weights, World(), Speech(COMPRESSORS["none"]()), run.run.seed
+        Layout(lab.PEERS, 1), weights, World(), ThreatModel(COMPRESSORS["none"]()), run.run.seed
     )
     steps = -(-run.peers["n_train"].to_numpy(np.int64) // run.run.batch_size)
-    clock = choose("--network", spec, NETWORKS)().start(joined, steps)
+    clock = choose("--links", spec, LINK_MODELS)().start(joined, steps)
     end, rounds = run.rows.iloc[-1], int(run.rows["round"].max())
     if weights:
         arcs = [Arcs.of(matrix) for matrix in weights]

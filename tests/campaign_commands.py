@@ -67,7 +67,7 @@ NOISE = st.sampled_from([
     ("--log-level", "loud\nloud"), ("--device", "cuda:7"), ("--checkpoint-every", "1"), ("--until", "accuracy=\x1b"),
     ("--dataset", "mnist"), ("--dataset", "cifar10"), ("--dataset", "adult"),
 ])  # fmt: skip
-FILES = ("--out", "--resume", "--config", "--start", "--data-dir")
+FILES = ("--out", "--resume", "--config", "--init-from", "--data-dir")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("seed", -1), ("seed", torch.tensor(3)), ("momentum", 1), ("validation", [0.1]), ("topology", 3),
     ("topology", ["ring"]), ("topology", "no such"), ("model", nn.Linear), ("model", nn.Linear(4, 3)),
     ("model", "mlp\nhidden"), ("init", np.array(["common", "independent"])), ("engine", None), ("out", 3),
-    ("out", b"folder"), ("start", ""), ("share", ""), ("share", None), ("timeout", "long"), ("ensemble", 1),
+    ("out", b"folder"), ("init_from", ""), ("share", ""), ("share", None), ("timeout", "long"), ("ensemble", 1),
     ("partition", "x" * 5000), ("topology", "\ud800"), ("until", 0.9), ("compressor", "quantize:bits=99"),
 ]  # fmt: skip
 
@@ -506,7 +506,7 @@ def start_from(state: dict[str, Tensor] | bytes, folder: Path, **settings: Any) 
         save_file(state, path)
     record = json.loads((path.parent / "run.json").read_text())
     manifest.write(path.parent, record, list(record["files"]))  # as if the run had written it so
-    return run(start=folder / "ended", **settings)
+    return run(init_from=folder / "ended", **settings)
 
 
 WEIGHT, BIAS = torch.zeros(4, 3, 4), torch.zeros(4, 3)

@@ -22,7 +22,7 @@ from dfl import DivergedError, InputError, Run, simulate
 ROUNDS = 200
 APART, LOSS = 10.0, 10.0
 CAUSES = ("drift apart", "never settles", "hardly shrinks", "so old", "overshoot", "lose more than")
-"""Words of the warnings that name a cause of growth."""
+"""Updates of the warnings that name a cause of growth."""
 
 GRAPHS = (
     "ring", "path", "star", "complete", "regular:k=3", "erdos_renyi:p=0.6", "small_world:k=4,p=0.3",

@@ -14,15 +14,15 @@ from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
 from dfl.core.errors import InputError
-from dfl.robust.aggregators import AGGREGATORS, Floats, Outcome, Words, krum_scores, squares
+from dfl.robust.aggregators import AGGREGATORS, Floats, Aggregate, Updates, krum_scores, squares
 
 Rows = NDArray[Any]
 WIDTH = 37
 
 
-def words(rows: Rows, trusted: Rows | None = None, weights: list[float] | None = None) -> Words:
+def words(rows: Rows, trusted: Rows | None = None, weights: list[float] | None = None) -> Updates:
     n = len(rows)
-    return Words(rows, np.full(n, 1 / n) if weights is None else np.asarray(weights), trusted)
+    return Updates(rows, np.full(n, 1 / n) if weights is None else np.asarray(weights), trusted)
 
 
 def normal(n: int, c: int = WIDTH, seed: int = 0) -> Rows:
@@ -53,7 +53,7 @@ def alike(n: int, c: int = WIDTH) -> Rows:
     return rows
 
 
-def scores(outcome: Outcome) -> Floats:
+def scores(outcome: Aggregate) -> Floats:
     assert outcome.scores is not None
     return outcome.scores
 
@@ -126,11 +126,11 @@ def test_krum_is_that_of_the_paper(kind: Callable[[int], Rows], n: int) -> None:
 @pytest.mark.parametrize("kind", [huge, alike])
 def test_krum_believes_none_of_a_few_liars(kind: Callable[[int], Rows]) -> None:
     rows = kind(11)
-    liars = np.abs(rows).max(axis=1) > 30
-    assert 0 < sum(liars) <= 3
+    attackers = np.abs(rows).max(axis=1) > 30
+    assert 0 < sum(attackers) <= 3
     for rule in (AGGREGATORS["krum"], AGGREGATORS["multi_krum"]):
         shares = scores(rule(words(rows), f=3))
-        assert not shares[liars].any()
+        assert not shares[attackers].any()
         assert shares.sum() == pytest.approx(1)
 
 
@@ -289,7 +289,9 @@ def test_registry() -> None:
     assert sorted(AGGREGATORS) == sorted(
         [*coordinate_wise, "krum", "multi_krum", "geometric_median", "fltrust", "clipping"]
     )
-    assert all(isinstance(AGGREGATORS[name](words(normal(3))), Outcome) for name in coordinate_wise)
+    assert all(
+        isinstance(AGGREGATORS[name](words(normal(3))), Aggregate) for name in coordinate_wise
+    )
 
 
 def test_rules_are_known_without_torch() -> None:

@@ -13,10 +13,10 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from dfl.core.layout import BLOCK, columns
-from dfl.robust.aggregators import AGGREGATORS, Floats, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Floats, Aggregate, Updates
 
 Rows = NDArray[Any]
-RULES: dict[str, partial[Outcome]] = {
+RULES: dict[str, partial[Aggregate]] = {
     "mean": partial(AGGREGATORS["mean"]),
     "median": partial(AGGREGATORS["median"]),
     "trimmed_mean": partial(AGGREGATORS["trimmed_mean"], f=2),
@@ -34,9 +34,9 @@ LIES = (np.inf, -np.inf, np.nan)
 every = pytest.mark.parametrize("name", RULES)
 
 
-def words(rows: Rows, trusted: Rows | None = None) -> Words:
+def words(rows: Rows, trusted: Rows | None = None) -> Updates:
     weights = np.arange(1.0, len(rows) + 1)
-    return Words(rows, weights / weights.sum(), trusted)
+    return Updates(rows, weights / weights.sum(), trusted)
 
 
 def normal(n: int, c: int, seed: int = 0) -> Rows:
@@ -47,7 +47,7 @@ class Asked(Exception):  # noqa: N818
     """A rank waits for the sum of everybody's blocks; args[0] are its own."""
 
 
-def attempt(rule: partial[Outcome], whole: Words, sums: list[Floats]) -> Outcome | Floats:
+def attempt(rule: partial[Aggregate], whole: Updates, sums: list[Floats]) -> Aggregate | Floats:
     """What a rule makes of words if it is told these sums; or the blocks that it asks the next sum of."""
     known = iter(sums)
 
@@ -57,12 +57,14 @@ def attempt(rule: partial[Outcome], whole: Words, sums: list[Floats]) -> Outcome
         raise Asked(parts)
 
     try:
-        return rule(Words(whole.rows, whole.weights, whole.trusted, total))
+        return rule(Updates(whole.rows, whole.weights, whole.trusted, total))
     except Asked as question:
         return np.asarray(question.args[0])
 
 
-def on_ranks(rule: partial[Outcome], rows: Rows, trusted: Rows | None, ranks: int) -> list[Outcome]:
+def on_ranks(
+    rule: partial[Aggregate], rows: Rows, trusted: Rows | None, ranks: int
+) -> list[Aggregate]:
     """What every rank makes of its columns: all begin anew with one sum more, until none waits for another."""
     sums: list[Floats] = []
     heard = [
@@ -73,7 +75,7 @@ def on_ranks(rule: partial[Outcome], rows: Rows, trusted: Rows | None, ranks: in
         said = [attempt(rule, whole, sums) for whole in heard]
         asked = [parts for parts in said if isinstance(parts, np.ndarray)]
         if not asked:
-            return [outcome for outcome in said if isinstance(outcome, Outcome)]
+            return [outcome for outcome in said if isinstance(outcome, Aggregate)]
         assert len(asked) == ranks  # a sum takes them all
         sums.append(np.add.reduce(np.concatenate(asked), axis=0))
 
@@ -101,7 +103,7 @@ def test_zeros_and_no_coordinates_give_zeros(name: str, dtype: type) -> None:
     for n, rule in ((9, RULES[name]), (1, ALONE.get(name))):
         for c in (0, 1, 5):
             outcome = (
-                Outcome(np.zeros(c))
+                Aggregate(np.zeros(c))
                 if rule is None
                 else rule(words(np.zeros((n, c), dtype), np.zeros(c, dtype)))
             )
@@ -148,7 +150,7 @@ def test_a_row_that_is_not_finite_is_as_if_unsaid(name: str) -> None:
     rows[[0, 1]] = np.nan
     heard, fewer = words(rows, trusted), words(rows[2:], trusted)
     weights = heard.weights[2:] / heard.weights[2:].sum()
-    expected = RULES[name](Words(fewer.rows, weights, trusted)).row
+    expected = RULES[name](Updates(fewer.rows, weights, trusted)).row
     np.testing.assert_allclose(RULES[name](heard).row, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -209,7 +211,7 @@ ANYTHING = arrays(np.float32, (2, 3), elements=st.floats(width=32))
 def test_who_says_it_does_not_matter(rows: Rows, order: list[int]) -> None:
     trusted = np.asarray([1.0, 2.0, 3.0])
     first = words(rows.astype(np.float64), trusted)
-    second = Words(first.rows[order], first.weights[order], trusted)
+    second = Updates(first.rows[order], first.weights[order], trusted)
     for name in set(RULES) - {"krum", "multi_krum"}:  # equal scores go to the lowest id
         one, other = RULES[name](first), RULES[name](second)
         np.testing.assert_allclose(other.row, one.row, atol=1e-7)
@@ -260,7 +262,7 @@ def test_few_liars_move_the_others_no_further_than_the_honest_are_apart(
     rows = np.concatenate([honest, lies])[places]
     centre = honest.mean(axis=0)
     farthest = np.linalg.norm(honest - centre, axis=1).max()
-    heard = Words(rows, np.full(9, 1 / 9), centre)
+    heard = Updates(rows, np.full(9, 1 / 9), centre)
     for name, factor in (
         ("krum", 4.0),
         ("multi_krum", 4.0),

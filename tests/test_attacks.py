@@ -13,14 +13,14 @@ from scipy.stats import kstest
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.robust.attacks import ATTACKS, Attack, Seen, attack
-from tests.liars import over_ranks, rows_of, seen
+from dfl.robust.attacks import ATTACKS, Attack, AttackView, attack
+from tests.attackers import over_ranks, rows_of, seen
 
 SPEAKERS = sorted(name for name, kind in ATTACKS.items() if kind().speaks and not kind().per_edge)
 WIDE = 3 * 4096 + 1  # four blocks, the last of one coordinate
 
 
-def made(rows: NDArray[Any], bad: list[int], t: int = 3) -> Seen:
+def made(rows: NDArray[Any], bad: list[int], t: int = 3) -> AttackView:
     """What attackers see where the listener trusts something as well."""
     return seen(rows, bad, rows[-1] + rows[-2], t)
 
@@ -109,7 +109,7 @@ def test_one_word_for_all_neighbours(name: str) -> None:
     if (kind := ATTACKS[name]()).per_edge:
         return
     view = seen(rows_of(12, 30), [1, 4], np.ones(30))
-    view = Seen(view.words, view.bad, view.bad, view.places, view.address)
+    view = AttackView(view.words, view.bad, view.bad, view.places, view.address)
     told = kind.tell(view, None, np.array([[4, 3], [1, 2], [4, 5]]))
     assert np.array_equal(told, kind.say(view)[[1, 0, 1]])
 

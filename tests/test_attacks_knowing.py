@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks import ATTACKS, Seen
-from tests.liars import Floats, rows_of, seen
+from dfl.robust.attacks import ATTACKS, AttackView
+from tests.attackers import Floats, rows_of, seen
 
 # --- ipm, alie --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ def ring(n: int) -> Floats:
     return sum((np.roll(np.eye(n), k, axis=0) for k in (-1, 0, 1)), np.zeros((n, n))) / 3
 
 
-def neighbours(rows: NDArray[Any], bad: list[int]) -> Seen:
+def neighbours(rows: NDArray[Any], bad: list[int]) -> AttackView:
     """What attackers see where all peers speak."""
     view = seen(rows, bad)
     return replace(view, ids=view.bad)
@@ -139,8 +139,8 @@ def test_dissensus_follows_its_formula() -> None:
     for (_, v), said in zip(pairs.tolist(), told, strict=True):
         others = [j for j in range(8) if j != v]
         away = sum(weights[v, j] * (rows[j] - rows[v]) for j in others if j not in bad)
-        liars = sum(weights[v, j] for j in others if j in bad)
-        assert said == pytest.approx(rows[v] - 0.7 * away / liars, rel=1e-9, abs=1e-12)
+        attackers = sum(weights[v, j] for j in others if j in bad)
+        assert said == pytest.approx(rows[v] - 0.7 * away / attackers, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("eps", [1.0, 1.5])

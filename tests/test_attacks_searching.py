@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks import ATTACKS, Seen
-from tests.liars import Floats, rows_of, seen
+from dfl.robust.attacks import ATTACKS, AttackView
+from tests.attackers import Floats, rows_of, seen
 
 CASES = [(10, 2, 30), (15, 3, 400), (9, 1, 50), (20, 8, 200)]
 
@@ -108,7 +108,7 @@ def fltrust(rows: NDArray[Any], trusted: NDArray[Any]) -> Floats:
     return outcome / total
 
 
-def harm(view: Seen, said: NDArray[Any]) -> float:
+def harm(view: AttackView, said: NDArray[Any]) -> float:
     """How far the outcome is driven against its sign."""
     rows, trusted = view.words.rows, view.words.trusted
     assert trusted is not None
@@ -117,7 +117,7 @@ def harm(view: Seen, said: NDArray[Any]) -> float:
     return float(np.sign(before) @ (before - fltrust(lied, trusted)))
 
 
-def by_the_book(view: Seen, mirrored: bool) -> Floats:
+def by_the_book(view: AttackView, mirrored: bool) -> Floats:
     """The search with whole vectors, h by running FLTrust; the best unit vector on the way."""
     rows, trusted = view.words.rows, view.words.trusted
     assert trusted is not None
@@ -145,7 +145,7 @@ def by_the_book(view: Seen, mirrored: bool) -> Floats:
     return np.asarray(size * best)
 
 
-def trusting(n: int, d: int, bad: list[int], seed: int = 0, dtype: Any = np.float64) -> Seen:
+def trusting(n: int, d: int, bad: list[int], seed: int = 0, dtype: Any = np.float64) -> AttackView:
     rows = rows_of(n + 1, d, seed, dtype)
     return seen(rows[:n], bad, 0.5 * rows[n])
 
@@ -186,7 +186,7 @@ def test_adaptive_as_published_is_not_listened_to() -> None:
 
 def test_adaptive_draws_by_address() -> None:
     view = trusting(8, 50, [2, 5])
-    later = Seen(view.words, view.bad, view.ids, view.places, (7, 4, "x"))
+    later = AttackView(view.words, view.bad, view.ids, view.places, (7, 4, "x"))
     said = [ATTACKS["adaptive"]().say(each) for each in (view, view, later)]
     assert np.array_equal(said[0], said[1])
     assert not np.any(said[0] == said[2])

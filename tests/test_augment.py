@@ -163,9 +163,9 @@ def test_engines_agree_and_none_changes_nothing() -> None:
 def test_nobody_is_measured_on_altered_images() -> None:
     setting = digits(augment=CROP)
     x = start(setting.run, setting.task, False)[0]
-    loss, _ = on_own(x, setting.task, setting.task.train, setting.exam.longest)
+    loss, _ = on_own(x, setting.task, setting.task.train, setting.test_sets.longest)
     plain, _ = on_own(
-        x, replace(setting.task, augment=AS_THEY_ARE), setting.task.train, setting.exam.longest
+        x, replace(setting.task, augment=AS_THEY_ARE), setting.task.train, setting.test_sets.longest
     )
     np.testing.assert_array_equal(loss, plain)
 

@@ -79,7 +79,7 @@ def test_every_type_of_option_is_tried() -> None:
     assert set(BAD) == set(VALUES)
     assert all(len(values) >= 2 for values in BAD.values())
     assert set(PLAIN) - set(FLAGS) == {
-        "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "pretrain", "start",
+        "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "share_all_until", "init_from",
         "resume", "log_level", "tensorboard",
     }  # fmt: skip
 

@@ -54,22 +54,22 @@ RUNS: dict[str, dict[str, Any]] = {
     "alone": {"algorithm": "local_only"},
     "trusted": {"algorithm": "fltrust:root=20", "attack": "trim"},
     "split": {"algorithm": "fedavg:fraction=0.6", "share": "head:1", "model": "mlp:hidden=6+5"},
-    "opened": {"share": "head:1", "pretrain": "4", "bits": 5},
+    "opened": {"share": "head:1", "share_all_until": "4", "bits": 5},
     "opened by a goal": {
         "share": "head:1",
-        "pretrain": "train_loss=2.317",
+        "share_all_until": "train_loss=2.317",
         "lr": 0.01,
         "eval_every": 1,
     },
-    "parted before the cut": {"share": "head:1", "pretrain": "2", "bits": 5},
+    "parted before the cut": {"share": "head:1", "share_all_until": "2", "bits": 5},
     "parted before, served": {
         "algorithm": "fedavg:server_momentum=0.5",
         "share": "head:1",
-        "pretrain": "1",
+        "share_all_until": "1",
     },
     "parted by a goal before": {
         "share": "head:1",
-        "pretrain": "train_loss=2.33",
+        "share_all_until": "train_loss=2.33",
         "lr": 0.01,
         "eval_every": 1,
     },
@@ -80,12 +80,12 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "bursts": {
         "faults": "burst:p=0.3,length=3+join:at=4,peers=1",
-        "network": "uplink:mbps=8,compute=constant,step_ms=9",
+        "links": "uplink:mbps=8,compute=constant,step_ms=9",
     },
     "faulty and served": {
         "algorithm": "fedavg",
         "faults": "link_loss:p=0.3+leave:at=4",
-        "network": "phone",
+        "links": "phone",
     },
     "drawn": {
         "model": "mlp:hidden=12,dropout=0.3",
@@ -299,8 +299,8 @@ def test_rows_that_are_damaged_are_written_again(
     list(dfl.simulate(replace(run, out=tmp_path / "whole")))
     damage(tmp_path / "cut" / "metrics.csv")
     setting = prepare(dfl.resumed(tmp_path / "cut"), World())
-    assert setting.facts
-    assert any("metrics.csv" in note for note in setting.facts.begun.notes)
+    assert setting.run_info
+    assert any("metrics.csv" in note for note in setting.run_info.begun.notes)
     list(dfl.simulate(dfl.resumed(tmp_path / "cut")))
     same(tmp_path / "whole", tmp_path / "cut")
 

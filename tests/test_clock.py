@@ -11,12 +11,12 @@ from scipy.sparse import csr_array
 
 from dfl.comm.mpi import World
 from dfl.comm.plan import Arcs
-from dfl.comm.transport import Network, Speech
+from dfl.comm.transport import Network, ThreatModel
 from dfl.compression.compressors import COMPRESSORS
 from dfl.core.layout import Layout
 from dfl.core.registry import choose
 from dfl.environment.clock import Clock, Lines, Links
-from dfl.environment.link_models import NETWORKS
+from dfl.environment.link_models import LINK_MODELS
 
 MB = 1_000_000
 """Bytes that take a second on 8 Mbit/s."""
@@ -24,11 +24,11 @@ Bools = NDArray[np.bool_]
 
 
 def joined(peers: int, seed: int = 0, weights: tuple[csr_array, ...] = ()) -> Network:
-    return Network(Layout(peers, 1), weights, World(), Speech(COMPRESSORS["none"]()), seed)
+    return Network(Layout(peers, 1), weights, World(), ThreatModel(COMPRESSORS["none"]()), seed)
 
 
 def clock_of(spec: str, peers: int, steps: int = 1, seed: int = 0) -> Clock:
-    clock = choose("--network", spec, NETWORKS)().start(joined(peers, seed), np.full(peers, steps))
+    clock = choose("--links", spec, LINK_MODELS)().start(joined(peers, seed), np.full(peers, steps))
     assert isinstance(clock, Clock)
     return clock
 

@@ -14,7 +14,7 @@ from dfl.comm.mpi import World
 from dfl.comm.plan import Arcs
 from dfl.comm.transport import Network
 from dfl.core.errors import InputError
-from dfl.environment.link_models import CLASSES, NETWORKS
+from dfl.environment.link_models import CLASSES, LINK_MODELS
 from dfl.reporting import plots
 from dfl.simulation.loop import prepare
 from dfl.simulation.watch import COLUMNS
@@ -41,7 +41,7 @@ def rows(**settings: Any) -> list[dict[str, float]]:
 
 
 def seconds(network: str, **settings: Any) -> list[float]:
-    return [row["sim_seconds"] for row in rows(network=network, **settings)]
+    return [row["sim_seconds"] for row in rows(links=network, **settings)]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_run_with_a_server() -> None:
     found = seconds(network, algorithm="fedavg:fraction=0.5", bits=4)
     down, up = 4 * D, size(4, D)
     line, own = 4e4, 1e4  # bytes a second of the server, and of a peer
-    # Words leave the server one by one; the last to hear it answers last, and the server is free by then.
+    # Updates leave the server one by one; the last to hear it answers last, and the server is free by then.
     each = 4 * down / line + 0.2 + down / (2 * own) + STEP + up / own + 0.2 + up / line
     assert down / line > up / line
     assert found == pytest.approx([0, each, 2 * each, 3 * each])
@@ -113,12 +113,12 @@ def test_who_is_alone_only_computes() -> None:
 
 def test_a_part_of_a_model_takes_less() -> None:
     """Everything for a round, and then the bias of the head."""
-    found = seconds("uplink:mbps=0.08", share="*.bias", pretrain="1")
+    found = seconds("uplink:mbps=0.08", share="*.bias", share_all_until="1")
     assert np.diff(found) == pytest.approx([2 * 4 * D / 1e4, 80 / 1e4, 80 / 1e4])
 
 
 def test_a_clock_changes_nothing_else() -> None:
-    plain, timed = (rows(network=network, bits=4) for network in ("none", f"phone:{STEADY}"))
+    plain, timed = (rows(links=network, bits=4) for network in ("none", f"phone:{STEADY}"))
     assert all(tuple(row)[: len(COLUMNS)] == COLUMNS and "sim_seconds" not in row for row in plain)
     assert all(tuple(row)[: len(COLUMNS) + 1] == (*COLUMNS, "sim_seconds") for row in timed)
     for row in (*plain, *timed):
@@ -132,7 +132,7 @@ def test_measured_seconds_are_those_of_training() -> None:
     for engine in ("batched", "loop"):
         begun = time.perf_counter()
         setting = prepare(
-            dfl.Run(**{**FEW, "network": "datacenter:compute=measured", "engine": engine}), World()
+            dfl.Run(**{**FEW, "links": "datacenter:compute=measured", "engine": engine}), World()
         )
         clock, spent = setting.network.clock, setting.task.spent
         assert clock is not None
@@ -156,7 +156,7 @@ def train(setting: Any) -> None:
 
 def test_a_mixed_network_has_so_many_of_each() -> None:
     setting = prepare(
-        dfl.Run(**{**FEW, "peers": 20, "network": "mixed:phone=0.25,dsl=0.7,broadband=0.05"}),
+        dfl.Run(**{**FEW, "peers": 20, "links": "mixed:phone=0.25,dsl=0.7,broadband=0.05"}),
         World(),
     )
     lines = ways_of(setting.network)
@@ -187,7 +187,7 @@ def links(tmp_path: Path, change: Any = list, **settings: Any) -> dfl.Run:
         *(f"{i},{j},{0.08 * (1 + j)},{i}" for i, j in pairs),
     ]
     (tmp_path / "links.csv").write_text("\n".join(change(lines)) + "\n")
-    return replace(run, network=f"links:path={tmp_path / 'links.csv'}")
+    return replace(run, links=f"links:path={tmp_path / 'links.csv'}")
 
 
 @pytest.mark.parametrize("topology", ["ring", "one_peer_exponential"])
@@ -239,7 +239,7 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
     except UnicodeEncodeError:
         (tmp_path / "links.csv").write_bytes(b"\xff\xfe\x00")
         run = dfl.Run(**{**FEW, "network": f"links:path={tmp_path / 'links.csv'}"})
-    with pytest.raises(InputError, match="--network links: ") as refused:
+    with pytest.raises(InputError, match="--links links: ") as refused:
         prepare(run, World())
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -248,70 +248,70 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("modem", "--network: unknown 'modem'"),
-        ("uplink:speed=3", "--network uplink: unknown option 'speed'"),
-        ("uplink:mbps=0", "--network uplink: mbps must be from 1e-06 to 1e+09, not 0.0"),
+        ("modem", "--links: unknown 'modem'"),
+        ("uplink:speed=3", "--links uplink: unknown option 'speed'"),
+        ("uplink:mbps=0", "--links uplink: mbps must be from 1e-06 to 1e+09, not 0.0"),
         (
             "uplink:down_mbps=-1",
-            "--network uplink: down_mbps must be from 1e-06 to 1e+09, not -1.0",
+            "--links uplink: down_mbps must be from 1e-06 to 1e+09, not -1.0",
         ),
         (
             "phone:server_mbps=0",
-            "--network phone: server_mbps must be from 1e-06 to 1e+09, not 0.0",
+            "--links phone: server_mbps must be from 1e-06 to 1e+09, not 0.0",
         ),
-        ("dsl:latency_ms=-1", "--network dsl: latency_ms must be from 0 to 1e+09, not -1.0"),
+        ("dsl:latency_ms=-1", "--links dsl: latency_ms must be from 0 to 1e+09, not -1.0"),
         (
             "uplink:compute=slow",
             "compute must be none, constant, lognormal or measured, not 'slow'",
         ),
-        ("uplink:compute=constant", "--network uplink: compute=constant needs step_ms"),
-        ("uplink:compute=lognormal,step_ms=3", "--network uplink: compute=lognormal needs sigma"),
-        ("uplink:step_ms=3", "--network uplink: compute=none has no part for step_ms=3"),
+        ("uplink:compute=constant", "--links uplink: compute=constant needs step_ms"),
+        ("uplink:compute=lognormal,step_ms=3", "--links uplink: compute=lognormal needs sigma"),
+        ("uplink:step_ms=3", "--links uplink: compute=none has no part for step_ms=3"),
         ("uplink:compute=measured,step_ms=3", "compute=measured has no part for step_ms"),
         (
             "uplink:compute=constant,step_ms=-3",
-            "--network uplink: step_ms must be from 0 to 1e+09, not -3.0",
+            "--links uplink: step_ms must be from 0 to 1e+09, not -3.0",
         ),
-        ("mixed", "--network mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
+        ("mixed", "--links mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
         ("mixed:phone=0.5,dsl=0.6", "must add up to 1, not to 1.1"),
-        ("mixed:phone=1.5,dsl=-0.5", "--network mixed: phone must be from 0 to 1, not 1.5"),
-        ("links:path=any.csv,step_ms=1", "--network links: compute=none has no part for step_ms=1"),
+        ("mixed:phone=1.5,dsl=-0.5", "--links mixed: phone must be from 0 to 1, not 1.5"),
+        ("links:path=any.csv,step_ms=1", "--links links: compute=none has no part for step_ms=1"),
         (
             "links:path=/none/such",
-            "--network links: path /none/such cannot be read (No such file or directory)",
+            "--links links: path /none/such cannot be read (No such file or directory)",
         ),
     ],
 )
 def test_bad_networks_are_refused(dfl_run: Command, spec: str, complaint: str) -> None:
-    assert complaint in dfl_run.refused("--peers", "4", "--network", spec)
+    assert complaint in dfl_run.refused("--peers", "4", "--links", spec)
 
 
 def test_networks_that_a_method_has_no_part_for_are_refused(dfl_run: Command) -> None:
-    pooled = dfl_run.refused("--peers", "4", "--algorithm", "pooled", "--network", "phone")
-    assert pooled == "--network phone has no part in --algorithm pooled: leave it out"
+    pooled = dfl_run.refused("--peers", "4", "--algorithm", "pooled", "--links", "phone")
+    assert pooled == "--links phone has no part in --algorithm pooled: leave it out"
     served = dfl_run.refused(
-        "--peers", "4", "--algorithm", "fedavg", "--network", "links:path=any.csv"
+        "--peers", "4", "--algorithm", "fedavg", "--links", "links:path=any.csv"
     )
     assert "edges of a graph, and here nobody speaks over one" in served
 
 
 def test_the_terminal_says_so(dfl_run: Command) -> None:
     ended = dfl_run(
-        "--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.08"
+        "--peers", "4", "--rounds", "2", "--model", "softmax", "--links", "uplink:mbps=0.08"
     )
     lines = dict(line.partition(" ")[::2] for line in ended.out.splitlines())
-    assert lines["network"].strip() == "uplink:mbps=0.08"
+    assert lines["links"].strip() == "uplink:mbps=0.08"
     assert lines["time"].endswith("s, 1.04 s on the simulated network")
     slow = dfl_run(
-        "--peers", "4", "--rounds", "2", "--model", "softmax", "--network", "uplink:mbps=0.00008"
+        "--peers", "4", "--rounds", "2", "--model", "softmax", "--links", "uplink:mbps=0.00008"
     )
     assert "0:17:20 on the simulated network" in slow.out
     plain = dfl_run("--peers", "4", "--rounds", "2", "--model", "softmax")
-    assert "network" not in plain.out
+    assert "links" not in plain.out
 
 
 def test_accuracy_is_drawn_by_simulated_time() -> None:
-    table = pd.DataFrame(rows(network="uplink"))
+    table = pd.DataFrame(rows(links="uplink"))
     axes = plots.accuracy_by_sim_seconds(table, "a run").axes[0]
     assert np.asarray(axes.lines[0].get_xdata()).tolist() == table["sim_seconds"].tolist()
     assert "seconds" in axes.get_xlabel()
@@ -329,10 +329,10 @@ dfl.reporting.plots.figures = lambda *given: {}
 few = dict(peers=7, rounds=3, eval_every=1, model="softmax", bits=3, partition="dirichlet:alpha=0.3")
 devices = "compute=lognormal,step_ms=20,sigma=0.7"
 for name, more in {
-    "gossip": dict(topology="one_peer_exponential", network="mixed:phone=0.5,dsl=0.5," + devices),
-    "server": dict(algorithm="fedavg:fraction=0.6", network="phone:server_mbps=20," + devices),
-    "links": dict(topology="edges:path=graph.txt", network="links:path=links.csv," + devices),
-    "measured": dict(network="phone:compute=measured"),
+    "gossip": dict(topology="one_peer_exponential", links="mixed:phone=0.5,dsl=0.5," + devices),
+    "server": dict(algorithm="fedavg:fraction=0.6", links="phone:server_mbps=20," + devices),
+    "links": dict(topology="edges:path=graph.txt", links="links:path=links.csv," + devices),
+    "measured": dict(links="phone:compute=measured"),
 }.items():
     for _ in dfl.simulate(dfl.Run(**few, **more, out=Path(sys.argv[1]) / name)):
         pass
@@ -364,4 +364,4 @@ def test_time_does_not_depend_on_the_ranks(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_kind_is_named_in_the_readme() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    assert [name for name in NETWORKS if f"`{name}" not in text] == []
+    assert [name for name in LINK_MODELS if f"`{name}" not in text] == []

@@ -53,7 +53,7 @@ def expected_length(bits: int, block: int, m: int) -> int:
 
 
 def on_the_grid(compressor: Quantize, q: int, m: int, block: int) -> torch.Tensor:
-    """Words that are integers, or half-integers, times a power of two that differs from block to block."""
+    """Updates that are integers, or half-integers, times a power of two that differs from block to block."""
     half = 2 ** (compressor.bits - 1)
     between = compressor.rounding in ("midrise", "sign")
     generator = torch.Generator().manual_seed(m)

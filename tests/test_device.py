@@ -12,7 +12,7 @@ from torch import nn
 
 import dfl
 from dfl.comm.mpi import World
-from dfl.comm.weighting import weigh
+from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.simulation import setup
@@ -116,8 +116,8 @@ def test_rows_are_weighed_alike_on_every_device(dtype: torch.dtype) -> None:
         weights = random_array((20, columns), density=0.2, rng=rng, format="csr")
         terms.append((weights, torch.from_numpy(rng.normal(size=(columns, 257))).to(dtype)))
     with Standin():
-        there = weigh(*((weights, rows.to(DEVICE)) for weights, rows in terms)).cpu()
-    assert torch.equal(there, weigh(*terms))
+        there = weighted_sum(*((weights, rows.to(DEVICE)) for weights, rows in terms)).cpu()
+    assert torch.equal(there, weighted_sum(*terms))
     dense = sum(weights.toarray() @ rows.double().numpy() for weights, rows in terms)
     np.testing.assert_allclose(there.double(), dense, atol=1e-5)
 

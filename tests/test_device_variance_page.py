@@ -75,8 +75,8 @@ def test_everybody_trains_as_long() -> None:
     assert by[2, "LG-FedAvg"].partition == "labels:per_peer=2"
     alone, fedavg, lg = (by[5, method] for method in METHODS)
     assert (alone.algorithm, alone.rounds, fedavg.rounds, lg.rounds) == ("local_only", 8, 80, 80)
-    assert (fedavg.share, fedavg.pretrain) == ("all", None)
-    assert (lg.share, lg.pretrain, lg.algorithm) == ("head:2", "50", "fedavg:fraction=0.1")
+    assert (fedavg.share, fedavg.share_all_until) == ("all", None)
+    assert (lg.share, lg.share_all_until, lg.algorithm) == ("head:2", "50", "fedavg:fraction=0.1")
     assert {run.seed for run in by.values()} == {1}
     assert all(run.ensemble and run.eval_every == run.rounds for run in by.values())
 

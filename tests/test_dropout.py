@@ -97,12 +97,12 @@ def test_masks_keep_the_mean_and_differ_everywhere() -> None:
 def test_nothing_is_left_out_where_a_model_is_measured() -> None:
     """A model in three lines says the same of the test set, with all units."""
     setting = digits(**LEFT_OUT)
-    x, exam = final(setting, 2), setting.exam
+    x, test_sets = final(setting, 2), setting.test_sets
     out = setting.task.outputs(
-        setting.task.spec.views(x), setting.task.inputs(exam.inputs), each=False
+        setting.task.spec.views(x), setting.task.inputs(test_sets.inputs), each=False
     )
     w = setting.task.spec.views(x[2])
-    h = setting.task.inputs(exam.inputs).flatten(1)
+    h = setting.task.inputs(test_sets.inputs).flatten(1)
     for name in ("1", "4"):
         h = (h @ w[f"{name}.weight"].T + w[f"{name}.bias"]).relu()
     assert torch.allclose(out[2], h @ w["7.weight"].T + w["7.bias"], rtol=0, atol=1e-5)

@@ -46,7 +46,9 @@ def said(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     )
     inputs = normal(torch.from_numpy(data.test_inputs), scale, shift)
     honest = [
-        i for i in range(run.run.peers or 0) if "liar" not in run.peers or not run.peers["liar"][i]
+        i
+        for i in range(run.run.peers or 0)
+        if "is_attacker" not in run.peers or not run.peers["is_attacker"][i]
     ]
     outputs = [run.model(i)(inputs).detach().double().numpy() for i in honest]
     return np.stack(outputs), data.test_labels
@@ -108,8 +110,8 @@ def test_nothing_is_measured_that_is_not_asked_for() -> None:
     }
 
 
-def room(peers: int, liars: tuple[int, ...] = ()) -> Ensemble:
-    layout, honest = Layout(peers, 1), np.setdiff1d(np.arange(peers), liars)
+def room(peers: int, attackers: tuple[int, ...] = ()) -> Ensemble:
+    layout, honest = Layout(peers, 1), np.setdiff1d(np.arange(peers), attackers)
     return Ensemble(World(), layout, layout.group(honest, 0))
 
 
@@ -142,7 +144,7 @@ def test_a_peer_that_cannot_decide_votes_for_the_lowest_label() -> None:
 
 
 def test_liars_are_not_heard() -> None:
-    heard = room(3, liars=(0,))
+    heard = room(3, attackers=(0,))
     heard.hear([PLANTED[:2], PLANTED[2:]], torch.tensor([1, 0, 0, 1]))
     assert heard.figures(0.1) == {
         "accuracy_ensemble": 1.0,
@@ -241,7 +243,7 @@ def test_examples_with_a_trigger_are_not_heard() -> None:
     assert "backdoor_success" in (
         metrics.measure(list(states(setting, 1))[-1], setting, together) or {}
     )
-    assert together.heard == len(setting.exam.labels) == 359
+    assert together.heard == len(setting.test_sets.labels) == 359
     assert Ensemble.of(digits()) is None
 
 

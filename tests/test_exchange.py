@@ -48,7 +48,7 @@ def test_words_with_gaps_are_put_together() -> None:
 def test_exact_words_share_memory_with_what_was_said() -> None:
     setting = digits()
     words = torch.randn(6, 50)
-    heard = Net(setting.network, 0, seen=False).share(words)
+    heard = Net(setting.network, 0, seen=False).exchange(words)
     assert heard.own.data_ptr() == words.data_ptr()
     assert heard.far.shape == (0, 50)
 
@@ -56,7 +56,7 @@ def test_exact_words_share_memory_with_what_was_said() -> None:
 def test_the_error_of_a_message_is_measured_only_where_somebody_looks() -> None:
     setting = digits(bits=4)
     words = torch.randn(6, 50)
-    seen, unseen = (Net(setting.network, 0, seen=flag).share(words) for flag in (True, False))
+    seen, unseen = (Net(setting.network, 0, seen=flag).exchange(words) for flag in (True, False))
     assert torch.equal(seen.own, unseen.own)
     assert (seen.error > 0).all()
     assert unseen.error.isnan().all()
@@ -102,9 +102,7 @@ def test_what_is_broken_is_found(bad: float) -> None:
 def test_one_rank_is_handed_its_examples_as_they_are() -> None:
     given = {"train inputs": np.arange(3)}
     assert (
-        distribute.handed_out(
-            World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}
-        )
+        distribute.scatter(World(), Layout(5, 1), lambda peers: given if peers == range(5) else {})
         is given
     )
 
@@ -129,5 +127,5 @@ def test_the_data_set_is_let_go_after_it_was_dealt() -> None:
         setting = prepare(dfl.Run(peers=3, dataset="mnist"), World())
     gc.collect()
     assert loaded[0]() is None
-    assert setting.facts is not None
-    assert setting.facts.label_counts.sum() == 1438
+    assert setting.run_info is not None
+    assert setting.run_info.label_counts.sum() == 1438

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.environment.fault_effects import Weather, weather
+from dfl.environment.fault_effects import FaultEffects, fault_effects
 from dfl.environment.faults import (
     FAULTS,
     Burst,
@@ -22,7 +22,7 @@ from dfl.environment.faults import (
     LinkLoss,
     Outage,
     Stragglers,
-    Today,
+    RoundKey,
 )
 
 P, ROUNDS = 400, 300
@@ -31,12 +31,12 @@ LINKS = np.arange(5, 5 + 7 * P, 7)
 
 def lost(fault: Fault, seed: int = 0, rounds: int = ROUNDS) -> NDArray[np.bool_]:
     """(rounds, links), what every link loses."""
-    return np.array([fault.loses(LINKS, Today(P, seed, t)) for t in range(rounds)])
+    return np.array([fault.loses(LINKS, RoundKey(P, seed, t)) for t in range(rounds)])
 
 
 def down(fault: Fault, peers: int = P, rounds: int = ROUNDS) -> NDArray[np.bool_]:
     """(rounds, P), who is down."""
-    return np.array([fault.down(Today(peers, 0, t)) for t in range(rounds)])
+    return np.array([fault.down(RoundKey(peers, 0, t)) for t in range(rounds)])
 
 
 def spells(of: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -79,7 +79,7 @@ def test_bursts_are_as_often_and_as_long(p: float, length: float) -> None:
 def test_a_bad_spell_loses_more_and_not_all() -> None:
     gentle = Burst(p=0.3, length=10, bad=0.6, good=0.1)
     seen = lost(gentle)
-    bad = np.array([gentle.spell(LINKS, Today(P, 0, t)) for t in range(ROUNDS)])
+    bad = np.array([gentle.spell(LINKS, RoundKey(P, 0, t)) for t in range(ROUNDS)])
     assert np.array_equal(bad, lost(Burst(p=0.3, length=10)))
     assert seen[bad].mean() == pytest.approx(0.6, abs=0.01)
     assert seen[~bad].mean() == pytest.approx(0.1, abs=0.01)
@@ -115,12 +115,16 @@ def test_who_leaves_is_gone_and_who_joins_was_not_there() -> None:
 
 
 def test_stragglers_are_others_in_every_round_or_always_the_same() -> None:
-    paces = np.array([Stragglers(fraction=0.25, work=0.3).pace(Today(40, 0, t)) for t in range(9)])
+    paces = np.array(
+        [Stragglers(fraction=0.25, work=0.3).pace(RoundKey(40, 0, t)) for t in range(9)]
+    )
     assert ((paces == 0.3).sum(1) == 10).all()
     assert len({row.tobytes() for row in paces}) == 9
-    fixed = [Stragglers(fraction=0.25, fixed=True).pace(Today(40, 0, t)).tolist() for t in range(9)]
+    fixed = [
+        Stragglers(fraction=0.25, fixed=True).pace(RoundKey(40, 0, t)).tolist() for t in range(9)
+    ]
     assert fixed == fixed[:1] * 9
-    assert Stragglers(peers=(1,), work=0.1).pace(Today(3, 0, 5)).tolist() == [1, 0.1, 1]
+    assert Stragglers(peers=(1,), work=0.1).pace(RoundKey(3, 0, 5)).tolist() == [1, 0.1, 1]
 
 
 MANY: list[Any] = [
@@ -140,60 +144,65 @@ def test_it_does_not_matter_who_asks_and_when(
     fault: Fault, seed: int, some: list[int], t: int
 ) -> None:
     """Rows of some links are those of all, in any order, whatever was asked before: so any rank, and after a resume."""
-    today = Today(P, seed, t)
-    assert np.array_equal(fault.loses(LINKS[some], today), fault.loses(LINKS, today)[some])
-    once = fault.down(today), fault.pace(today)
-    fault.down(Today(P, seed, t + 1))
+    round_key = RoundKey(P, seed, t)
+    assert np.array_equal(fault.loses(LINKS[some], round_key), fault.loses(LINKS, round_key)[some])
+    once = fault.down(round_key), fault.pace(round_key)
+    fault.down(RoundKey(P, seed, t + 1))
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(once, (fault.down(today), fault.pace(today)), strict=True)
+        for a, b in zip(once, (fault.down(round_key), fault.pace(round_key)), strict=True)
     )
 
 
 @pytest.mark.parametrize("fault", MANY, ids=lambda fault: fault.name)
 def test_seeds_differ(fault: Fault) -> None:
     first, second = (
-        np.concatenate([fault.loses(LINKS, today), fault.down(today), fault.pace(today)])
-        for today in (Today(P, 0, 60), Today(P, 1, 60))
+        np.concatenate(
+            [fault.loses(LINKS, round_key), fault.down(round_key), fault.pace(round_key)]
+        )
+        for round_key in (RoundKey(P, 0, 60), RoundKey(P, 1, 60))
     )
     assert not np.array_equal(first, second)
 
 
 def test_several_faults_add_up() -> None:
-    sky = Weather(
+    sky = FaultEffects(
         (Leave(peers=(1,), at=0), Outage(p=1, length=1), Stragglers(peers=(2,), work=0.5)),
-        Today(4, 0, 3),
+        RoundKey(4, 0, 3),
     )
     assert not sky.up.any()
     assert not sky.work.any()
-    sky = Weather(
+    sky = FaultEffects(
         (Leave(peers=(1,), at=0), Stragglers(peers=(1, 2), work=0.5), Stragglers(peers=(2,))),
-        Today(4, 0, 3),
+        RoundKey(4, 0, 3),
     )
     assert sky.up.tolist() == [True, False, True, True]
     assert sky.work.tolist() == [1, 0, 0.5, 1]
-    both = Weather((LinkLoss(p=0.2), Burst(p=0.2)), Today(P, 0, 3))
+    both = FaultEffects((LinkLoss(p=0.2), Burst(p=0.2)), RoundKey(P, 0, 3))
     arrive = np.mean(
-        [Weather(both.faults, Today(P, 0, t)).arrive(7, np.arange(P)).mean() for t in range(50)]
+        [
+            FaultEffects(both.faults, RoundKey(P, 0, t)).arrive(7, np.arange(P)).mean()
+            for t in range(50)
+        ]
     )
     assert arrive == pytest.approx(0.8**2, abs=0.02)
 
 
 def test_links_of_a_server_are_links_of_their_own() -> None:
     peers = np.arange(9)
-    sky = Weather((LinkLoss(p=0.5),), Today(9, 0, 0))
+    sky = FaultEffects((LinkLoss(p=0.5),), RoundKey(9, 0, 0))
     everyone = {(s, r): bool(sky.arrive(s, r)[0]) for s in range(10) for r in range(10) if s != r}
     assert sky.arrive(9, peers).tolist() == [everyone[9, i] for i in range(9)]
     assert sky.arrive(peers, 9).tolist() == [everyone[i, 9] for i in range(9)]
-    rounds = [Weather((LinkLoss(p=0.5),), Today(9, 0, t)) for t in range(40)]
+    rounds = [FaultEffects((LinkLoss(p=0.5),), RoundKey(9, 0, t)) for t in range(40)]
     histories = {link: tuple(bool(sky.arrive(*link)[0]) for sky in rounds) for link in everyone}
     assert len(set(histories.values())) == len(histories) == 90
 
 
 def test_a_round_is_worked_out_once() -> None:
     faults = (Outage(p=0.3),)
-    assert weather(faults, Today(9, 0, 4)) is weather(faults, Today(9, 0, 4))
-    assert weather(faults, Today(9, 0, 4)) is not weather(faults, Today(9, 0, 5))
+    assert fault_effects(faults, RoundKey(9, 0, 4)) is fault_effects(faults, RoundKey(9, 0, 4))
+    assert fault_effects(faults, RoundKey(9, 0, 4)) is not fault_effects(faults, RoundKey(9, 0, 5))
 
 
 @pytest.mark.parametrize(
@@ -204,9 +213,9 @@ def test_ten_thousand_peers_take_milliseconds(fault: Fault) -> None:
     links, took = np.arange(40_000) * 7, []
     for t in range(5):
         begun = time.process_time()
-        fault.loses(links, Today(10_000, 0, t))
-        fault.down(Today(10_000, 0, t))
-        fault.pace(Today(10_000, 0, t))
+        fault.loses(links, RoundKey(10_000, 0, t))
+        fault.down(RoundKey(10_000, 0, t))
+        fault.pace(RoundKey(10_000, 0, t))
         took.append(time.process_time() - begun)
     assert min(took) < 0.1
 
@@ -232,12 +241,12 @@ def test_bad_options(kind: type[Fault], options: dict[str, Any], line: str) -> N
 
 def test_peers_that_there_are_not() -> None:
     with pytest.raises(InputError, match=r"--faults leave: peers must be from 0 to 8, not 3\+9"):
-        Leave(peers=(3, 9)).down(Today(9, 0, 0))
+        Leave(peers=(3, 9)).down(RoundKey(9, 0, 0))
     with pytest.raises(
         InputError, match="--faults stragglers: fraction must be 0 or enough for one of 9 peers"
     ):
-        Stragglers(fraction=0.01).pace(Today(9, 0, 0))
-    assert not Leave(fraction=0.0).down(Today(9, 0, 50)).any()
+        Stragglers(fraction=0.01).pace(RoundKey(9, 0, 0))
+    assert not Leave(fraction=0.0).down(RoundKey(9, 0, 50)).any()
 
 
 def test_every_fault_says_what_it_touches() -> None:

@@ -27,7 +27,7 @@ SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
 
 def fate(setting: Setting, t: int) -> tuple[Tensor, Tensor, Tensor]:
     """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to i."""
-    sky, P = setting.network.weather(t), setting.layout.peers
+    sky, P = setting.network.fault_effects(t), setting.layout.peers
     up = torch.from_numpy(sky.up)
     listener, speaker = (each.reshape(-1) for each in np.indices((P, P)))
     arrive = torch.from_numpy(sky.arrive(speaker, listener)).view(P, P)
@@ -78,7 +78,7 @@ def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: i
         Z, edges = trained(setting, X, up), Net(calm.network, t).edges
         said = (
             Net(calm.network, t)
-            .share(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges)
+            .exchange(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges)
             .own
         )
         copies[edges.ids % 8, edges.owner] += said * arrive[edges.ids % 8, edges.owner][:, None]
@@ -224,8 +224,8 @@ def test_a_round_in_which_some_only_hear_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned: bool) -> None:
     setting = quadratic(**{"algorithm": "qdfedavgm", "peers": 16, "rounds": 200, **more})
-    assert setting.facts is not None
-    assert any(f"--faults {more['faults']}" in note for note in setting.facts.notes) == warned
+    assert setting.run_info is not None
+    assert any(f"--faults {more['faults']}" in note for note in setting.run_info.notes) == warned
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, None])
@@ -317,14 +317,14 @@ def test_only_words_that_are_said_are_counted() -> None:
 
 def test_a_rule_hears_fewer_words() -> None:
     """Peer 0 of a ring hears itself and those of its neighbours whose words arrive; the rule is shown no others."""
-    from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
+    from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 
     shown: list[int] = []
 
-    def count(words: Words) -> Outcome:
+    def count(words: Updates) -> Aggregate:
         shown.append(len(words.rows))
         assert words.weights.sum() == pytest.approx(1)
-        return Outcome(words.mix(words.weights))
+        return Aggregate(words.mix(words.weights))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(AGGREGATORS, "count", count)

@@ -16,7 +16,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.reporting.terminal import header
-from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.batches import batches, groups
@@ -29,7 +29,7 @@ from tests.test_oracle import sgd as heavy_ball
 
 def taking_part(setting: Setting, t: int) -> tuple[list[int], list[int]]:
     """Whom the server's word reaches in a round, and whose word then reaches the server, where all are asked."""
-    sky, everyone = setting.network.weather(t), np.arange(setting.layout.peers)
+    sky, everyone = setting.network.fault_effects(t), np.arange(setting.layout.peers)
     reached = everyone[sky.up & sky.arrive(setting.layout.peers, everyone)]
     return reached.tolist(), reached[sky.arrive(reached, setting.layout.peers)].tolist()
 
@@ -44,7 +44,7 @@ def test_a_server_follows_those_it_hears(faults: str) -> None:
     told = said = 0
     for t, state in enumerate(list(states(setting, 12))[1:]):
         reached, heard = taking_part(setting, t)
-        told, said = told + int(setting.network.weather(t).up.sum()), said + len(reached)
+        told, said = told + int(setting.network.fault_effects(t).up.sum()), said + len(reached)
         if heard:
             w = heavy_ball(w.expand(8, -1), centres(setting), 0.1, 0.0, 3)[heard].mean(
                 0, keepdim=True
@@ -58,7 +58,7 @@ def test_a_server_follows_those_it_hears(faults: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg:fraction=0.5,stragglers=0.5", "fedprox:stragglers=0.5",
-                                       "fedavg:fraction=0.5,push=everyone,server_momentum=0.5"])  # fmt: skip
+                                       "fedavg:fraction=0.5,broadcast_to=everyone,server_momentum=0.5"])  # fmt: skip
 def test_losses_that_never_come_change_nothing_at_a_server(algorithm: str) -> None:
     settings: dict[str, Any] = {"algorithm": algorithm, "bits": 6, "local_epochs": 4}
     calm = quadratic(**settings)
@@ -77,7 +77,8 @@ def test_those_who_are_drawn_are_up() -> None:
         down = [int(i) for i in gone.split("+")]
         for push, told in (("chosen", asked), ("everyone", 8 - len(down))):
             setting = quadratic(
-                algorithm=f"fedavg:fraction=0.5,push={push}", faults=f"leave:peers={gone},at=0"
+                algorithm=f"fedavg:fraction=0.5,broadcast_to={push}",
+                faults=f"leave:peers={gone},at=0",
             )
             final(setting, 3)
             assert not setting.network.told[down].any()
@@ -111,9 +112,9 @@ def test_a_server_that_hears_nobody_hears_a_step_of_zeros(algorithm: str) -> Non
 def test_a_servers_rule_is_shown_only_what_arrives() -> None:
     shown: list[int] = []
 
-    def count(words: Words) -> Outcome:
+    def count(words: Updates) -> Aggregate:
         shown.append(len(words.rows))
-        return Outcome(words.mix(words.weights))
+        return Aggregate(words.mix(words.weights))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(AGGREGATORS, "count", count)
@@ -203,7 +204,7 @@ def test_no_faults_cost_nothing() -> None:
     assert net.paced(task) is task
     assert net.network.peer_plan(0) is net.network.peer_plan(6)
     assert net.reached(net.everyone) is net.everyone
-    assert digits(faults="none").network.speech.faults == ()
+    assert digits(faults="none").network.threat_model.faults == ()
     assert Net(digits(faults="link_loss").network, 0).paced(task) is task
 
 

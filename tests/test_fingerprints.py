@@ -141,10 +141,10 @@ def test_a_class_of_the_same_name_that_does_something_else(monkeypatch: pytest.M
 def test_the_file_of_links_is_compared(tmp_path: Path) -> None:
     lines = [f"{i},{(i + hop) % 4},8,1" for i in range(4) for hop in (1, 3)]
     (path := tmp_path / "links.csv").write_text("\n".join(lines))
-    run = small(network=f"links:path={path}", model="softmax", examples_per_peer=10)
+    run = small(links=f"links:path={path}", model="softmax", examples_per_peer=10)
     crash(replace(run, out=tmp_path / "run"), 2)
     path.write_text("\n".join(lines).replace(",8,", ",9,"))
-    with pytest.raises(dfl.InputError, match=f"--network links:path={path} is not the one"):
+    with pytest.raises(dfl.InputError, match=f"--links links:path={path} is not the one"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
     path.write_text("\n".join(lines))
     list(dfl.simulate(dfl.resumed(tmp_path / "run")))
@@ -168,10 +168,10 @@ def test_the_file_of_the_graph_is_compared(tmp_path: Path, suffix: str) -> None:
 def test_the_run_that_was_started_from_is_compared(tmp_path: Path) -> None:
     first = small(model="softmax", examples_per_peer=10, out=tmp_path / "first")
     list(dfl.simulate(first))
-    run = small(start=tmp_path / "first", model="softmax", examples_per_peer=10)
+    run = small(init_from=tmp_path / "first", model="softmax", examples_per_peer=10)
     crash(replace(run, out=tmp_path / "run"), 2)
     list(dfl.simulate(replace(first, seed=1, out=tmp_path / "second")))
     shutil.rmtree(tmp_path / "first")
     (tmp_path / "second").rename(tmp_path / "first")
-    with pytest.raises(dfl.InputError, match=f"--start {tmp_path / 'first'} is not the one"):
+    with pytest.raises(dfl.InputError, match=f"--init-from {tmp_path / 'first'} is not the one"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))

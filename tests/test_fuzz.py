@@ -48,13 +48,13 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "momentum": st.sampled_from([0.0, 0.9]), "weight_decay": st.sampled_from([0.0, 0.1]), "seed": st.integers(0, 3),
     "bits": st.sampled_from([None, None, 1, 2, 3, 4, 8, 16]), "init": st.sampled_from(["common", "independent"]),
     "share": st.sampled_from(["all", "all", "nothing", "head:1", "first:1", "3.*", "*.bias", "head:9"]),
-    "pretrain": st.sampled_from([None, None, "1", "2", "3", "train_loss=2", "accuracy=0.1"]),
+    "share_all_until": st.sampled_from([None, None, "1", "2", "3", "train_loss=2", "accuracy=0.1"]),
     "until": st.sampled_from([None, None, *(f"{name}=0.1" for name in GOALS)]), "ensemble": st.booleans(),
     "eval_every": st.integers(1, 3), "engine": st.sampled_from(["auto", "batched", "loop"]),
     "checkpoint_every": st.sampled_from([None, 1]), "threads": st.just(1), "device": st.just("cpu"),
 }  # fmt: skip
 """Fields that choose no component."""
-LEFT = {"data_dir", "start", "out", "resume", "timeout", "log_level", "tensorboard"}
+LEFT = {"data_dir", "init_from", "out", "resume", "timeout", "log_level", "tensorboard"}
 """Fields that are about files and launches."""
 
 

@@ -150,7 +150,7 @@ def test_names_are_readable_and_safe() -> None:
     )
     path = name_of({"topology": "edges:path=/home/me/my graph.edges", "seed": 0})
     assert re.fullmatch(r"topology=edges-path=-home-me-my-graph\.edges,seed=0,[0-9a-f]{8}", path)
-    assert name_of({"start": "a/b"}) != name_of({"start": "a-b"})
+    assert name_of({"init_from": "a/b"}) != name_of({"init_from": "a-b"})
     long = name_of({"share": "x" * 100})
     assert long.startswith("share=xxx")
     assert long != name_of({"share": "x" * 101})

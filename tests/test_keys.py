@@ -195,10 +195,10 @@ def test_a_generator_repeats_itself() -> None:
 USES: list[dict[str, Any]] = [
     {"faults": "link_loss+burst+outage:p=0.1+leave:fraction=0.2,at=1+join:fraction=0.2,at=1+stragglers:fixed=true",
      "bits": 4, "init": "independent", "topology": "erdos_renyi:p=0.8", "partition": "dirichlet:alpha=0.5"},
-    {"faults": "stragglers", "algorithm": "fedavg:fraction=0.8,stragglers=0.5,late=fewer", "local_epochs": 3,
+    {"faults": "stragglers", "algorithm": "fedavg:fraction=0.8,stragglers=0.5,straggler_policy=fewer", "local_epochs": 3,
      "attack": "gaussian:fraction=0.2", "bits": 4, "partition": "shards:per_peer=2"},
     {"algorithm": "fltrust:root=20", "validation": 0.2, "eval_examples": 50, "partition": "quantity:alpha=1"},
-    {"network": "mixed:phone=0.5,dsl=0.5,compute=lognormal,step_ms=1,sigma=1", "attack": "scale:fraction=0.2",
+    {"links": "mixed:phone=0.5,dsl=0.5,compute=lognormal,step_ms=1,sigma=1", "attack": "scale:fraction=0.2",
      "model": "mlp:hidden=8,dropout=0.5", "topology": "regular:k=2", "auxiliary": "rotation"},
 ]  # fmt: skip
 

@@ -109,11 +109,11 @@ def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Pa
     run = Run(**{**FEW, "ensemble": True, "out": tmp_path / "run"})
     *_, row = simulate(run, kinds)
     result, setting = load(tmp_path / "run", kinds), setting_of(kinds)
-    exam = setting.exam
-    seen = setting.task.inputs(exam.inputs)
+    test_sets = setting.test_sets
+    seen = setting.task.inputs(test_sets.inputs)
     with torch.no_grad():
         outputs = torch.stack([result.model(i)(seen) for i in range(7)])
-    accuracy = (outputs.argmax(2) == exam.labels).double().mean(1).numpy()
+    accuracy = (outputs.argmax(2) == test_sets.labels).double().mean(1).numpy()
     assert result.peers["accuracy"].to_numpy() == pytest.approx(accuracy)
     inputs, labels = setting.task.train.at(torch.arange(7 * 30).view(7, 30))
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Pa
         ]
     assert result.peers["train_loss"].to_numpy() == pytest.approx(np.array(losses), rel=1e-5)
     assert row["accuracy_ensemble"] == pytest.approx(
-        float((outputs.mean(0).argmax(1) == exam.labels).double().mean())
+        float((outputs.mean(0).argmax(1) == test_sets.labels).double().mean())
     )
     assert np.isnan(row["accuracy_mean_model"])
     assert row["consensus_distance"] > 0
@@ -142,8 +142,8 @@ def test_both_kinds_learn(kinds: list[nn.Module]) -> None:
 
 def test_kinds_do_not_start_where_another_run_ended(kinds: list[nn.Module], tmp_path: Path) -> None:
     list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds[0]))
-    with pytest.raises(InputError, match=r"--start .* with 2 kinds"):
-        setting_of(kinds, start=tmp_path / "run")
+    with pytest.raises(InputError, match=r"--init-from .* with 2 kinds"):
+        setting_of(kinds, init_from=tmp_path / "run")
 
 
 def test_nobody_starts_where_peers_of_several_kinds_ended(
@@ -152,14 +152,16 @@ def test_nobody_starts_where_peers_of_several_kinds_ended(
     list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds))
     for peers in (7, 9):
         with pytest.raises(InputError, match="has models of several kinds"):
-            prepare(Run(**{**FEW, "peers": peers, "start": tmp_path / "run"}), World(), kinds[0])
+            prepare(
+                Run(**{**FEW, "peers": peers, "init_from": tmp_path / "run"}), World(), kinds[0]
+            )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"share": "all"}, "--share all with 2 kinds"),
-        ({"pretrain": "3"}, "--pretrain 3 with 2 kinds"),
+        ({"share_all_until": "3"}, "--share-all-until 3 with 2 kinds"),
         ({"share": "body.0"}, "models 0 and 1 do not agree in what is shared"),
         ({"share": "tail"}, "no layer or parameter is called 'tail'"),
     ],

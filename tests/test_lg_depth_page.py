@@ -88,12 +88,17 @@ def test_the_setting() -> None:
     assert len(cells) == 3 * 8
     labels, run = cells[-1]
     assert labels == {"share": "all", "seed": 2}
-    assert run.start == Path("here/cells/share=before,seed=2")
+    assert run.init_from == Path("here/cells/share=before,seed=2")
     assert (run.peers, run.partition, run.algorithm, run.ensemble) == (
         100, "shards:per_peer=2", "fedavg:fraction=0.1", True,
     )  # fmt: skip
     begun = page.first(options, 2)
-    assert (begun.rounds, begun.share, begun.start, begun.seed) == (options.before, "all", None, 2)
+    assert (begun.rounds, begun.share, begun.init_from, begun.seed) == (
+        options.before,
+        "all",
+        None,
+        2,
+    )
 
 
 def rows() -> pd.DataFrame:

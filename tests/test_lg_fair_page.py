@@ -130,7 +130,8 @@ def test_the_runs_are_those_of_the_paper() -> None:
     assert [run.share for run in (fedavg, lg, adv, narrow)] == ["all", "head:3", "head:3", "head:1"]
     assert {run.momentum for run in (fedavg, lg, adv)} == {0.5}
     weights = [
-        float(run.adversary.partition("lambda_global=")[2]) for run in (fedavg, lg, adv, narrow)
+        float(run.fairness_adversary.partition("lambda_global=")[2])
+        for run in (fedavg, lg, adv, narrow)
     ]
     assert weights[:2] == [0, 0]
     assert weights[2:] == [page.LAMBDA["lg_adv"], page.LAMBDA["lg_adv_narrow"]]

@@ -48,7 +48,7 @@ def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
     cells = {(labels["method"], labels["seed"]): run for labels, run in page.grid(options)}
     for (method, seed), run in cells.items():
         begun = None if method == "local_only" else page.folder(options, int(seed))
-        assert (run.start, run.seed, run.validation) == (begun, seed, 0.1)
+        assert (run.init_from, run.seed, run.validation) == (begun, seed, 0.1)
         assert run.share == ("all" if method in ("fedavg", "local_only") else "head:2")
 
 

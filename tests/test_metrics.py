@@ -54,16 +54,16 @@ def test_every_peer_is_measured_on_its_own(engine: str) -> None:
     setting, last = trained(engine=engine)
     peers = metrics.measure(last, setting)
     assert peers is not None
-    exam, everything = setting.exam, np.arange(10)
+    test_sets, everything = setting.test_sets, np.arange(10)
     for i, row in enumerate(last.x):
-        said = probabilities(row, setting, exam.inputs).argmax(1)
-        assert peers["accuracy"][i] == accuracy_score(exam.labels, said)
+        said = probabilities(row, setting, test_sets.inputs).argmax(1)
+        assert peers["accuracy"][i] == accuracy_score(test_sets.labels, said)
         inputs, labels = own(setting, setting.task.train, i)
         loss = log_loss(labels, probabilities(row, setting, inputs), labels=everything)
         assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
         for name, examples in (
-            ("local_accuracy", exam.local),
-            ("validation_accuracy", exam.held_out),
+            ("local_accuracy", test_sets.local),
+            ("validation_accuracy", test_sets.held_out),
         ):
             inputs, labels = own(setting, examples, i)
             said = probabilities(row, setting, inputs).argmax(1)
@@ -97,9 +97,9 @@ def test_consensus_distance_and_mean_model() -> None:
 def test_equal_rows_are_measured_like_different_ones() -> None:
     setting, last = trained()
     same = last.x[:1].expand(5, -1)
-    assert len(set(metrics.on_common(same, setting.task, setting.exam))) == 1
-    apart = metrics.on_common(last.x, setting.task, setting.exam)
-    assert metrics.on_common(same, setting.task, setting.exam)[0] == apart[0]
+    assert len(set(metrics.on_common(same, setting.task, setting.test_sets))) == 1
+    apart = metrics.on_common(last.x, setting.task, setting.test_sets)
+    assert metrics.on_common(same, setting.task, setting.test_sets)[0] == apart[0]
 
 
 def test_more_examples_and_peers_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +118,10 @@ def test_a_subset_for_evaluation_is_fixed() -> None:
     setting, _ = trained(eval_examples=50)
     again, _ = trained(eval_examples=50)
     other, _ = trained(eval_examples=50, seed=1)
-    assert len(setting.exam.labels) == 50
-    assert torch.equal(setting.exam.inputs, again.exam.inputs)
-    assert not torch.equal(setting.exam.inputs, other.exam.inputs)
-    assert len(setting.exam.local.labels) == 359  # the local test is not cut
+    assert len(setting.test_sets.labels) == 50
+    assert torch.equal(setting.test_sets.inputs, again.test_sets.inputs)
+    assert not torch.equal(setting.test_sets.inputs, other.test_sets.inputs)
+    assert len(setting.test_sets.local.labels) == 359  # the local test is not cut
 
 
 def test_a_subset_bounds_the_training_examples_too() -> None:
@@ -131,9 +131,9 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     other, _ = trained(eval_examples=203, seed=1)
     peers = metrics.measure(last, setting)
     assert peers is not None
-    everything, chosen = setting.task.train, setting.exam.train
+    everything, chosen = setting.task.train, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))
-    assert chosen.sizes.max() == setting.exam.longest_train == 41
+    assert chosen.sizes.max() == setting.test_sets.longest_train == 41
     for i, row in enumerate(last.x):
         inputs, labels = own(setting, chosen, i)
         whole, _ = own(setting, everything, i)
@@ -142,14 +142,14 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
         }
         loss = log_loss(labels, probabilities(row, setting, inputs), labels=np.arange(10))
         assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
-    assert torch.equal(chosen.inputs, again.exam.train.inputs)
-    assert not torch.equal(chosen.inputs, other.exam.train.inputs)
+    assert torch.equal(chosen.inputs, again.test_sets.train.inputs)
+    assert not torch.equal(chosen.inputs, other.test_sets.train.inputs)
 
 
 def test_without_a_subset_all_training_examples_count() -> None:
     setting, _ = trained()
-    assert setting.exam.train is setting.task.train
-    assert setting.exam.longest_train == setting.exam.longest
+    assert setting.test_sets.train is setting.task.train
+    assert setting.test_sets.longest_train == setting.test_sets.longest
 
 
 def test_rows_come_at_the_start_the_interval_and_the_end() -> None:
@@ -200,14 +200,14 @@ def test_figures_that_are_not_finite(value: float) -> None:
         "accuracy": np.array([0.5, 0.5, 0.5]),
         "validation_accuracy": np.array([np.nan, np.nan, 0.5]),
         "local_accuracy": np.array([0.5, np.nan, 0.5]),
-        "liar": np.zeros(3),
+        "is_attacker": np.zeros(3),
     }
     assert metrics.not_finite(peers, sizes, 10) == ""
     for name in list(peers)[:4]:
         wrong = peers | {name: np.array([*peers[name][:2], value])}
         assert metrics.not_finite(wrong, sizes, 10) == f"{name} of peer 2 is {value}"
         assert (metrics.not_finite(wrong, sizes, 0) == "") == (name != "train_loss")
-        assert metrics.not_finite(wrong | {"liar": np.array([0, 0, 1])}, sizes, 10) == ""
+        assert metrics.not_finite(wrong | {"is_attacker": np.array([0, 0, 1])}, sizes, 10) == ""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -217,9 +217,11 @@ def test_a_model_that_returns_nan_has_no_accuracy(engine: str, shared: bool) -> 
     setting, last = trained(engine=engine)
     x = last.x[:1].clone() if shared else last.x.clone()
     x[0, 645] = np.nan  # the bias of one label
-    own = metrics.on_common(x, setting.task, setting.exam)
+    own = metrics.on_common(x, setting.task, setting.test_sets)
     assert np.isnan(own[0])
     assert np.isfinite(own[1:]).all()
-    loss, right = metrics.on_own(x, setting.task, setting.exam.local, setting.exam.longest, shared)
+    loss, right = metrics.on_own(
+        x, setting.task, setting.test_sets.local, setting.test_sets.longest, shared
+    )
     assert np.isnan([loss[0], right[0]]).all()
     assert shared or np.isfinite([loss[1:], right[1:]]).all()

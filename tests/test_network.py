@@ -10,7 +10,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.comm.transport import Network
-from dfl.comm.weighting import weigh
+from dfl.comm.weighting import weighted_sum
 from dfl.compression.compressors import COMPRESSORS
 from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import quadratic, states
@@ -61,7 +61,7 @@ def test_the_header_foretells_the_payload() -> None:
 
 def said(network: Network, t: int, slot: str = "x", **more: Any) -> torch.Tensor:
     words = torch.linspace(-1, 1, 40).expand(4, -1).contiguous()
-    return Net(network, t).share(words, slot=slot, **more).own
+    return Net(network, t).exchange(words, slot=slot, **more).own
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_chance_has_an_address(coarse: Setting) -> None:
 def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
     net = Net(coarse.network, 0)
     words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
-    heard = net.share(words, edges=net.edges)
+    heard = net.exchange(words, edges=net.edges)
     assert len({tuple(row) for row in heard.own.tolist()}) == 8
     assert heard.words.shape == (8, 40)
 
 
 def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
     words = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    heard = Net(coarse.network, 0).share(words)
+    heard = Net(coarse.network, 0).exchange(words)
     expected = torch.from_numpy(coarse.network.weights[0].toarray()).float() @ heard.own
     assert torch.allclose(heard.average(), expected, atol=1e-6)
     lost = (heard.own - words).square().sum(1) / words.square().sum(1)
@@ -103,7 +103,7 @@ def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
 
 
 def test_the_error_of_silence_is_zero(coarse: Setting) -> None:
-    assert Net(coarse.network, 0).share(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
+    assert Net(coarse.network, 0).exchange(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
 
 
 def test_both_ends_hold_the_same_copies() -> None:
@@ -130,7 +130,7 @@ def test_weighing_keeps_the_stored_order() -> None:
 
     stored = csr_array((np.ones(3), np.array([2, 0, 1]), np.array([0, 3])), shape=(1, 3))
     rows = torch.tensor([[-1e8], [1.0], [1e8]])
-    assert weigh((stored, rows)).item() == 1.0
+    assert weighted_sum((stored, rows)).item() == 1.0
     assert stored.indices.tolist() == [2, 0, 1]
 
 

@@ -56,7 +56,7 @@ def test_a_round_is_what_the_paper_writes(engine: str, partition: str, nets: str
         engine=engine,
         partition=partition,
         auxiliary=auxiliary,
-        adversary=adversary,
+        fairness_adversary=adversary,
         local_epochs=2,
         weight_decay=0.01,
     )
@@ -75,7 +75,7 @@ def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
     for strength in (0.0, 2.5):
         given = setting(
             nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Linear(3, 3)), one_attribute(), momentum=0.0, batch_size=0,
-            adversary=f"adversary:lambda_global={strength},hidden=2", local_steps=1,
+            fairness_adversary=f"adversary:lambda_global={strength},hidden=2", local_steps=1,
         )  # fmt: skip
         x = at_start(given)
         rows[strength] = sgd(x, given.task, 0)
@@ -109,7 +109,7 @@ def test_an_adversary_without_weight_only_looks_on(engine: str, auxiliary: str) 
         "weight_decay": 0.01,
     }
     watched, alone = (
-        setting(**common, adversary="adversary", local_epochs=3),
+        setting(**common, fairness_adversary="adversary", local_epochs=3),
         setting(**common, local_epochs=3),
     )
     x, y = at_start(watched), at_start(alone)
@@ -148,7 +148,7 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
         "batch_size": 20,
         "model": "mlp:hidden=16+8",
     }
-    given = setting(adversary=adversary, algorithm="pooled", local_epochs=200, **more)
+    given = setting(fairness_adversary=adversary, algorithm="pooled", local_epochs=200, **more)
     x = start(given.run, given.task, False, serves=True)[0]
     assert given.task.server is not None
     x = sgd(x, given.task.server, 0)
@@ -169,7 +169,7 @@ def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) ->
         "peers": 7,
         "batch_size": batch_size,
     }
-    given = setting(engine=engine, auxiliary=auxiliary, adversary=BOTH, **uneven)
+    given = setting(engine=engine, auxiliary=auxiliary, fairness_adversary=BOTH, **uneven)
     x, train = at_start(given), given.task.train
     together = sgd(x, given.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 5), (3, 7)):
@@ -192,7 +192,7 @@ def test_engines_agree_in_a_whole_run(tmp_path: Path) -> None:
     for engine in ("loop", "batched"):
         run = dfl.Run(
             peers=5, rounds=3, model="mlp:hidden=9,dropout=0.1", engine=engine, auxiliary="supervised",
-            adversary="adversary:lambda_global=0.5", augment="crop_flip:padding=1", partition="dirichlet:alpha=0.5",
+            fairness_adversary="adversary:lambda_global=0.5", augment="crop_flip:padding=1", partition="dirichlet:alpha=0.5",
             out=tmp_path / engine, batch_size=5, momentum=0.5,
         )  # fmt: skip
         assert list(dfl.simulate(run, data=shaded()))[-1]["accuracy_mean"] > 0.3
@@ -215,7 +215,9 @@ def test_engines_agree_in_a_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fltrust:root=6", "pooled"])
 def test_a_server_that_trains_knows_the_attributes(algorithm: str) -> None:
-    given = setting(algorithm=algorithm, adversary=BOTH, auxiliary="supervised", init="common")
+    given = setting(
+        algorithm=algorithm, fairness_adversary=BOTH, auxiliary="supervised", init="common"
+    )
     server = given.task.server
     assert server is not None
     assert server.train.protected is not None
@@ -231,14 +233,14 @@ def test_a_server_that_trains_knows_the_attributes(algorithm: str) -> None:
 
 
 def test_parts_keep_their_names_and_starts() -> None:
-    given, plain = setting(adversary=BOTH, auxiliary="autoencoder:hidden=6"), setting()
+    given, plain = setting(fairness_adversary=BOTH, auxiliary="autoencoder:hidden=6"), setting()
     assert parts(given.task)["f"] == ("1.weight", "1.bias", "4.weight", "4.bias")
     assert parts(given.task)["g"] == ("7.weight", "7.bias")
     assert parts(given.task)["auxiliary"][0] == "auxiliary.1.weight"
     views = given.task.spec.views(at_start(given))
     for name, view in plain.task.spec.views(at_start(plain)).items():
         assert torch.equal(views[name], view), name
-    x, seen = at_start(given), given.task.inputs(given.exam.inputs)
+    x, seen = at_start(given), given.task.inputs(given.test_sets.inputs)
     one, other = (task.outputs(task.spec.views(at_start(s)), seen, each=False)
                   for s in (given, plain) for task in (s.task,))  # fmt: skip
     assert torch.equal(one, other)
@@ -249,17 +251,17 @@ def test_parts_keep_their_names_and_starts() -> None:
 
 @pytest.mark.parametrize(("behind", "g"), [(1, "7"), (2, "47"), (3, "")])
 def test_the_representation_ends_where_it_is_said_to(behind: int, g: str) -> None:
-    spec = f"supervised:behind={behind}"
+    spec = f"supervised:head_layers={behind}"
     if g:
         names = parts(setting(auxiliary=spec).task)["g"]
         assert names == tuple(f"{k}.{kind}" for k in g for kind in ("weight", "bias"))
     else:
         with pytest.raises(
             InputError,
-            match=r"supervised: behind=3 leaves nothing .* the model has 3 layers with par",
+            match=r"supervised: head_layers=3 leaves nothing .* the model has 3 layers with par",
         ):
             setting(auxiliary=spec)
-    lenet = prepare(dfl.Run(peers=2, model="cnn", auxiliary="rotation:behind=2"), World())
+    lenet = prepare(dfl.Run(peers=2, model="cnn", auxiliary="rotation:head_layers=2"), World())
     assert lenet.task.spec.shapes[lenet.task.spec.names.index("auxiliary.1.weight")] == (
         4,
         64 * 2 * 2,
@@ -268,7 +270,7 @@ def test_the_representation_ends_where_it_is_said_to(behind: int, g: str) -> Non
 
 def test_the_callers_own_module_starts_as_it_is() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.PReLU(), nn.Linear(4, 3)).double()
-    given = setting(module, adversary=BOTH, auxiliary="supervised", init="common", seed=3)
+    given = setting(module, fairness_adversary=BOTH, auxiliary="supervised", init="common", seed=3)
     views = given.task.spec.views(at_start(given))
     for name, value in module.named_parameters():
         assert torch.equal(views[name][1], value.detach()), name
@@ -301,20 +303,20 @@ def test_the_adversarys_loss_is_torchs_binary_cross_entropy() -> None:
     ("tokens", "line"),
     [
         (
-            "--adversary adversary",
-            "--adversary adversary needs data with protected attributes, and these have none",
+            "--fairness-adversary adversary",
+            "--fairness-adversary adversary needs data with protected attributes, and these have none",
         ),
         (
-            "--adversary adversary:lambda_local=2",
-            "--adversary adversary: lambda_local=2.0 weighs against the loss of",
+            "--fairness-adversary adversary:lambda_local=2",
+            "--fairness-adversary adversary: lambda_local=2.0 weighs against the loss of",
         ),
         (
-            "--adversary adversary:behind=2 --auxiliary jigsaw",
-            "--auxiliary jigsaw: behind=1 and --adversary adversary",
+            "--fairness-adversary adversary:head_layers=2 --auxiliary jigsaw",
+            "--auxiliary jigsaw: head_layers=1 and --fairness-adversary adversary",
         ),
         (
             "--model softmax --auxiliary rotation",
-            "--auxiliary rotation: behind=1 leaves nothing before the represent",
+            "--auxiliary rotation: head_layers=1 leaves nothing before the represent",
         ),
         (
             "--dataset gaussian:features=12 --auxiliary rotation",

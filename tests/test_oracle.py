@@ -119,7 +119,9 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
         W, Z = dense(setting, t), sgd(X, centres(setting), 0.1, 0.0, 3)
         edges = Net(net, t).edges
         said = (
-            Net(net, t).share(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges=edges).own
+            Net(net, t)
+            .exchange(Z[edges.owner] - copies[edges.ids % P, edges.owner], edges=edges)
+            .own
         )
         copies[edges.ids % P, edges.owner] += said
         apart = W * (1 - torch.eye(P))

@@ -146,7 +146,7 @@ def test_auxiliary_nets_on_a_frozen_layer(tmp_path: Path) -> None:
         module.state_dict()["0.weight"],
     )
     module[2].requires_grad_(False)
-    with pytest.raises(dfl.InputError, match="behind=1 leaves only frozen"):
+    with pytest.raises(dfl.InputError, match="head_layers=1 leaves only frozen"):
         final(module, auxiliary="supervised")
 
 
@@ -164,17 +164,17 @@ def test_kinds_with_frozen_parameters(tmp_path: Path) -> None:
 
 def test_a_run_starts_where_one_with_frozen_parameters_ended(tmp_path: Path) -> None:
     final(Body(), out=tmp_path / "run")
-    row = next(dfl.simulate(dfl.Run(**{**FEW, "start": tmp_path / "run"}), Body(), data()))
+    row = next(dfl.simulate(dfl.Run(**{**FEW, "init_from": tmp_path / "run"}), Body(), data()))
     assert row["train_loss"] == dfl.load(tmp_path / "run").rows["train_loss"].iloc[-1]
     thawed = Body().requires_grad_(True)
-    assert final(thawed, start=tmp_path / "run", rounds=0)["train_loss"] == pytest.approx(
+    assert final(thawed, init_from=tmp_path / "run", rounds=0)["train_loss"] == pytest.approx(
         row["train_loss"], rel=1e-6
     )
     other = Body()
     with torch.no_grad():
         other.body.weight.zero_()
     with pytest.raises(dfl.InputError, match="frozen"):
-        final(other, start=tmp_path / "run")
+        final(other, init_from=tmp_path / "run")
 
 
 def test_a_module_with_nothing_to_train() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.datasets import PARTITIONS, Data, Deal, deal
+from dfl.datasets import PARTITIONS, Data, DataSplit, deal
 from dfl.datasets.label_skew import biased, dirichlet, labels, shards
 from dfl.datasets.partition import Labels, Partition, Parts, iid
 from dfl.datasets.quantity_skew import natural, quantity
@@ -254,7 +254,7 @@ def test_dirichlet_helps_the_poor_from_the_rich() -> None:
 # --- the deal of a run ------------------------------------------------------------------------------------------------
 
 
-def owned(dealt: Deal) -> list[NDArray[np.int64]]:
+def owned(dealt: DataSplit) -> list[NDArray[np.int64]]:
     """Training and validation examples of every peer."""
     return [np.concatenate(pair) for pair in zip(dealt.train, dealt.validation, strict=True)]
 

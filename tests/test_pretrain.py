@@ -24,7 +24,7 @@ def test_at_first_everything_can_be_shared() -> None:
     """Two rounds of FedAvg, then local-global rounds from there; the bytes of both kinds are counted."""
     few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "eval_every": 1, **MLP}
     few |= {"algorithm": "fedavg"}
-    rows = list(simulate(Run(share="head:1", pretrain="2", **few)))
+    rows = list(simulate(Run(share="head:1", share_all_until="2", **few)))
     whole = list(simulate(Run(**few)))
     spec = digits(share="head:1", **MLP).task.spec
     assert [row["train_loss"] for row in rows[:3]] == [row["train_loss"] for row in whole[:3]]
@@ -33,7 +33,7 @@ def test_at_first_everything_can_be_shared() -> None:
     steps = np.diff([row["parameters_k_plus_m"] for row in rows])
     assert steps.tolist() == [12 * spec.d, 12 * spec.d, 12 * spec.shared, 12 * spec.shared]
     goal = whole[1]["accuracy_mean"]
-    until = list(simulate(Run(share="head:1", pretrain=f"accuracy={goal}", **few)))
+    until = list(simulate(Run(share="head:1", share_all_until=f"accuracy={goal}", **few)))
     turns = [row["accuracy_mean"] >= goal for row in whole].index(True)
     assert [row["consensus_distance"] > 0 for row in until].index(True) == turns + 1
 
@@ -106,7 +106,7 @@ def test_what_is_counted_is_what_was_foretold() -> None:
         "rounds": 5,
         **MLP,
     }
-    *_, last = simulate(Run(**settings, pretrain="2", examples_per_peer=25))
+    *_, last = simulate(Run(**settings, share_all_until="2", examples_per_peer=25))
     setting = digits(**settings)
     told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.spec, (2, 3))
     assert (
@@ -118,7 +118,7 @@ def test_what_is_counted_is_what_was_foretold() -> None:
 
 def test_everyone_can_be_told() -> None:
     chosen, everyone = (
-        digits(algorithm=f"fedavg:fraction=0.5,push={whom}", share="head:1", **MLP)
+        digits(algorithm=f"fedavg:fraction=0.5,broadcast_to={whom}", share="head:1", **MLP)
         for whom in ("chosen", "everyone")
     )
     assert torch.equal(final(chosen, 3), final(everyone, 3))

@@ -106,9 +106,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 import networkx as nx, numpy as np, torch
 from numpy.typing import NDArray
-from dfl.aggregators import Outcome, Words, aggregator
+from dfl.aggregators import Aggregate, Updates, aggregator
 from dfl.algorithms import Algorithm, algorithm
-from dfl.attacks import Attack, Seen, attack
+from dfl.attacks import Attack, AttackView, attack
 from dfl.algorithms.dfedavgm import State
 from dfl.compressors import register
 from dfl.datasets.data import Data, dataset

@@ -119,7 +119,7 @@ def test_models_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
         "1.weight": (4, 5, 64), "1.bias": (4, 5), "3.weight": (4, 10, 5), "3.bias": (4, 10),
     }  # fmt: skip
     setting = prepare(result.run, World())
-    inputs, labels = setting.task.inputs(setting.exam.inputs), setting.exam.labels
+    inputs, labels = setting.task.inputs(setting.test_sets.inputs), setting.test_sets.labels
     for peer, wanted in enumerate(result.peers["accuracy"]):
         assert float((result.model(peer)(inputs).argmax(1) == labels).double().mean()) == wanted
     mean = float((result.mean_model()(inputs).argmax(1) == labels).double().mean())

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dfl.robust.aggregators import AGGREGATORS, Outcome, Words
+from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from experiments import robust_cost
 from tests.test_experiments import launch
 
@@ -68,10 +68,10 @@ def test_words_are_like_those_of_honest_clients() -> None:
 def test_nothing_is_known_of_the_words_from_before() -> None:
     words, seen = robust_cost.random_words(8, 100), []
 
-    def rule(heard: Words) -> Outcome:
+    def rule(heard: Updates) -> Aggregate:
         seen.append("gram" in vars(heard))
         _ = heard.gram  # which words keep once it is worked out
-        return Outcome(heard.rows[0])
+        return Aggregate(heard.rows[0])
 
     for _ in range(3):
         assert robust_cost.seconds(rule, words) >= 0

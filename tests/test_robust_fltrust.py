@@ -150,7 +150,7 @@ def test_a_fifth_attacks() -> None:
     network: Network = prepare(
         page_of.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()
     ).network
-    assert len(network.speech.liars) == 2
+    assert len(network.threat_model.attackers) == 2
 
 
 def test_the_adaptive_attack_is_for_fltrust() -> None:

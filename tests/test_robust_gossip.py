@@ -115,7 +115,7 @@ def test_the_ring_has_all_seeds_and_the_others_fewer() -> None:
 
 
 def test_attackers_are_those_that_are_named() -> None:
-    options = Options(liars=(3, 5))
+    options = Options(attackers=(3, 5))
     assert page_of.lies(options, "none") == "none"
     assert page_of.lies(options, "sign_flip") == "sign_flip:peers=3+5"
     assert page_of.lies(options, "alie") == "alie:z=1.5,peers=3+5"
@@ -133,7 +133,7 @@ def test_a_graph_has_the_rules_it_has_room_for() -> None:
 
 def test_how_much_is_heard_of_the_liars() -> None:
     assert page_of.heard("ring", Options()) == pytest.approx(1 / 3)
-    assert page_of.heard("ring", Options(liars=(0, 2))) == pytest.approx(
+    assert page_of.heard("ring", Options(attackers=(0, 2))) == pytest.approx(
         2 / 3
     )  # peer 1 sits between them
     assert page_of.heard("complete", Options()) == pytest.approx(2 / 16)

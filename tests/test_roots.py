@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.datasets import PARTITIONS, Data, Deal, deal
+from dfl.datasets import PARTITIONS, Data, DataSplit, deal
 from dfl.datasets.partition import iid
 from dfl.datasets.server_data import everything, root_examples
 from dfl.robust.attacks import ATTACKS, Attack
@@ -128,7 +128,7 @@ def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) 
 SMALL = partial(root_examples, size=40, bias=0.25)
 
 
-def dealt_places(dealt: Deal) -> list[int]:
+def dealt_places(dealt: DataSplit) -> list[int]:
     return sorted(np.concatenate([*dealt.train, *dealt.validation]).tolist())
 
 
@@ -197,7 +197,7 @@ def test_root_arrays_are_raw() -> None:
 class Method:
     """As much of an algorithm as the deal looks at."""
 
-    root_rule: Any = None
+    server_data_rule: Any = None
 
 
 @pytest.mark.parametrize(("method", "size"), [(Method(SMALL), 40), (Method(), 0), (object(), 0)])
@@ -220,7 +220,7 @@ class Poison(Attack):
 
 
 def own(
-    arrays: distribute.Arrays, dealt: Deal, peers: range, peer: int
+    arrays: distribute.Arrays, dealt: DataSplit, peers: range, peer: int
 ) -> tuple[NDArray[Any], Ints]:
     """One peer's training examples among those of some."""
     first = sum(len(dealt.train[i]) for i in peers if i < peer)

@@ -218,11 +218,14 @@ def test_stragglers_are_dropped_or_do_less() -> None:
     final(dropped, 1)
     assert sorted(dropped.network.payload > 0) == [False] * 3 + [True] * 3
     assert (dropped.network.told > 0).all()  # they were told, and too slow to answer
-    fewer = digits(algorithm="fedavg:stragglers=0.5,late=fewer", local_epochs=30)
+    fewer = digits(algorithm="fedavg:stragglers=0.5,straggler_policy=fewer", local_epochs=30)
     final(fewer, 1)
     assert (fewer.network.payload > 0).all()
     assert not torch.equal(
-        *(server(f"fedavg{o}", local_epochs=30) for o in ("", ":stragglers=0.5,late=fewer"))
+        *(
+            server(f"fedavg{o}", local_epochs=30)
+            for o in ("", ":stragglers=0.5,straggler_policy=fewer")
+        )
     )
     assert not torch.equal(
         *(server(f"fedprox{o}", local_steps=30) for o in ("", ":stragglers=0.5"))
@@ -234,7 +237,9 @@ def test_stragglers_are_dropped_or_do_less() -> None:
 
 def test_who_is_slow_and_how_much_it_does_changes() -> None:
     """Half of the four chosen do at most E epochs, others in every round, and as many as another draw says."""
-    setting = digits(algorithm="fedavg:fraction=0.7,stragglers=0.5,late=fewer", local_epochs=50)
+    setting = digits(
+        algorithm="fedavg:fraction=0.7,stragglers=0.5,straggler_policy=fewer", local_epochs=50
+    )
     method, seen = setting.algorithm, set()
     for t in range(6):
         chosen, group, work = method._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
@@ -252,8 +257,8 @@ def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
     """The chance of a coarse message is addressed by the peer, not by its place among the chosen."""
     setting = digits(algorithm="fedavg", bits=4)
     word, net = torch.linspace(-1, 1, 40), Net(setting.network, 0)
-    alone = net.collect(word[None], net.group(np.array([4])), np.ones(1)).row[0]
-    pair = net.collect(
+    alone = net.aggregate(word[None], net.group(np.array([4])), np.ones(1)).row[0]
+    pair = net.aggregate(
         torch.stack([word, word]), net.group(np.array([1, 4])), np.array([0, 1])
     ).row[0]
     assert torch.equal(alone, pair)
@@ -314,9 +319,9 @@ def test_a_server_hears_what_was_decoded() -> None:
     words[:, 0] = torch.tensor([1.0, 2, 3, 4, 5, 7])
     network = setting.network
     rule = partial(aggregators.AGGREGATORS["median"])
-    network.speech = network.speech._replace(
-        rule=rule, compressor=digits().network.speech.compressor
+    network.threat_model = network.threat_model._replace(
+        rule=rule, compressor=digits().network.threat_model.compressor
     )
-    heard = Net(network, 0).collect(words, Layout(6, 1).group(np.arange(6), 0), np.ones(6))
+    heard = Net(network, 0).aggregate(words, Layout(6, 1).group(np.arange(6), 0), np.ones(6))
     assert heard.row.tolist() == [[3.5, 0, 0]]
     assert torch.isnan(heard.scores).all()

@@ -13,7 +13,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.datasets.partition import Deal
+from dfl.datasets.partition import DataSplit
 from dfl.simulation import cost, distribute, initialization
 from dfl.simulation.loop import Setting, prepare
 from tests.quadratic import digits, points
@@ -39,7 +39,7 @@ def own(module: nn.Module | None = None, given: Data | None = None, **settings: 
 
 def test_examples_of_some_peers_lie_one_after_the_other() -> None:
     whole = data()
-    deal = Deal([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
+    deal = DataSplit([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
                 [np.array([2]), np.array([0, 1]), np.array([3])])  # fmt: skip
     arrays = distribute.owned(whole, deal, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
@@ -55,7 +55,7 @@ def test_arrays_survive_the_way_between_ranks() -> None:
         "b": np.array(0.5),
         "c": np.zeros((0, 4), np.float32),
     }
-    back = distribute.unpacked(distribute.packed(arrays))
+    back = distribute.unpack(distribute.packed(arrays))
     assert set(back) == set(arrays)
     for name, value in arrays.items():
         np.testing.assert_array_equal(back[name], value)
@@ -64,8 +64,8 @@ def test_arrays_survive_the_way_between_ranks() -> None:
 
 def test_matrices_survive_the_way_between_ranks() -> None:
     setting = digits(topology="one_peer_exponential", peers=8)
-    assert setting.facts is not None
-    for told, made in zip(setting.network.weights, setting.facts.graph.weights, strict=True):
+    assert setting.run_info is not None
+    for told, made in zip(setting.network.weights, setting.run_info.graph.weights, strict=True):
         np.testing.assert_array_equal(told.toarray(), made.toarray())
 
 
@@ -96,8 +96,8 @@ def test_more_test_examples_than_there_are() -> None:
 
 def test_a_lone_peer_is_told_that_it_is_alone() -> None:
     setting = own(peers=1)
-    assert setting.facts is not None
-    assert any("one peer talks to nobody" in note for note in setting.facts.notes)
+    assert setting.run_info is not None
+    assert any("one peer talks to nobody" in note for note in setting.run_info.notes)
 
 
 def test_notes_reach_callers_from_python() -> None:
@@ -108,8 +108,8 @@ def test_notes_reach_callers_from_python() -> None:
 def test_weights_of_a_file_are_said_to_be_those_of_the_file(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "w.csv", np.full((4, 4), 0.25), delimiter=",")
     setting = own(topology=f"edges:path={tmp_path / 'w.csv'}", mixing="lazy")
-    assert setting.facts is not None
-    assert any("no mixing rule is applied" in note for note in setting.facts.notes)
+    assert setting.run_info is not None
+    assert any("no mixing rule is applied" in note for note in setting.run_info.notes)
     np.testing.assert_allclose(setting.network.weights[0].toarray(), 0.25)
 
 
@@ -200,7 +200,7 @@ def test_doubles_stay_doubles() -> None:
 
 def test_sizes_are_counted_by_peer() -> None:
     none = np.zeros(0, np.int64)
-    deal = Deal([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
+    deal = DataSplit([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
     assert distribute.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
 
 

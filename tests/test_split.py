@@ -12,7 +12,7 @@ from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.core.errors import InputError
 from dfl.evaluation import metrics
-from dfl.models.sharing import joined, parted, shared_names
+from dfl.models.sharing import merge_shared, split_shared, shared_names
 from dfl.models.zoo import MODELS, Spec, draw
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.sgd import sgd
@@ -93,9 +93,9 @@ def test_nets_of_training_are_no_layers_and_are_shared_with_all_or_by_name() -> 
 def test_rows_are_parted_and_joined_again() -> None:
     x = torch.arange(12.0).view(3, 4)
     for s in range(5):
-        assert torch.equal(joined(*parted(x, s)), x)
+        assert torch.equal(merge_shared(*split_shared(x, s)), x)
     assert torch.equal(
-        joined(x[:1, :2], x[:, 2:]), torch.cat([x[:1, :2].expand(3, -1), x[:, 2:]], 1)
+        merge_shared(x[:1, :2], x[:, 2:]), torch.cat([x[:1, :2].expand(3, -1), x[:, 2:]], 1)
     )
 
 
@@ -199,20 +199,26 @@ def test_steps_can_count_by_their_length() -> None:
             "--share head:1 has no part in --algorithm local_only",
         ),
         ({"algorithm": "fltrust", "share": "head:1"}, "no part in --algorithm fltrust"),
-        ({"pretrain": "3"}, "--pretrain 3"),
-        ({"share": "head:1", "pretrain": "loss=3"}, "--pretrain: unknown figure 'loss'"),
-        ({"share": "head:1", "pretrain": "9"}, "--pretrain 9 is more than all --rounds 4"),
-        ({"share": "head:1", "pretrain": "9" * 5000}, "is more than all --rounds 4"),
+        ({"share_all_until": "3"}, "--share-all-until 3"),
         (
-            {"share": "head:1", "pretrain": "consensus_distance=1"},
+            {"share": "head:1", "share_all_until": "loss=3"},
+            "--share-all-until: unknown figure 'loss'",
+        ),
+        (
+            {"share": "head:1", "share_all_until": "9"},
+            "--share-all-until 9 is more than all --rounds 4",
+        ),
+        ({"share": "head:1", "share_all_until": "9" * 5000}, "is more than all --rounds 4"),
+        (
+            {"share": "head:1", "share_all_until": "consensus_distance=1"},
             "has no part in --algorithm dfedavgm",
         ),
         (
-            {"share": "head:1", "pretrain": "soon"},
-            "--pretrain must be written a number of rounds or",
+            {"share": "head:1", "share_all_until": "soon"},
+            "--share-all-until must be written a number of rounds or",
         ),
         ({"share": "conv*"}, "no layer or parameter is called 'conv*'"),
-        ({"algorithm": "fedavg:push=nobody"}, "push must be chosen or everyone"),
+        ({"algorithm": "fedavg:broadcast_to=nobody"}, "broadcast_to must be chosen or everyone"),
         ({"algorithm": "fedavg:weighting=norm"}, "weighting must be examples, uniform or gradient"),
     ],
 )

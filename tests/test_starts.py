@@ -58,21 +58,21 @@ def rows(folder: Path, **settings: Any) -> torch.Tensor:
 def test_one_model_is_where_all_start_and_all_know_it(one: Path) -> None:
     row = rows(one)
     for settings in ({}, {"share": "head:1"}, {"algorithm": "qdfedavgm", "bits": 4}):
-        x, known = beginning(start=one, **settings)
+        x, known = beginning(init_from=one, **settings)
         assert torch.equal(x, rows(one, **settings).expand(6, -1))
         assert torch.equal(known, x[:, : known.shape[1]])
-    x, _ = beginning(start=one, algorithm="fedavg")
+    x, _ = beginning(init_from=one, algorithm="fedavg")
     assert torch.equal(x, row)
 
 
 def test_many_models_are_where_each_starts_and_others_do_not_know_it(many: Path) -> None:
-    x, known = beginning(start=many)
+    x, known = beginning(init_from=many)
     assert torch.equal(x, rows(many))
     assert not known.any()
 
 
 def test_newcomers_start_at_the_mean(many: Path) -> None:
-    x, _ = beginning(start=many, peers=8)
+    x, _ = beginning(init_from=many, peers=8)
     assert torch.equal(x[:6], rows(many))
     assert torch.equal(x[6], x[7])
     assert torch.allclose(x[6], x[:6].mean(0), atol=1e-7)
@@ -80,7 +80,7 @@ def test_newcomers_start_at_the_mean(many: Path) -> None:
 
 def test_newcomers_do_not_start_at_what_liars_say(tmp_path: Path) -> None:
     lies = ended(tmp_path / "lies", share="head:1", attack="label_flip:peers=1")
-    x, _ = beginning(start=lies, peers=7)
+    x, _ = beginning(init_from=lies, peers=7)
     honest = [0, 2, 3, 4, 5]
     assert torch.allclose(x[6], x[honest].mean(0), atol=1e-7)
     assert not torch.allclose(x[6], x[:6].mean(0), atol=1e-5)
@@ -89,7 +89,7 @@ def test_newcomers_do_not_start_at_what_liars_say(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_another_stopped(one: Path, many: Path) -> None:
     """At round 0 the figures are those at the end of the other run."""
     for folder, settings in ((one, {"algorithm": "fedavg"}), (many, {"share": "head:1"})):
-        first = next(simulate(Run(**{**FEW, **settings, "start": folder})))
+        first = next(simulate(Run(**{**FEW, **settings, "init_from": folder})))
         last = load(folder).rows.iloc[-1]
         for figure in ("accuracy_mean", "train_loss", "consensus_distance"):
             assert first[figure] == pytest.approx(last[figure], abs=1e-12)
@@ -97,7 +97,9 @@ def test_a_run_goes_on_where_another_stopped(one: Path, many: Path) -> None:
 
 def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) -> None:
     lg = ended(tmp_path / "lg", algorithm="fedavg", share="head:1")
-    first = next(simulate(Run(**{**FEW, "algorithm": "fedavg", "share": "head:1", "start": lg})))
+    first = next(
+        simulate(Run(**{**FEW, "algorithm": "fedavg", "share": "head:1", "init_from": lg}))
+    )
     assert first["accuracy_mean"] == pytest.approx(
         load(lg).rows["accuracy_mean"].iloc[-1], abs=1e-12
     )
@@ -112,15 +114,15 @@ def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) ->
         ({"init": "independent"}, "leave --init independent out"),
         ({"algorithm": "fedavg"}, "these differ in what is shared"),
         (
-            {"algorithm": "fedavg", "share": "first:1", "pretrain": "1"},
+            {"algorithm": "fedavg", "share": "first:1", "share_all_until": "1"},
             "these differ in what is shared",
         ),
-        ({"start": Path("/nowhere/at/all")}, "is no run directory"),
+        ({"init_from": Path("/nowhere/at/all")}, "is no run directory"),
     ],
 )
 def test_refusals(many: Path, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
-        beginning(**{"start": many, **settings})
+        beginning(**{"init_from": many, **settings})
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -129,10 +131,10 @@ def test_a_run_without_models_cannot_be_started_from(tmp_path: Path) -> None:
     folder = ended(tmp_path / "run")
     (folder / "state.safetensors").unlink()
     with pytest.raises(InputError, match=r"state.*missing"):
-        beginning(start=folder)
+        beginning(init_from=folder)
     (folder / "state.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="damaged"):
-        beginning(start=folder)
+        beginning(init_from=folder)
 
 
 @pytest.mark.parametrize("ranks", [3])
@@ -147,11 +149,11 @@ def test_ranks_make_no_difference(tmp_path: Path, many: Path, ranks: int) -> Non
         "25",
         "--model",
         "mlp:hidden=8",
-        "--start",
+        "--init-from",
         str(many),
     ]
     words = ["-m", "dfl.run", *flags, "--share", "head:1"]
-    alone = ended(tmp_path / "one", peers=8, rounds=1, start=many, share="head:1")
+    alone = ended(tmp_path / "one", peers=8, rounds=1, init_from=many, share="head:1")
     done = mpirun(ranks, *words, "--out", str(tmp_path / "three"), timeout=120)
     assert done.returncode == 0, done.stderr
     first, second = (

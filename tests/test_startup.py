@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dfl.comm.processes import ours
-from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, Seen, verdict
+from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, verdict
 from dfl.run import _timeout
 from tests.conftest import eventually
 from tests.test_mpi import ENV, ROOT, words
 
-WAITS = Seen((10,), stopped=False, runs=False, waits=True, ticks=5)
+WAITS = RankSign((10,), stopped=False, runs=False, waits=True, ticks=5)
 IDLE = replace(WAITS, pids=(11,), waits=False)
 STOPPED = replace(IDLE, pids=(12, 13), stopped=True)
 
@@ -105,7 +105,7 @@ def test_the_first_rank_that_waits_speaks() -> None:
 
 
 @pytest.mark.parametrize("busy", [replace(IDLE, ticks=6), replace(IDLE, runs=True)])
-def test_who_computes_may_take_its_time(busy: Seen) -> None:
+def test_who_computes_may_take_its_time(busy: RankSign) -> None:
     assert verdict(0, 3, {1: busy, 2: WAITS}, {1: IDLE, 2: WAITS}, 1e6)[0] == ""
     assert verdict(0, 2, {1: IDLE}, {}, 0.0)[0] == ""  # seen for the first time
 

@@ -22,7 +22,7 @@ from tests.stopping import rewrite, same
 from tests.test_mpi import ENV, ROOT, mpirun, words
 
 HARD = ["--topology=one_peer_exponential", "--bits=3", "--attack=sign_flip:peers=2", "--model=mlp:hidden=12",
-        "--faults=link_loss:p=0.2+outage:p=0.05", "--network=uplink:mbps=8"]  # fmt: skip
+        "--faults=link_loss:p=0.2+outage:p=0.05", "--links=uplink:mbps=8"]  # fmt: skip
 FEW = ["--peers=7", "--rounds=12", "--eval-every=5", "--checkpoint-every=4", *HARD]
 LONG = [
     "--peers=7",

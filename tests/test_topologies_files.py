@@ -175,8 +175,8 @@ def test_a_sparse_matrix_cannot_point_outside_itself(
         format=np.array(b"csr"),
         data=np.ones(2),
         shape=np.array([2, 2]),
-        **where,
-    )  # type: ignore[arg-type]
+        **where,  # type: ignore[arg-type]
+    )
     with pytest.raises(GraphError, match="not a mixing matrix"):
         load(tmp_path / "w.npz", peers=2)
 

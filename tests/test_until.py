@@ -168,8 +168,8 @@ def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:
         == f"{size(last['upload_bytes'])} up to the server, {size(last['download_bytes'])} down"
     )
     assert not {"best", "worst", "of", "consensus"} & set(lines)
-    honest, liars = (float(part.split()[0]) for part in lines["trust"].split(", "))
-    assert 0 <= liars <= 1
+    honest, attackers = (float(part.split()[0]) for part in lines["trust"].split(", "))
+    assert 0 <= attackers <= 1
     assert 0 < honest <= 1
     assert "until      accuracy=1 not reached" in shown(small(until="accuracy=1"))
     best = next(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.comm.net import Net
-    from dfl.datasets.server_data import RootRule
+    from dfl.datasets.server_data import ServerDataRule
     from dfl.training.task import Solver, Task
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -27,11 +27,11 @@ class State(Protocol):
         """(p, d), the models of this rank's peers; or (1, d), the one that all have."""
 
     @property
-    def one(self) -> bool:
+    def is_global(self) -> bool:
         """Which of the two."""
 
     @property
-    def alike(self) -> tuple[str, ...]:
+    def replicated(self) -> tuple[str, ...]:
         """The fields that are a server's, the same on every rank; the others have a row for every peer or edge."""
 
     @property
@@ -75,7 +75,7 @@ class Algorithm(ABC):
         return state
 
     @property
-    def root_rule(self) -> RootRule | None:
+    def server_data_rule(self) -> ServerDataRule | None:
         """Which training examples the server has of its own; None for none."""
         return None
 

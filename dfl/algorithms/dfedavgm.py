@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
-from dfl.models.sharing import joined, parted
+from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ class State:
     """x: (p, d), the models; (1, d) if it is `one` for all."""
 
     x: Tensor
-    one: bool = False
+    is_global: bool = False
 
     @property
-    def alike(self) -> tuple[str, ...]:
+    def replicated(self) -> tuple[str, ...]:
         """The one for all."""
-        return ("x",) if self.one else ()
+        return ("x",) if self.is_global else ()
 
     @property
     def parts(self) -> tuple[Tensor]:
@@ -56,5 +56,5 @@ class DFedAvgM(Algorithm):
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train, then average what is shared."""
         shared = task.spec.shared
-        z, own = parted(sgd(state.x, task, t), shared)
-        return State(joined(net.share(z, state.x[:, :shared]).combine(net.rule), own))
+        z, own = split_shared(sgd(state.x, task, t), shared)
+        return State(merge_shared(net.exchange(z, state.x[:, :shared]).combine(net.rule), own))

@@ -10,7 +10,7 @@ import numpy as np
 from dfl.algorithms import Algorithm, algorithm
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.models.sharing import joined, parted
+from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ class State:
     v: Tensor
     scores: Tensor
     own: Tensor
-    alike: ClassVar[tuple[str, ...]] = ("w", "v")
+    replicated: ClassVar[tuple[str, ...]] = ("w", "v")
 
     @property
     def x(self) -> Tensor:
         """(p, d), w beside what every peer keeps; (1, d), w itself, where they keep nothing."""
-        return joined(self.w, self.own)
+        return merge_shared(self.w, self.own)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ class State:
         return self.w, self.own
 
     @property
-    def one(self) -> bool:
+    def is_global(self) -> bool:
         """Whether the server's model is everybody's."""
         return not self.own.shape[1]
 
@@ -76,23 +76,23 @@ class FedAvg(Algorithm):
         weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient, ||z_k - w||^2 in place of n_k,
             since the step is η times the sum of the gradients (LG-FedAvg, section 2.2): of the step as it was meant,
             so that a liar gains no weight by its lie.
-        push: whom the server tells in a round: chosen, the peers of S_t; or everyone, as the published LG-FedAvg does
+        broadcast_to: whom the server tells in a round: chosen, the peers of S_t; or everyone, as the published LG-FedAvg does
             and counts. Learning is the same: who needs w later is told it then.
         server_lr: η_s.
         server_momentum: β, in [0, 1).
         stragglers: share of S_t that is too slow for the round, drawn with it; one peer at least is not.
-        late: drop, what stragglers learned is not waited for; or fewer, they train for fewer epochs, or steps where the
+        straggler_policy: drop, what stragglers learned is not waited for; or fewer, they train for fewer epochs, or steps where the
             run counts steps, as many as a uniform draw from 1 to what the run says (Li et al. 2020, section 5.2); so of
             one epoch they do all.
     """
 
     fraction: float = 1.0
     weighting: str = "examples"
-    push: str = "chosen"
+    broadcast_to: str = "chosen"
     server_lr: float = 1.0
     server_momentum: float = 0.0
     stragglers: float = 0.0
-    late: str = "drop"
+    straggler_policy: str = "drop"
 
     serves: ClassVar[bool] = True
     gossips: ClassVar[bool] = False
@@ -106,11 +106,11 @@ class FedAvg(Algorithm):
                 self.weighting in ("examples", "uniform", "gradient"),
                 "examples, uniform or gradient",
             ),
-            ("push", self.push in ("chosen", "everyone"), "chosen or everyone"),
+            ("broadcast_to", self.broadcast_to in ("chosen", "everyone"), "chosen or everyone"),
             ("server_lr", self.server_lr > 0, "positive"),
             ("server_momentum", 0 <= self.server_momentum < 1, "at least 0 and below 1"),
             ("stragglers", 0 <= self.stragglers < 1, "at least 0 and below 1"),
-            ("late", self.late in ("drop", "fewer"), "drop or fewer"),
+            ("straggler_policy", self.straggler_policy in ("drop", "fewer"), "drop or fewer"),
         ):
             if not good:
                 raise InputError(
@@ -120,7 +120,7 @@ class FedAvg(Algorithm):
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x: the shared part is the server's, the rest everybody's own."""
         (w, own), nobody = (
-            parted(x, known.shape[1]),
+            split_shared(x, known.shape[1]),
             torch.full((net.hosted,), float("nan"), dtype=torch.float64),
         )
         return State(
@@ -132,16 +132,16 @@ class FedAvg(Algorithm):
 
     def part(self, state: State, shared: int) -> State:
         """Leave to every peer a copy of what is no longer shared."""
-        (w, own), (v, _) = parted(state.w, shared), parted(state.v, shared)
+        (w, own), (v, _) = split_shared(state.w, shared), split_shared(state.v, shared)
         return replace(state, w=w, v=v, own=own.repeat(len(state.own), 1))
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Send the model out, let some peers train, and follow what they learned."""
         chosen, group, work = self._draw(task, net, t)
-        w = net.tell(state.w, net.everyone if self.push == "everyone" else chosen)
-        x = joined(w.expand(len(group.here), -1), state.own[group.here])
-        z, own = parted(sgd(x, task.only(group.here, work), t), w.shape[1])
-        heard = net.collect(
+        w = net.broadcast(state.w, net.everyone if self.broadcast_to == "everyone" else chosen)
+        x = merge_shared(w.expand(len(group.here), -1), state.own[group.here])
+        z, own = split_shared(sgd(x, task.only(group.here, work), t), w.shape[1])
+        heard = net.aggregate(
             z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net, t)
         )
         v = self.server_momentum * state.v + heard.row
@@ -170,7 +170,9 @@ class FedAvg(Algorithm):
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """One message from everyone who is on time, one row to everyone who is chosen."""
         m, slow = self._sizes(peers)
-        return m - slow * (self.late == "drop"), peers if self.push == "everyone" else m
+        return m - slow * (
+            self.straggler_policy == "drop"
+        ), peers if self.broadcast_to == "everyone" else m
 
     def _sizes(self, peers: int) -> tuple[int, int]:
         """How many of the peers are chosen, and how many of these are slow."""
@@ -184,7 +186,7 @@ class FedAvg(Algorithm):
             :m
         ]
         chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
-        if self.late == "drop" or not slow:
+        if self.straggler_policy == "drop" or not slow:
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)

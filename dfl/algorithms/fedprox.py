@@ -25,7 +25,7 @@ class FedProx(FedAvg):
     """
 
     mu: float = 0.01
-    late: str = "fewer"
+    straggler_policy: str = "fewer"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dfl.algorithms.fedavg import State
     from dfl.comm.net import Net
-    from dfl.datasets.server_data import RootRule
+    from dfl.datasets.server_data import ServerDataRule
     from dfl.training.task import Task
 
 
@@ -50,7 +50,7 @@ class FLTrust(FedAvg):
             raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {self.bias}")
 
     @property
-    def root_rule(self) -> RootRule:
+    def server_data_rule(self) -> ServerDataRule:
         """Which examples the server has."""
         return partial(root_examples, size=self.root, bias=self.bias)
 

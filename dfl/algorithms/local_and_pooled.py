@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.comm.net import Net
-    from dfl.datasets.server_data import RootRule
+    from dfl.datasets.server_data import ServerDataRule
     from dfl.training.task import Task
 
 
@@ -28,7 +28,7 @@ class LocalOnly(Algorithm):
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x."""
-        return State(x, one=self.serves)
+        return State(x, is_global=self.serves)
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train."""
@@ -50,10 +50,10 @@ class Pooled(LocalOnly):
     serves: ClassVar[bool] = True
 
     @property
-    def root_rule(self) -> RootRule:
+    def server_data_rule(self) -> ServerDataRule:
         """The server has what the peers have."""
         return everything
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train on everything."""
-        return State(net.at_server(lambda server: sgd(state.x, server, t), task), one=True)
+        return State(net.at_server(lambda server: sgd(state.x, server, t), task), is_global=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms import Algorithm, algorithm
 from dfl.core.errors import InputError
-from dfl.models.sharing import joined, parted
+from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class State:
 
     x: Tensor
     error: Tensor
-    one: ClassVar[bool] = False
-    alike: ClassVar[tuple[str, ...]] = ()
+    is_global: ClassVar[bool] = False
+    replicated: ClassVar[tuple[str, ...]] = ()
 
     @property
     def parts(self) -> tuple[Tensor]:
@@ -130,35 +130,37 @@ class QDFedAvgM(Algorithm):
 
     def round(self, state: State, task: Task, net: Net, t: int) -> State:
         """Train, say what changed of what is shared, and move that towards the neighbours' public copies."""
-        z, own = parted(sgd(state.x, task, t), task.spec.shared)
+        z, own = split_shared(sgd(state.x, task, t), task.spec.shared)
         if not isinstance(state, Replicas):
             new = self._updates(state, z, net)
         else:
             new = self._replicas(state, z, net) if net.fixed else self._edges(state, z, net)
-        return replace(new, x=joined(new.x, own))
+        return replace(new, x=merge_shared(new.x, own))
 
     def part(self, state: State, shared: int) -> State:
         """Forget what was said of the rest."""
         if not isinstance(state, Replicas):
             return state
         return replace(
-            state, said=parted(state.said, shared)[0], heard=parted(state.heard, shared)[0]
+            state,
+            said=split_shared(state.said, shared)[0],
+            heard=split_shared(state.heard, shared)[0],
         )
 
     def _updates(self, state: State, z: Tensor, net: Net) -> State:
         x = state.x[:, : z.shape[1]]
-        heard = net.share(z - x)
+        heard = net.exchange(z - x)
         return State(x + self.alpha * heard.average(), heard.error)
 
     def _replicas(self, state: Replicas, z: Tensor, net: Net) -> State:
-        heard = net.share(z - state.said)
+        heard = net.exchange(z - state.said)
         y = state.said + heard.own  # y_i <- y_i + q_i
         around = state.heard + heard.average()  # sum_j w_ij y_j
         return Replicas(z + self.gamma * (around - y), heard.error, y, around)
 
     def _edges(self, state: Replicas, z: Tensor, net: Net) -> State:
         edges = net.edges
-        heard = net.share(z[edges.owner] - state.said[edges.out], edges=edges)
+        heard = net.exchange(z[edges.owner] - state.said[edges.out], edges=edges)
         out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
         said = state.said.index_add(0, out, heard.own)
         around = state.heard.index_add(0, into, heard.words)

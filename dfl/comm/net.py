@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dfl.comm.plan import EdgePlan, PeerPlan, Union
-from dfl.comm.received import Heard, error, silenced
+from dfl.comm.received import Received, error, silenced
 from dfl.comm.transport import Network
-from dfl.comm.weighting import weigh
+from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.layout import Group
-from dfl.robust.aggregators import Outcome, Words
-from dfl.robust.attacks import Seen
+from dfl.robust.aggregators import Aggregate, Updates
+from dfl.robust.attacks import AttackView
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.environment.fault_effects import Weather
+    from dfl.environment.fault_effects import FaultEffects
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
 
-class Collected(NamedTuple):
+class ServerAggregate(NamedTuple):
     """What a server made of words: a row (1, m), and a score (p,) of each peer, NaN for those that it did not judge."""
 
     row: Tensor
@@ -71,14 +71,16 @@ class Net:
         return len(self.network.payload)
 
     @property
-    def rule(self) -> partial[Outcome]:
+    def rule(self) -> partial[Aggregate]:
         """What listeners make of the words of several."""
-        return self.network.speech.rule
+        return self.network.threat_model.rule
 
     @property
     def fixed(self) -> bool:
         """Whether everybody hears from the same others in every round."""
-        steady = all(each.touches not in ("links", "peers") for each in self.network.speech.faults)
+        steady = all(
+            each.touches not in ("links", "peers") for each in self.network.threat_model.faults
+        )
         return len(self.network.weights) == 1 and steady
 
     @property
@@ -93,22 +95,22 @@ class Net:
 
     def pull(self, heard: Tensor) -> Tensor:
         """sum_j w_ij y_(j->i) over the edges that speak to peer i in this round; heard is (e', m), the sum (p, m)."""
-        return weigh((self.edges.pull, heard))
+        return weighted_sum((self.edges.pull, heard))
 
     def push(self, said: Tensor) -> Tensor:
         """sum_k v_ik y_(i->k) over the edges on which peer i speaks in this round; said is (e, m), the sum (p, m).
 
         v is W reversed in time; see `EdgePlan.push`.
         """
-        return weigh((self.edges.push, said))
+        return weighted_sum((self.edges.push, said))
 
-    def share(
+    def exchange(
         self,
         words: Tensor,
         origin: Tensor | None = None,
         edges: EdgePlan | None = None,
         slot: str = "x",
-    ) -> Heard:
+    ) -> Received:
         """Say something to the neighbours of this round and hear what they say.
 
         Args:
@@ -120,7 +122,7 @@ class Net:
         """
         network = self.network
         meant = spoken = edges or network.peer_plan(self.t)
-        if network.speech.attack.per_edge:
+        if network.threat_model.attack.per_edge:
             spoken, lied = self.edges, self._tell_lies(words, slot)
         else:
             lied = self._lie(words, None if edges else network.everyone, slot, origin=origin)
@@ -137,13 +139,13 @@ class Net:
         off = error(words, own, meant) if self.seen else _nan(len(meant.copies))
         if isinstance(meant, EdgePlan) and meant.arrives is not None:
             own = silenced(own, meant.arrives[0])
-        return Heard(own, said, far, spoken, off, origin)
+        return Received(own, said, far, spoken, off, origin)
 
     def paced(self, task: Task) -> Task:
         """The problem of this round, in which some peers do less, and those who are down nothing."""
-        if all(each.touches == "links" for each in self.network.speech.faults):
+        if all(each.touches == "links" for each in self.network.threat_model.faults):
             return task
-        return task.paced(self._weather.work[task.peers])
+        return task.paced(self._fault_effects.work[task.peers])
 
     def group(self, ids: NDArray[np.int64]) -> Group:
         """Some peers, by their numbers."""
@@ -151,18 +153,18 @@ class Net:
 
     def present(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of some peers who are up in this round, in their order."""
-        return ids[self._weather.up[ids]] if self.network.speech.faults else ids
+        return ids[self._fault_effects.up[ids]] if self.network.threat_model.faults else ids
 
     def reached(self, group: Group) -> Group:
         """Those of a group whom the server's words reach in this round."""
-        if not self.network.speech.faults:
+        if not self.network.threat_model.faults:
             return group
-        return self.group(group.ids[self._weather.arrive(self.peers, group.ids)])
+        return self.group(group.ids[self._fault_effects.arrive(self.peers, group.ids)])
 
-    def tell(self, row: Tensor, to: Group) -> Tensor:
+    def broadcast(self, row: Tensor, to: Group) -> Tensor:
         """What the server says to a group, a row (1, m), as it arrives at each of them."""
         self.network.parameters += self.peers * row.shape[1]
-        if self.network.speech.faults:
+        if self.network.threat_model.faults:
             to = self.group(self.present(to.ids))
             self.network.lost += len(to.here) - len(self.reached(to).here)
         self.network.told[to.here] += row.shape[1] * row.element_size()
@@ -170,14 +172,14 @@ class Net:
             self.network.clock.tell(row.shape[1] * row.element_size(), to.ids)
         return row
 
-    def collect(
+    def aggregate(
         self,
         words: Tensor,
         group: Group,
         weights: NDArray[Any],
         trusted: Tensor | None = None,
         slot: str = "x",
-    ) -> Collected:
+    ) -> ServerAggregate:
         """Let a group say something to the server, whose rule makes one row of it.
 
         Args:
@@ -197,12 +199,12 @@ class Net:
         scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
         come, group = self._uploaded(group)
         if not len(group.ids):
-            return Collected(words.new_zeros(1, words.shape[1]), scores)
+            return ServerAggregate(words.new_zeros(1, words.shape[1]), scores)
         everyone = network.world.everywhere(np.asarray(weights, np.float64)[come])
         heard = network.words(
             self._decode(messages[come], words), group, everyone / everyone.sum(), trusted
         )
-        outcome = network.speech.rule(heard)
+        outcome = network.threat_model.rule(heard)
         if network.world.size > 1:  # others' coordinates of these words, and the row in these
             network.wire += (
                 len(words) * (words.shape[1] - len(outcome.row)) * words.element_size()
@@ -211,7 +213,7 @@ class Net:
         row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
         if outcome.scores is not None:
             scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
-        return Collected(row[None], scores)
+        return ServerAggregate(row[None], scores)
 
     def at_server(self, work: Callable[[Task], Tensor], task: Task) -> Tensor:
         """The server's own work on its own problem, a row (1, d): done on rank 0, known to all, and said to nobody."""
@@ -227,14 +229,14 @@ class Net:
         return torch.frombuffer(bytearray(said), dtype=task.dtype)[None].to(task.device)
 
     @property
-    def _weather(self) -> Weather:
-        return self.network.weather(self.t)
+    def _fault_effects(self) -> FaultEffects:
+        return self.network.fault_effects(self.t)
 
     def _uploaded(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:
         """Which of a group's words here come to the server, and whose words do anywhere."""
-        if not self.network.speech.faults:
+        if not self.network.threat_model.faults:
             return slice(None), group
-        come = self._weather.arrive(group.ids, self.peers)
+        come = self._fault_effects.arrive(group.ids, self.peers)
         here = come[self._span(group.counts)]
         self.network.lost += int(np.count_nonzero(~here))
         return np.flatnonzero(here), self.group(group.ids[come])
@@ -249,10 +251,10 @@ class Net:
             address = (self.network.seed, f"quantize {kind}", ids[rows], self.t, slot)
             return randomness.bits(*address, n=places, device=words.device)
 
-        return self.network.speech.compressor.encode(words, draw)
+        return self.network.threat_model.compressor.encode(words, draw)
 
     def _decode(self, messages: Tensor, words: Tensor) -> Tensor:
-        return self.network.speech.compressor.decode(messages, words.shape[1], words.dtype)
+        return self.network.threat_model.compressor.decode(messages, words.shape[1], words.dtype)
 
     def _lie(
         self,
@@ -264,38 +266,38 @@ class Net:
     ) -> Tensor:
         """The words (a, m) of a group, or of all edges, those of liars falsified; what liars learn is not counted."""
         network = self.network
-        if not network.speech.lies:
+        if not network.threat_model.lies:
             return words
         group = group or self.network.edgewise(self.t)
-        bad = np.flatnonzero(np.isin(group.owners, self.present(network.speech.liars)))
+        bad = np.flatnonzero(np.isin(group.owners, self.present(network.threat_model.attackers)))
         if not len(bad):
             return words
         n, steps = len(group.ids), words if origin is None else words - origin
         knows = network.words(steps, group, np.full(n, 1 / n), trusted)
-        said = network.speech.attack.say(self._seen(knows, bad, group.ids[bad], slot))
+        said = network.threat_model.attack.say(self._seen(knows, bad, group.ids[bad], slot))
         return self._replaced(words, said, bad, group.counts, origin)
 
     def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
         """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network, liars, group = (
+        network, attackers, group = (
             self.network,
-            self.network.speech.liars,
+            self.network.threat_model.attackers,
             self.network.edgewise(self.t),
         )
-        bad = np.flatnonzero(np.isin(group.owners, liars))
+        bad = np.flatnonzero(np.isin(group.owners, attackers))
         pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
         knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.speech.attack.tell(
-            self._seen(knows, liars, liars, slot), network.matrix(self.t), pairs
+        said = network.threat_model.attack.tell(
+            self._seen(knows, attackers, attackers, slot), network.matrix(self.t), pairs
         )
         return self._replaced(words[self.edges.owner], said, bad, group.counts)
 
     def _seen(
-        self, knows: Words, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str
-    ) -> Seen:
+        self, knows: Updates, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str
+    ) -> AttackView:
         network, c = self.network, knows.rows.shape[1]
         first = int(network.world.everywhere(np.array([c]))[: network.world.rank].sum())
-        return Seen(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))
+        return AttackView(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))
 
     def _replaced(
         self,

@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlan(Plan):
-    """Words said once by every peer.
+    """Updates said once by every peer.
 
     Attributes:
         speakers: whose words these weights are on, ascending, r1 + p + r2 peers.
@@ -78,7 +78,7 @@ class PeerPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgePlan(Plan):
-    """Words said once per directed edge that speaks in this round.
+    """Updates said once per directed edge that speaks in this round.
 
     Attributes:
         owner: (a,) position on this rank of the peer that speaks, for the a edges that speak.

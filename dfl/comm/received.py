@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.comm.plan import EdgePlan, PeerPlan
-from dfl.comm.weighting import weigh
-from dfl.robust.aggregators import Outcome, Words, mean
+from dfl.comm.weighting import weighted_sum
+from dfl.robust.aggregators import Aggregate, Updates, mean
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Received:
     """What one `share` brought.
 
     Attributes:
@@ -60,13 +60,13 @@ class Heard:
         assert isinstance(self.plan, PeerPlan), "words over edges are weighed by the method itself"
         below, own, above = self.plan.weights
         cut = below.shape[1]
-        total = weigh((below, self.far[:cut]), (own, self.said), (above, self.far[cut:]))
+        total = weighted_sum((below, self.far[:cut]), (own, self.said), (above, self.far[cut:]))
         if self.said is self.own:
             return total
         itself = torch.from_numpy(own.diagonal()).to(total)
         return total + itself[:, None] * (self.own - self.said)  # to itself a liar says the truth
 
-    def combine(self, rule: partial[Outcome]) -> Tensor:
+    def combine(self, rule: partial[Aggregate]) -> Tensor:
         """What a rule makes of the words in every closed neighbourhood, (p, m); the mean is `average`.
 
         A rule sees words as steps away from where the peer that hears them stood, and trusts the peer's own step.
@@ -83,7 +83,7 @@ class Heard:
         for i, (weights, words) in enumerate(self._around()):
             start, own = (of[i].cpu().numpy() for of in (origin, self.own))
             rows[i] = torch.from_numpy(
-                start + rule(Words(words.cpu().numpy() - start, weights, own - start)).row
+                start + rule(Updates(words.cpu().numpy() - start, weights, own - start)).row
             )
         return rows
 
@@ -107,7 +107,7 @@ class Heard:
 
 
 def silenced(words: Tensor, arrive: NDArray[np.bool_]) -> Tensor:
-    """Words (a, m) with zeros in the place of those that do not arrive."""
+    """Updates (a, m) with zeros in the place of those that do not arrive."""
     return words.masked_fill(torch.from_numpy(~arrive).to(words.device)[:, None], 0)
 
 

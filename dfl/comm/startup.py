@@ -41,7 +41,7 @@ _HERE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankSign:
     """What is seen of a rank on this host.
 
     Attributes:
@@ -67,8 +67,8 @@ def first() -> bool:
 def verdict(
     mine: int,
     size: int,
-    now: Mapping[int, Seen],
-    before: Mapping[int, Seen],
+    now: Mapping[int, RankSign],
+    before: Mapping[int, RankSign],
     over: float,
     here: bool = False,
 ) -> tuple[str, int]:
@@ -83,7 +83,7 @@ def verdict(
     waiting = [rank for rank, seen in now.items() if seen.waits and not seen.stopped]
     speaker = min([mine, *waiting])
     stopped = {rank: seen for rank, seen in now.items() if seen.stopped}
-    busy, idle = dict[int, Seen](), dict[int, Seen]()
+    busy, idle = dict[int, RankSign](), dict[int, RankSign]()
     for rank, seen in now.items():
         if rank not in (mine, *stopped, *waiting):
             works = seen.runs or rank not in before or seen.ticks != before[rank].ticks
@@ -139,7 +139,7 @@ class Start:
     def _watch(self, stop: threading.Event) -> None:
         gap = min(max(self.timeout / 4, GAPS[0]), GAPS[1])
         every, seconds, last = gap / 5, 0.0, time.monotonic()
-        looked, before = -gap, dict[int, Seen]()
+        looked, before = -gap, dict[int, RankSign]()
         with _Sign(self.rank) as sign:
             while not stop.wait(every):
                 passed, last = time.monotonic() - last, time.monotonic()
@@ -192,7 +192,7 @@ class _Sign:
         os.pwrite(self.file, b"waits" if waits else b"works", 0)
 
 
-def seen() -> dict[int, Seen]:
+def seen() -> dict[int, RankSign]:
     """Return what is seen on this host of the ranks of this job, but for this one."""
     name = next((name for name in RANKS if name in os.environ), "")
     mine = os.environ.get(name, "")
@@ -206,8 +206,8 @@ def seen() -> dict[int, Seen]:
     return {rank: _seen(rank, processes) for rank, processes in found.items()}
 
 
-def _seen(rank: int, processes: list[Process]) -> Seen:
-    return Seen(
+def _seen(rank: int, processes: list[Process]) -> RankSign:
+    return RankSign(
         tuple(each.pid for each in processes),
         any(each.state in "Tt" for each in processes),
         any(each.state in "RD" for each in processes),
@@ -233,11 +233,11 @@ def _reads(of: Process, beginning: str) -> bytes:
     return b""
 
 
-def _named(ranks: Mapping[int, Seen]) -> str:
+def _named(ranks: Mapping[int, RankSign]) -> str:
     pids = [seen.pids[-1] for seen in ranks.values()]
     numbers = ", ".join(map(str, pids[:4]))
     return f"{ranks_named(list(ranks))} (process{'' if len(pids) == 1 else 'es'} {numbers})"
 
 
-def _is(ranks: Mapping[int, Seen]) -> str:
+def _is(ranks: Mapping[int, RankSign]) -> str:
     return "is" if len(ranks) == 1 else "are"

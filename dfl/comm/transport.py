@@ -11,9 +11,9 @@ from scipy.sparse import csr_array
 
 from dfl.comm.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
 from dfl.core.layout import Group, Layout, columns
-from dfl.environment.fault_effects import Weather, weather
-from dfl.environment.faults import Fault, Today
-from dfl.robust.aggregators import Outcome, Words, mean
+from dfl.environment.fault_effects import FaultEffects, fault_effects
+from dfl.environment.faults import Fault, RoundKey
+from dfl.robust.aggregators import Aggregate, Updates, mean
 from dfl.robust.attacks import Attack, Honest
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Route(NamedTuple):
     heard: int
 
 
-class Speech(NamedTuple):
+class ThreatModel(NamedTuple):
     """What becomes of words.
 
     Attributes:
@@ -49,15 +49,15 @@ class Speech(NamedTuple):
     """
 
     compressor: Compressor
-    rule: partial[Outcome] = partial(mean)
+    rule: partial[Aggregate] = partial(mean)
     attack: Attack = Honest()
-    liars: NDArray[np.int64] = np.zeros(0, np.int64)
+    attackers: NDArray[np.int64] = np.zeros(0, np.int64)
     faults: tuple[Fault, ...] = ()
 
     @property
     def lies(self) -> bool:
         """Whether somebody lies in messages."""
-        return self.attack.speaks and len(self.liars) > 0
+        return self.attack.speaks and len(self.attackers) > 0
 
 
 class Network:
@@ -79,15 +79,15 @@ class Network:
         layout: Layout,
         weights: Sequence[csr_array],
         world: World,
-        speech: Speech,
+        threat_model: ThreatModel,
         seed: int,
         stationary: Sequence[NDArray[np.float64] | None] = (),
     ) -> None:
-        self.layout, self.weights, self.world, self.speech, self.seed = (
+        self.layout, self.weights, self.world, self.threat_model, self.seed = (
             layout,
             weights,
             world,
-            speech,
+            threat_model,
             seed,
         )
         self.stationary = stationary or [None] * len(weights)
@@ -102,19 +102,23 @@ class Network:
         """Every edge that any round uses."""
         return Union.of(self.weights, self.layout, self.world.rank)
 
-    def weather(self, t: int) -> Weather:
+    def fault_effects(self, t: int) -> FaultEffects:
         """What the faults do to round t."""
-        return weather(self.speech.faults, Today(self.layout.peers, self.seed, t))
+        return fault_effects(self.threat_model.faults, RoundKey(self.layout.peers, self.seed, t))
 
     def peer_plan(self, t: int) -> PeerPlan:
         """The plan of round t for one word per peer."""
         plan = self._peer_plans[t % len(self.weights)]
-        return self.weather(t).on_peers(plan, self.edge_plan(t)) if self.speech.faults else plan
+        return (
+            self.fault_effects(t).on_peers(plan, self.edge_plan(t))
+            if self.threat_model.faults
+            else plan
+        )
 
     def edge_plan(self, t: int) -> EdgePlan:
         """The plan of round t for one word per edge."""
         plan = self._edge_plans[t % len(self.weights)]
-        return self.weather(t).on_edges(plan) if self.speech.faults else plan
+        return self.fault_effects(t).on_edges(plan) if self.threat_model.faults else plan
 
     def matrix(self, t: int) -> csr_array:
         """The mixing matrix of round t."""
@@ -123,9 +127,9 @@ class Network:
     def speaking(self, t: int) -> tuple[Arcs, NDArray[np.bool_] | None]:
         """The edges, of all peers, that speak in round t; and (P,) who is up, None where all are."""
         arcs = Arcs.of(self.matrix(t))
-        if not self.speech.faults:
+        if not self.threat_model.faults:
             return arcs, None
-        up = self.weather(t).up
+        up = self.fault_effects(t).up
         both = up[arcs.sender] & up[arcs.receiver]
         return Arcs(arcs.sender[both], arcs.receiver[both], arcs.weight[both]), up
 
@@ -191,13 +195,13 @@ class Network:
         group: Group,
         weights: NDArray[np.float64],
         trusted: Tensor | None = None,
-    ) -> Words:
+    ) -> Updates:
         """What a group says, said (a, m) here, in the coordinates that this rank adds up; trusted is (1, m)."""
         cut, rank = columns(said.shape[1], self.world.size), self.world.rank
         mine = slice(cut[rank].start, cut[rank].stop)
         rows = self.world.columns(said.cpu().numpy(), cut, group.counts)
         known = None if trusted is None else trusted[0, mine].cpu().numpy()
-        return Words(
+        return Updates(
             rows, weights, known, lambda parts: np.add.reduce(self.world.everywhere(parts), axis=0)
         )
 
@@ -210,7 +214,7 @@ class Network:
     def turn(self, t: int) -> None:
         """End round t."""
         if self.clock:
-            self.clock.turn(self.weather(t).up if self.speech.faults else None)
+            self.clock.turn(self.fault_effects(t).up if self.threat_model.faults else None)
 
     def close(self) -> None:
         """Give the links between ranks back to MPI, on every rank at a time."""

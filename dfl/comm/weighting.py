@@ -16,7 +16,7 @@ else:
     from dfl.core.lazy import torch
 
 
-def weigh(*terms: tuple[csr_array, Tensor]) -> Tensor:
+def weighted_sum(*terms: tuple[csr_array, Tensor]) -> Tensor:
     """Weights (p, q) times rows (q, m), summed over the terms.
 
     Each row of the result is added up term after term, in the order of its stored weights, with one rounding for every

@@ -38,7 +38,7 @@ class Compressor(Protocol):
     """What the network asks of a message format."""
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Words (q, m) of float32 or float64 to a message (q, B) uint8; `draw` is asked only if chance is needed."""
+        """Updates (q, m) of float32 or float64 to a message (q, B) uint8; `draw` is asked only if chance is needed."""
         ...
 
     def decode(self, message: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Quantize:
             )
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Words (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every coordinate."""
+        """Updates (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every coordinate."""
         q, m = words.shape
         steps = self._steps(words)
         head = 4 * steps.shape[1]

@@ -5,7 +5,7 @@
 
 from dfl.datasets import adult, cifar10, digits, gaussian, label_skew, mnist, quantity_skew
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.partition import PARTITIONS, Deal, deal
+from dfl.datasets.partition import PARTITIONS, DataSplit, deal
 
-__all__ = ["DATASETS", "PARTITIONS", "Data", "Deal", "deal"]
+__all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "deal"]
 __all__ += ["adult", "cifar10", "digits", "gaussian", "label_skew", "mnist", "quantity_skew"]

@@ -20,7 +20,7 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.datasets.server_data import RootRule, everything
+from dfl.datasets.server_data import ServerDataRule, everything
 
 Indices = NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Deal:
+class DataSplit:
     """Who gets what: for each of P peers ascending places in the data set's arrays.
 
     Attributes:
@@ -87,8 +87,10 @@ def partition(name: str) -> Callable[[_P], _P]:
     return enter
 
 
-def deal(partition: Partition, data: Data, run: Run, root: RootRule | None = None) -> Deal:
-    """Deal a data set to the peers of a run, and to its server.
+def deal(
+    partition: Partition, data: Data, run: Run, root: ServerDataRule | None = None
+) -> DataSplit:
+    """DataSplit a data set to the peers of a run, and to its server.
 
     First P * `examples_per_peer` training examples are drawn (address "subset") and the server's own are set aside
     (address "root"), from the others if it was a part that was drawn. Then the examples are partitioned (address
@@ -117,7 +119,7 @@ def deal(partition: Partition, data: Data, run: Run, root: RootRule | None = Non
         )
     aside = [_set_aside(len(part), peer, run) for peer, part in enumerate(parts.train)]
     train = [chosen[part[~held]] for part, held in zip(parts.train, aside, strict=True)]
-    return Deal(
+    return DataSplit(
         train=train,
         validation=[chosen[part[held]] for part, held in zip(parts.train, aside, strict=True)],
         test=parts.test,
@@ -129,7 +131,9 @@ def _rng(run: Run, purpose: str) -> np.random.Generator:
     return randomness.generator(run.seed, purpose)
 
 
-def _apart(chosen: Indices, data: Data, run: Run, root: RootRule | None) -> tuple[Indices, Indices]:
+def _apart(
+    chosen: Indices, data: Data, run: Run, root: ServerDataRule | None
+) -> tuple[Indices, Indices]:
     """The training examples for the peers and those for the server, both ascending."""
     if root is None:
         return chosen, np.empty(0, np.int64)

@@ -11,7 +11,7 @@ from dfl.core.errors import InputError
 
 Ints = NDArray[np.int64]
 
-RootRule = Callable[[Ints, int, np.random.Generator], Ints]
+ServerDataRule = Callable[[Ints, int, np.random.Generator], Ints]
 """f(labels (n,), classes, rng) -> ascending places of the examples that are the server's and no peer's."""
 
 BIASED = 1

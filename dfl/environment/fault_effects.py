@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array, diags_array
 
 from dfl.comm.plan import EdgePlan, PeerPlan
-from dfl.environment.faults import Fault, Today
+from dfl.environment.faults import Fault, RoundKey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,28 +29,30 @@ LEVEL = 1e-6
 
 
 @dataclass(frozen=True)
-class Weather:
+class FaultEffects:
     """A round in which some faults are at work. Every rank knows it of all peers and links."""
 
     faults: tuple[Fault, ...]
-    today: Today
+    round_key: RoundKey
 
     @cached_property
     def up(self) -> Bools:
         """Who is up, (P,)."""
-        down: Bools = np.any([each.down(self.today) for each in self.faults], axis=0)
+        down: Bools = np.any([each.down(self.round_key) for each in self.faults], axis=0)
         return ~down
 
     @cached_property
     def work(self) -> NDArray[np.float64]:
         """Share of its local steps that every peer does, (P,): 0 for those who are down."""
-        share: NDArray[np.float64] = np.min([each.pace(self.today) for each in self.faults], axis=0)
+        share: NDArray[np.float64] = np.min(
+            [each.pace(self.round_key) for each in self.faults], axis=0
+        )
         return share * self.up
 
     def arrive(self, sender: Ints | int, receiver: Ints | int) -> Bools:
         """Which words arrive that are said over links sender -> receiver, (n,) or one for all; number P is a server."""
-        links = np.atleast_1d(sender * (self.today.peers + 1) + np.asarray(receiver, np.int64))
-        lost: Bools = np.any([each.loses(links, self.today) for each in self.faults], axis=0)
+        links = np.atleast_1d(sender * (self.round_key.peers + 1) + np.asarray(receiver, np.int64))
+        lost: Bools = np.any([each.loses(links, self.round_key) for each in self.faults], axis=0)
         return ~lost
 
     def on_edges(self, plan: EdgePlan) -> EdgePlan:
@@ -77,7 +79,7 @@ class Weather:
 
     def on_peers(self, plan: PeerPlan, edges: EdgePlan) -> PeerPlan:
         """What becomes of the plan of one word per peer, read off what became of the edges."""
-        speaker = np.concatenate([edges.heard // self.today.peers, plan.ids])
+        speaker = np.concatenate([edges.heard // self.round_key.peers, plan.ids])
         kept = _some(edges.near, edges.near.data != 0)
         column = np.searchsorted(plan.speakers, speaker[kept.indices])
         around = csr_array(
@@ -89,15 +91,15 @@ class Weather:
 
     def _fate(self, edges: Ints) -> tuple[Bools, Bools]:
         """Which edges, sender * P + receiver, speak, and which of their words arrive."""
-        sender, receiver = np.divmod(edges, self.today.peers)
+        sender, receiver = np.divmod(edges, self.round_key.peers)
         speak = self.up[sender] & self.up[receiver]
         return speak, speak & self.arrive(sender, receiver)
 
 
 @lru_cache(maxsize=1)
-def weather(faults: tuple[Fault, ...], today: Today) -> Weather:
+def fault_effects(faults: tuple[Fault, ...], round_key: RoundKey) -> FaultEffects:
     """The weather of a round, kept until another round is asked for."""
-    return Weather(faults, today)
+    return FaultEffects(faults, round_key)
 
 
 def _given_back(near: csr_array, come: Bools) -> csr_array:

@@ -31,7 +31,7 @@ FAULTS: dict[str, type[Fault]] = {}
 """Name -> frozen dataclass whose fields are the fault's options."""
 
 
-class Today(NamedTuple):
+class RoundKey(NamedTuple):
     """A round t of a run with some seed and P peers."""
 
     peers: int
@@ -48,15 +48,15 @@ class Fault:
     touches: ClassVar[str] = "nothing"
     """Whom it befalls: links, peers, or only their work."""
 
-    def down(self, today: Today) -> Bools:
+    def down(self, round_key: RoundKey) -> Bools:
         """Which peers neither train nor speak nor hear, (P,)."""
-        return np.zeros(today.peers, bool)
+        return np.zeros(round_key.peers, bool)
 
-    def pace(self, today: Today) -> Floats:
+    def pace(self, round_key: RoundKey) -> Floats:
         """Share of its local steps for which every peer has the time, (P,)."""
-        return np.ones(today.peers)
+        return np.ones(round_key.peers)
 
-    def loses(self, links: Ints, today: Today) -> Bools:
+    def loses(self, links: Ints, round_key: RoundKey) -> Bools:
         """Which of some directed links lose what is said over them, (n,); a link is sender * (P + 1) + receiver."""
         return np.zeros(len(links), bool)
 
@@ -90,9 +90,9 @@ class LinkLoss(Fault):
     def __post_init__(self) -> None:
         _check(self, p=(0 <= self.p <= 1, "from 0 to 1"))
 
-    def loses(self, links: Ints, today: Today) -> Bools:
+    def loses(self, links: Ints, round_key: RoundKey) -> Bools:
         """Those whose draw says so."""
-        return _drawn(today, "link loss", links) < self.p
+        return _drawn(round_key, "link loss", links) < self.p
 
 
 @fault("burst")
@@ -133,16 +133,16 @@ class Burst(Fault):
             ),
         )
 
-    def loses(self, links: Ints, today: Today) -> Bools:
+    def loses(self, links: Ints, round_key: RoundKey) -> Bools:
         """Those whose draw says so, which is another one in a bad spell."""
-        return _drawn(today, "burst loss", links) < np.where(
-            self.spell(links, today), self.bad, self.good
+        return _drawn(round_key, "burst loss", links) < np.where(
+            self.spell(links, round_key), self.bad, self.good
         )
 
-    def spell(self, links: Ints, today: Today) -> Bools:
+    def spell(self, links: Ints, round_key: RoundKey) -> Bools:
         """Which links are in a bad spell, (n,)."""
         anew = 1 / (self.length * (1 - self.p))
-        return _latest(today, "burst", links, anew) < anew * self.p
+        return _latest(round_key, "burst", links, anew) < anew * self.p
 
 
 @fault("outage")
@@ -169,9 +169,9 @@ class Outage(Fault):
             length=(1 <= self.length <= 10_000, "from 1 to 10000"),
         )
 
-    def down(self, today: Today) -> Bools:
+    def down(self, round_key: RoundKey) -> Bools:
         """Those who were struck not long ago."""
-        return _latest(today, "outage", np.arange(today.peers), self.p, self.length) < 1
+        return _latest(round_key, "outage", np.arange(round_key.peers), self.p, self.length) < 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,25 +184,27 @@ class _Some(Fault):
     def __post_init__(self) -> None:
         _check(self, fraction=(0 <= self.fraction <= 1, "from 0 to 1"))
 
-    def chosen(self, today: Today, *address: int) -> Bools:
+    def chosen(self, round_key: RoundKey, *address: int) -> Bools:
         """Whom it befalls, (P,).
 
         Raises:
             InputError: a peer that there is not, or a share that is nobody.
         """
-        found = np.zeros(today.peers, bool)
+        found = np.zeros(round_key.peers, bool)
         if self.peers:
-            inside = all(0 <= peer < today.peers for peer in self.peers)
-            _check(self, peers=(inside, f"from 0 to {today.peers - 1}"))
+            inside = all(0 <= peer < round_key.peers for peer in self.peers)
+            _check(self, peers=(inside, f"from 0 to {round_key.peers - 1}"))
             found[list(self.peers)] = True
             return found
-        many = round(self.fraction * today.peers)
+        many = round(self.fraction * round_key.peers)
         _check(
             self,
-            fraction=(many or not self.fraction, f"0 or enough for one of {today.peers} peers"),
+            fraction=(many or not self.fraction, f"0 or enough for one of {round_key.peers} peers"),
         )
         found[
-            randomness.generator(today.seed, self.name, *address).permutation(today.peers)[:many]
+            randomness.generator(round_key.seed, self.name, *address).permutation(round_key.peers)[
+                :many
+            ]
         ] = True
         return found
 
@@ -226,9 +228,9 @@ class Leave(_Some):
         super().__post_init__()
         _check(self, at=(0 <= self.at <= MOST, f"from 0 to {MOST}"))
 
-    def down(self, today: Today) -> Bools:
+    def down(self, round_key: RoundKey) -> Bools:
         """Those who have left."""
-        return self.chosen(today) & (today.t >= self.at)
+        return self.chosen(round_key) & (round_key.t >= self.at)
 
 
 @fault("join")
@@ -242,9 +244,9 @@ class Join(Leave):
         at: the first round with them.
     """
 
-    def down(self, today: Today) -> Bools:
+    def down(self, round_key: RoundKey) -> Bools:
         """Those who have not joined."""
-        return self.chosen(today) & (today.t < self.at)
+        return self.chosen(round_key) & (round_key.t < self.at)
 
 
 @fault("stragglers")
@@ -268,32 +270,32 @@ class Stragglers(_Some):
         super().__post_init__()
         _check(self, work=(0 < self.work <= 1, "above 0 and at most 1"))
 
-    def pace(self, today: Today) -> Floats:
+    def pace(self, round_key: RoundKey) -> Floats:
         """Less for those who are slow."""
-        slow = self.chosen(today) if self.fixed else self.chosen(today, today.t)
+        slow = self.chosen(round_key) if self.fixed else self.chosen(round_key, round_key.t)
         return np.where(slow, self.work, 1.0)
 
 
-def _drawn(today: Today, purpose: str, ids: Ints) -> NDArray[np.float32]:
+def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
     """A uniform number in [0, 1) of each of some ids in a round, (n,)."""
-    row = randomness.uniform(today.seed, purpose, ids, n=slice(today.t, today.t + 1))
+    row = randomness.uniform(round_key.seed, purpose, ids, n=slice(round_key.t, round_key.t + 1))
     return np.asarray(row[:, 0].numpy())
 
 
 def _latest(
-    today: Today, purpose: str, ids: Ints, below: float, rounds: float = math.inf
+    round_key: RoundKey, purpose: str, ids: Ints, below: float, rounds: float = math.inf
 ) -> NDArray[np.float32]:
     """The last number below a bound that each of some ids has drawn, (n,); 1 for none in that many rounds up to now.
 
     Rounds are places in a row of random numbers, and those before round 0 are places like others.
     """
-    found, left, end = np.ones(len(ids), np.float32), np.arange(len(ids)), today.t + 1
+    found, left, end = np.ones(len(ids), np.float32), np.arange(len(ids)), round_key.t + 1
     first, window = end - rounds, 2
     while len(left) and end > first and below:
         window = min(2 * window, 64)
         begin = max(end - window, first)
         drawn = randomness.uniform(
-            today.seed, purpose, ids[left], n=slice(int(begin), end)
+            round_key.seed, purpose, ids[left], n=slice(int(begin), end)
         ).numpy()[:, ::-1]
         hit = drawn < below
         some = hit.any(1)

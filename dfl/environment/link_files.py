@@ -38,22 +38,20 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
         rows = [(n, row) for n, row in lines if row and row != HEADER]
     except OSError as error:
-        raise InputError(
-            f"--network links: path {path} cannot be read ({error.strerror})"
-        ) from None
+        raise InputError(f"--links links: path {path} cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"--network links: {path} is no CSV file ({error})") from None
+        raise InputError(f"--links links: {path} is no CSV file ({error})") from None
     figures = np.full((len(edges), 2), np.nan)
     places = {divmod(int(edge), peers): k for k, edge in enumerate(edges)}
     for n, row in rows:
-        edge, line = _edge(row, where := f"--network links: {path}, line {n}")
+        edge, line = _edge(row, where := f"--links links: {path}, line {n}")
         if edge not in places or not np.isnan(figures[places[edge]]).all():
             wrong = "is there already" if edge in places else "is no edge of the graph"
             raise InputError(f"{where}: {edge[0]} to {edge[1]} {wrong}")
         figures[places[edge]] = line
     for sender, receiver in (edge for edge, k in places.items() if np.isnan(figures[k, 0])):
         raise InputError(
-            f"--network links: {path} has no line for {sender} to {receiver}, an edge of the graph"
+            f"--links links: {path} has no line for {sender} to {receiver}, an edge of the graph"
         )
     return figures
 

@@ -1,4 +1,4 @@
-"""How fast are lines and peers? The kinds of `--network`, from which `dfl.environment.clock` counts."""
+"""How fast are lines and peers? The kinds of `--links`, from which `dfl.environment.clock` counts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from dfl.comm.transport import Network
     from dfl.training.task import Task
 
-NETWORKS: dict[str, type[Speeds]] = {}
+LINK_MODELS: dict[str, type[LinkModel]] = {}
 """Name -> frozen dataclass whose fields are the options of a kind of network."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speeds:
+class LinkModel:
     """Nobody asks."""
 
     def start(self, network: Network, steps: Ints) -> Clock | None:
@@ -37,7 +37,7 @@ class Speeds:
         return None
 
 
-def with_clock(network: Network, speeds: Speeds, task: Task, sizes: Ints) -> Task:
+def with_clock(network: Network, speeds: LinkModel, task: Task, sizes: Ints) -> Task:
     """Give a network the clock that it is to have, and a problem, as it is trained on, what the clock measures.
 
     Args:
@@ -48,21 +48,21 @@ def with_clock(network: Network, speeds: Speeds, task: Task, sizes: Ints) -> Tas
     return replace(task, spent=network.clock.spent) if network.clock else task
 
 
-def network(name: str) -> Callable[[type[Speeds]], type[Speeds]]:
+def network(name: str) -> Callable[[type[LinkModel]], type[LinkModel]]:
     """Register a kind of network under `name`."""
 
-    def register(kind: type[Speeds]) -> type[Speeds]:
-        NETWORKS[name] = kind
+    def register(kind: type[LinkModel]) -> type[LinkModel]:
+        LINK_MODELS[name] = kind
         return kind
 
     return register
 
 
-network("none")(Speeds)
+network("none")(LinkModel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed(Speeds, ABC):
+class Timed(LinkModel, ABC):
     """How fast peers compute, whatever their lines.
 
     Attributes:
@@ -85,23 +85,23 @@ class Timed(Speeds, ABC):
             value = getattr(self, name)
             if (value is None) == (name in needs):
                 wrong = f"needs {name}" if value is None else f"has no part for {name}={value:g}"
-                raise InputError(f"--network {self._name}: compute={self.compute} {wrong}")
+                raise InputError(f"--links {self._name}: compute={self.compute} {wrong}")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name, None)  # not all have all of them
             self._check(name, value is None or low <= value <= high, f"from {low:g} to {high:g}")
 
     @property
     def _name(self) -> str:
-        return next(name for name, kind in NETWORKS.items() if kind is type(self))
+        return next(name for name, kind in LINK_MODELS.items() if kind is type(self))
 
     def _check(self, name: str, good: bool, accepted: str) -> None:
         if not good:
             raise InputError(
-                f"--network {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}"
+                f"--links {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}"
             )
 
     def start(self, network: Network, steps: Ints) -> Clock:
-        """The clock; see `Speeds`."""
+        """The clock; see `LinkModel`."""
         return Clock(
             network, self.ways(network), steps, self._pace(network.layout.peers, network.seed)
         )
@@ -230,7 +230,7 @@ class Mixed(Timed):
         super().__post_init__()
         if abs((whole := sum(self._shares())) - 1) > 1e-9:
             raise InputError(
-                f"--network mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}"
+                f"--links mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}"
             )
 
     def _shares(self) -> list[float]:
@@ -266,7 +266,7 @@ class PerEdge(Timed):
         peers = network.layout.peers
         if not network.weights:
             raise InputError(
-                "--network links is about the edges of a graph, and here nobody speaks over one"
+                "--links links is about the edges of a graph, and here nobody speaks over one"
             )
         arcs = [Arcs.of(matrix) for matrix in network.weights]
         edges = np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))

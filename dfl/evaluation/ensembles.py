@@ -53,7 +53,7 @@ class Ensemble:
         if not setting.run.ensemble:
             return None
         world, layout = setting.world, setting.layout
-        honest = np.setdiff1d(np.arange(layout.peers), setting.network.speech.liars)
+        honest = np.setdiff1d(np.arange(layout.peers), setting.network.threat_model.attackers)
         return cls(world, layout, layout.group(honest, world.rank))
 
     def hear(self, said: Iterable[Tensor], labels: Tensor) -> list[Tensor]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dfl.comm.mpi import World
     from dfl.evaluation.ensembles import Ensemble
     from dfl.simulation.loop import Setting
-    from dfl.simulation.setup import Exam
+    from dfl.simulation.setup import TestSets
     from dfl.training.task import Examples, Task
 else:
     from dfl.core.lazy import torch
@@ -36,7 +36,9 @@ LANES = 256
 Floats = NDArray[np.float64]
 
 
-def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = None) -> Floats:
+def on_common(
+    x: Tensor, task: Task, test_sets: TestSets, together: Ensemble | None = None
+) -> Floats:
     """Accuracy of every row of x (p, d) on the common test set, (p,).
 
     It is NaN where labels are no classes, and for a model that returns NaN.
@@ -47,19 +49,21 @@ def on_common(x: Tensor, task: Task, exam: Exam, together: Ensemble | None = Non
         x, task, exam: the models, the problem, and on what of it.
         together: hears what the models say; then every rank must ask, also one without peers.
     """
-    if not exam.classes or not len(exam.labels):
+    if not test_sets.classes or not len(test_sets.labels):
         return np.full(len(x), np.nan)
     rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
     right = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
     unknown = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-    for inputs, labels in zip(exam.inputs.split(CHUNK), exam.labels.split(CHUNK), strict=True):
+    for inputs, labels in zip(
+        test_sets.inputs.split(CHUNK), test_sets.labels.split(CHUNK), strict=True
+    ):
         said = _said(rows, task, inputs)
         said = said if together is None else iter(together.hear(said, labels))
         for first, out in zip(range(0, len(rows), LANES), said, strict=True):
             most, label = out.max(2)
             right[first : first + LANES] += (label == labels).sum(1)
             unknown[first : first + LANES] |= most.isnan().any(1)
-    accuracy = np.where(unknown.cpu().numpy(), np.nan, right.cpu().numpy() / len(exam.labels))
+    accuracy = np.where(unknown.cpu().numpy(), np.nan, right.cpu().numpy() / len(test_sets.labels))
     return np.broadcast_to(accuracy, len(x))
 
 
@@ -134,7 +138,7 @@ def _even(longest: int) -> int:
 
 def models(state: State, setting: Setting) -> NDArray[Any] | None:
     """All peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
-    mine = state.x[:0] if state.one and setting.world.rank else state.x
+    mine = state.x[:0] if state.is_global and setting.world.rank else state.x
     return setting.world.gather(mine.cpu().numpy())
 
 
@@ -153,10 +157,10 @@ def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
 
     Peers with models of several kinds are apart, and have a mean, in what they share.
     """
-    if state.one:
+    if state.is_global:
         return 0.0, state.x[0]
     x = state.x[:, : setting.task.spec.shared] if setting.task.kinds else state.x
-    return consensus(x, setting.world, setting.layout, setting.network.speech.liars)
+    return consensus(x, setting.world, setting.layout, setting.network.threat_model.attackers)
 
 
 def of_mean(mean: Tensor, setting: Setting) -> float:
@@ -164,12 +168,12 @@ def of_mean(mean: Tensor, setting: Setting) -> float:
     return (
         np.nan
         if setting.task.kinds
-        else float(on_common(mean[None], setting.task, setting.exam)[0])
+        else float(on_common(mean[None], setting.task, setting.test_sets)[0])
     )
 
 
 def consensus(
-    x: Tensor, world: World, layout: Layout, liars: Sequence[int] | NDArray[np.int64] = ()
+    x: Tensor, world: World, layout: Layout, attackers: Sequence[int] | NDArray[np.int64] = ()
 ) -> tuple[float, Tensor | None]:
     """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
 
@@ -180,7 +184,7 @@ def consensus(
     everyone = world.columns(
         x.cpu().numpy(), cut, [len(layout.block(r)) for r in range(world.size)]
     )
-    everyone = np.delete(everyone, liars, axis=0) if len(liars) else everyone
+    everyone = np.delete(everyone, attackers, axis=0) if len(attackers) else everyone
     peers, mean, squares = len(everyone), np.zeros(everyone.shape[1]), []
     for block in blocks(everyone.shape[1]):
         part = everyone[:, block]
@@ -200,17 +204,19 @@ def measure(
     state: State, setting: Setting, together: Ensemble | None = None
 ) -> dict[str, Floats] | None:
     """Every peer's figures, (P,) each by name, on rank 0; None elsewhere. What is said to all may be heard."""
-    task, exam, x, network = setting.task, setting.exam, state.x, setting.network
-    shared = state.one
-    own = {"accuracy": _on_common(x, exam, setting, shared, together)}
-    own["train_loss"], _ = on_own(x, task, exam.train, exam.longest_train, shared)
-    _, own["local_accuracy"] = on_own(x, task, exam.local, exam.longest, shared)
+    task, test_sets, x, network = setting.task, setting.test_sets, state.x, setting.network
+    shared = state.is_global
+    own = {"accuracy": _on_common(x, test_sets, setting, shared, together)}
+    own["train_loss"], _ = on_own(x, task, test_sets.train, test_sets.longest_train, shared)
+    _, own["local_accuracy"] = on_own(x, task, test_sets.local, test_sets.longest, shared)
     if setting.run.validation:
-        _, own["validation_accuracy"] = on_own(x, task, exam.held_out, exam.longest, shared)
-    if exam.triggered:
-        inputs, labels = exam.triggered
+        _, own["validation_accuracy"] = on_own(
+            x, task, test_sets.held_out, test_sets.longest, shared
+        )
+    if test_sets.triggered:
+        inputs, labels = test_sets.triggered
         own["backdoor_success"] = _on_common(
-            x, replace(exam, inputs=inputs, labels=labels), setting, shared
+            x, replace(test_sets, inputs=inputs, labels=labels), setting, shared
         )
     own |= {
         name: value.double().cpu().numpy()
@@ -220,7 +226,7 @@ def measure(
         "payload_bytes": network.payload.astype(np.float64),
         "told_bytes": network.told.astype(np.float64),
     }
-    own["liar"] = np.isin(task.peers, network.speech.liars).astype(np.float64)
+    own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
     everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
 
@@ -241,7 +247,7 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
             "local_accuracy": sizes[:, 2],
         }
     for name in (name for name in counts if name in peers):
-        bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["liar"] == 0)
+        bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["is_attacker"] == 0)
         if bad.any():
             peer = int(bad.argmax())
             return f"{name} of peer {peer} is {peers[name][peer]}"
@@ -250,8 +256,8 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
     """The figures over honest peers that stand in a row of metrics.csv, and how far liars were trusted."""
-    trust = _mean(peers["trust"][peers["liar"] == 1]) if "trust" in peers else np.nan
-    peers = {name: values[peers["liar"] == 0] for name, values in peers.items()}
+    trust = _mean(peers["trust"][peers["is_attacker"] == 1]) if "trust" in peers else np.nan
+    peers = {name: values[peers["is_attacker"] == 0] for name, values in peers.items()}
     accuracy = peers["accuracy"]
     row = {
         "train_loss": _mean(peers["train_loss"]),
@@ -263,7 +269,7 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
     }
     means = ("validation_accuracy", "backdoor_success", "trust")
     row |= {f"{name}_mean": _mean(peers[name]) for name in means if name in peers}
-    row |= {"trust_mean_liars": trust} if "trust" in peers else {}
+    row |= {"trust_mean_attackers": trust} if "trust" in peers else {}
     return row | {name: float(peers[name].max()) for name in declared}
 
 
@@ -297,13 +303,13 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
 
 
 def _on_common(
-    x: Tensor, exam: Exam, setting: Setting, shared: bool, together: Ensemble | None = None
+    x: Tensor, test_sets: TestSets, setting: Setting, shared: bool, together: Ensemble | None = None
 ) -> Floats:
     """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
     if not shared:
-        return on_common(x, setting.task, exam, together)
+        return on_common(x, setting.task, test_sets, together)
     said = setting.world.from_root(
-        lambda: on_common(x, setting.task, exam).astype(np.float64).tobytes()
+        lambda: on_common(x, setting.task, test_sets).astype(np.float64).tobytes()
     )
     return np.repeat(np.frombuffer(said), len(setting.task.peers))
 

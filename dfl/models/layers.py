@@ -86,7 +86,7 @@ class Split(nn.Module):
 
 def split(
     module: nn.Module,
-    behind: int,
+    head_layers: int,
     sizes: Mapping[str, tuple[int, ...]],
     about: tuple[tuple[int, ...], str],
 ) -> tuple[Split, nn.ModuleDict]:
@@ -94,7 +94,7 @@ def split(
 
     Args:
         module: the model, a plain stack.
-        behind: how many of its layers with parameters are g; whatever comes before the first of them is f.
+        head_layers: how many of its layers with parameters are g; whatever comes before the first of them is f.
         sizes: the widths of the layers of every further net, by name, with ReLU between them.
         about: the shape of an example, and the flag that asks for this.
 
@@ -115,15 +115,15 @@ def split(
         )
     assert isinstance(module, nn.Sequential)
     places = [k for k, layer in enumerate(module) if any(True for _ in layer.parameters())]
-    if not behind < len(places):
+    if not head_layers < len(places):
         raise InputError(
-            f"{flag}: behind={behind} leaves nothing before the representation: the model has {len(places)} layers "
+            f"{flag}: head_layers={head_layers} leaves nothing before the representation: the model has {len(places)} layers "
             "with parameters"
         )
-    cut = places[-behind]
+    cut = places[-head_layers]
     if not any(value.requires_grad for value in nn.Sequential(*list(module)[:cut]).parameters()):
         raise InputError(
-            f"{flag}: behind={behind} leaves only frozen parameters before the representation"
+            f"{flag}: head_layers={head_layers} leaves only frozen parameters before the representation"
         )
     with torch.device("meta"):
         width = _width(nn.Sequential(*list(module)[:cut]), shape, next(module.parameters()).dtype)

@@ -70,12 +70,12 @@ def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
 
 
-def parted(x: Tensor, shared: int) -> tuple[Tensor, Tensor]:
+def split_shared(x: Tensor, shared: int) -> tuple[Tensor, Tensor]:
     """What rows x (p, d) have in common with others, (p, s), and what is their own, (p, d - s)."""
     return x[:, :shared].contiguous(), x[:, shared:]
 
 
-def joined(shared: Tensor, own: Tensor) -> Tensor:
+def merge_shared(shared: Tensor, own: Tensor) -> Tensor:
     """Rows (p, d) again, of shared coordinates (p, s), or (1, s) that all have, and each peer's own (p, d - s)."""
     if not own.shape[1]:
         return shared

@@ -257,8 +257,8 @@ class Folder:
 
     def _go_on(self) -> None:
         """Have metrics.csv as it was at the checkpoint at which the run goes on."""
-        assert self.setting.facts is not None
-        begun = self.setting.facts.begun
+        assert self.setting.run_info is not None
+        begun = self.setting.run_info.begun
         found = begun.found
         if checkpoint_files.trace(self.path) != begun.trace:
             raise InputError(f"{self.path} has been gone on with meanwhile: ask for it again")
@@ -297,15 +297,17 @@ class Folder:
 
         from dfl.reporting import plots
 
-        run, facts = self.setting.run, self.setting.facts
-        assert facts is not None
+        run, run_info = self.setting.run, self.setting.run_info
+        assert run_info is not None
         rows = pd.read_csv(StringIO(table))
         graph = f"{run.topology}, " if run.topology else ""
         ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
         plain = ("sharing all", "mean", "none", "fltrust")
         said = "".join(f", {each}" for each in ways if each not in plain)
         name = f"{graph}{run.peers} peers, {run.algorithm}{said}, {run.dataset} ({run.partition}), {run.model}"
-        drawn = plots.figures(rows, peers, self.setting.network.weights, facts.label_counts, name)
+        drawn = plots.figures(
+            rows, peers, self.setting.network.weights, run_info.label_counts, name
+        )
         make_directory(self.path / "figures")
         for title, figure in drawn.items():
             with atomically(self.path / "figures" / f"{title}.png") as part:
@@ -336,8 +338,8 @@ def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
 
 def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
     """The columns of peers.csv, each with P entries."""
-    facts, said = setting.facts, peers["payload_bytes"].astype(np.int64)
-    assert facts is not None
+    run_info, said = setting.run_info, peers["payload_bytes"].astype(np.int64)
+    assert run_info is not None
     everyone = range(setting.layout.peers)
     measured = (
         "accuracy",
@@ -349,16 +351,20 @@ def peer_columns(setting: Setting, peers: Peers) -> dict[str, list[Any]]:
     )
     labels = [
         " ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row))
-        for row in facts.label_counts
+        for row in run_info.label_counts
     ]
     return {
         "peer": list(everyone),
         "rank": [setting.layout.rank_of(i) for i in everyone],
-        **({"degree": facts.graph.degrees.tolist()} if facts.graph else {}),
-        "n_train": facts.sizes[:, 0].tolist(),
+        **({"degree": run_info.graph.degrees.tolist()} if run_info.graph else {}),
+        "n_train": run_info.sizes[:, 0].tolist(),
         "labels": labels,
         **{name: peers[name].tolist() for name in measured if name in peers},
-        **({"liar": peers["liar"].astype(int).tolist()} if peers["liar"].any() else {}),
+        **(
+            {"is_attacker": peers["is_attacker"].astype(int).tolist()}
+            if peers["is_attacker"].any()
+            else {}
+        ),
         "payload_bytes_sent": said.tolist(),
         **(
             {"payload_bytes_received": peers["told_bytes"].astype(int).tolist()}

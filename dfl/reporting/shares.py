@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from dfl.simulation.setup import Facts
+    from dfl.simulation.setup import RunInfo
 
 MATRIX = (32, 20)
 """Up to how many peers and labels --dry-run shows who has how much of what."""
@@ -17,13 +17,13 @@ BARS = 8
 """Bars of a histogram."""
 
 
-def shares(facts: Facts) -> list[str]:
+def shares(run_info: RunInfo) -> list[str]:
     """Who has how much of what: a matrix where it fits, else the spread over the peers and a histogram."""
-    counts, train = facts.label_counts, facts.sizes[:, 0]
+    counts, train = run_info.label_counts, run_info.sizes[:, 0]
     columns = dict(
         zip(
             ("training examples", "validation examples", "own test examples"),
-            facts.sizes.T,
+            run_info.sizes.T,
             strict=True,
         )
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dfl.config import Run
     from dfl.reporting.report import Peers
     from dfl.simulation.loop import Setting
-    from dfl.simulation.setup import Facts
+    from dfl.simulation.setup import RunInfo
 
 WORK_ROWS = 2
 """Rows per peer that a round needs besides the state: what a peer trained to, and the state to come."""
@@ -55,7 +55,7 @@ class Terminal:
         """Print the header, and start the bar if this is a terminal."""
         self.setting, self.rounds = setting, setting.run.rounds
         self._print(header(setting))
-        self._warn(_facts(setting).notes)
+        self._warn(_run_info(setting).notes)
         if self.console.is_terminal:
             figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
             columns = (
@@ -113,10 +113,10 @@ class Terminal:
 
     def dry_run(self, setting: Setting) -> None:
         """Print what a run would be: header, memory, and who has how much of what."""
-        facts = _facts(setting)
+        run_info = _run_info(setting)
         self._print([*header(setting), *memory(setting)])
-        self._warn(facts.notes)
-        for line in shares(facts):
+        self._warn(run_info.notes)
+        for line in shares(run_info):
             self.console.print(line, soft_wrap=True, markup=False)
 
     def _print(self, lines: Iterable[Line]) -> None:
@@ -135,7 +135,11 @@ class Terminal:
 
 def header(setting: Setting) -> list[Line]:
     """What is about to run: names, peers, graph, model, messages, training."""
-    run, starts, liars = setting.run, setting.layout.starts, setting.network.speech.liars
+    run, starts, attackers = (
+        setting.run,
+        setting.layout.starts,
+        setting.network.threat_model.attackers,
+    )
     hosted, steps = span(np.diff(starts)), local_steps(setting)
     batch, spec = setting.task.solver.batch_size or "all", setting.task.spec
     part = f", {spec.shared:,} of them shared" if spec.shared < spec.d else ""
@@ -151,30 +155,34 @@ def header(setting: Setting) -> list[Line]:
         *_evaluated(setting),
         ("messages", f"{run.compressor}: {_messages(setting)}"),
         *_begun(setting),
-        *([("attack", f"{run.attack}: {_many(len(liars), 'peer')} of {setting.layout.peers:,}")] if len(liars) else []),
-        *([("faults", run.faults)] if setting.network.speech.faults else []),
-        *([("network", run.network)] if setting.network.clock else []),
+        *([("attack", f"{run.attack}: {_many(len(attackers), 'peer')} of {setting.layout.peers:,}")] if len(attackers) else []),
+        *([("faults", run.faults)] if setting.network.threat_model.faults else []),
+        *([("links", run.links)] if setting.network.clock else []),
     ]  # fmt: skip
 
 
 def _begun(setting: Setting) -> list[Line]:
     """Where a run goes on, if it does."""
-    found = _facts(setting).begun.found
+    found = _run_info(setting).begun.found
     return [("resumed", f"after round {found.round:,}, from {found.path}")] if found else []
 
 
 def _learning(run: Run) -> list[Line]:
     """What a step does besides descending the loss of the examples as they are."""
-    asked = {"augment": run.augment, "auxiliary": run.auxiliary, "adversary": run.adversary}
+    asked = {
+        "augment": run.augment,
+        "auxiliary": run.auxiliary,
+        "fairness_adversary": run.fairness_adversary,
+    }
     return [(name, spec) for name, spec in asked.items() if spec != "none"]
 
 
 def _evaluated(setting: Setting) -> list[Line]:
     """What peers are evaluated on, if that is a part."""
-    run, exam = setting.run, setting.exam
+    run, test_sets = setting.run, setting.test_sets
     if run.eval_examples is None:
         return []
-    own = f"at most {_many(exam.longest_train, 'training example')} of each peer"
+    own = f"at most {_many(test_sets.longest_train, 'training example')} of each peer"
     return [("evaluation", f"on {_many(run.eval_examples, 'test example')} and {own}")]
 
 
@@ -185,7 +193,7 @@ def _messages(setting: Setting) -> str:
         setting.algorithm, setting.network, setting.task.spec.d, setting.task.scale.dtype
     )
     if not isinstance(run.opening, int):
-        return f"{size(whole)} per round until {run.pretrain}, {size(once)} from then on"
+        return f"{size(whole)} per round until {run.share_all_until}, {size(once)} from then on"
     first = min(run.opening, run.rounds)
     opening = f"{size(whole)} per round for {_many(first, 'round')}, then " if first else ""
     return f"{opening}{size(once)} per round, {size(whole * first + once * (run.rounds - first))} in all"
@@ -193,17 +201,17 @@ def _messages(setting: Setting) -> str:
 
 def _company(setting: Setting) -> list[Line]:
     """Who talks to whom: the graph, or the server; and what is made of what is said."""
-    run, facts = setting.run, _facts(setting)
+    run, run_info = setting.run, _run_info(setting)
     rule = [("aggregator", str(run.aggregator))] if run.aggregator != "mean" else []
-    if facts.graph is None:
+    if run_info.graph is None:
         return [("server", f"told {_many(setting.algorithm.traffic(setting.layout.peers, 0)[1], 'model')} per round"
                            if setting.algorithm.serves else "none: peers are alone"), *rule]  # fmt: skip
-    spectrum, kind = facts.spectrum, "directed edges" if facts.graph.directed else "edges"
+    spectrum, kind = run_info.spectrum, "directed edges" if run_info.graph.directed else "edges"
     pace = _pace(spectrum.half_rounds, len(setting.network.weights))
     return [
         (
             "graph",
-            f"{run.topology} ({run.mixing}): {facts.graph.edges:,} {kind}, degree {span(facts.graph.degrees)}",
+            f"{run.topology} ({run.mixing}): {run_info.graph.edges:,} {kind}, degree {span(run_info.graph.degrees)}",
         ),
         ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
         *rule,
@@ -229,7 +237,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
         ]
     if "trust" in peers:
         of = {
-            whom: peers["trust"][peers["liar"] == lies]
+            whom: peers["trust"][peers["is_attacker"] == lies]
             for lies, whom in enumerate(("the honest", "liars"))
         }
         said = [
@@ -257,7 +265,7 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 
 def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     """Accuracies over the honest: of one model for all, or their spread."""
-    accuracy = np.where(peers["liar"] == 0, peers["accuracy"], np.nan)
+    accuracy = np.where(peers["is_attacker"] == 0, peers["accuracy"], np.nan)
     local = [
         (
             "  local",
@@ -284,17 +292,20 @@ def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
 
 def memory(setting: Setting) -> list[Line]:
     """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
-    task, facts, starts = setting.task, _facts(setting), np.asarray(setting.layout.starts)
+    task, run_info, starts = setting.task, _run_info(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
     state = memory_of_state(
         setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype
     )
     work = WORK_ROWS * hosted * task.spec.d * task.scale.element_size()
     models = (state + work) / hosted * widest
-    ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])
-    inputs = setting.exam.inputs
-    example = inputs.element_size() * int(np.prod(facts.shape)) + setting.exam.labels.element_size()
-    data, test = int(np.diff(ends[starts]).max()) * example, facts.n_test * example
+    ends = np.concatenate([[0], np.cumsum(run_info.sizes.sum(1))])
+    inputs = setting.test_sets.inputs
+    example = (
+        inputs.element_size() * int(np.prod(run_info.shape))
+        + setting.test_sets.labels.element_size()
+    )
+    data, test = int(np.diff(ends[starts]).max()) * example, run_info.n_test * example
     parts = f"{size(models)} models and work, {size(data)} examples, {size(test)} test set"
     return [
         (
@@ -306,7 +317,7 @@ def memory(setting: Setting) -> list[Line]:
 
 def local_steps(setting: Setting) -> NDArray[np.int64]:
     """Local steps of every peer in a round, (P,)."""
-    return setting.task.solver.steps_for(_facts(setting).sizes[:, 0])
+    return setting.task.solver.steps_for(_run_info(setting).sizes[:, 0])
 
 
 def size(count: float) -> str:
@@ -314,9 +325,9 @@ def size(count: float) -> str:
     return decimal(round(count), precision=2)
 
 
-def _facts(setting: Setting) -> Facts:
-    assert setting.facts is not None, "facts are on rank 0"
-    return setting.facts
+def _run_info(setting: Setting) -> RunInfo:
+    assert setting.run_info is not None, "facts are on rank 0"
+    return setting.run_info
 
 
 def _one(row: Mapping[str, float]) -> bool:

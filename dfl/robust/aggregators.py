@@ -38,7 +38,7 @@ def _here(parts: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Words:
+class Updates:
     """What n speakers said, in ascending id, in the c coordinates that this rank works on.
 
     Attributes:
@@ -94,15 +94,15 @@ class Words:
         return row
 
 
-class Outcome(NamedTuple):
+class Aggregate(NamedTuple):
     """What a rule made of words: the row (c,) and, where it judges speakers, a score of each, (n,), 0 for disbelief."""
 
     row: Floats
     scores: Floats | None = None
 
 
-AGGREGATORS: dict[str, Callable[..., Outcome]] = {}
-"""Name -> f(words, *, options) -> Outcome."""
+AGGREGATORS: dict[str, Callable[..., Aggregate]] = {}
+"""Name -> f(words, *, options) -> Aggregate."""
 
 
 def aggregator(name: str) -> Callable[[_F], _F]:
@@ -116,22 +116,22 @@ def aggregator(name: str) -> Callable[[_F], _F]:
 
 
 @aggregator("mean")
-def mean(words: Words) -> Outcome:
+def mean(words: Updates) -> Aggregate:
     """The weighted mean, which a single liar can move anywhere."""
-    return Outcome(words.mix(words.weights))
+    return Aggregate(words.mix(words.weights))
 
 
 @aggregator("median")
-def median(words: Words) -> Outcome:
+def median(words: Updates) -> Aggregate:
     """The median of every coordinate, the mean of the two middle ones for an even n; weights do not count.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 1.
     """
-    return Outcome(_middle(words, (len(words.rows) - 1) // 2))
+    return Aggregate(_middle(words, (len(words.rows) - 1) // 2))
 
 
 @aggregator("trimmed_mean")
-def trimmed_mean(words: Words, *, f: int = 1) -> Outcome:
+def trimmed_mean(words: Updates, *, f: int = 1) -> Aggregate:
     """The mean of every coordinate without its f smallest and its f largest; weights do not count.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 2, by count and not by share.
@@ -140,11 +140,11 @@ def trimmed_mean(words: Words, *, f: int = 1) -> Outcome:
         InputError: not n > 2f >= 0.
     """
     _outvoted("trimmed_mean", f, 2 * f, words)
-    return Outcome(_middle(words, f))
+    return Aggregate(_middle(words, f))
 
 
 @_quiet
-def _middle(words: Words, f: int) -> Floats:
+def _middle(words: Updates, f: int) -> Floats:
     """The mean in float64 of what is left of every coordinate without its f smallest and its f largest, (c,)."""
     n, row = len(words.rows), np.empty(words.rows.shape[1])
     for block in blocks(len(row)):
@@ -156,7 +156,7 @@ def _middle(words: Words, f: int) -> Floats:
     return row
 
 
-def _outvoted(name: str, f: int, few: int, words: Words) -> None:
+def _outvoted(name: str, f: int, few: int, words: Updates) -> None:
     """Refuse a number of liars f that is negative, or with which the rule would need more than `few` words."""
     if f < 0:
         raise InputError(
@@ -168,7 +168,7 @@ def _outvoted(name: str, f: int, few: int, words: Words) -> None:
 
 
 @aggregator("krum")
-def krum(words: Words, *, f: int = 1) -> Outcome:
+def krum(words: Updates, *, f: int = 1) -> Aggregate:
     """The row that is closest to most others; ties go to the lowest id, and weights do not count.
 
     It has the least sum of ||v_k - v_j||^2 over the n - f - 2 others j that are nearest to it.
@@ -183,7 +183,7 @@ def krum(words: Words, *, f: int = 1) -> Outcome:
 
 
 @aggregator("multi_krum")
-def multi_krum(words: Words, *, f: int = 1, m: int | None = None) -> Outcome:
+def multi_krum(words: Updates, *, f: int = 1, m: int | None = None) -> Aggregate:
     """The mean of the m rows with the lowest scores of `krum`, of all n - f - 2 that may be asked for by default.
 
     Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4; the largest m: Damaskinos
@@ -203,13 +203,13 @@ def multi_krum(words: Words, *, f: int = 1, m: int | None = None) -> Outcome:
     return _best(words, f, most if m is None else m)
 
 
-def _best(words: Words, f: int, m: int) -> Outcome:
+def _best(words: Updates, f: int, m: int) -> Aggregate:
     """The mean of the m rows with the lowest scores, and what each row had of it."""
     n = len(words.rows)
     shares, scores = np.zeros(n), krum_scores(squares(words.gram[:n, :n]), f)
     chosen = [k for k in np.argsort(scores, kind="stable")[:m] if np.isfinite(scores[k])]
     shares[chosen] = 1 / max(1, len(chosen))
-    return Outcome(words.mix(shares), shares)
+    return Aggregate(words.mix(shares), shares)
 
 
 @_quiet
@@ -226,7 +226,7 @@ def krum_scores(apart: Floats, f: int) -> Floats:
 
 
 @aggregator("geometric_median")
-def geometric_median(words: Words) -> Outcome:
+def geometric_median(words: Updates) -> Aggregate:
     """The row z with the least sum of w_k ||v_k - z||, by smoothed Weiszfeld from the weighted mean on.
 
     z <- sum_k b_k v_k / sum_k b_k with b_k = w_k / max(1e-6, ||v_k - z||). Every z is a mean of the rows, so their
@@ -242,7 +242,7 @@ def geometric_median(words: Words) -> Outcome:
         if weights.any()
         else weights
     )
-    return Outcome(words.mix(shares), shares)
+    return Aggregate(words.mix(shares), shares)
 
 
 def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
@@ -260,7 +260,7 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
 
 @aggregator("fltrust")
 @_quiet
-def fltrust(words: Words) -> Outcome:
+def fltrust(words: Updates) -> Aggregate:
     """The mean by trust of the rows, each made as long as the trusted row g_0; weights do not count, scores are trust.
 
     TS_k = ReLU(cos(g_k, g_0)) and g = sum_k TS_k (||g_0|| / ||g_k||) g_k / sum_k TS_k, or 0 where all TS_k are 0. A row
@@ -279,13 +279,13 @@ def fltrust(words: Words) -> Outcome:
     cosines = words.dots(words.rows, own)[:, 0] / (lengths * length)
     scores = np.where(np.isfinite(cosines), np.clip(cosines, 0.0, 1.0), 0.0)
     if not np.isfinite(length):
-        return Outcome(np.full(own.shape[1], np.nan), scores)
+        return Aggregate(np.full(own.shape[1], np.nan), scores)
     shares = np.where(scores > 0, scores * (length / lengths), 0.0) / (scores.sum() or 1.0)
-    return Outcome(words.mix(shares), scores)
+    return Aggregate(words.mix(shares), scores)
 
 
 @aggregator("clipping")
-def clipping(words: Words, *, f: int = 1, tau: float | None = None) -> Outcome:
+def clipping(words: Updates, *, f: int = 1, tau: float | None = None) -> Aggregate:
     """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau / ||v_k - c||).
 
     The centre is what is trusted, so a peer's own row makes it self-centred clipping, or else 0. Without tau it is the
@@ -309,4 +309,4 @@ def clipping(words: Words, *, f: int = 1, tau: float | None = None) -> Outcome:
     row = words.mix(words.weights * factors)
     if words.trusted is not None:
         row += (1 - words.weights @ factors) * words.trusted.astype(np.float64)
-    return Outcome(row, factors)
+    return Aggregate(row, factors)

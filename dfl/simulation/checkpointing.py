@@ -21,7 +21,7 @@ import numpy as np
 from dfl.config import Run
 from dfl.core.errors import InputError, Suspended
 from dfl.core.files import read_bytes
-from dfl.simulation.distribute import Arrays, packed, unpacked
+from dfl.simulation.distribute import Arrays, packed, unpack
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.manifest import damage
 from dfl.store.record import versions
@@ -206,7 +206,7 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
     begun, arrays = time.perf_counter(), dict[str, Any]()
     for name, value in _tensors(state).items():
         rows = value.cpu().numpy()
-        arrays[name] = rows if name in state.alike else world.gather(rows)
+        arrays[name] = rows if name in state.replicated else world.gather(rows)
     arrays[COUNTERS] = world.gather(np.stack([network.payload, network.told], axis=1))
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
     counts = world.gather(np.array([[network.wire, network.lost]]))
@@ -221,12 +221,12 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
 
     def write() -> bytes:
         assert setting.run.out is not None
-        assert setting.facts is not None
+        assert setting.run_info is not None
         assert counts is not None
         table = watch.report.table() if watch.report else ""
         wire, lost = counts.sum(0).tolist()
         content.update(wire=wire, lost=lost, table=table, versions=versions())
-        content.update(data=setting.facts.begun.data, given=dict(setting.facts.begun.given))
+        content.update(data=setting.run_info.begun.data, given=dict(setting.run_info.begun.given))
         checkpoint_files.write(setting.run.out, arrays, content)
         return b""
 
@@ -247,7 +247,7 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
         InputError: on every rank, if the checkpoint is of another state.
     """
     world, network, (_, task, state) = setting.world, setting.network, moment
-    last = setting.facts.begun.found if setting.facts else None
+    last = setting.run_info.begun.found if setting.run_info else None
     said = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
     if not said:
         return moment
@@ -257,7 +257,7 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
     like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
     like[COUNTERS] = np.stack([network.payload, network.told], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}
-    rows = _handed_out(last, like, (*state.alike, CLOCK), world)
+    rows = _handed_out(last, like, (*state.replicated, CLOCK), world)
     network.payload[:], network.told[:] = rows.pop(COUNTERS).T
     network.wire, network.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
     if network.clock:
@@ -272,11 +272,11 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
 
 
 def _handed_out(
-    found: checkpoint_files.Found | None, like: Arrays, alike: tuple[str, ...], world: World
+    found: checkpoint_files.Found | None, like: Arrays, replicated: tuple[str, ...], world: World
 ) -> Arrays:
     """The rows of a checkpoint that are this rank's: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()
-    mine = np.array([[0 if name in alike else len(like[name]) for name in names]])
+    mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
     everyone = world.everywhere(mine)
     ends = np.cumsum(everyone, axis=0)
     begins = ends - everyone
@@ -285,7 +285,7 @@ def _handed_out(
         assert found is not None
         whole.update(found.arrays())
         known = {
-            name: len(like[name]) if name in alike else int(ends[-1, k])
+            name: len(like[name]) if name in replicated else int(ends[-1, k])
             for k, name in enumerate(names)
         }
         wanted = {name: ((n, *like[name].shape[1:]), like[name].dtype) for name, n in known.items()}
@@ -299,11 +299,11 @@ def _handed_out(
     def part(rank: int) -> bytes:
         cut = {name: slice(begins[rank, k], ends[rank, k]) for k, name in enumerate(names)}
         return packed(
-            {name: whole[name][slice(None) if name in alike else cut[name]] for name in names}
+            {name: whole[name][slice(None) if name in replicated else cut[name]] for name in names}
         )
 
     world.from_root(fits)
-    return {name: value.copy() for name, value in unpacked(world.scatter(part)).items()}
+    return {name: value.copy() for name, value in unpack(world.scatter(part)).items()}
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ def payload_per_round(
     algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype
 ) -> float:
     """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the graphs."""
-    word = network.speech.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
+    word = network.threat_model.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
     edges = sum(
         int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights
     )

@@ -20,7 +20,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.datasets.data import Data, checked
-from dfl.datasets.partition import Deal, deal
+from dfl.datasets.partition import DataSplit, deal
 from dfl.robust.attacks import Attack
 
 Arrays = dict[str, NDArray[Any]]
@@ -28,7 +28,7 @@ NO_LABELS = ("iid", "quantity", "natural")
 """The partitions that do not look at labels."""
 
 
-def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, Deal]:
+def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, DataSplit]:
     """Load the data set, on rank 0, and deal it to the peers.
 
     Raises:
@@ -45,7 +45,9 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
             f"--partition {run.partition} deals by label, and these labels are no classes: choose "
             f"{', '.join(NO_LABELS[:-1])} or {NO_LABELS[-1]}"
         )
-    dealt = deal(parts["partition"], data, run, getattr(parts.get("algorithm"), "root_rule", None))
+    dealt = deal(
+        parts["partition"], data, run, getattr(parts.get("algorithm"), "server_data_rule", None)
+    )
     if run.validation and not any(map(len, dealt.validation)):
         most = max(map(len, dealt.train))
         raise InputError(
@@ -54,7 +56,7 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
     return data, dealt
 
 
-def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
+def count_labels(data: Data, dealt: DataSplit) -> NDArray[np.int64]:
     """Training examples of every label at every peer, (P, classes)."""
     return (
         np.array(
@@ -66,7 +68,7 @@ def count_labels(data: Data, dealt: Deal) -> NDArray[np.int64]:
     )
 
 
-def sizes(dealt: Deal) -> NDArray[np.int64]:
+def sizes(dealt: DataSplit) -> NDArray[np.int64]:
     """Training, validation and own test examples of every peer, (P, 3)."""
     return np.array(
         [
@@ -78,7 +80,7 @@ def sizes(dealt: Deal) -> NDArray[np.int64]:
 
 def known_to_all(
     data: Data,
-    dealt: Deal,
+    dealt: DataSplit,
     weights: Sequence[csr_array],
     stationary: Sequence[NDArray[np.float64] | None] = (),
 ) -> Arrays:
@@ -104,7 +106,7 @@ def known_to_all(
     return arrays | uneven
 
 
-def fingerprint(common: bytes, data: Data, dealt: Deal) -> str:
+def fingerprint(common: bytes, data: Data, dealt: DataSplit) -> str:
     """A checksum of what everyone is told, of the training examples, and of who has which."""
     seen = hashlib.sha256(common)
     for values in (
@@ -134,7 +136,11 @@ def stationary(common: Arrays) -> list[NDArray[np.float64] | None]:
 
 
 def owned(
-    data: Data, dealt: Deal, peers: range, attack: Attack | None = None, bad: Collection[int] = ()
+    data: Data,
+    dealt: DataSplit,
+    peers: range,
+    attack: Attack | None = None,
+    bad: Collection[int] = (),
 ) -> Arrays:
     """The examples of some peers, one peer after the other, and which test examples are theirs.
 
@@ -169,7 +175,7 @@ def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None
         old[places] = poisoned
 
 
-def root(data: Data, dealt: Deal) -> Arrays:
+def root(data: Data, dealt: DataSplit) -> Arrays:
     """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
     arrays = {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
     return arrays | (
@@ -177,11 +183,11 @@ def root(data: Data, dealt: Deal) -> Arrays:
     )
 
 
-def handed_out(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:
+def scatter(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:
     """Give every rank what rank 0 has for its peers; `hand` is only called there."""
     if world.size == 1:
         return hand(layout.block(0))
-    return unpacked(world.scatter(lambda rank: packed(hand(layout.block(rank)))))
+    return unpack(world.scatter(lambda rank: packed(hand(layout.block(rank)))))
 
 
 def packed(arrays: Arrays) -> bytes:
@@ -191,7 +197,7 @@ def packed(arrays: Arrays) -> bytes:
     return save({name: np.asarray(value, order="C") for name, value in arrays.items()})
 
 
-def unpacked(message: bytes) -> Arrays:
+def unpack(message: bytes) -> Arrays:
     """The inverse of `packed`."""
     from safetensors.numpy import load
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.models.sharing import parted
+from dfl.models.sharing import split_shared
 from dfl.models.zoo import draw, frozen
-from dfl.simulation.distribute import Arrays, handed_out, packed, unpacked
+from dfl.simulation.distribute import Arrays, scatter, packed, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
 
@@ -37,14 +37,14 @@ class Starts(NamedTuple):
 
 
 def given(run: Run, world: World, layout: Layout) -> Starts | None:
-    """The models of `--start` that are for this rank; None where it is not given.
+    """The models of `--init-from` that are for this rank; None where it is not given.
 
     Peers that the other run did not have start at the mean of its honest ones, added up in float64.
 
     Raises:
         InputError: on every rank, for no finished run, or one of more models than there are peers.
     """
-    if run.start is None:
+    if run.init_from is None:
         return None
     found: dict[str, NDArray[Any]] = {}
 
@@ -52,30 +52,32 @@ def given(run: Run, world: World, layout: Layout) -> Starts | None:
         found.update(_models(run))
         return packed({"models": np.array(len(next(iter(found.values()))))})
 
-    alike = int(unpacked(world.from_root(read))["models"]) == 1
-    return Starts(handed_out(world, layout, lambda peers: _some(found, peers)), alike)
+    alike = int(unpack(world.from_root(read))["models"]) == 1
+    return Starts(scatter(world, layout, lambda peers: _some(found, peers)), alike)
 
 
 def _models(run: Run) -> Arrays:
     """(P, *shape) or (1, *shape) by parameter name."""
-    assert run.start is not None
-    ended = load(run.start)
+    assert run.init_from is not None
+    ended = load(run.init_from)
     models = {name: value.numpy() for name, value in ended.state.items()}
     if any("/" in name for name in models):
         raise InputError(
-            f"--start {run.start} has models of several kinds: only those of one can be started from"
+            f"--init-from {run.init_from} has models of several kinds: only those of one can be started from"
         )
     peers, known = run.peers or 1, max(map(len, models.values()))
     for name, rows in models.items():
         if len(rows) not in (1, known):
             raise InputError(
-                f"--start {run.start} has {known} models, and {len(rows)} rows of {name}"
+                f"--init-from {run.init_from} has {known} models, and {len(rows)} rows of {name}"
             )
         if not np.isfinite(rows).all():
-            raise InputError(f"--start {run.start} has models that are not finite in {name}")
+            raise InputError(
+                f"--init-from {run.init_from} has models that are not finite in {name}"
+            )
     if known > peers:
         raise InputError(
-            f"--start {run.start} has {known} models, for {peers} peers: one, or at most as many"
+            f"--init-from {run.init_from} has {known} models, for {peers} peers: one, or at most as many"
         )
     if known == 1:
         return models
@@ -85,7 +87,7 @@ def _models(run: Run) -> Arrays:
     honest = ended.honest
     if len(honest) != known:
         raise InputError(
-            f"--start {run.start} has {known} models, and {len(honest)} rows in peers.csv"
+            f"--init-from {run.init_from} has {known} models, and {len(honest)} rows in peers.csv"
         )
     means = {
         name: rows[honest].mean(0, dtype=np.float64, keepdims=True) for name, rows in models.items()
@@ -115,7 +117,7 @@ def start(
         task: the problem.
         given: whether the module is the caller's own, whose parameters are the common point.
         serves: whether there is a server.
-        starts: the models of `--start`, where it is given.
+        starts: the models of `--init-from`, where it is given.
     """
     p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
     if task.kinds:
@@ -133,7 +135,7 @@ def start(
         x = x[:1]
     elif not serves and len(x) != p:
         x = x.expand(p, -1).contiguous()
-    known, _ = parted(x, shared)
+    known, _ = split_shared(x, shared)
     return x, known if starts is None or starts.alike else torch.zeros_like(known)
 
 
@@ -161,12 +163,12 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
 
     Args:
         run, task: as for `start`.
-        given: whether the start is known, and if it is that of `--start`, what it is.
+        given: whether the start is known, and if it is that of `--init-from`, what it is.
         kind: whether there is a server, and how many peers are on the fullest rank.
         world: the ranks, who all refuse or none.
 
     Raises:
-        InputError: the models do not fit into memory even once; are not those of `--start`, or differ in what a
+        InputError: the models do not fit into memory even once; are not those of `--init-from`, or differ in what a
             server says; or have parameters that nobody knows how to draw.
     """
     (serves, peers), (room,) = kind, world.smallest(memory())
@@ -176,7 +178,7 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
             f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
         )
     if isinstance(given, Starts):
-        whole = replace(task, spec=task.spec.whole) if run.pretrain else task
+        whole = replace(task, spec=task.spec.whole) if run.share_all_until else task
         _check_given(run, whole, given, serves, world)
     for module, spec in task.kinds or ((task.module, task.spec),):
         if run.init == "independent" or not given:
@@ -190,7 +192,7 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
     if found != wanted:
         odd = sorted(found.items() ^ wanted.items())
         raise InputError(
-            f"--start {run.start} has models of other parameters than --model {run.model}: they differ in "
+            f"--init-from {run.init_from} has models of other parameters than --model {run.model}: they differ in "
             f"{', '.join(f'{name} {shape}' for name, shape in odd[:4])}"
         )
     agreed = [
@@ -200,14 +202,14 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
     ]
     if not world.smallest(int(len(agreed) == len(fixed)))[0]:
         raise InputError(
-            f"--start {run.start} has other values than the frozen parameters of --model {run.model}"
+            f"--init-from {run.init_from} has other values than the frozen parameters of --model {run.model}"
         )
-    shared, _ = parted(start(run, task, given=True, starts=given)[0], task.spec.shared)
+    shared, _ = split_shared(start(run, task, given=True, starts=given)[0], task.spec.shared)
     first = world.everywhere(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
     if serves and not given.alike and not world.smallest(int(same))[0]:
         raise InputError(
-            f"--start {run.start}: a server starts at one model, and these differ in what is shared"
+            f"--init-from {run.init_from}: a server starts at one model, and these differ in what is shared"
         )
 
 

@@ -14,7 +14,7 @@ from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.comm.heartbeat import alive
 from dfl.comm.mpi import World, connect
 from dfl.comm.net import Net
-from dfl.comm.transport import Network, Speech
+from dfl.comm.transport import Network, ThreatModel
 from dfl.compression.compressors import COMPRESSORS
 from dfl.config import Run
 from dfl.core import randomness
@@ -25,7 +25,7 @@ from dfl.core.parse import shown
 from dfl.core.registry import Component, choose, choose_several, flag
 from dfl.datasets.server_data import everything
 from dfl.environment.faults import FAULTS
-from dfl.environment.link_models import NETWORKS, with_clock
+from dfl.environment.link_models import LINK_MODELS, with_clock
 from dfl.evaluation import metrics
 from dfl.models.zoo import MODELS, modules_of
 from dfl.reporting import tensorboard
@@ -60,9 +60,9 @@ LOCAL: dict[str, Mapping[str, Component]] = {
     "model": MODELS,
     "augment": AUGMENTS,
     "auxiliary": AUXILIARIES,
-    "adversary": ADVERSARIES,
+    "fairness_adversary": ADVERSARIES,
     "lr_schedule": SCHEDULES,
-    "network": NETWORKS,
+    "links": LINK_MODELS,
     "faults": FAULTS,
 }
 """The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
@@ -89,10 +89,10 @@ class Setting:
     task: Task
     network: Network
     algorithm: Algorithm
-    exam: setup.Exam
+    test_sets: setup.TestSets
     own_module: bool
     starts: initialization.Starts | None
-    facts: setup.Facts | None
+    run_info: setup.RunInfo | None
 
     @property
     def layout(self) -> Layout:
@@ -185,11 +185,11 @@ def _usable(run: Run, report: Any) -> bytes:
 
 def _reported(setting: Setting) -> Report | None:
     """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
-    if setting.run.out is not None and setting.facts:
+    if setting.run.out is not None and setting.run_info:
         from dfl.reporting.report import Report
 
         return Report(setting.run.out)
-    for note in setting.facts.notes if setting.facts else ():
+    for note in setting.run_info.notes if setting.run_info else ():
         warnings.warn(note, stacklevel=3)
     return None
 
@@ -214,7 +214,7 @@ def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, floa
 def _beginning(setting: Setting) -> checkpointing.Moment:
     """Where a run starts that nobody has begun."""
     run, task, algorithm = setting.run, setting.task, setting.algorithm
-    task = replace(task, spec=task.spec.whole) if run.pretrain else task
+    task = replace(task, spec=task.spec.whole) if run.share_all_until else task
     x, known = initialization.start(run, task, setting.own_module, algorithm.serves, setting.starts)
     return checkpointing.Moment(0, task, algorithm.init(x, known, Net(setting.network, 0)))
 
@@ -232,9 +232,9 @@ def _agreed(state: State, setting: Setting, t: int) -> int:
     What becomes of a liar's model is its own affair.
     """
     (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
-    served = any(map(len, shared)) or (state.one and len(own))
+    served = any(map(len, shared)) or (state.is_global and len(own))
     honest = np.setdiff1d(
-        setting.task.peers[[] if state.one else own], setting.network.speech.liars
+        setting.task.peers[[] if state.is_global else own], setting.network.threat_model.attackers
     )
     peer, told = setting.world.smallest(
         int(honest[0]) if len(honest) else nobody, -setting.world.told
@@ -289,7 +289,7 @@ def _decide(
     found: dict[str, Any] = {}
     if world.rank:  # import torch while rank 0 reads and decides
         torch.get_num_threads()
-    common = distribute.unpacked(
+    common = distribute.unpack(
         world.from_root(lambda: _decided(run, asked, (model, data, loss), found))
     )
     return Decided(run, asked, common, found)
@@ -304,12 +304,15 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     parts = _chosen(asked, LOCAL)
     layout = Layout(len(common["sizes"]), world.size)
     mine, attack = layout.block(world.rank), parts["attack"]
-    attack, liars = attack.knowing(float(common["largest"])), attack.chosen(layout.peers, run.seed)
-    facts = _facts(found, parts["algorithm"]) if found else None
-    own = distribute.handed_out(
+    attack, attackers = (
+        attack.knowing(float(common["largest"])),
+        attack.chosen(layout.peers, run.seed),
+    )
+    run_info = _run_info(found, parts["algorithm"]) if found else None
+    own = distribute.scatter(
         world,
         layout,
-        lambda peers: distribute.owned(found["data"], found["deal"], peers, attack, liars),
+        lambda peers: distribute.owned(found["data"], found["deal"], peers, attack, attackers),
     )
     given = initialization.given(run, world, layout)
     root = distribute.root(found["data"], found["deal"]) if found else None
@@ -323,16 +326,18 @@ def _build(decided: Decided, world: World, model: Models | None, loss: Loss | No
     task = setup.tried(run, task, common, model is not None)
     if root is not None and len(root["labels"]):
         task = setup.with_server(
-            task, root, common["sizes"][:, 0], parts["algorithm"].root_rule is everything
+            task, root, common["sizes"][:, 0], parts["algorithm"].server_data_rule is everything
         )
-    speech = Speech(parts["compressor"], parts["aggregator"], attack, liars, parts["faults"])
+    threat_model = ThreatModel(
+        parts["compressor"], parts["aggregator"], attack, attackers, parts["faults"]
+    )
     graphs = distribute.matrices(common), distribute.stationary(common)
-    network = Network(layout, graphs[0], world, speech, run.seed, stationary=graphs[1])
-    task = with_clock(network, parts["network"], task, common["sizes"][:, 0])
-    exam = setup.make_exam(run, task, (common, own), attack)
+    network = Network(layout, graphs[0], world, threat_model, run.seed, stationary=graphs[1])
+    task = with_clock(network, parts["links"], task, common["sizes"][:, 0])
+    test_sets = setup.make_test_sets(run, task, (common, own), attack)
     world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
     return Setting(
-        run, world, task, network, parts["algorithm"], exam, model is not None, given, facts
+        run, world, task, network, parts["algorithm"], test_sets, model is not None, given, run_info
     )
 
 
@@ -363,10 +368,10 @@ def _decided(
 
 def _given(run: Run, parts: setup.Parts, model: Models | None, loss: Loss | None) -> dict[str, str]:
     """Checksums of a caller's own model and loss, and of the files that a run reads besides its data and its graph."""
-    files = {f"file of --network {run.network}": getattr(parts["network"], "path", None)}
-    if run.start is not None:
+    files = {f"file of --links {run.links}": getattr(parts["links"], "path", None)}
+    if run.init_from is not None:
         files |= {
-            f"{name} of --start {run.start}": run.start / name
+            f"{name} of --init-from {run.init_from}": run.init_from / name
             for name in ("state.safetensors", "peers.csv")
         }
     found = fingerprints.of_files(
@@ -393,11 +398,19 @@ def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setu
     parts: setup.Parts = {
         n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None
     }
-    made = ("algorithm", "compressor", "attack", "augment", "auxiliary", "adversary", "network")
+    made = (
+        "algorithm",
+        "compressor",
+        "attack",
+        "augment",
+        "auxiliary",
+        "fairness_adversary",
+        "links",
+    )
     parts |= {name: parts[name]() for name in made}
     faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
     parts["faults"] = tuple(each for each in faults if each.touches != "nothing")
-    parts["objective"] = objective(parts["auxiliary"], parts["adversary"])
+    parts["objective"] = objective(parts["auxiliary"], parts["fairness_adversary"])
     parts["lr_schedule"](0, run.rounds)
     return parts
 
@@ -418,12 +431,12 @@ def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
         raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
 
 
-def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
+def _run_info(found: Mapping[str, Any], algorithm: Algorithm) -> setup.RunInfo:
     graph, data, deal = found["graph"], found["data"], found["deal"]
     counts, shape = distribute.count_labels(data, deal), data.train_inputs.shape[1:]
     known, begun = (counts, distribute.sizes(deal), shape, len(data.test_labels)), found["begun"]
     if graph is None:
-        return setup.Facts(None, None, *known, (*begun.notes, *data.notes), begun)
+        return setup.RunInfo(None, None, *known, (*begun.notes, *data.notes), begun)
     alone = (
         ("one peer talks to nobody: say --peers 16, or start several ranks",)
         if len(graph.degrees) == 1
@@ -437,4 +450,4 @@ def _facts(found: Mapping[str, Any], algorithm: Algorithm) -> setup.Facts:
         *found["notes"],
         *alone,
     )
-    return setup.Facts(graph, graph.spectrum, *known, notes, begun)
+    return setup.RunInfo(graph, graph.spectrum, *known, notes, begun)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.comm.mpi import World
-from dfl.comm.transport import Network, Speech
-from dfl.comm.weighting import weigh
+from dfl.comm.transport import Network, ThreatModel
+from dfl.comm.weighting import weighted_sum
 from dfl.compression.compressors import Exact
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
-from dfl.environment.faults import Today
-from dfl.robust.aggregators import Words
-from dfl.robust.attacks import Seen
+from dfl.environment.faults import RoundKey
+from dfl.robust.aggregators import Updates
+from dfl.robust.attacks import AttackView
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +69,12 @@ def rehearse(
     assert run.peers is not None
     algorithm, attack, hindered = parts["algorithm"], parts["attack"], _hindered(run, parts)
     parts["augment"].check(data.train_inputs.shape[1:])
-    for goal in (f"--until {run.until}", f"--pretrain {run.pretrain}"):
+    for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
         if "accuracy" in goal and not data.classes:
             raise InputError(
                 f"{goal}: labels that are no classes have no accuracy, choose train_loss"
             )
-    liars, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
+    attackers, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
     n, _ = algorithm.traffic(run.peers, 0)
     heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
     said = run.peers if weights else int(n)
@@ -83,9 +83,9 @@ def rehearse(
             run,
             parts,
             (heard, 1) if hindered else (heard,),
-            trusted if weights or algorithm.root_rule else None,
+            trusted if weights or algorithm.server_data_rule else None,
         )
-    if len(liars):
+    if len(attackers):
         attack.poison(data.train_inputs[:1], data.train_labels[:1], data.classes)
     if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
         raise InputError(
@@ -95,11 +95,11 @@ def rehearse(
         raise InputError(
             f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none"
         )
-    if attack.speaks and not attack.per_edge and len(liars):
-        bad = np.arange(min(len(liars), said))
+    if attack.speaks and not attack.per_edge and len(attackers):
+        bad = np.arange(min(len(attackers), said))
         attack.say(
-            Seen(
-                _blank(said, trusted if algorithm.root_rule else None),
+            AttackView(
+                _blank(said, trusted if algorithm.server_data_rule else None),
                 bad,
                 bad,
                 slice(0, 1),
@@ -145,7 +145,7 @@ def _old_copies(
         Layout(run.peers, 1),
         weights,
         World(),
-        Speech(parts["compressor"], faults=parts["faults"]),
+        ThreatModel(parts["compressor"], faults=parts["faults"]),
         run.seed,
         stationary=stationary,
     )
@@ -195,7 +195,7 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
     start = randomness.generator(network.seed, "rehearsal").standard_normal(
         (network.layout.peers, coordinates)
     )
-    x, compressor = torch.from_numpy(start), network.speech.compressor
+    x, compressor = torch.from_numpy(start), network.threat_model.compressor
     out = torch.zeros(len(network.union.out), coordinates, dtype=x.dtype)
     into = torch.zeros(len(network.union.into), coordinates, dtype=x.dtype)
     spread = [float(x.std(0).square().mean())]
@@ -214,7 +214,7 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
         )
         out[plan.out] += sent
         into[plan.into] += came
-        x = x + step * (weigh((plan.pull, into)) - weigh((plan.push, out)))
+        x = x + step * (weighted_sum((plan.pull, into)) - weighted_sum((plan.push, out)))
         spread.append(float(x.std(0).square().mean()))
     return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
 
@@ -233,15 +233,19 @@ def _hindered(run: Run, parts: Parts) -> bool:
         InputError: faults that have no part in the algorithm, or that befall peers that there are not.
     """
     assert run.peers is not None
-    faults, algorithm, today = parts["faults"], parts["algorithm"], Today(run.peers, run.seed, 0)
+    faults, algorithm, round_key = (
+        parts["faults"],
+        parts["algorithm"],
+        RoundKey(run.peers, run.seed, 0),
+    )
     alone = algorithm.traffic(run.peers, 1) == (0, 0)
     if alone and ((algorithm.serves and faults) or any(each.touches == "links" for each in faults)):
         raise InputError(
             f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out"
         )
     for each in faults:
-        each.down(today)
-        each.pace(today)
+        each.down(round_key)
+        each.pace(round_key)
     return any(each.touches in ("links", "peers") for each in faults)
 
 
@@ -257,5 +261,5 @@ def _rule(
             raise InputError(f"{error}{after}") from None
 
 
-def _blank(n: int, trusted: NDArray[np.float64] | None) -> Words:
-    return Words(np.zeros((n, 1)), np.full(n, 1 / n), trusted)
+def _blank(n: int, trusted: NDArray[np.float64] | None) -> Updates:
+    return Updates(np.zeros((n, 1)), np.full(n, 1 / n), trusted)

@@ -42,7 +42,7 @@ AFFORDABLE = 2**20
 
 
 @dataclass(frozen=True)
-class Exam:
+class TestSets:
     """What this rank's peers are measured on.
 
     Attributes:
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunInfo:
     """What rank 0 knows of a run before it starts, for the header, --dry-run and the report.
 
     Attributes:
@@ -134,12 +134,12 @@ def make_modules(
     else:
         modules = _copies(model)
     objective: Objective | None = parts["objective"]
-    if len(modules) > 1 and (run.share == "all" or run.pretrain or run.start):
+    if len(modules) > 1 and (run.share == "all" or run.share_all_until or run.init_from):
         idle = (
-            f"--pretrain {run.pretrain}"
-            if run.pretrain
-            else f"--start {run.start}"
-            if run.start
+            f"--share-all-until {run.share_all_until}"
+            if run.share_all_until
+            else f"--init-from {run.init_from}"
+            if run.init_from
             else "--share all"
         )
         raise InputError(
@@ -429,7 +429,7 @@ def _together(run: Run, task: Task, widest: int) -> bool:
     )
 
 
-def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attack) -> Exam:
+def make_test_sets(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attack) -> TestSets:
     """Put together what a rank's peers are measured on."""
     common, own = arrays
     sizes = common["sizes"][task.peers]
@@ -458,7 +458,7 @@ def make_exam(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attac
             _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift),
             _tensor(shown[1]).to(task.device),
         )
-    return Exam(
+    return TestSets(
         inputs, labels, _bounded(task, bound, run) if run.eval_examples else task.train, local, held_out,
         int(common["classes"]), longest, longest_train, triggered,
     )  # fmt: skip

@@ -127,9 +127,9 @@ class Watch:
 
 def _wrong(peers: dict[str, Any] | None, setting: Setting) -> str:
     """Return what is not finite among the figures of honest peers, on rank 0."""
-    if peers is None or setting.facts is None:
+    if peers is None or setting.run_info is None:
         return ""
-    return metrics.not_finite(peers, setting.facts.sizes, setting.exam.classes)
+    return metrics.not_finite(peers, setting.run_info.sizes, setting.test_sets.classes)
 
 
 def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:
@@ -151,10 +151,13 @@ def _row(t: int, state: Any, setting: Setting) -> tuple[dict[str, float], dict[s
     wire, lost = counts.sum(0).tolist()
     row = metrics.summary(peers, setting.algorithm.columns) | metrics.traffic(peers, setting)
     row |= {"consensus_distance": apart, "wire_bytes": wire}
-    if network.speech.faults:  # of the round that led here
-        row |= {"peers_up": int(network.weather(max(t - 1, 0)).up.sum()), "messages_lost": lost}
+    if network.threat_model.faults:  # of the round that led here
+        row |= {
+            "peers_up": int(network.fault_effects(max(t - 1, 0)).up.sum()),
+            "messages_lost": lost,
+        }
     row["accuracy_mean_model"] = (
-        row["accuracy_mean"] if state.one else metrics.of_mean(mean, setting)
+        row["accuracy_mean"] if state.is_global else metrics.of_mean(mean, setting)
     )
     row |= {} if together is None else together.figures(row["accuracy_mean"])
     row |= {"sim_seconds": clock.seconds} if (clock := setting.network.clock) else {}

@@ -123,7 +123,7 @@ def opened(setting: Setting) -> Iterator[None]:
         InputError: on every rank, if the log of some rank cannot be written.
     """
     file = None if setting.run.out is None else _open(setting, setting.run.out / "logs")
-    for note in setting.facts.notes if file and setting.facts else ():
+    for note in setting.run_info.notes if file and setting.run_info else ():
         LOG.warning(note)
     try:
         yield

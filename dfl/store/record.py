@@ -26,14 +26,14 @@ PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
 
 def circumstances(setting: Setting) -> dict[str, Any]:
     """What run.json holds at the start: enough to replay the run, and to rebuild its model."""
-    facts, task = setting.facts, setting.task
-    assert facts is not None
+    run_info, task = setting.run_info, setting.task
+    assert run_info is not None
     return {
         "run": replace(setting.run, resume=None).to_dict(),
         "model": {
             "own_module": setting.own_module,
-            "shape": list(facts.shape),
-            "classes": setting.exam.classes,
+            "shape": list(run_info.shape),
+            "classes": setting.test_sets.classes,
             "parameters": task.spec.d,
             "dtype": str(task.scale.dtype).removeprefix("torch."),
         },

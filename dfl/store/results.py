@@ -107,8 +107,8 @@ class Result:
         """Which of the models are those of honest peers."""
         models = max(map(len, self.state.values()))
         return (
-            (self.peers["liar"] == 0).tolist()
-            if "liar" in self.peers and models > 1
+            (self.peers["is_attacker"] == 0).tolist()
+            if "is_attacker" in self.peers and models > 1
             else [True] * models
         )
 

@@ -39,7 +39,7 @@ _ENDINGS: dict[int | None, str] = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class CellState:
     """What a folder tells of its run.
 
     Attributes:
@@ -55,11 +55,11 @@ class Seen:
     table: str = ""
 
 
-Sight = Mapping[str, Seen]
+Sight = Mapping[str, CellState]
 """How the cells of a grid were seen, by name, in its order."""
 
 
-def see(folder: Path, names: Iterable[str]) -> dict[str, Seen]:
+def see(folder: Path, names: Iterable[str]) -> dict[str, CellState]:
     """See how far the cells of a sweep are.
 
     Args:
@@ -69,7 +69,7 @@ def see(folder: Path, names: Iterable[str]) -> dict[str, Seen]:
     return {name: look(folder / name) for name in names}
 
 
-def look(folder: Path, locks: Sequence[str] = LOCKS) -> Seen:
+def look(folder: Path, locks: Sequence[str] = LOCKS) -> CellState:
     """See how far the run in a folder is.
 
     Args:
@@ -81,11 +81,11 @@ def look(folder: Path, locks: Sequence[str] = LOCKS) -> Seen:
     )  # asked twice: the run may begin, or end, while its files are read
     found = _at_rest(folder)
     if before or running(folder, locks):
-        return Seen(RUNNING, found.row, table=found.table)
+        return CellState(RUNNING, found.row, table=found.table)
     return found
 
 
-def _at_rest(folder: Path) -> Seen:
+def _at_rest(folder: Path) -> CellState:
     """How far a run is that nobody runs."""
     try:
         table, row = _table(folder)
@@ -95,15 +95,15 @@ def _at_rest(folder: Path) -> Seen:
     said = last_words(folder)
     if not os.path.lexists(folder / manifest.NAME):
         if wrong:
-            return Seen(DAMAGED, row, wrong)
-        return Seen(FAILED, row, said, table) if said else Seen(WAITING, row, "", table)
+            return CellState(DAMAGED, row, wrong)
+        return CellState(FAILED, row, said, table) if said else CellState(WAITING, row, "", table)
     if damage := manifest.damage(folder) or wrong:
         vouched = not wrong and not manifest.damage(folder, "metrics.csv")
-        return Seen(DAMAGED, row if vouched else {}, damage, table if vouched else "")
+        return CellState(DAMAGED, row if vouched else {}, damage, table if vouched else "")
     record = manifest.read(folder)
     code = record.get("exit")
     status = _ENDINGS.get(code, FAILED) if isinstance(code, int | None) else FAILED
-    return Seen(
+    return CellState(
         status,
         row,
         said or str(record.get("ending")) if status in (FAILED, DIVERGED) else "",

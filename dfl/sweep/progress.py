@@ -15,7 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dfl.core.errors import printable
-from dfl.sweep.cells import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, STATUSES, STOPPED, Seen, Sight
+from dfl.sweep.cells import (
+    DAMAGED,
+    DIVERGED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STATUSES,
+    STOPPED,
+    CellState,
+    Sight,
+)
 from dfl.sweep.grid import Grid
 from dfl.sweep.scheduler import Jobs
 
@@ -62,7 +72,7 @@ def overview(grid: Grid, sight: Sight, queue: Mapping[str, str]) -> Table:
     return table
 
 
-def accuracy(seen: Seen) -> str:
+def accuracy(seen: CellState) -> str:
     """The accuracy that a cell has reached; empty where there is none."""
     value = float(seen.row.get("accuracy_mean") or "nan")
     return "" if math.isnan(value) else f"{value:.4f}"
@@ -86,7 +96,7 @@ def ending(sight: Sight) -> Iterator[str]:
             yield f"{seen.status:<10} {name}: {_so_far(seen)}"
 
 
-def _so_far(seen: Seen) -> str:
+def _so_far(seen: CellState) -> str:
     return (
         f"interrupted after round {seen.row['round']} or later"
         if seen.row
@@ -144,7 +154,7 @@ def following(
         yield tell
 
 
-def _brief(seen: Seen) -> str:
+def _brief(seen: CellState) -> str:
     """A cell that has ended, in a few words."""
     if seen.status == DONE:
         return ", ".join(

@@ -27,7 +27,7 @@ from dfl.sweep.cells import (
     RUNNING,
     STOPPED,
     WAITING,
-    Seen,
+    CellState,
     last_words,
     look,
     running,
@@ -72,7 +72,7 @@ class Jobs:
     ranks: int = 1
     running: dict[subprocess.Popen[bytes], Started] = field(default_factory=dict)
     elsewhere: list[Path] = field(default_factory=list)
-    ended: dict[Path, Seen] = field(default_factory=dict)
+    ended: dict[Path, CellState] = field(default_factory=dict)
     told: list[int] = field(default_factory=list)
 
     def work(self, tell: Callable[[Path | None], None]) -> None:
@@ -131,7 +131,7 @@ class Jobs:
                 self._end(folder, _unwritable(folder, error), tell)
         claim.release()
 
-    def _end(self, folder: Path, seen: Seen, tell: Callable[[Path | None], None]) -> None:
+    def _end(self, folder: Path, seen: CellState, tell: Callable[[Path | None], None]) -> None:
         self.ended[folder] = seen
         tell(folder)
 
@@ -165,7 +165,7 @@ def _started(words: Sequence[str], folder: Path, claim: Lock) -> subprocess.Pope
         )  # fmt: skip
 
 
-def _outcome(folder: Path, code: int, stamp: tuple[int, int], told: bool) -> Seen | None:
+def _outcome(folder: Path, code: int, stamp: tuple[int, int], told: bool) -> CellState | None:
     """How a cell has ended; None where another program ran it, so that its files must be read again later.
 
     Args:
@@ -186,7 +186,7 @@ def _outcome(folder: Path, code: int, stamp: tuple[int, int], told: bool) -> See
     if code in (0, DivergedError.code, Suspended.code, 130):
         return seen
     said = last_words(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
-    return Seen(FAILED, seen.row, said or f"exit code {code}")
+    return CellState(FAILED, seen.row, said or f"exit code {code}")
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
@@ -198,9 +198,9 @@ def _stamp(folder: Path) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def _unwritable(folder: Path, error: OSError) -> Seen:
+def _unwritable(folder: Path, error: OSError) -> CellState:
     """A cell whose program cannot be started."""
-    return Seen(FAILED, look(folder).row, f"{error.filename or folder}: {error.strerror}")
+    return CellState(FAILED, look(folder).row, f"{error.filename or folder}: {error.strerror}")
 
 
 def command(folder: Path) -> list[str]:

@@ -36,12 +36,12 @@ class Auxiliary:
     Attributes:
         weight: of its loss in what f learns from.
         hidden: the widths of its hidden layers, with ReLU between them; none where not given.
-        behind: how many of the model's layers with parameters lie behind h.
+        head_layers: how many of the model's layers with parameters lie behind h.
     """
 
     weight: float = 1.0
     hidden: tuple[int, ...] | None = None
-    behind: int = 1
+    head_layers: int = 1
 
     name: ClassVar[str]
     """What the command line calls it."""
@@ -52,7 +52,7 @@ class Auxiliary:
         return f"--auxiliary {self.name}"
 
     def __post_init__(self) -> None:
-        check(self.flag, self.hidden or (), self.behind)
+        check(self.flag, self.hidden or (), self.head_layers)
         if not self.weight >= 0:
             raise InputError(f"{self.flag}: weight must be at least 0, not {self.weight}")
 
@@ -79,7 +79,7 @@ class Auxiliary:
         return cross_entropy(said, wanted)
 
 
-def check(flag: str, hidden: tuple[int, ...], behind: int) -> None:
+def check(flag: str, hidden: tuple[int, ...], head_layers: int) -> None:
     """Refuse widths and places that no net has.
 
     Raises:
@@ -89,8 +89,8 @@ def check(flag: str, hidden: tuple[int, ...], behind: int) -> None:
         raise InputError(
             f"{flag}: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}"
         )
-    if behind < 1:
-        raise InputError(f"{flag}: behind must be at least 1, not {behind}")
+    if head_layers < 1:
+        raise InputError(f"{flag}: head_layers must be at least 1, not {head_layers}")
 
 
 _A = TypeVar("_A", bound=type[Auxiliary])

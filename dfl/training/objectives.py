@@ -42,18 +42,18 @@ class Adversary:
         lambda_local: how much it weighs against the auxiliary loss, eq. 24.
         lambda_global: how much it weighs against the loss of the model, eq. 25.
         hidden: the widths of its hidden layers, with ReLU between them.
-        behind: how many of the model's layers with parameters lie behind the representation.
+        head_layers: how many of the model's layers with parameters lie behind the representation.
     """
 
     lambda_local: float = 0.0
     lambda_global: float = 0.0
     hidden: tuple[int, ...] = (32, 32, 32)
-    behind: int = 1
+    head_layers: int = 1
 
-    flag: ClassVar[str] = "--adversary adversary"
+    flag: ClassVar[str] = "--fairness-adversary adversary"
 
     def __post_init__(self) -> None:
-        check(self.flag, self.hidden, self.behind)
+        check(self.flag, self.hidden, self.head_layers)
         for name in ("lambda_local", "lambda_global"):
             if not getattr(self, name) >= 0:
                 raise InputError(
@@ -86,9 +86,9 @@ def objective(auxiliary: Auxiliary | None, adversary: Adversary | None) -> Objec
     Raises:
         InputError: the nets look at two representations, or the adversary weighs against a loss that there is not.
     """
-    if adversary and auxiliary and auxiliary.behind != adversary.behind:
+    if adversary and auxiliary and auxiliary.head_layers != adversary.head_layers:
         raise InputError(
-            f"{auxiliary.flag}: behind={auxiliary.behind} and {adversary.flag}: behind={adversary.behind} look at "
+            f"{auxiliary.flag}: head_layers={auxiliary.head_layers} and {adversary.flag}: head_layers={adversary.head_layers} look at "
             "different layers: give both the same"
         )
     if adversary and not auxiliary and adversary.lambda_local:
@@ -138,7 +138,7 @@ class Objective:
         if self.adversary:
             sizes["adversary"] = (*self.adversary.hidden, _attributes(common, self.adversary.flag))
         assert first is not None
-        whole, nets = split(module, first.behind, sizes, (shape, first.flag))
+        whole, nets = split(module, first.head_layers, sizes, (shape, first.flag))
         if not any(
             value.is_meta for value in module.parameters()
         ):  # the caller's own, whose values are the start

@@ -60,7 +60,7 @@ class Terms:
     rounds: int
     warm_up: int
     prefix: Sequence[str] = ()
-    """Words before every command, such as `taskset -c 0,1`."""
+    """Updates before every command, such as `taskset -c 0,1`."""
 
 
 def check(terms: Terms, systems: Sequence[str]) -> None:

@@ -86,14 +86,14 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
 def splits() -> Iterator[tuple[str, dfl.Run]]:
     """A part of the models is shared: with a server and over graphs, from the start and after some rounds."""
     served = {
-        "algorithm": "fedavg:fraction=0.4,weighting=gradient,push=everyone",
+        "algorithm": "fedavg:fraction=0.4,weighting=gradient,broadcast_to=everyone",
         "share": "head:1",
     }
     yield "split-server", setting(0, **served)
-    yield "split-server-later", setting(1, **served, pretrain="1", bits=4)
+    yield "split-server-later", setting(1, **served, share_all_until="1", bits=4)
     yield (
         "split-graph",
-        setting(0, topology="ring", share="first:1", bits=3, pretrain="1", attack="alie"),
+        setting(0, topology="ring", share="first:1", bits=3, share_all_until="1", attack="alie"),
     )
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
     yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
@@ -115,7 +115,7 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
     yield "auxiliary", setting(0, **uneven, auxiliary="jigsaw:hidden=9", bits=4)
     for engine in ("batched", "loop"):
         hidden = {
-            "adversary": "adversary:lambda_global=0.5,lambda_local=0.2",
+            "fairness_adversary": "adversary:lambda_global=0.5,lambda_local=0.2",
             "auxiliary": "autoencoder",
         }
         few = {"peers": 7, "eval_examples": 20, "batch_size": 3}
@@ -209,6 +209,6 @@ if __name__ == "__main__":
 
     plots.figures = lambda *args: {}  # drawn from the tables that are compared anyway
     for folder, run in islice(runs(), 0, None, int(sys.argv[2])):
-        data = shaded() if run.adversary != "none" else None
+        data = shaded() if run.fairness_adversary != "none" else None
         for _ in dfl.simulate(replace(run, out=Path(sys.argv[1]) / folder), data=data):
             pass

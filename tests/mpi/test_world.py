@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
-from dfl.comm.transport import Network, Speech
+from dfl.comm.transport import Network, ThreatModel
 from dfl.compression.compressors import Exact, Quantize
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout, columns
@@ -75,11 +75,14 @@ def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: in
         TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)
     ).weights
     layout = Layout(peers, world.size)
-    network, mine = Network(layout, weights, world, Speech(Exact()), 0), layout.block(world.rank)
+    network, mine = (
+        Network(layout, weights, world, ThreatModel(Exact()), 0),
+        layout.block(world.rank),
+    )
     rows = (
         torch.arange(mine.start, mine.stop, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
     )
-    got = Net(network, 0).share(rows).average()
+    got = Net(network, 0).exchange(rows).average()
     expected = weights[0][mine.start : mine.stop] @ np.arange(peers)
     np.testing.assert_allclose(got, np.tile(expected[:, None], 3), atol=1e-9)
     sent = {bytes(row) for row in rows.numpy()[network.peer_plan(0).send]}
@@ -108,10 +111,12 @@ def test_messages_are_staged_from_another_device(world: World, topology: str) ->
     layout = Layout(7, world.size)
     mine = layout.block(world.rank)
     rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine.start : mine.stop].contiguous()
-    here, there = (Network(layout, weights, world, Speech(Quantize(bits=6)), 0) for _ in range(2))
-    expected = Net(here, 1).share(rows).average()
+    here, there = (
+        Network(layout, weights, world, ThreatModel(Quantize(bits=6)), 0) for _ in range(2)
+    )
+    expected = Net(here, 1).exchange(rows).average()
     with Standin() as standin:
-        got = Net(there, 1).share(rows.to(DEVICE)).average().cpu()
+        got = Net(there, 1).exchange(rows.to(DEVICE)).average().cpu()
     assert torch.equal(got, expected)
     assert there.wire == here.wire
     assert {file for file, _ in standin.moved} <= {"network.py", "elsewhere"}

@@ -9,6 +9,15 @@ of a lie is a function of its block of coordinates and of sums over all blocks, 
 """
 
 from dfl.robust.attacks import blind, omniscient, optimized
-from dfl.robust.attacks.base import ATTACKS, Attack, Honest, Seen, attack
+from dfl.robust.attacks.base import ATTACKS, Attack, Honest, AttackView, attack
 
-__all__ = ["ATTACKS", "Attack", "Honest", "Seen", "attack", "blind", "omniscient", "optimized"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "Honest",
+    "AttackView",
+    "attack",
+    "blind",
+    "omniscient",
+    "optimized",
+]

@@ -1,4 +1,4 @@
-"""What does every attack know, and what is every attack asked? `Seen`, `Attack` and the registry, `ATTACKS`.
+"""What does every attack know, and what is every attack asked? `AttackView`, `Attack` and the registry, `ATTACKS`.
 
 To add one, write a frozen dataclass whose fields are its options and decorate it with `@attack("its name")`.
 """
@@ -17,14 +17,14 @@ from scipy.sparse import csr_array
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.aggregators import Words
+from dfl.robust.aggregators import Updates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttackView:
     """What attackers know when they speak.
 
     Attributes:
@@ -35,7 +35,7 @@ class Seen:
         address: the seed, and the round and the slot in which this is said.
     """
 
-    words: Words
+    words: Updates
     bad: Ints
     ids: Ints
     places: slice
@@ -47,7 +47,7 @@ class Seen:
         honest = np.setdiff1d(np.arange(len(self.words.rows)), self.bad)
         return honest if len(honest) else self.bad
 
-    def within(self, block: slice) -> Seen:
+    def within(self, block: slice) -> AttackView:
         """The same in some of the coordinates, in float64 and in memory order, so that sums know no other order."""
         rows = self.words.rows[:, block].astype(np.float64, order="C")
         places = slice(self.places.start + block.start, self.places.start + block.stop)
@@ -126,11 +126,11 @@ class Attack:
         """What an attacker learns from in place of its own examples (n, *shape) and labels (n,)."""
         return inputs, labels
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """What the attackers say, (f, c)."""
         return seen.words.rows[seen.bad]
 
-    def tell(self, seen: Seen, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
+    def tell(self, seen: AttackView, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
         """What attackers say to neighbours, one word for each edge, (k, c); the same to all unless `per_edge`.
 
         Args:
@@ -153,7 +153,7 @@ class Pointwise(Attack):
 
     speaks: ClassVar[bool] = True
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """What the attackers say, (f, c), worked out block by block."""
         said = np.empty((len(seen.bad), seen.words.rows.shape[1]), seen.words.rows.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
@@ -161,7 +161,7 @@ class Pointwise(Attack):
                 said[:, block] = self.lie(seen.within(block))
         return said
 
-    def lie(self, seen: Seen) -> NDArray[Any]:
+    def lie(self, seen: AttackView) -> NDArray[Any]:
         """What the attackers say in one block, (f, c), or (c,) where all say the same."""
         return seen.words.rows[seen.bad]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks.base import Attack, Pointwise, Seen, attack, check
+from dfl.robust.attacks.base import Attack, Pointwise, AttackView, attack, check
 
 
 @attack("label_flip")
@@ -39,7 +39,7 @@ class SignFlip(Attack):
 
     speaks: ClassVar[bool] = True
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """Minus what they would have said."""
         return -seen.words.rows[seen.bad]
 
@@ -60,7 +60,7 @@ class Scale(Attack):
     def __post_init__(self) -> None:
         check(0 < self.factor < math.inf, "scale: factor", "positive", self.factor)
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """What they would have said, scaled."""
         return _scaled(seen, self.factor)
 
@@ -74,7 +74,7 @@ class Gaussian(Pointwise):
     section 5.1, Gaussian attack. A lone attacker has σ = 0 and tells the truth.
     """
 
-    def lie(self, seen: Seen) -> NDArray[Any]:
+    def lie(self, seen: AttackView) -> NDArray[Any]:
         """Numbers drawn by address, (f, c)."""
         own = seen.words.rows[seen.bad]
         return np.asarray(own.mean(0) + own.std(0) * ndtri(seen.uniform("gaussian")))
@@ -157,7 +157,7 @@ class Backdoor(Attack):
         others = labels != self.target
         return self._marked(inputs)[others], np.full_like(labels[others], self.target)
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """What they would have said, scaled."""
         return _scaled(seen, float(len(seen.words.rows)) if self.factor is None else self.factor)
 
@@ -186,6 +186,6 @@ def _check_classes(name: str, classes: int) -> None:
         )
 
 
-def _scaled(seen: Seen, factor: float) -> NDArray[Any]:
+def _scaled(seen: AttackView, factor: float) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # where peers diverge
         return seen.words.rows[seen.bad] * factor

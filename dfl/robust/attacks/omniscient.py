@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.attacks.base import Attack, Ints, Pointwise, Seen, attack, check
+from dfl.robust.attacks.base import Attack, Ints, Pointwise, AttackView, attack, check
 
 
 @attack("ipm")
@@ -32,7 +32,7 @@ class InnerProduct(Pointwise):
     def __post_init__(self) -> None:
         check(0 < self.eps < math.inf, "ipm: eps", "a positive number", self.eps)
 
-    def lie(self, seen: Seen) -> NDArray[Any]:
+    def lie(self, seen: AttackView) -> NDArray[Any]:
         """One word for all, (c,)."""
         return np.asarray(-self.eps * seen.words.rows[seen.models].mean(0))
 
@@ -60,7 +60,7 @@ class LittleIsEnough(Pointwise):
     def __post_init__(self) -> None:
         check(self.z is None or 0 <= self.z < math.inf, "alie: z", "at least 0", self.z)
 
-    def lie(self, seen: Seen) -> NDArray[Any]:
+    def lie(self, seen: AttackView) -> NDArray[Any]:
         """One word for all, (c,)."""
         honest = seen.words.rows[seen.models]
         z = (
@@ -89,7 +89,7 @@ class Trim(Pointwise):
     section 4.3, full knowledge, as released: b = 2, and all speakers where the text has the honest.
     """
 
-    def lie(self, seen: Seen) -> NDArray[Any]:
+    def lie(self, seen: AttackView) -> NDArray[Any]:
         """Numbers drawn by address, (f, c)."""
         rows, r = seen.words.rows, 1 + seen.uniform("trim").astype(np.float64)
         s = np.sign(rows.sum(0))
@@ -123,7 +123,7 @@ class Dissensus(Attack):
     def __post_init__(self) -> None:
         check(0 < self.eps < math.inf, "dissensus: eps", "a positive number", self.eps)
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """Nothing: there is no such word.
 
         Raises:
@@ -133,7 +133,7 @@ class Dissensus(Attack):
             "--attack dissensus tells every neighbour something else: a server has none, choose another"
         )
 
-    def tell(self, seen: Seen, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
+    def tell(self, seen: AttackView, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
         """What is said over every edge, (k, c); the same to a neighbour whichever attacker says it."""
         rows = seen.words.rows
         victims, which = np.unique(pairs[:, 1], return_inverse=True)
@@ -150,7 +150,7 @@ class Dissensus(Attack):
         at, of = near.coords
         other, lying = of != victims[at], np.isin(of, bad)
         honest = np.bincount(at, near.data * (other & ~lying), len(victims))
-        liars = np.bincount(at, near.data * (other & lying), len(victims))
-        far = self.eps * np.divide(1.0, liars, out=np.zeros(len(victims)), where=liars > 0)
+        attackers = np.bincount(at, near.data * (other & lying), len(victims))
+        far = self.eps * np.divide(1.0, attackers, out=np.zeros(len(victims)), where=attackers > 0)
         pull = csr_array((-far[at] * near.data * (other & ~lying), (at, of)), near.shape)
         return pull + csr_array((1 + far * honest, (np.arange(len(victims)), victims)), near.shape)

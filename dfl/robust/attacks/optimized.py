@@ -12,8 +12,8 @@ from scipy.special import ndtri
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.aggregators import Words
-from dfl.robust.attacks.base import Attack, Floats, Seen, attack
+from dfl.robust.aggregators import Updates
+from dfl.robust.attacks.base import Attack, Floats, AttackView, attack
 from dfl.robust.attacks.omniscient import Trim
 
 _LEAST = 1e-5  # the smallest λ that is tried against Krum
@@ -45,7 +45,7 @@ class Krum(Attack):
 
     speaks: ClassVar[bool] = True
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """The same word with a little noise, (f, c)."""
         rows, f = seen.words.rows, len(seen.bad)
         said = rows[seen.bad]
@@ -59,7 +59,7 @@ class Krum(Attack):
         return said
 
 
-def _believable(seen: Seen) -> tuple[NDArray[Any], float]:
+def _believable(seen: AttackView) -> tuple[NDArray[Any], float]:
     """s, (c,), and λ."""
     words, n, f = seen.words, len(seen.words.rows), len(seen.bad)
     gram, near = words.gram[:n, :n], max(n - f - 2, 1)
@@ -123,7 +123,7 @@ class Adaptive(Attack):
 
     speaks: ClassVar[bool] = True
 
-    def say(self, seen: Seen) -> NDArray[Any]:
+    def say(self, seen: AttackView) -> NDArray[Any]:
         """One word for all, (f, c).
 
         Raises:
@@ -168,7 +168,7 @@ class _Harm(NamedTuple):
         return -self.size * pushed / trusted if trusted > 0 else 0.0
 
 
-def _harm(seen: Seen, trusted: NDArray[Any]) -> tuple[NDArray[Any], _Harm]:
+def _harm(seen: AttackView, trusted: NDArray[Any]) -> tuple[NDArray[Any], _Harm]:
     """g_0, the start and the directions, (m, c), and h."""
     words, one = seen.words, replace(seen, bad=seen.bad[:1], ids=seen.ids[:1])
     rows = words.rows
@@ -208,7 +208,7 @@ def _unit(mixed: Floats, gram: Floats) -> Floats:
     return _over(mixed, np.sqrt(np.maximum(mixed @ gram @ mixed, 0)))
 
 
-def _squares(words: Words) -> Floats:
+def _squares(words: Updates) -> Floats:
     """‖v_i‖² of every speaker, (n,)."""
     cut = blocks(words.rows.shape[1])
     parts = np.zeros((len(cut), len(words.rows)))

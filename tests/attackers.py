@@ -1,4 +1,4 @@
-"""Words for attackers to see, whole or cut by coordinates as ranks have them."""
+"""Updates for attackers to see, whole or cut by coordinates as ranks have them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.layout import BLOCK, columns
-from dfl.robust.aggregators import Words
-from dfl.robust.attacks import Attack, Seen
+from dfl.robust.aggregators import Updates
+from dfl.robust.attacks import Attack, AttackView
 
 Floats = NDArray[np.float64]
 
@@ -27,16 +27,16 @@ def rows_of(
 
 def seen(
     rows: NDArray[Any], bad: Sequence[int], trusted: NDArray[Any] | None = None, t: int = 3
-) -> Seen:
+) -> AttackView:
     """What attackers see of rows (n, d) that peers 10, 11, ... say in round t."""
     n, d = rows.shape
     places = np.array(bad, np.int64)
-    return Seen(
-        Words(rows, np.full(n, 1 / n), trusted), places, 10 + places, slice(0, d), (7, t, "x")
+    return AttackView(
+        Updates(rows, np.full(n, 1 / n), trusted), places, 10 + places, slice(0, d), (7, t, "x")
     )
 
 
-def over_ranks(attack: Attack, whole: Seen, ranks: int) -> NDArray[Any]:
+def over_ranks(attack: Attack, whole: AttackView, ranks: int) -> NDArray[Any]:
     """What attackers say where each of some ranks has a part of the coordinates, put together.
 
     The ranks speak one after the other: what they would add up is checked against what one rank has added up.
@@ -54,7 +54,7 @@ def over_ranks(attack: Attack, whole: Seen, ranks: int) -> NDArray[Any]:
     return np.concatenate(said, axis=1)
 
 
-def _part(attack: Attack, whole: Seen, here: slice, sums: Iterator[Floats]) -> NDArray[Any]:
+def _part(attack: Attack, whole: AttackView, here: slice, sums: Iterator[Floats]) -> NDArray[Any]:
     """What attackers say on one rank."""
 
     def add(parts: Floats) -> Floats:

@@ -12,7 +12,7 @@ import torch
 import dfl
 from dfl.comm.net import Net
 from dfl.evaluation import metrics
-from dfl.robust.aggregators import AGGREGATORS, Words
+from dfl.robust.aggregators import AGGREGATORS, Updates
 from dfl.robust.attacks import ATTACKS
 from dfl.robust.attacks.blind import SignFlip
 from dfl.simulation.initialization import start
@@ -32,9 +32,9 @@ RULES = {
 }
 
 
-def spoken(setting: Setting, **speech: Any) -> Setting:
+def spoken(setting: Setting, **threat_model: Any) -> Setting:
     """The setting with another manner of speaking."""
-    setting.network.speech = setting.network.speech._replace(**speech)
+    setting.network.threat_model = setting.network.threat_model._replace(**threat_model)
     return setting
 
 
@@ -45,7 +45,7 @@ def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology:
     setting, rule = digits(topology=topology, peers=7), partial(AGGREGATORS[name], **RULES[name])
     rng = np.random.default_rng(0)
     words, origin = (torch.from_numpy(rng.normal(size=(7, 30))) for _ in range(2))
-    got = Net(setting.network, 0).share(words, origin).combine(rule)
+    got = Net(setting.network, 0).exchange(words, origin).combine(rule)
     dense = setting.network.weights[0].toarray()
     for i, weights in enumerate(dense):
         near = np.flatnonzero(weights)
@@ -53,7 +53,7 @@ def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology:
         steps = words.numpy()[near] - origin.numpy()[i]
         expected = (
             origin.numpy()[i]
-            + rule(Words(steps, weights[near], words.numpy()[i] - origin.numpy()[i])).row
+            + rule(Updates(steps, weights[near], words.numpy()[i] - origin.numpy()[i])).row
         )
         np.testing.assert_allclose(got[i], expected, rtol=0, atol=1e-12)
 
@@ -61,7 +61,7 @@ def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology:
 def test_the_mean_of_a_neighbourhood_is_the_average() -> None:
     setting = digits()
     words = torch.randn(6, 40)
-    heard = Net(setting.network, 0).share(words)
+    heard = Net(setting.network, 0).exchange(words)
     assert torch.equal(heard.combine(partial(AGGREGATORS["mean"])), heard.average())
 
 
@@ -76,18 +76,18 @@ def test_words_over_edges_are_combined_like_words_of_peers(topology: str, name: 
     words, rule = torch.randn(8, 50), partial(AGGREGATORS[name])
     for t in range(3):
         once, each = (
-            spoken(digits(topology=topology, peers=8), attack=attack(), liars=np.array([2, 5]))
+            spoken(digits(topology=topology, peers=8), attack=attack(), attackers=np.array([2, 5]))
             for attack in (ATTACKS["sign_flip"], EachEdge)
         )
-        one, other = (Net(s.network, t).share(words).combine(rule) for s in (once, each))
+        one, other = (Net(s.network, t).exchange(words).combine(rule) for s in (once, each))
         assert torch.allclose(one, other, rtol=0, atol=1e-5)
         assert once.network.payload.tolist() == each.network.payload.tolist()
 
 
 def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
-    setting = spoken(digits(peers=6), attack=ATTACKS["scale"](factor=10.0), liars=np.array([1]))
+    setting = spoken(digits(peers=6), attack=ATTACKS["scale"](factor=10.0), attackers=np.array([1]))
     words = torch.randn(6, 20)
-    heard = Net(setting.network, 0).share(words)
+    heard = Net(setting.network, 0).exchange(words)
     assert torch.equal(heard.said[1], words[1] * 10)
     assert torch.equal(heard.said[[0, 2, 3, 4, 5]], words[[0, 2, 3, 4, 5]])
     assert torch.equal(heard.own, words)  # to itself a liar says the truth
@@ -106,7 +106,7 @@ def test_the_lie_goes_over_edges_where_edges_speak() -> None:
     )
     net = Net(setting.network, 1)
     words = torch.randn(len(net.edges.owner), 20)
-    heard = net.share(words, edges=net.edges)
+    heard = net.exchange(words, edges=net.edges)
     for k, owner in enumerate(net.edges.owner):
         assert torch.equal(heard.said[k], words[k] * 3 if owner in (2, 5) else words[k])
     assert torch.equal(heard.own, words)
@@ -114,10 +114,12 @@ def test_the_lie_goes_over_edges_where_edges_speak() -> None:
 
 def test_a_server_hears_the_lie() -> None:
     setting = spoken(
-        digits(peers=6, algorithm="fedavg"), attack=ATTACKS["sign_flip"](), liars=np.array([0, 4])
+        digits(peers=6, algorithm="fedavg"),
+        attack=ATTACKS["sign_flip"](),
+        attackers=np.array([0, 4]),
     )
     words, net = torch.randn(3, 20), Net(setting.network, 0)
-    heard = net.collect(
+    heard = net.aggregate(
         words, net.group(np.array([5, 2, 4])), np.array([1, 2, 3])
     )  # rows are 2, 4, 5
     assert torch.allclose(heard.row[0], (words[0] - 2 * words[1] + 3 * words[2]) / 6, atol=1e-6)
@@ -139,7 +141,7 @@ def test_figures_are_over_the_honest() -> None:
     *_, last = states(setting, 3)
     peers = metrics.measure(last, setting)
     assert peers is not None
-    assert peers["liar"].tolist() == [1, 0, 0, 0, 1, 0]
+    assert peers["is_attacker"].tolist() == [1, 0, 0, 0, 1, 0]
     row, honest = metrics.summary(peers, ()), [1, 2, 3, 5]
     assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
     assert row["accuracy_min"] == peers["accuracy"][honest].min()
@@ -152,10 +154,10 @@ def test_figures_are_over_the_honest() -> None:
 
 def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     setting = digits(attack="backdoor:peers=2,target=3", algorithm="fedavg")
-    assert setting.exam.triggered is not None
-    inputs, labels = setting.exam.triggered
+    assert setting.test_sets.triggered is not None
+    inputs, labels = setting.test_sets.triggered
     assert set(labels.tolist()) == {3}
-    assert len(labels) == (setting.exam.labels != 3).sum()
+    assert len(labels) == (setting.test_sets.labels != 3).sum()
     *_, last = states(setting, 2)
     peers = metrics.measure(last, setting)
     assert peers is not None
@@ -211,7 +213,7 @@ def test_the_last_step_is_the_centre_of_clipping() -> None:
 def test_liars_say_other_things_in_other_rounds() -> None:
     setting = digits(attack="gaussian:peers=2+4")
     words = torch.randn(6, 30)
-    once, again, later = (Net(setting.network, t).share(words).said for t in (0, 0, 1))
+    once, again, later = (Net(setting.network, t).exchange(words).said for t in (0, 0, 1))
     assert torch.equal(once, again)
     assert not torch.isclose(once[[2, 4]], later[[2, 4]]).any()
     assert not torch.isclose(once[2], once[4]).any()
@@ -220,7 +222,7 @@ def test_liars_say_other_things_in_other_rounds() -> None:
 def test_over_a_graph_lies_are_about_the_step() -> None:
     setting = digits(attack="sign_flip:peers=2")
     words, origin = torch.randn(2, 6, 30)
-    heard = Net(setting.network, 0).share(words, origin)
+    heard = Net(setting.network, 0).exchange(words, origin)
     assert torch.allclose(heard.said[2], 2 * origin[2] - words[2])  # origin - (word - origin)
 
 
@@ -237,7 +239,7 @@ def test_a_liar_does_not_harm_itself_or_end_the_run() -> None:
 def test_nobody_to_trust_changes_nothing() -> None:
     setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=0+1+2+3+4", momentum=0.0)
     w = start(setting.run, setting.task, False, True)[0]
-    spoken(setting, liars=np.arange(6))
+    spoken(setting, attackers=np.arange(6))
     state = setting.algorithm.init(w, w, Net(setting.network, 0))
     assert torch.equal(
         setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x, w
@@ -256,11 +258,13 @@ def test_a_run_with_liars_says_so(tmp_path: Path) -> None:
     for _ in dfl.simulate(run):
         pass
     peers = pd.read_csv(tmp_path / "run" / "peers.csv")
-    assert peers["liar"].tolist() == [0, 0, 1, 0]
+    assert peers["is_attacker"].tolist() == [0, 0, 1, 0]
     assert peers["trust"].between(0, 1).all()
     rows = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    assert rows["trust_mean"].iloc[-1] == pytest.approx(peers["trust"][peers["liar"] == 0].mean())
-    assert rows["trust_mean_liars"].iloc[-1] == peers["trust"][2]
+    assert rows["trust_mean"].iloc[-1] == pytest.approx(
+        peers["trust"][peers["is_attacker"] == 0].mean()
+    )
+    assert rows["trust_mean_attackers"].iloc[-1] == peers["trust"][2]
     assert "degree" not in peers
 
 
