@@ -13,7 +13,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.models.sharing import split_shared
 from dfl.models.zoo import draw, frozen
-from dfl.simulation.distribute import Arrays, scatter, packed, unpack
+from dfl.simulation.distribute import Arrays, packed, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
 

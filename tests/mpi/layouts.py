@@ -12,7 +12,7 @@ from dfl.datasets import PARTITIONS
 from dfl.environment.faults import FAULTS
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
-from tests.protected import shaded
+from tests.support.protected import shaded
 
 METHODS = {
     "dfedavgm": ["dfedavgm"],

@@ -13,7 +13,7 @@ from dfl.comm.transport import Network, ThreatModel
 from dfl.compression.compressors import Exact, Quantize
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout, columns
-from tests.standin import DEVICE, Standin
+from tests.support.standin import DEVICE, Standin
 from topologies import MIXINGS, TOPOLOGIES, build
 
 pytestmark = pytest.mark.mpi
@@ -134,7 +134,7 @@ def test_wire_is_what_mpi_was_handed(world: World, monkeypatch: pytest.MonkeyPat
     """Count at the call into mpi4py itself."""
     import dfl
     from dfl.simulation.loop import prepare
-    from tests.quadratic import states
+    from tests.support.quadratic import states
 
     handed = [0]
 

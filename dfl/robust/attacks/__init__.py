@@ -9,7 +9,7 @@ of a lie is a function of its block of coordinates and of sums over all blocks, 
 """
 
 from dfl.robust.attacks import blind, omniscient, optimized
-from dfl.robust.attacks.base import ATTACKS, Attack, Honest, AttackView, attack
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Honest, attack
 
 __all__ = [
     "ATTACKS",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks.base import Attack, Pointwise, AttackView, attack, check
+from dfl.robust.attacks.base import Attack, AttackView, Pointwise, attack, check
 
 
 @attack("label_flip")

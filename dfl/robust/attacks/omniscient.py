@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.attacks.base import Attack, Ints, Pointwise, AttackView, attack, check
+from dfl.robust.attacks.base import Attack, AttackView, Ints, Pointwise, attack, check
 
 
 @attack("ipm")

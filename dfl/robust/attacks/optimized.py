@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
 from dfl.robust.aggregators import Updates
-from dfl.robust.attacks.base import Attack, Floats, AttackView, attack
+from dfl.robust.attacks.base import Attack, AttackView, Floats, attack
 from dfl.robust.attacks.omniscient import Trim
 
 _LEAST = 1e-5  # the smallest λ that is tried against Krum

@@ -1,0 +1,327 @@
+"""Is the family of methods with a server what its papers say, and does each coincide with the others where it must?"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dfl import Data, Run
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.core.layout import Layout
+from dfl.robust import aggregators
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
+from tests.support.quadratic import FEW, centres, digits, final, quadratic
+
+WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}
+
+
+def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
+    """The server's row (d,) after some rounds on digits."""
+    setting = digits(algorithm=algorithm, **settings)
+    state = setting.algorithm.init(
+        *start(setting.run, setting.task, False, True), Net(setting.network, 0)
+    )
+    for t in range(rounds):
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    assert state.x.shape == (1, setting.task.spec.d)
+    return torch.as_tensor(state.x[0])
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=1e-6) and not torch.equal(
+        one, torch.zeros_like(one)
+    )
+
+
+def test_fedprox_without_a_pull_is_fedavg_bit_for_bit() -> None:
+    assert torch.equal(server("fedprox:mu=0"), server("fedavg"))
+    assert torch.equal(server("fedprox:mu=0,fraction=0.5"), server("fedavg:fraction=0.5"))
+    assert not torch.equal(server("fedprox:mu=0.1"), server("fedavg"))
+
+
+def test_one_step_on_everything_is_fedsgd_and_gradient_descent() -> None:
+    expected = descent(digits(**WHOLE), 4)
+    assert near(server("fedavg", **WHOLE), expected)
+    assert near(server("fedsgd", momentum=0.0), expected)
+    assert torch.equal(server("fedavg", **WHOLE), server("fedsgd", momentum=0.0))
+    assert near(server("pooled", **WHOLE), expected)
+
+
+def descent(setting: Setting, rounds: int) -> Tensor:
+    """Gradient descent on all examples, by torch's own modules and autograd."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    x = start(setting.run, setting.task, False)[0][0].clone()
+    nn.utils.vector_to_parameters(x, module.parameters())
+    sgd = torch.optim.SGD(module.parameters(), lr=setting.run.lr)
+    for _ in range(rounds):
+        sgd.zero_grad()
+        inputs = setting.task.inputs(setting.task.train.inputs)
+        nn.functional.cross_entropy(module(inputs), setting.task.train.labels).backward()
+        sgd.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def test_everyone_on_a_complete_graph_is_fedavg_with_everyone() -> None:
+    """DFedAvgM with uniform weights, equal n_k and no momentum."""
+    complete = final(digits(topology="complete", mixing="uniform", momentum=0.0), 4)
+    assert near(server("fedavg", momentum=0.0), complete[0])
+    peers = final(quadratic(topology="complete", mixing="uniform"), 12)
+    row = final(quadratic(algorithm="fedavg"), 12)
+    assert row.dtype == torch.float64
+    assert torch.allclose(peers, row.expand_as(peers), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9])
+@pytest.mark.parametrize("attack", ["none", "sign_flip:peers=3"])
+@pytest.mark.parametrize("options", ["tau=0.3", "tau=0.1", "f=2"])
+def test_clipping_follows_a_server_with_momentum(beta: float, attack: str, options: str) -> None:
+    """Clipping ends near the optimum, also where it clips every update, and stays there."""
+    settings: dict[str, Any] = {"algorithm": f"fedavg:server_momentum={beta}", "attack": attack}
+    away = distances(quadratic(**settings, aggregator=f"clipping:{options}"), 180)
+    assert max(away[150:]) < 1.5 + 2 * (options == "tau=0.1" and beta == 0.9)
+    assert max(away) < 3 * away[0]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_clipping_that_clips_nothing_is_the_mean(beta: float) -> None:
+    algorithm = f"fedavg:server_momentum={beta}"
+    clipped, mean = (
+        final(quadratic(algorithm=algorithm, aggregator=rule), 80)
+        for rule in ("clipping:tau=1e9", "mean")
+    )
+    assert torch.allclose(clipped, mean, rtol=0, atol=1e-12)
+
+
+def distances(setting: Setting, rounds: int) -> list[float]:
+    """How far the server is from the optimum before each round, 8 or so at first."""
+    state = setting.algorithm.init(
+        *start(setting.run, setting.task, True, True), Net(setting.network, 0)
+    )
+    state, best, found = replace(state, w=state.w + 4.0), centres(setting).mean(0), []
+    for t in range(rounds):
+        found.append(float((state.x[0] - best).norm()))
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    return found
+
+
+def test_trimming_nobody_is_the_uniform_mean() -> None:
+    uneven: dict[str, Any] = {"partition": "dirichlet:alpha=0.5"}
+    trimmed = server("fedavg", aggregator="trimmed_mean:f=0", **uneven)
+    assert near(server("fedavg:weighting=uniform", **uneven), trimmed)
+    assert not near(server("fedavg", **uneven), trimmed)
+    one, other = (
+        final(quadratic(algorithm="fedavg", aggregator=rule), 9)
+        for rule in ("trimmed_mean:f=0", "mean")
+    )
+    assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("peers", [2, 5, 10])
+def test_batches_of_everything_do_not_depend_on_the_number_of_clients(peers: int) -> None:
+    """Trap 20: with E = 1 and B = n_k FedAvg is gradient descent on all data."""
+    x = np.random.default_rng(0).normal(size=(100, 4))
+    data = Data(x, (x.sum(1) > 0).astype(np.int64), x[:5], np.zeros(5, np.int64), classes=2)
+    run: dict[str, Any] = {"algorithm": "fedavg", "local_epochs": 1, "lr": 0.5, **WHOLE}
+    one, many = (
+        prepare(Run(peers=n, **run), World(), nn.Linear(4, 2).double(), data) for n in (1, peers)
+    )
+    row = torch.zeros(1, 10, dtype=torch.float64)
+    for t in range(20):
+        row = one.algorithm.round(
+            one.algorithm.init(row, row, Net(one.network, t)), one.task, Net(one.network, t), t
+        ).x
+    other = torch.zeros_like(row)
+    for t in range(20):
+        net = Net(many.network, t)
+        other = many.algorithm.round(many.algorithm.init(other, other, net), many.task, net, t).x
+    assert torch.allclose(row, other, rtol=0, atol=1e-12)
+    assert row.abs().max() > 0.1
+
+
+def test_a_2nn_on_equal_clients_does_not_depend_on_their_number() -> None:
+    """The same 150 digits at 1, 5 and 30 clients, in batches of everything."""
+    one, *others = (
+        server(
+            "fedavg", rounds=8, model="2nn", peers=n, examples_per_peer=150 // n, lr=0.2, **WHOLE
+        )
+        for n in (1, 5, 30)
+    )
+    w = start((few := digits(model="2nn")).run, few.task, False)[0][0]
+    assert (one - w).abs().max() > 0.01
+    assert all(near(one, other) for other in others)
+
+
+def test_weights_are_the_examples_of_the_chosen() -> None:
+    """n_k over the sum of the chosen ones, by hand: w + sum n_k (z_k - w) / m_t."""
+    setting = digits(algorithm="fedavg:fraction=0.5", partition="dirichlet:alpha=0.5")
+    w = start(setting.run, setting.task, False, True)[0]
+    sizes, z = setting.task.train.sizes, sgd(w.expand(6, -1), setting.task, 1)
+    state = setting.algorithm.init(w, w, Net(setting.network, 1))
+    moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1), 1)
+    chosen = np.flatnonzero(setting.network.payload)
+    assert len(chosen) == 3
+    share = torch.from_numpy(sizes[chosen] / sizes[chosen].sum()).float()
+    assert near(moved.x[0], w[0] + (share[:, None] * (z[chosen] - w)).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "peers", "m"),
+    [(0.0, 10, 1), (0.29, 100, 29), (0.1, 100, 10), (1.0, 7, 7), (0.04, 10, 1)],
+)
+def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None:
+    few: dict[str, Any] = {**FEW, "peers": peers, "examples_per_peer": 5}
+    run = Run(algorithm=f"fedavg:fraction={fraction}", **few)
+    setting = prepare(run, World())
+    w = start(setting.run, setting.task, False, True)[0]
+    state, seen = setting.algorithm.init(w, w, Net(setting.network, 0)), set()
+    for t in range(3):
+        setting.network.payload[:] = setting.network.told[:] = 0
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+        d = setting.task.spec.d
+        assert (
+            sorted(setting.network.payload)
+            == sorted(setting.network.told)
+            == [0] * (peers - m) + [4 * d] * m
+        )
+        seen.add(setting.network.payload.tobytes())
+    assert len(seen) == (1 if m == peers else 3)  # others in every round
+    assert setting.network.parameters == 3 * (setting.layout.peers + m) * setting.task.spec.d
+
+
+def test_the_server_has_a_rate_and_a_momentum() -> None:
+    once = server("fedavg", rounds=1)
+    w = start((few := digits()).run, few.task, False)[0][0]
+    assert near(server("fedavg:server_lr=0.5", rounds=1), w + 0.5 * (once - w))
+    heavy = digits(algorithm="fedavg:server_momentum=0.5,server_lr=2")
+    state = heavy.algorithm.init(w[None], w[None], Net(heavy.network, 0))
+    first = heavy.algorithm.round(state, heavy.task, Net(heavy.network, 0), 0)
+    second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1), 1)
+    plain = digits(algorithm="fedavg")
+    step = (
+        plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1), 1).x
+        - first.x
+    )
+    assert near(second.v[0], (0.5 * first.v + step)[0])
+    assert near(first.v[0], once - w)
+    assert near(second.x[0], (first.x + 2 * (0.5 * first.v + step))[0])
+
+
+def test_stragglers_are_dropped_or_do_less() -> None:
+    dropped = digits(algorithm="fedavg:stragglers=0.5", local_epochs=3)
+    final(dropped, 1)
+    assert sorted(dropped.network.payload > 0) == [False] * 3 + [True] * 3
+    assert (dropped.network.told > 0).all()  # they were told, and too slow to answer
+    fewer = digits(algorithm="fedavg:stragglers=0.5,straggler_policy=fewer", local_epochs=30)
+    final(fewer, 1)
+    assert (fewer.network.payload > 0).all()
+    assert not torch.equal(
+        *(
+            server(f"fedavg{o}", local_epochs=30)
+            for o in ("", ":stragglers=0.5,straggler_policy=fewer")
+        )
+    )
+    assert not torch.equal(
+        *(server(f"fedprox{o}", local_steps=30) for o in ("", ":stragglers=0.5"))
+    )
+    assert torch.equal(
+        server("fedavg:stragglers=0.9,fraction=0.01"), server("fedavg:fraction=0.01")
+    )  # one at least
+
+
+def test_who_is_slow_and_how_much_it_does_changes() -> None:
+    """Half of the four chosen do at most E epochs, others in every round, and as many as another draw says."""
+    setting = digits(
+        algorithm="fedavg:fraction=0.7,stragglers=0.5,straggler_policy=fewer", local_epochs=50
+    )
+    method, seen = setting.algorithm, set()
+    for t in range(6):
+        chosen, group, work = method._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
+        assert chosen is group
+        assert len(work) == 4
+        assert (work < 50).sum() <= 2
+        assert work.min() >= 1
+        seen.add((tuple(group.ids[work < 50]), tuple(work[work < 50])))
+    assert len(seen) == 6
+    assert len({ids for ids, _ in seen}) > 2
+    assert len({amounts for _, amounts in seen}) == 6
+
+
+def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
+    """The chance of a coarse message is addressed by the peer, not by its place among the chosen."""
+    setting = digits(algorithm="fedavg", bits=4)
+    word, net = torch.linspace(-1, 1, 40), Net(setting.network, 0)
+    alone = net.aggregate(word[None], net.group(np.array([4])), np.ones(1)).row[0]
+    pair = net.aggregate(
+        torch.stack([word, word]), net.group(np.array([1, 4])), np.array([0, 1])
+    ).row[0]
+    assert torch.equal(alone, pair)
+    assert not torch.equal(alone, word)
+
+
+@pytest.mark.parametrize("counting", [{"local_epochs": 4}, {"local_steps": 9}])
+def test_who_does_less_does_what_it_would_do_first(counting: dict[str, int]) -> None:
+    task = digits(**counting).task
+    x = start((few := digits()).run, few.task, False)[0]
+    here, work = np.array([1, 4]), np.array([2, 3])
+    got = sgd(x[:2], task.only(here, work), 0)
+    for place, peer, amount in zip(range(2), here, work, strict=True):
+        name = next(iter(counting))
+        alone = digits(**{name: int(amount)}).task
+        assert torch.equal(got[place], sgd(x, alone, 0)[peer])
+
+
+def test_a_pull_holds_peers_near_the_start() -> None:
+    """FedProx's subproblem by hand on a quadratic: z <- z - eta (h (z - c) + mu (z - w))."""
+    setting = quadratic(algorithm="fedprox:mu=3", local_epochs=5)
+    w = torch.ones(1, 5, dtype=torch.float64)
+    z, c = w.clone(), setting.task.train.inputs
+    for _ in range(5):
+        z = z - 0.1 * (0.7 * (z - c) + 3 * (z - w))
+    got = setting.algorithm.round(
+        setting.algorithm.init(w, w, Net(setting.network, 0)),
+        setting.task,
+        Net(setting.network, 0),
+        0,
+    )
+    assert torch.allclose(got.x, z.mean(0, keepdim=True), rtol=0, atol=1e-12)
+
+
+def test_local_only_says_nothing_and_pooled_has_everything() -> None:
+    alone, pooled = digits(algorithm="local_only"), digits(algorithm="pooled")
+    x = final(alone, 2)
+    assert torch.equal(
+        x, sgd(sgd(start(alone.run, alone.task, False)[0], alone.task, 0), alone.task, 1)
+    )
+    assert not alone.network.payload.any()
+    assert pooled.task.server is not None
+    assert pooled.task.server.train.sizes.tolist() == [pooled.task.train.sizes.sum()]
+    assert sorted(pooled.task.server.train.labels.tolist()) == sorted(
+        pooled.task.train.labels.tolist()
+    )
+    assert pooled.task.server.steps.tolist() == [-(-150 // 10)]
+
+
+def test_a_server_hears_what_was_decoded() -> None:
+    """With few bits the row is the mean of coarse steps, and the messages are short."""
+    setting = digits(algorithm="fedavg", bits=4, momentum=0.0)
+    final(setting, 1)
+    d = setting.task.spec.d
+    assert set(setting.network.payload) == {-(-4 * d // 8) + 4}
+    assert set(setting.network.told) == {4 * d}
+    words = torch.zeros(6, 3)
+    words[:, 0] = torch.tensor([1.0, 2, 3, 4, 5, 7])
+    network = setting.network
+    rule = partial(aggregators.AGGREGATORS["median"])
+    network.threat_model = network.threat_model._replace(
+        rule=rule, compressor=digits().network.threat_model.compressor
+    )
+    heard = Net(network, 0).aggregate(words, Layout(6, 1).group(np.arange(6), 0), np.ones(6))
+    assert heard.row.tolist() == [[3.5, 0, 0]]
+    assert torch.isnan(heard.scores).all()

@@ -1,0 +1,134 @@
+"""Random combinations of method, aggregation rule, graph, weights, faults and compressor: do they stay bounded?
+
+    python -m tests.campaigns.pairs 400 [FIRST]
+
+Every combination without an attacker trains a small model for 200 rounds. A run that ends with exit code 0 is bounded
+if, over the last tenth of its rounds, the consensus distance is at most `APART` times its maximum over the first
+fifth, and the training loss is at most `LOSS` times the one before round 0. A run that is not must have printed one of
+the warnings in `CAUSES` before round 0. The command ends with 1 if one has not.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from dfl import DivergedError, InputError, Run, simulate
+
+ROUNDS = 200
+APART, LOSS = 10.0, 10.0
+CAUSES = ("drift apart", "never settles", "hardly shrinks", "so old", "overshoot", "lose more than")
+"""Updates of the warnings that name a cause of growth."""
+
+GRAPHS = (
+    "ring", "path", "star", "complete", "regular:k=3", "erdos_renyi:p=0.6", "small_world:k=4,p=0.3",
+    "barabasi_albert:m=2", "exponential", "one_peer_exponential", "hypercube", "torus",
+)  # fmt: skip
+MIXINGS = ("metropolis", "max_degree", "lazy", "uniform", "neighbors")
+RULES = (
+    "mean", "median", "trimmed_mean:f=1", "krum:f=0", "multi_krum:f=0", "geometric_median", "clipping:f=1",
+    "clipping:tau=1", "clipping:tau=0.05", "fltrust",
+)  # fmt: skip
+FAULTS = (
+    "link_loss:p=0", "link_loss:p=0.1", "link_loss:p=0.3", "link_loss:p=0.6", "link_loss:p=0.9",
+    "burst:p=0.2,length=10", "burst:p=0.5,length=4", "outage:p=0.05,length=4", "outage:p=0.3,length=2",
+    "leave:fraction=0.3,at=20", "join:fraction=0.3,at=20", "stragglers:work=0.5",
+)  # fmt: skip
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """The settings of one combination."""
+    rng = np.random.default_rng(number)
+
+    def one(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    faults = {spec.partition(":")[0]: spec for spec in rng.choice(FAULTS, int(rng.integers(0, 3)))}
+    settings: dict[str, Any] = {
+        "peers": one(4, 8, 8, 9, 16),
+        "faults": "+".join(faults.values()) or "none",
+        "partition": one("iid", "shards:per_peer=2", "dirichlet:alpha=0.3"),
+        "momentum": one(0.0, 0.9),
+        "lr": one(0.01, 0.05),
+        "init": one("common", "common", "common", "independent"),
+        "share": one("all", "all", "all", "head:1"),
+        "seed": int(rng.integers(100)),
+    }
+    bits = f"quantize:bits={one(1, 2, 3, 4, 8, 16)}"
+    kind = one("gossip", "copies", "copies", "copies", "paper", "server", "server")
+    if kind == "server":
+        beta, rate = one(0.0, 0.5, 0.9), one(1.0, 0.5)
+        method = one("fedavg", "fedavg", "fedprox", "fedsgd", "fltrust")
+        options = f"server_momentum={beta},server_lr={rate},fraction={one(1.0, 0.5)}"
+        settings |= {"algorithm": f"{method}:{options}", "init": "common"}
+        settings |= {"compressor": bits} if one(0, 1) else {}
+        return settings | ({"aggregator": one(*RULES)} if method != "fltrust" else {"share": "all"})
+    settings |= {"topology": one(*GRAPHS), "mixing": one(*MIXINGS)}
+    if kind == "gossip":
+        return settings | {"algorithm": "dfedavgm", "aggregator": one(*RULES)}
+    option = (
+        f"gamma={one(1.0, 1.0, 0.5, 0.2)}"
+        if kind == "copies"
+        else f"exchange=paper,alpha={one(1.0, 0.5, 2.0)}"
+    )
+    block, rounding = (
+        one("", "", ",block=0", ",block=64"),
+        one("", "", ",rounding=stochastic", ",rounding=nearest"),
+    )
+    compressor = one("none", bits, bits + block + rounding)
+    return settings | {"algorithm": f"qdfedavgm:{option}", "compressor": compressor}
+
+
+def played(settings: dict[str, Any], rounds: int = ROUNDS) -> tuple[str, str]:
+    """How a combination ended, and what there is to say of it.
+
+    It ends bounded, warned (unbounded, and a warning said why), unbounded, refused, or diverged (exit code 3).
+    """
+    few: dict[str, Any] = {
+        "model": "mlp:hidden=8",
+        "examples_per_peer": 24,
+        "local_steps": 2,
+        "eval_every": 5,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            rows = list(simulate(Run(**{**few, **settings}, rounds=rounds, eval_examples=50)))
+        except InputError as error:
+            return "refused", str(error)
+        except DivergedError as error:
+            named = any(word in str(each.message) for each in caught for word in CAUSES)
+            return "diverged", ("warned: " if named else "not warned: ") + str(error)
+    first, last = rows[1 : 1 + len(rows) // 5], rows[-(len(rows) // 10) :]
+    apart = [max(row.get("consensus_distance", 0.0) for row in part) for part in (first, last)]
+    loss = rows[0]["train_loss"], max(row["train_loss"] for row in last)
+    text = (
+        f"consensus distance {apart[0]:.3g} to {apart[1]:.3g}, loss {loss[0]:.3g} to {loss[1]:.3g}"
+    )
+    if apart[1] <= APART * apart[0] + 1e-6 and loss[1] <= LOSS * loss[0]:
+        return "bounded", text
+    notes = [str(each.message) for each in caught]
+    return (
+        "warned" if any(word in note for note in notes for word in CAUSES) else "unbounded"
+    ), f"{text}; {notes}"
+
+
+def main(count: int, first: int = 0) -> int:
+    """Run so many combinations, from a number on."""
+    ended: Counter[str] = Counter()
+    for number in range(first, first + count):
+        settings = drawn(number)
+        how, text = played(settings)
+        ended[how] += 1
+        if how in ("unbounded", "diverged", "warned"):
+            print(f"{number} {how}: {text}\n    {settings}", flush=True)
+    print(f"{count} combinations from {first}: {dict(ended)}")
+    return int(bool(ended["unbounded"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

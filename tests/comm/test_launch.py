@@ -1,0 +1,253 @@
+"""Does a process know that it is one of several, and does no rank leave the others waiting?"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dfl.comm import mpi
+from dfl.comm.mpi import World
+from dfl.comm.startup import RANKS, first
+from dfl.core.errors import DivergedError, InputError
+from tests.support.mpirun import ENV, ROOT, mpirun
+
+LAUNCHERS = [*mpi._SIZES, *RANKS]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without a launcher, and a `connect` that has not been called."""
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mpi, "_WORLDS", [])
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environment", "launched"),
+    [
+        ({}, False),
+        ({"PMI_SIZE": "1"}, False),
+        ({"PMI_SIZE": "16"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "32"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "32"}, False),  # inside an allocation, but not started by srun
+        ({"PMI_SIZE": ""}, False),
+    ],
+)
+def test_launchers_are_known_by_their_environment(
+    alone: pytest.MonkeyPatch, environment: dict[str, str], launched: bool
+) -> None:
+    for name, value in environment.items():
+        alone.setenv(name, value)
+    assert mpi._launched() is launched
+
+
+def test_without_a_launcher_nobody_asks_for_mpi4py(alone: pytest.MonkeyPatch) -> None:
+    alone.setitem(sys.modules, "mpi4py", None)  # importing it would fail
+    world = mpi.connect()
+    assert (world.rank, world.size, world.comm) == (0, 1, None)
+
+
+def test_a_launcher_without_mpi4py_is_explained(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("PMI_SIZE", "4")
+    alone.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(InputError, match=r"pip install 'dfl\[mpi\]'"):
+        mpi.connect()
+
+
+@pytest.mark.parametrize(
+    ("environment", "talks"),
+    [
+        ({}, True),
+        ({"PMI_RANK": "0"}, True),
+        ({"PMIX_RANK": "3"}, False),
+        ({"SLURM_PROCID": "2"}, False),
+    ],
+)
+def test_one_process_talks(
+    alone: pytest.MonkeyPatch, environment: dict[str, str], talks: bool
+) -> None:
+    for name, value in environment.items():
+        alone.setenv(name, value)
+    assert first() is talks
+
+
+def test_a_launcher_of_another_mpi_is_refused() -> None:
+    """Else every process would run a simulation of its own: here Open MPI's variables with MPICH's library."""
+    environment = {k: v for k, v in ENV.items() if k not in LAUNCHERS} | {
+        "OMPI_COMM_WORLD_SIZE": "4"
+    }
+    command = [sys.executable, "-m", "dfl.run", "--rounds", "1"]
+    first, other = (
+        subprocess.run(
+            command,
+            env={**environment, "OMPI_COMM_WORLD_RANK": rank},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        for rank in ("0", "1")
+    )
+    assert (first.returncode, other.returncode) == (2, 2)
+    assert "mpi4py sees one" in first.stderr
+    assert len(first.stderr.strip().splitlines()) == 1
+    assert other.stderr == ""
+
+
+def test_alone_the_verbs_need_no_mpi() -> None:
+    world = World()
+    rows = np.arange(6).reshape(3, 2)
+    assert world.from_root(lambda: b"x") == b"x"
+    assert world.scatter(lambda rank: bytes([rank])) == b"\0"
+    np.testing.assert_array_equal(world.gather(rows), rows)
+    np.testing.assert_array_equal(world.columns(rows, [range(2)], [3]), rows)
+    assert world.smallest(7, 8) == (7, 8)
+    world.exchange(world.link({}, {}), (rows, [], []), (rows, [], []))
+    assert world.beside == 0
+    world.leave()
+
+
+def test_exit_codes_of_the_errors() -> None:
+    assert (InputError("x").code, DivergedError("x").code) == (2, 3)
+
+
+ABANDONED = """
+import sys, dfl, dfl.comm.mpi
+from functools import partialmethod
+dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
+    if row["round"] and dfl.comm.mpi.connect().rank == 1:
+        sys.exit(0)
+"""
+
+STOPPED = r"""
+import os, dfl, dfl.comm.mpi
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
+    if row["round"] == 10:
+        break
+os.write(1, f"stopped {dfl.comm.mpi.connect().rank}\n".encode())  # whole, whoever else writes
+"""
+
+DIVERGED = """
+import dfl
+for row in dfl.simulate(dfl.Run(peers=4, rounds=50, model="mlp", lr=1e4)):
+    pass
+"""
+
+
+def script(folder: Path, text: str) -> tuple[Any, float]:
+    (folder / "script.py").write_text(text)
+    begun = time.monotonic()
+    return mpirun(3, str(folder / "script.py"), timeout=120), time.monotonic() - begun
+
+
+def test_a_rank_that_leaves_alone_ends_the_job(tmp_path: Path) -> None:
+    done, seconds = script(tmp_path, ABANDONED)
+    assert done.returncode != 0
+    assert "rank 1 of 3 (peers 1 to 1) stopped alone" in done.stderr
+    assert seconds < 90
+
+
+def test_ranks_that_stop_together_end_well(tmp_path: Path) -> None:
+    done, _ = script(tmp_path, STOPPED)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "2", "stopped", "stopped", "stopped"]
+    assert done.stderr == ""
+
+
+def test_divergence_in_a_script_is_said_once(tmp_path: Path) -> None:
+    done, _ = script(tmp_path, DIVERGED)
+    assert done.returncode == 3
+    assert done.stderr.count("is no longer finite") == 1
+    assert "Traceback" not in done.stderr
+
+
+OWN = """
+import sys
+import numpy as np, torch
+from torch import nn
+import dfl
+x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("f4"), np.arange(60) % 3
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).float()
+model[0].requires_grad_(False)
+run = dict(peers=2, rounds=2, eval_every=1)
+def ends(data=dfl.Data(x, y, x, y, 3), loss=None, **more):
+    try:
+        for _ in dfl.simulate(dfl.Run(**run, **more), model, data, loss): pass
+    except (dfl.InputError, dfl.DivergedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "ran"
+def late(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none") / (labels != 2)
+print(ends(out=sys.argv[1]), ends(dfl.Data(x * np.nan, y, x, y, 3)), ends(loss=late), sep="|", flush=True)
+"""
+
+
+def test_an_own_module_on_several_ranks(tmp_path: Path) -> None:
+    """Frozen parameters on ranks of which some have no peer; what is refused or diverges is so on every rank."""
+    (tmp_path / "own.py").write_text(OWN)
+    states = []
+    for ranks in (1, 3):
+        done = mpirun(ranks, str(tmp_path / "own.py"), str(tmp_path / str(ranks)), timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        lines = done.stdout.splitlines()
+        assert len(lines) == ranks
+        assert len(set(lines)) == 1
+        ran, refused, diverged = lines[0].split("|")
+        assert ran == "ran"
+        assert refused.startswith("InputError: train_inputs has nan")
+        assert diverged.startswith("DivergedError: train_loss of peer 0 is")
+        states.append((tmp_path / str(ranks) / "state.safetensors").read_bytes())
+    assert states[0] == states[1]
+
+
+FULL = """
+import dfl, dfl.report
+from pathlib import Path
+import sys
+def full(path, flags):
+    raise OSError(28, "No space left on device")
+dfl.reporting.report.no_follow = full
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", out=Path(sys.argv[0] + ".run"))):
+    pass
+"""
+
+
+def test_a_full_disk_on_rank_0_ends_the_job(tmp_path: Path) -> None:
+    done, seconds = script(tmp_path, FULL)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("cannot be written to: No space left on device") == 1
+    assert seconds < 90
+
+
+ONE_SIDED = """
+import dfl, dfl.mpi, dfl.setup
+from functools import partialmethod
+dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
+known = dfl.simulation.setup.make_exam
+def refuse(run, task, *more):
+    if task.peers.tolist() == [2]:
+        raise dfl.InputError("only rank 2 thinks so")
+    return known(run, task, *more)
+dfl.simulation.setup.make_exam = refuse
+for row in dfl.simulate(dfl.Run(peers=3, rounds=10**6, model="softmax")):
+    pass
+"""
+
+
+def test_an_error_that_only_one_rank_sees_ends_the_job(tmp_path: Path) -> None:
+    """Refusals are agreed upon; should one ever not be, nobody may wait for ever."""
+    done, seconds = script(tmp_path, ONE_SIDED)
+    assert done.returncode != 0
+    assert "rank 2 of 3" in done.stderr
+    assert seconds < 90

@@ -1,0 +1,138 @@
+"""Do a few thousand peers fit, and is the cost of one more peer what it should be?"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.config import Run
+from dfl.datasets import DATASETS, deal, partition
+from dfl.simulation import distribute
+from dfl.simulation.loop import prepare
+from tests.support.mpirun import mpirun
+from topologies import MIXINGS, TOPOLOGIES, build
+
+PEERS, EACH = 2000, 12
+
+
+def run(peers: int = PEERS, **more: Any) -> Run:
+    """Tiny softmax regressions on a random graph with four neighbours each."""
+    dataset = f"gaussian:features=10,examples={peers * EACH},test=300"
+    return Run(
+        peers=peers, topology="regular:k=4", dataset=dataset, model="softmax", lr=0.3, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two thousand peers that have run for three rounds and reported, within minutes."""
+    out, begun = tmp_path_factory.mktemp("many") / "run", time.perf_counter()
+    for _ in dfl.simulate(run(rounds=3, eval_every=3, out=out)):
+        pass
+    assert time.perf_counter() - begun < 300
+    return out
+
+
+def test_everyone_is_in_the_report(folder: Path) -> None:
+    peers = pd.read_csv(folder / "peers.csv")
+    assert peers["peer"].tolist() == list(range(PEERS))
+    assert (peers["degree"] == 4).all()
+    assert (peers["n_train"] == EACH).all()
+    assert (peers["payload_bytes_sent"] == 3 * 4 * 4 * 110).all()
+    counted = peers["labels"].str.findall(r":(\d+)").map(lambda counts: sum(map(int, counts)))
+    assert (counted == EACH).all()
+
+
+def test_models_and_figures_are_kept(folder: Path) -> None:
+    state = load_file(folder / "state.safetensors")
+    assert sorted(value.shape for value in state.values()) == [(PEERS, 10), (PEERS, 10, 10)]
+    assert len(np.unique(state["1.weight"].reshape(PEERS, -1), axis=0)) == PEERS
+    names = {
+        "accuracy_by_bytes",
+        "accuracy_by_round",
+        "consensus_distance",
+        "graph",
+        "label_distribution",
+    }
+    assert {each.stem for each in (folder / "figures").iterdir()} == names
+
+
+def test_they_learn_and_stay_together(folder: Path) -> None:
+    first, last = pd.read_csv(folder / "metrics.csv").to_dict("records")
+    assert last["accuracy_mean"] > first["accuracy_mean"] + 0.2
+    assert last["accuracy_mean_model"] >= last["accuracy_min"]
+    assert 0 < last["consensus_distance"] < 1
+
+
+def test_three_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    words = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in run(rounds=3, eval_every=3).to_dict().items()
+    ]
+    done = mpirun(3, "-m", "dfl.run", *words, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    kept, other = (each / "state.safetensors" for each in (folder, tmp_path / "run"))
+    assert kept.read_bytes() == other.read_bytes()
+
+
+def held(make: Callable[[], object]) -> int:
+    """Bytes of Python and numpy objects at the peak of a call."""
+    tracemalloc.start()
+    try:
+        make()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_building_takes_a_few_times_the_data() -> None:
+    """Read, dealt, cut out and packed: beyond that every peer costs some kilobytes, not a row of everyone's."""
+    data = PEERS * EACH * (4 * 10 + 8)
+    peak = held(lambda: prepare(run(rounds=1), World()))
+    assert peak < 6 * data + PEERS * 6000
+
+
+def test_a_deal_grows_with_the_peers() -> None:
+    def peak(peers: int) -> int:
+        asked = run(peers).settled(1)
+        data = DATASETS["gaussian"](None, features=2, classes=2, examples=peers * EACH)
+        return held(lambda: deal(partition.iid, data, asked))
+
+    few, many = peak(500), peak(5000)
+    assert many < 14 * few
+
+
+def test_a_sparse_graph_stays_sparse() -> None:
+    """Six numbers of 8 and of 4 bytes for every peer, a few times over; a dense matrix would take 200 MB."""
+    peak = held(
+        lambda: (
+            build(
+                TOPOLOGIES["regular"], MIXINGS["metropolis"], 5000, np.random.default_rng(0)
+            ).spectrum
+        )
+    )
+    assert peak < 25e6
+
+
+def test_what_everyone_is_told_does_not_hold_the_training_examples() -> None:
+    data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
+    dealt = deal(partition.iid, data, run().settled(1))
+    graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
+    told = distribute.packed(distribute.known_to_all(data, dealt, graph.weights))
+    assert len(told) < data.train_inputs.nbytes
+    everyone = [
+        distribute.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)
+    ]
+    assert sum(len(own["train labels"]) for own in everyone) == PEERS * EACH
+    places = [own["train inputs"] for own in everyone]
+    assert len(np.unique(np.concatenate(places), axis=0)) == PEERS * EACH

@@ -1,0 +1,120 @@
+"""Is the shared memory of killed jobs removed, and nothing else?"""
+
+import mmap
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dfl.comm import shared_memory
+from tests.comm.test_startup import running
+from tests.conftest import eventually
+from tests.support.mpirun import ENV, ROOT, mpirun_command
+
+NAME = "mpich_shm_0123abcd_0"
+
+
+def old(path: Path, mode: int = 0o600) -> Path:
+    """A segment of an hour ago."""
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    path.chmod(mode)
+    os.utime(path, (time.time() - 3600,) * 2)
+    return path
+
+
+@pytest.mark.parametrize("name", [NAME, "mpich_shm_1_12", "ucx_shm_posix_3db5f8bd"])
+def test_what_a_killed_job_left_is_removed(tmp_path: Path, name: str) -> None:
+    old(tmp_path / name)
+    shared_memory.remove_unused(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def link(path: Path) -> None:
+    path.symlink_to(old(path.with_name("target")))
+    os.utime(path, (0, 0), follow_symlinks=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: old(path.with_name("mine")),
+        lambda path: old(path.with_name("mpich_shm_notes")),
+        lambda path: old(path.with_name(f"{NAME}.csv")),
+        lambda path: old(path, 0o644),  # others may have it open
+        lambda path: path.write_bytes(b"new"),
+        lambda path: path.mkdir(mode=0o700),
+        link,
+    ],
+    ids=["another name", "not hexadecimal", "more behind", "shared", "new", "a folder", "a link"],
+)
+def test_anything_else_stays(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / NAME)
+    before = sorted(os.listdir(tmp_path))
+    shared_memory.remove_unused(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_what_somebody_has_open_or_mapped_stays(tmp_path: Path) -> None:
+    held, mapped = old(tmp_path / "mpich_shm_1_0"), old(tmp_path / "mpich_shm_2_0")
+    with held.open() as file, mapped.open("r+b") as other, mmap.mmap(other.fileno(), 0):
+        other.close()
+        shared_memory.remove_unused(tmp_path)
+        assert len(os.listdir(tmp_path)) == 2
+        file.close()
+        shared_memory.remove_unused(tmp_path)
+        assert os.listdir(tmp_path) == ["mpich_shm_2_0"]
+    shared_memory.remove_unused(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+WAITS = """
+import pathlib, sys, time
+from dfl.mpi import connect
+rank = connect().rank
+pathlib.Path(sys.argv[1], str(rank)).touch()
+while not pathlib.Path(sys.argv[1], "end").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(
+    tmp_path: Path,
+) -> None:
+    """Names with which MPICH runs here, so that `NAME` is true of it."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    for name in ("lives", "dies", "starts"):
+        (tmp_path / name).mkdir()
+
+    def start(name: str) -> tuple[subprocess.Popen[bytes], set[Path]]:
+        before = set(shared_memory.FOLDER.iterdir())
+        job = subprocess.Popen(
+            mpirun_command(2, str(tmp_path / "waits.py"), str(tmp_path / name)), cwd=ROOT, env=ENV
+        )
+        assert eventually(lambda: len(os.listdir(tmp_path / name)) == 2, 60)
+        return job, {
+            each for each in shared_memory.FOLDER.glob("mpich_shm_*") if each not in before
+        }
+
+    lives, alive = start("lives")
+    dies, left = start("dies")
+    for pid in running(str(tmp_path / "dies")):
+        os.kill(pid, signal.SIGKILL)
+    dies.wait(20)
+    left &= set(shared_memory.FOLDER.iterdir())
+    assert left
+    assert alive
+    for each in alive | left:
+        os.utime(each, (time.time() - 3600,) * 2)
+    starts, _ = start("starts")
+    try:
+        now = set(shared_memory.FOLDER.iterdir())
+        assert alive <= now
+        assert not left & now
+    finally:
+        for name, job in (("lives", lives), ("starts", starts)):
+            (tmp_path / name / "end").touch()
+            assert job.wait(20) == 0

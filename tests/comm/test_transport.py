@@ -1,0 +1,158 @@
+"""Are messages what they should be: counted to the byte, random by address, decoded alike at both ends?"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.comm.transport import Network
+from dfl.comm.weighting import weighted_sum
+from dfl.compression.compressors import COMPRESSORS
+from dfl.simulation.loop import Setting, prepare
+from tests.support.quadratic import quadratic, states
+
+
+def size(bits: int | None, d: int, block: int = 0) -> int:
+    """Bytes of a message of d coordinates, by the formula of the paper: packed codes and four bytes per scale."""
+    if bits is None:
+        return 4 * d
+    return -(-bits * d // 8) + 4 * (-(-d // block) if block else 1)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block"), [(None, 0), (1, 256), (2, 256), (3, 256), (4, 0), (7, 0), (8, 0), (16, 0)]
+)
+@pytest.mark.parametrize(
+    ("topology", "edges"), [("ring", 24), ("star", 22), ("complete", 132), ("exponential", 48)]
+)
+def test_payload_is_messages_times_edges_times_rounds(
+    bits: int, block: int, topology: str, edges: int
+) -> None:
+    rounds = 3
+    run = dfl.Run(
+        peers=12, topology=topology, bits=bits, rounds=rounds, eval_every=rounds, model="softmax"
+    )
+    *_, last = dfl.simulate(run)
+    assert last["payload_bytes"] == size(bits, 650, block) * edges * rounds
+    assert last["wire_bytes"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["dfedavgm", "qdfedavgm"])
+def test_payload_on_a_changing_graph(algorithm: str) -> None:
+    """One edge per peer speaks in a round, with a word of its own or the peer's."""
+    run = dfl.Run(
+        peers=8, topology="one_peer_exponential", algorithm=algorithm, rounds=5, model="softmax"
+    )
+    *_, last = dfl.simulate(run)
+    assert last["payload_bytes"] == size(None, 650) * 8 * 5
+
+
+def test_the_header_foretells_the_payload() -> None:
+    for topology in ("star", "one_peer_exponential"):
+        setting = prepare(dfl.Run(peers=8, topology=topology, bits=3, rounds=3), World())
+        foretold = setting.payload_per_round
+        list(states(setting, 3))
+        assert setting.network.payload.sum() == 3 * foretold
+
+
+def said(network: Network, t: int, slot: str = "x", **more: Any) -> torch.Tensor:
+    words = torch.linspace(-1, 1, 40).expand(4, -1).contiguous()
+    return Net(network, t).exchange(words, slot=slot, **more).own
+
+
+@pytest.fixture
+def coarse() -> Setting:
+    return prepare(dfl.Run(peers=4, compressor="quantize:bits=4", algorithm="qdfedavgm"), World())
+
+
+def test_chance_has_an_address(coarse: Setting) -> None:
+    network = coarse.network
+    once = said(network, 0)
+    assert torch.equal(once, said(network, 0))
+    assert not torch.equal(once, said(network, 1))
+    assert not torch.equal(once, said(network, 0, slot="second"))
+    assert (
+        len({tuple(row) for row in once.tolist()}) == 4
+    )  # four peers say the same thing, each in its own way
+    other = prepare(
+        dfl.Run(peers=4, compressor="quantize:bits=4", algorithm="qdfedavgm", seed=1), World()
+    )
+    assert not torch.equal(once, said(other.network, 0))
+
+
+def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
+    net = Net(coarse.network, 0)
+    words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
+    heard = net.exchange(words, edges=net.edges)
+    assert len({tuple(row) for row in heard.own.tolist()}) == 8
+    assert heard.words.shape == (8, 40)
+
+
+def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
+    words = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    heard = Net(coarse.network, 0).exchange(words)
+    expected = torch.from_numpy(coarse.network.weights[0].toarray()).float() @ heard.own
+    assert torch.allclose(heard.average(), expected, atol=1e-6)
+    lost = (heard.own - words).square().sum(1) / words.square().sum(1)
+    assert torch.allclose(heard.error.float(), lost, rtol=1e-5)
+    assert (heard.error > 0).all()
+
+
+def test_the_error_of_silence_is_zero(coarse: Setting) -> None:
+    assert Net(coarse.network, 0).exchange(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
+
+
+def test_both_ends_hold_the_same_copies() -> None:
+    """y_(i->k) at the sender is y_(i->k) at the receiver, to the bit, after rounds in which not all edges spoke."""
+    setting = quadratic(topology="one_peer_exponential", bits=2, d=50)
+    *_, last = states(setting, 7)
+    union, P = setting.network.union, setting.layout.peers
+    sent = dict(zip(union.out.tolist(), last.said, strict=True))
+    for edge, heard in zip(union.into.tolist(), last.heard, strict=True):
+        receiver, sender = divmod(edge, P)
+        assert torch.equal(heard, sent[sender * P + receiver])
+
+
+def test_replicas_follow_their_owners() -> None:
+    setting = quadratic(bits=3, d=50)
+    *_, last = states(setting, 9)
+    around = torch.from_numpy(setting.network.weights[0].toarray()) @ last.said
+    assert torch.allclose(last.heard, around, rtol=0, atol=1e-12)
+
+
+def test_weighing_keeps_the_stored_order() -> None:
+    """1e8 + 1 - 1e8 in float32 depends on the order; columns are stored as 2, 0, 1."""
+    from scipy.sparse import csr_array
+
+    stored = csr_array((np.ones(3), np.array([2, 0, 1]), np.array([0, 3])), shape=(1, 3))
+    rows = torch.tensor([[-1e8], [1.0], [1e8]])
+    assert weighted_sum((stored, rows)).item() == 1.0
+    assert stored.indices.tolist() == [2, 0, 1]
+
+
+def test_compressors_of_the_registry_are_known_to_the_formula() -> None:
+    assert set(COMPRESSORS) == {"none", "quantize"}, (
+        "say in `size` what a message of the new one weighs"
+    )
+
+
+@pytest.mark.parametrize("spec", ["none", "quantize:bits=3", "quantize:bits=8"])
+def test_a_rank_without_peers_says_nothing(spec: str) -> None:
+    from dfl.core.registry import choose
+
+    compressor = choose("--compressor", spec, COMPRESSORS)()
+    message = compressor.encode(
+        torch.zeros(0, 9), lambda rows, places: torch.zeros(0, 9, dtype=torch.int32)
+    )
+    assert message.dtype == torch.uint8
+    assert message.shape == (
+        0,
+        compressor.encode(torch.ones(1, 9), lambda *_: torch.zeros(1, 9, dtype=torch.int32)).shape[
+            1
+        ],
+    )
+    assert compressor.decode(message, 9, torch.float32).shape == (0, 9)

@@ -1,0 +1,274 @@
+"""Is whatever cannot be done refused in one line, with exit code 2, no traceback and nothing written?
+
+The flags and the options come from `Run` and from the registries: a component that is added is tried as well.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dfl.config import Run
+from dfl.core.parse import KINDS as VALUES
+from dfl.core.registry import flag, options
+from dfl.simulation.loop import components
+from tests.conftest import Command
+
+KINDS = components()
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+BAD = {
+    "int": ("", "x", "1.5", "1e3", "0x10", "1_0", "\N{ARABIC-INDIC DIGIT THREE}", "nan", "-1"),
+    "float": ("", "x", "nan", "inf", "-inf", "1e999", "1_0", "0x10", "-1"),
+    "bool": ("", "x", "1", "True"),
+    "str": ("", "no-such"),
+    "Path": ("", "no/such/file"),
+    "tuple[int, ...]": ("", "x", "1.5", "200+", "200+-1", "0", "-1"),
+}
+"""Values that every option of a type refuses: of the wrong kind, or out of any range."""
+
+HUGE = {"int": "9" * 30, "float": "1e308", "tuple[int, ...]": f"{10**30}+2", "str": "x" * 500}
+"""Values that may be refused or not, but may not end in a traceback."""
+
+GOOD = {"erdos_renyi": "p=0.5", "edges": "path=no-such.edges", "links": "path=no-such.csv"}
+"""Something to write for required options."""
+
+
+def kind(annotation: object) -> str:
+    text = (
+        annotation
+        if isinstance(annotation, str)
+        else getattr(annotation, "__name__", str(annotation))
+    )
+    return text.removesuffix(" | None")
+
+
+OPTIONS = [
+    (field, name, key, kind(parameter.annotation))
+    for field, registry in KINDS.items()
+    for name, component in registry.items()
+    for key, parameter in options(component).items()
+]
+"""Field, component, option and type of all options that there are."""
+PLAIN = {name: kind(p.annotation) for name, p in options(Run).items() if name not in KINDS}
+FLAGS = {name: each for name, each in PLAIN.items() if each in ("int", "float")}
+
+
+def spell(field: str, name: str, key: str, text: str) -> list[str]:
+    """A command line that is good but for this option."""
+    rest = [
+        item for item in GOOD.get(name, "").split(",") if item and not item.startswith(f"{key}=")
+    ]
+    more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
+    return [
+        flag(field),
+        f"{name}:{','.join([*rest, f'{key}={text}'])}",
+        *more,
+        "--peers",
+        "16",
+        "--dry-run",
+    ]
+
+
+def test_every_type_of_option_is_tried() -> None:
+    assert {each for *_, each in OPTIONS} <= set(BAD)
+    assert set(BAD) == set(VALUES)
+    assert all(len(values) >= 2 for values in BAD.values())
+    assert set(PLAIN) - set(FLAGS) == {
+        "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share", "share_all_until", "init_from",
+        "resume", "log_level", "tensorboard",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (o, t) for o in OPTIONS for t in BAD[o[-1]] if (o[2], t) != ("peers", "0")
+    ],  # there is a peer 0
+    ids=lambda x: ":".join(x[1:3]) or x,
+)
+def test_options(dfl_run: Command, option: tuple[str, str, str, str], text: str) -> None:
+    field, name, key, _ = option
+    line = dfl_run.refused(*spell(field, name, key, text))
+    assert name in line
+    assert key in line
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o[-1] in HUGE], ids=lambda x: ":".join(x[1:3])
+)
+def test_huge_options(dfl_run: Command, option: tuple[str, str, str, str]) -> None:
+    field, name, key, each = option
+    ended = dfl_run(*spell(field, name, key, HUGE[each]))
+    assert ended.code in (0, 2)
+    assert ended.err.count("\n") == ended.code // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(n, t) for n, each in FLAGS.items() for t in (*BAD[each], "9" * 400, "-" + "9" * 400)],
+)
+def test_numbers_of_flags(dfl_run: Command, name: str, text: str) -> None:
+    line = dfl_run.refused(f"{flag(name)}={text}")
+    assert line.startswith(f"{flag(name)} must be ")
+    if len(text) > 100:  # of which the beginning, or the kind, is shown
+        assert text[:60] in line or "of type int" in line
+    else:
+        assert text.removesuffix("_0") in line or float(text) == float(line.split()[-1])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in PLAIN.items() if each not in FLAGS.values()]
+)
+def test_words_and_paths_of_flags(dfl_run: Command, name: str) -> None:
+    line = dfl_run.refused(f"{flag(name)}=", "--dry-run")
+    assert line.startswith(f"{flag(name)} must be ")
+    assert line.endswith("not ''")
+    if name in ("init", "engine"):
+        assert "'Common'" in dfl_run.refused(flag(name), "Common")
+
+
+@pytest.mark.parametrize("field", KINDS)
+def test_names_of_components(dfl_run: Command, field: str) -> None:
+    longest = max(KINDS[field], key=len)
+    more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
+    line = dfl_run.refused(flag(field), longest[:-1], *more)
+    assert line.startswith(f"{flag(field)}: unknown {longest[:-1]!r} (did you mean ")
+    assert all(name in line for name in KINDS[field])
+    for text in ("", ":", "=", " ", "no such\nname", longest.swapcase()):
+        line = dfl_run.refused(f"{flag(field)}={text}", *more)
+        assert line.startswith(f"{flag(field)}: unknown {text.partition(':')[0]!r}")
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [(field, name) for field in KINDS for name in KINDS[field]]
+)
+def test_malformed_specs(dfl_run: Command, field: str, name: str) -> None:
+    known = options(KINDS[field][name])
+    more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
+    for rest in ("", "=", "=1", "no-such=1", ",", ":"):
+        line = dfl_run.refused(flag(field), f"{name}:{rest}", *more)
+        assert line.startswith(f"{flag(field)} {name}: unknown option ")
+        assert all(key in line for key in known)
+        assert known or line.endswith("it has none")
+    for key in known:
+        for rest in (key, f"{key}=1,{key}=1", f"{key}=1,"):
+            assert dfl_run.refused(flag(field), f"{name}:{rest}", *more).startswith(
+                f"{flag(field)} {name}: "
+            )
+    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+    for key in needed[:1]:
+        assert f"{flag(field)} {name} needs {key}" in dfl_run.refused(flag(field), name)
+
+
+def test_nearest_option(dfl_run: Command) -> None:
+    line = dfl_run.refused("--compressor", "quantize:bit=4", "--algorithm", "qdfedavgm")
+    assert line == (
+        "--compressor quantize: unknown option 'bit' (did you mean bits?); choose from bits, rounding, block"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"),
+    [
+        (
+            "--round 3",
+            "unknown flag '--round' (did you mean --rounds?); choose from --help, --topology, ",
+        ),
+        (
+            "--local_stepz=3",
+            "unknown flag '--local_stepz' (did you mean --local-steps?); choose from ",
+        ),
+        ("-x", "unknown flag '-x'"),
+        (
+            "--rounds 3 --rounds 3",
+            "--rounds is given twice, the second time with '3': give it once",
+        ),
+        ("--dry-run --dry-run", "--dry-run is given twice"),
+        ("--rounds", "--rounds needs a value: write --rounds VALUE"),
+        ("--rounds --peers 3", "--rounds needs a value"),
+        ("ring", "'ring' belongs to no flag"),
+        ("--peers 3 4", "'4' belongs to no flag"),
+        ("--no-dry-run", "unknown flag '--no-dry-run'"),
+        ("--dry-run=maybe", "--dry-run must be true or false, not 'maybe'"),
+        ("--tensorboard=7", "--tensorboard must be true or false, not '7'"),
+        ("--ensemble=2", "--ensemble must be true or false, not '2'"),
+        ("--bits 0", "--bits must be from 1 to 16, not 0"),
+        ("--bits 17", "--bits must be from 1 to 16, not 17"),
+        ("--validation 1", "--validation must be at least 0 and below 1, not 1.0"),
+        ("--momentum 1", "--momentum must be at least 0 and below 1, not 1.0"),
+        ("--lr 0", "--lr must be a positive number, not 0.0"),
+        ("--threads 0", "--threads must be from 1 to 1024, not 0"),
+        ("--threads 1025", "--threads must be from 1 to 1024, not 1025"),
+        (f"--seed {2**63}", f"--seed must be from 0 to {2**63 - 1}, not {2**63}"),
+        (f"--rounds {2**31}", f"--rounds must be from 0 to {2**31 - 1}, not {2**31}"),
+    ],
+)
+def test_flags(dfl_run: Command, tokens: str, line: str) -> None:
+    assert dfl_run.refused(*tokens.split()).startswith(line)
+
+
+COLD = """
+import sys
+from dfl.run import main
+for line in sys.stdin.read().splitlines():
+    sys.argv[1:] = line.split()
+    assert main() == 2, line
+heavy = {"torch", "sklearn", "matplotlib", "pandas", "mpi4py"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+
+
+def test_a_bad_command_line_is_refused_without_torch() -> None:
+    lines = [
+        "--rouns 3",
+        "--rounds x",
+        "--topology rign",
+        "--model mlp:hidden=x",
+        "--bits 4 --algorithm dfedavgm",
+    ]
+    lines += [
+        "--compressor quantize:bits=99 --algorithm qdfedavgm",
+        "--lr-schedule step:every=0",
+        "--config no.toml",
+    ]
+    command = [sys.executable, "-c", COLD]
+    cold = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, env=ENV)
+    assert cold.returncode == 0, cold.stderr
+    assert cold.stderr.count("dfl: ") == len(lines) == cold.stderr.count("\n")
+
+
+def test_a_name_that_is_no_text() -> None:
+    """Bytes that are no UTF-8 reach Python as half characters, which cannot be encoded."""
+    command = [sys.executable.encode(), b"-m", b"dfl.run", b"--config", b"\xff.toml"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=ENV)
+    assert ended.returncode == 2
+    assert (
+        ended.stderr == "dfl: --config \\udcff.toml: cannot be read (No such file or directory)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        "--rounds=x",
+        "--topology=rign",
+        "--topology=torus --peers=7",
+        "--model=lenet",
+        "--config=/",
+        "--out=/dev/null",
+    ],
+)
+def test_from_a_shell(tmp_path: Path, tokens: str) -> None:
+    command = [sys.executable, "-m", "dfl.run", *tokens.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENV)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("dfl: ")
+    assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,18 @@
+"""Some of the command lines of `tests.campaigns.commands`, in this process."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+
+from tests.campaigns.commands import campaign
+
+
+def test_random_command_lines_end_well_and_touch_nothing_foreign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+    counted, bad = campaign(40, st.just(0), 0)
+    assert not bad, "\n".join(bad)
+    assert counted["done"] > 2
+    assert counted["refused"] > 10

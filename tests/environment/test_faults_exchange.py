@@ -1,0 +1,350 @@
+"""Is what peers make of losses what the paper's sums make of them, written out on dense matrices?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from dfl import Data, InputError, Run
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from tests.algorithms.test_oracle import dense, sgd
+from tests.support.quadratic import Point, centres, final, half_square, quadratic, spread, states
+from topologies import TOPOLOGIES
+
+GRAPHS = ("ring", "star", "exponential", "one_peer_exponential", "small_world:k=4,p=0.3")
+SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
+
+
+def fate(setting: Setting, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to i."""
+    sky, P = setting.network.fault_effects(t), setting.layout.peers
+    up = torch.from_numpy(sky.up)
+    listener, speaker = (each.reshape(-1) for each in np.indices((P, P)))
+    arrive = torch.from_numpy(sky.arrive(speaker, listener)).view(P, P)
+    both = up[:, None] & up[None, :]
+    return up, both, both & arrive
+
+
+def trained(setting: Setting, x: Tensor, up: Tensor) -> Tensor:
+    """Heavy ball for those who are up."""
+    return torch.where(up[:, None], sgd(x, centres(setting), 0.1, 0.0, 3), x)
+
+
+@pytest.mark.parametrize("topology", GRAPHS)
+@pytest.mark.parametrize(
+    "faults", [SOME, "burst:p=0.4,length=3", "leave:peers=2,at=3+join:peers=5+6,at=4"]
+)
+def test_a_lost_neighbours_weight_goes_to_self(topology: str, faults: str) -> None:
+    setting = quadratic(topology=topology, faults=faults)
+    X = start(setting.run, setting.task, True)[0] + 1.0
+    for t, state in enumerate(list(states(setting, 9))[1:]):
+        up, _, arrive = fate(setting, t)
+        A = dense(setting, t) * arrive * (1 - torch.eye(8))
+        X = (A + torch.diag(1 - A.sum(1))) @ trained(setting, X if t else X - 1.0, up)
+        assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("topology", GRAPHS)
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: int) -> None:
+    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)) over edges with both ends up; Q as if unlost.
+
+    The larger of the two sums of weights of a peer is scaled to the smaller.
+    """
+    common: dict[str, Any] = {
+        "topology": topology,
+        "algorithm": f"qdfedavgm:gamma={gamma}",
+        "d": 40,
+    }
+    setting = quadratic(**common, compressor=f"quantize:bits={bits}", faults=SOME)
+    calm = quadratic(**common, compressor=f"quantize:bits={bits}")
+    X = start(setting.run, setting.task, True)[0]
+    copies = (
+        X[None].expand(8, -1, -1).clone()
+    )  # [k, i]: what k knows of i, and i knows that k knows
+    for t, state in enumerate(list(states(setting, 9))[1:]):
+        up, both, arrive = fate(setting, t)
+        Z, edges = trained(setting, X, up), Net(calm.network, t).edges
+        said = (
+            Net(calm.network, t)
+            .exchange(Z[edges.owner] - copies[edges.ids % 8, edges.owner], edges=edges)
+            .own
+        )
+        copies[edges.ids % 8, edges.owner] += said * arrive[edges.ids % 8, edges.owner][:, None]
+        W = dense(setting, t) * both * (1 - torch.eye(8))
+        less = torch.minimum(W.sum(1), W.sum(0))
+        pull, push = torch.nan_to_num(less / W.sum(1)), torch.nan_to_num(less / W.sum(0))
+        X = Z + gamma * (
+            torch.einsum("ij,ijd->id", pull[:, None] * W, copies)
+            - torch.einsum("ki,kid->id", push[None] * W, copies)
+        )
+        assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
+
+
+KEEPING = [
+    (topology, faults)
+    for topology in ("ring", "one_peer_exponential", "exponential")
+    for faults in ("link_loss:p=0.5", "burst:p=0.4,length=9+outage:p=0.1", "link_loss:p=0.9")
+    if topology == "ring" or "outage" not in faults
+]
+
+
+@pytest.mark.parametrize(("topology", "faults"), KEEPING)
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_the_mean_is_kept_whatever_is_lost(topology: str, bits: int, faults: str) -> None:
+    setting = quadratic(topology=topology, bits=bits, d=300, faults=faults)
+    x = start(setting.run, setting.task, True)[0]
+    for t, state in enumerate(list(states(setting, 25))[1:]):
+        z = trained(setting, x, fate(setting, t)[0])
+        assert torch.allclose(state.x.mean(0), z.mean(0), rtol=0, atol=1e-12)
+        x = state.x
+
+
+ROW_STOCHASTIC = ("star", "barabasi_albert:m=2", "directed")
+"""Graphs on which uniform weights, or those of a file, are not doubly stochastic."""
+
+
+def row_stochastic(topology: str, folder: Path, **settings: Any) -> Setting:
+    """A run with such weights; `directed` is a file of weights on a graph of which many edges have no way back."""
+    if topology == "directed":
+        hears = np.eye(8) + np.eye(8, k=1) + np.eye(8, k=-7) + np.eye(8, k=3)
+        np.savez(path := folder / "weights.npz", hears / hears.sum(1, keepdims=True))
+        return quadratic(topology=f"edges:path={path}", **settings)
+    return quadratic(topology=topology, mixing="uniform", **settings)
+
+
+@pytest.mark.parametrize("topology", ROW_STOCHASTIC)
+@pytest.mark.parametrize("gamma", [1.0, 0.6])
+def test_copies_per_edge_are_copies_per_peer_where_nothing_is_lost(
+    topology: str, gamma: float, tmp_path: Path
+) -> None:
+    method = f"qdfedavgm:gamma={gamma}"
+    peers, edges = (
+        final(row_stochastic(topology, tmp_path, algorithm=method, faults=faults), 60)
+        for faults in ("none", "link_loss:p=0")
+    )
+    assert torch.allclose(peers, edges, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("topology", ROW_STOCHASTIC)
+@pytest.mark.parametrize("bits", [2, 8])
+def test_the_average_by_the_stationary_distribution_is_kept(
+    topology: str, bits: int, tmp_path: Path
+) -> None:
+    setting = row_stochastic(topology, tmp_path, bits=bits, d=300, faults="link_loss:p=0.4")
+    pi = torch.linalg.matrix_power(dense(setting, 0), 2**20)[0]
+    x, apart = start(setting.run, setting.task, True)[0], []
+    for state in list(states(setting, 120))[1:]:
+        z = trained(setting, x, torch.ones(8, dtype=torch.bool))
+        assert torch.allclose(pi @ state.x, pi @ z, rtol=0, atol=1e-10)
+        apart.append(spread(x := state.x))
+    assert max(apart[100:]) < 1.2 * max(apart[20:60])
+
+
+@pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential", "star"])
+@pytest.mark.parametrize("faults", ["outage:p=0.2,length=2", "leave:peers=2,at=3", SOME])
+def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
+    """Peers that agree go on agreeing where in- or out-neighbours of a directed graph are down."""
+    same = Data(
+        np.full((8, 5), 3.0),
+        np.zeros(8, np.int64),
+        np.zeros((1, 5)),
+        np.zeros(1, np.int64),
+        classes=0,
+    )
+    run = Run(
+        peers=8, topology=topology, algorithm="qdfedavgm", momentum=0.0, lr=0.1, faults=faults
+    )
+    setting = prepare(run, World(), Point(5), same, half_square)
+    rows = (
+        setting.task.train.inputs
+    )  # peers that are down stay where they are, so all begin at the optimum
+    state = setting.algorithm.init(rows, rows, Net(setting.network, 0))
+    for t in range(12):
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    assert torch.allclose(state.x, rows, rtol=0, atol=1e-12)
+
+
+def rounds_of(hears: list[list[list[int]]]) -> Any:
+    """A topology of so many rounds; hears[t][i] are those whom peer i of 8 hears in round t."""
+
+    def graph(peers: int, rng: Any) -> list[csr_array]:
+        found = np.zeros((len(hears), peers, peers), bool)
+        for t, rows in enumerate(hears):
+            for i, others in enumerate(rows):
+                found[t, i, others] = True
+        return [csr_array(each) for each in found]
+
+    return graph
+
+
+def test_rounds_that_are_not_doubly_stochastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A star on half of the peers and a ring on the others in turn with a star on all: as without copies."""
+    halves = [[1, 2, 3], [0], [0], [0], [5, 7], [4, 6], [5, 7], [6, 4]]
+    changing = rounds_of([halves, [list(range(1, 8))] + 7 * [[0]]])
+    monkeypatch.setitem(TOPOLOGIES, "halves", changing)
+    settings: dict[str, Any] = {"topology": "halves", "mixing": "uniform"}
+    plain, edges = (
+        final(quadratic(**settings, algorithm=name), 60) for name in ("dfedavgm", "qdfedavgm")
+    )
+    assert torch.allclose(plain, edges, rtol=0, atol=1e-12)
+
+
+def test_a_round_in_which_some_only_hear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = [[j for j in range(8) if j != i] for i in range(8)]
+    monkeypatch.setitem(TOPOLOGIES, "chain", rounds_of([[[], *([i] for i in range(7))], everyone]))
+    settings: dict[str, Any] = {"topology": "chain", "mixing": "uniform"}
+    assert final(quadratic(**settings), 2).isfinite().all()
+    with pytest.raises(InputError, match="--topology chain with --algorithm qdfedavgm"):
+        quadratic(**settings, algorithm="qdfedavgm")
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({"faults": "link_loss:p=0.3"}, False),
+        ({"faults": "link_loss:p=0.9"}, True),
+        ({"faults": "link_loss:p=0.9", "algorithm": "qdfedavgm:gamma=0.1"}, False),
+        ({"faults": "link_loss:p=0.9", "algorithm": "dfedavgm"}, False),
+        ({"faults": "outage:p=0.2", "topology": "exponential"}, False),
+        ({"faults": "leave:fraction=0.5,at=3"}, False),
+    ],
+    ids=str,
+)
+def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned: bool) -> None:
+    setting = quadratic(**{"algorithm": "qdfedavgm", "peers": 16, "rounds": 200, **more})
+    assert setting.run_info is not None
+    assert any(f"--faults {more['faults']}" in note for note in setting.run_info.notes) == warned
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8, None])
+def test_disagreement_stays_bounded(bits: int | None) -> None:
+    """At 30 % losses: no further apart after 150 rounds than after 100, and not much further than in float32."""
+    settings: dict[str, Any] = {"d": 300, "faults": "link_loss:p=0.3"}
+    setting = (
+        quadratic(**settings, bits=bits) if bits else quadratic(**settings, algorithm="qdfedavgm")
+    )
+    apart = [spread(state.x) for state in states(setting, 160)]
+    exact = [spread(state.x) for state in states(quadratic(d=300), 60)]
+    assert max(apart[120:]) < 1.1 * max(apart[40:120])
+    assert max(apart[40:]) < 1.6 * exact[-1]
+
+
+@pytest.mark.parametrize("topology", ["ring", "star", "one_peer_exponential"])
+@pytest.mark.parametrize("more", [{}, {"mixing": "neighbors"}, {"aggregator": "median"}])
+def test_losses_that_never_come_change_nothing(topology: str, more: dict[str, Any]) -> None:
+    calm = final(quadratic(topology=topology, **more), 9)
+    for never in (
+        "link_loss:p=0",
+        "burst:p=0",
+        "outage:p=0",
+        "leave:at=99",
+        "join:at=0",
+        "stragglers:work=1",
+    ):
+        assert torch.equal(calm, final(quadratic(topology=topology, faults=never, **more), 9))
+
+
+def test_losses_that_never_come_leave_the_form_with_a_copy_per_edge() -> None:
+    """Which is the same recursion where nothing is quantized, and the very same where the graph changes anyway."""
+    plain, edges = quadratic(), quadratic(algorithm="qdfedavgm", faults="link_loss:p=0")
+    assert not Net(edges.network, 0).fixed
+    assert Net(quadratic(faults="stragglers").network, 0).fixed
+    assert torch.allclose(final(plain, 12), final(edges, 12), rtol=0, atol=1e-12)
+    changing: dict[str, Any] = {"topology": "one_peer_exponential", "bits": 3}
+    assert torch.equal(
+        final(quadratic(**changing), 9), final(quadratic(**changing, faults="link_loss:p=0"), 9)
+    )
+
+
+@pytest.mark.parametrize("faults", ["link_loss:p=1", "outage:p=1", "join:fraction=1,at=99"])
+@pytest.mark.parametrize("topology", ["ring", "star", "exponential", "regular:k=7"])
+def test_who_hears_nothing_is_alone(faults: str, topology: str) -> None:
+    alone = quadratic(algorithm="local_only", faults="none" if "link" in faults else faults)
+    assert torch.equal(final(quadratic(topology=topology, faults=faults), 6), final(alone, 6))
+    setting = quadratic(topology=topology, faults=faults, bits=8)
+    assert torch.allclose(final(setting, 6), final(alone, 6), rtol=0, atol=1e-15)  # copies cancel
+    spoke = setting.network.lost
+    assert spoke == (6 * int(setting.network.edge_plan(0).copies.sum()) if "link" in faults else 0)
+
+
+LYING: list[dict[str, Any]] = [
+    {}, {"bits": 3}, {"bits": 3, "topology": "one_peer_exponential"}, {"aggregator": "median"},
+    {"algorithm": "qdfedavgm:exchange=paper,alpha=0.5", "compressor": "quantize:bits=6"},
+    {"attack": "ipm:eps=1e9,peers=3"}, {"attack": "dissensus:peers=3", "aggregator": "clipping"},
+    {"attack": "alie:peers=3", "bits": 3}, {"algorithm": "local_only"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", LYING, ids=str)
+def test_who_is_down_keeps_its_state_to_the_bit(more: dict[str, Any]) -> None:
+    """Peer 3 is down in rounds 2 to 5, whatever it is; nobody hears of it, and it says nothing."""
+    if "clipping" in more.get("aggregator", ""):
+        more = {**more, "aggregator": "clipping:tau=1"}
+    setting = quadratic(**more, momentum=0.5, faults="leave:peers=3,at=2+join:peers=0,at=4")
+    seen, said = [], []
+    for state in states(setting, 6):
+        seen.append(state.x.clone())
+        said.append(setting.network.payload.copy())
+    for before, after in pairwise(seen[2:]):
+        assert torch.equal(before[3], after[3])
+        assert not torch.equal(before[5], after[5])
+    assert all(torch.equal(seen[0][0], x[0]) for x in seen[1:5])
+    assert not torch.equal(seen[5][0], seen[4][0])
+    assert said[2][3] == said[-1][3]
+    assert said[4][0] == 0
+
+
+def test_only_words_that_are_said_are_counted() -> None:
+    """On a ring of 8 without peer 3: its neighbours speak over one edge. Lost words were said."""
+    setting = quadratic(faults="leave:peers=3,at=0+link_loss:p=1", d=5)
+    final(setting, 2)
+    edges = np.array([2, 2, 1, 0, 1, 2, 2, 2])
+    assert setting.network.payload.tolist() == (2 * 5 * 8 * edges).tolist()
+    assert setting.network.lost == 2 * edges.sum()
+
+
+def test_a_rule_hears_fewer_words() -> None:
+    """Peer 0 of a ring hears itself and those of its neighbours whose words arrive; the rule is shown no others."""
+    from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
+
+    shown: list[int] = []
+
+    def count(words: Updates) -> Aggregate:
+        shown.append(len(words.rows))
+        assert words.weights.sum() == pytest.approx(1)
+        return Aggregate(words.mix(words.weights))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AGGREGATORS, "count", count)
+        setting = quadratic(faults=SOME, aggregator="count")
+        del shown[:]  # of the rehearsal
+        x = final(setting, 5)
+    expected = [
+        1 + int(fate(setting, t)[2][i, [i - 1, (i + 1) % 8]].sum())
+        for t in range(5)
+        for i in range(8)
+    ]
+    assert shown == expected
+    assert torch.allclose(x, final(quadratic(faults=SOME), 5), rtol=0, atol=1e-12)
+
+
+def test_plans_of_rounds_share_links_and_routes() -> None:
+    network = quadratic(faults=SOME).network
+    assert network.peer_plan(0) is not network.peer_plan(1)
+    assert network.link(network.peer_plan(0)) is network.link(network.peer_plan(7))
+    assert len(network._links) == 1
+    network.link(network.edge_plan(3))
+    network.link(network.edge_plan(4))
+    assert len(network._links) == 2

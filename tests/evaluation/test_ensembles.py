@@ -1,0 +1,310 @@
+"""Is what all models say together the mean of their outputs and their vote? Checked against plain numpy."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.core.layout import Layout
+from dfl.datasets import DATASETS, Data
+from dfl.evaluation import metrics
+from dfl.evaluation.ensembles import Ensemble, tally
+from dfl.reporting import plots
+from dfl.run import _asked
+from dfl.training.task import Task, normal
+from experiments import lab
+from tests.conftest import Command
+from tests.reporting.test_terminal import shown
+from tests.support.quadratic import FEW, digits, states
+
+BOTH = ["accuracy_ensemble", "accuracy_vote"]
+ALONE: dict[str, Any] = {"algorithm": "local_only", "partition": "shards:per_peer=2", "model": "mlp:hidden=8",
+                         "lr": 0.1, "peers": 5, "rounds": 3, "eval_every": 3, "ensemble": True}  # fmt: skip
+SMALL: dict[str, Any] = {**FEW, "ensemble": True}
+
+
+def last(**settings: Any) -> dict[str, float]:
+    *_, row = dfl.simulate(dfl.Run(**{**ALONE, **settings}))
+    return row
+
+
+def said(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What the honest peers of a finished run say of the digits' test set, (a, n, 10), and its labels."""
+    run, data = dfl.load(folder), DATASETS["digits"](None)
+    scale, shift = (
+        torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
+    )
+    inputs = normal(torch.from_numpy(data.test_inputs), scale, shift)
+    honest = [
+        i
+        for i in range(run.run.peers or 0)
+        if "is_attacker" not in run.peers or not run.peers["is_attacker"][i]
+    ]
+    outputs = [run.model(i)(inputs).detach().double().numpy() for i in honest]
+    return np.stack(outputs), data.test_labels
+
+
+def by_hand(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[float]:
+    """How often the mean output is right, and how often the vote is; one example after the other."""
+    right = np.zeros(2)
+    for k, label in enumerate(labels):
+        votes = Counter(int(np.argmax(one[k])) for one in outputs)
+        winner = min(votes, key=lambda each: (-votes[each], each))
+        right += [np.argmax(sum(one[k] for one in outputs)) == label, winner == label]
+    return [float(each) for each in right / len(labels)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"engine": "loop"}, {"init": "independent"}, {"algorithm": "dfedavgm", "attack": "sign_flip:peers=1+3"}],
+    ids=["batched", "loop", "independent", "liars"],
+)  # fmt: skip
+def test_figures_are_those_of_the_models_that_are_kept(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    row = last(out=tmp_path / "run", **settings)
+    outputs, labels = said(tmp_path / "run")
+    assert len(outputs) == (3 if "attack" in settings else 5)
+    assert [row[name] for name in BOTH] == by_hand(outputs, labels)
+    assert dfl.load(tmp_path / "run").rows[BOTH].iloc[-1].tolist() == [row[name] for name in BOTH]
+    assert row["accuracy_mean"] != row["accuracy_ensemble"] != row["accuracy_mean_model"]
+
+
+def test_linear_models_say_together_what_their_mean_says() -> None:
+    row = last(model="softmax", init="independent")
+    assert row["accuracy_ensemble"] == row["accuracy_mean_model"] > row["accuracy_mean"]
+
+
+def test_models_that_are_the_same_say_what_one_says() -> None:
+    first, *_ = dfl.simulate(dfl.Run(**ALONE))
+    assert first["accuracy_ensemble"] == first["accuracy_vote"] == first["accuracy_mean"] > 0
+    agreed = last(
+        algorithm="dfedavgm", topology="complete", mixing="uniform", attack="gaussian:peers=2"
+    )
+    assert agreed["accuracy_vote"] == pytest.approx(agreed["accuracy_mean"], abs=0.05)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "pooled", "fltrust:root=20"])
+def test_of_one_model_for_all_it_is_the_accuracy(algorithm: str) -> None:
+    row = last(algorithm=algorithm)
+    assert [row[name] for name in BOTH] == [row["accuracy_mean"]] * 2
+
+
+def test_nothing_is_measured_that_is_not_asked_for() -> None:
+    asked, plain = last(), last(ensemble=False)
+    assert list(asked) == [*plain, *BOTH]
+    assert {**asked, "seconds": 0} == {
+        **plain,
+        **{name: asked[name] for name in BOTH},
+        "seconds": 0,
+    }
+
+
+def room(peers: int, attackers: tuple[int, ...] = ()) -> Ensemble:
+    layout, honest = Layout(peers, 1), np.setdiff1d(np.arange(peers), attackers)
+    return Ensemble(World(), layout, layout.group(honest, 0))
+
+
+PLANTED = torch.tensor(
+    [  # three peers, four examples, three labels
+        [[9.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]],
+        [[0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]],
+        [[0, 1, 0], [5, 0, 0], [2, 0, 0], [0, 1, 0]],
+    ]
+)
+
+
+def test_a_planted_vote() -> None:
+    """Two against one who is surer; two and one who is surer again; three ways apart, where the lowest label wins."""
+    ballots = tally(PLANTED.double().numpy())
+    assert ballots.tolist() == [[1, 2, 0], [1, 2, 0], [1, 1, 1], [1, 1, 1]]
+    for labels, mean, vote in (
+        ([0, 0, 0, 0], 1.0, 0.5),
+        ([1, 1, 1, 1], 0.0, 0.5),
+        ([0, 1, 0, 2], 0.5, 0.5),
+    ):
+        heard = room(3)
+        heard.hear([PLANTED], torch.tensor(labels))
+        assert heard.figures(0.1) == {"accuracy_ensemble": mean, "accuracy_vote": vote}, labels
+
+
+def test_a_peer_that_cannot_decide_votes_for_the_lowest_label() -> None:
+    torn = np.array([[[0.0, 2.0, 2.0]], [[0.0, 0.0, 0.0]], [[-1.0, -1.0, 3.0]]])
+    assert tally(torn).tolist() == [[1, 1, 1]]
+
+
+def test_liars_are_not_heard() -> None:
+    heard = room(3, attackers=(0,))
+    heard.hear([PLANTED[:2], PLANTED[2:]], torch.tensor([1, 0, 0, 1]))
+    assert heard.figures(0.1) == {
+        "accuracy_ensemble": 1.0,
+        "accuracy_vote": 1.0,
+    }  # thrice one against one
+
+
+def test_what_is_said_is_passed_on_and_one_row_may_stand_for_all() -> None:
+    heard, labels = room(4), torch.tensor([0, 1, 2, 1])
+    passed = heard.hear((part for part in [PLANTED[:1]]), labels)
+    assert len(passed) == 1
+    assert torch.equal(passed[0], PLANTED[:1])
+    heard.hear([PLANTED[:1]], torch.tensor([1, 1, 1, 1]))
+    assert heard.figures(0.1) == {
+        "accuracy_ensemble": 0.5,
+        "accuracy_vote": 0.5,
+    }  # three and one of eight
+    assert room(4).figures(0.1) == {"accuracy_ensemble": 0.1, "accuracy_vote": 0.1}
+
+
+def test_the_mean_is_taken_in_float64_and_in_peer_order() -> None:
+    """In float32 the small number is lost beside the large ones."""
+    outputs = torch.tensor([[[1e8, 1e8]], [[0.0, 1.0]], [[-1e8, -1e8]]])
+    heard = room(3)
+    heard.hear([outputs], torch.tensor([1]))
+    assert heard.figures(0.1)["accuracy_ensemble"] == 1
+    wide = np.random.default_rng(0).normal(size=(9, 700, 10))  # more than a block
+    mean = room(9)._mean(wide)
+    assert mean is not None
+    np.testing.assert_allclose(mean.reshape(700, 10), wide.mean(0), rtol=1e-12, atol=1e-15)
+
+
+class Halves(World):
+    """Two ranks of one program: what is swapped is kept by whoever speaks, rank 1 first."""
+
+    def __init__(self, rank: int, kept: dict[str, Any]) -> None:
+        super().__init__(rank=rank, size=2)
+        self.kept = kept
+
+    def smallest(self, *numbers: int) -> tuple[int, ...]:
+        return (min(*numbers, -3),)  # the other rank knows of three labels
+
+    def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+        assert [len(each) for each in cut] == [0, rows.shape[1]]
+        assert len(rows) == counts[self.rank]
+        mine = np.concatenate([rows, self.kept.setdefault("rows", rows)])
+        return mine[:, cut[self.rank].start : cut[self.rank].stop]
+
+    def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
+        if self.rank:
+            self.kept.setdefault("gathered", []).append(rows)
+            return None
+        return np.concatenate([rows, self.kept["gathered"].pop(0)])
+
+
+def test_a_rank_without_peers_listens() -> None:
+    """Rank 0 hosts nobody and counts; the one peer is on rank 1, which adds up all columns there are."""
+    layout, kept = Layout(1, 2), {}  # type: ignore[var-annotated]
+    labels = torch.tensor([0, 1, 0, 0])
+    ranks = [
+        Ensemble(Halves(rank, kept), layout, layout.group(np.arange(1), rank)) for rank in (0, 1)
+    ]
+    assert [len(each.honest.here) for each in ranks] == [0, 1]
+    ranks[1].hear([PLANTED[:1]], labels)
+    assert ranks[0].hear([], labels) == []
+    assert ranks[0].figures(0.1) == {"accuracy_ensemble": 0.75, "accuracy_vote": 0.75}
+
+
+def test_more_examples_and_peers_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = last()
+    monkeypatch.setattr(metrics, "CHUNK", 37)
+    monkeypatch.setattr(metrics, "LANES", 2)
+    assert [last()[name] for name in BOTH] == [whole[name] for name in BOTH]
+
+
+def test_models_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    outputs = Task.outputs
+
+    def counted(self: Task, parameters: dict[str, Any], inputs: Any, each: bool = True) -> Any:
+        asked.append(len(next(iter(parameters.values()))))
+        return outputs(self, parameters, inputs, each)
+
+    monkeypatch.setattr(Task, "outputs", counted)
+    last(ensemble=False)
+    plain = asked.copy()
+    asked.clear()
+    last()
+    assert asked == plain
+
+
+def test_examples_with_a_trigger_are_not_heard() -> None:
+    setting = digits(attack="backdoor:peers=0", ensemble=True)
+    together = Ensemble.of(setting)
+    assert together is not None
+    assert "backdoor_success" in (
+        metrics.measure(list(states(setting, 1))[-1], setting, together) or {}
+    )
+    assert together.heard == len(setting.test_sets.labels) == 359
+    assert Ensemble.of(digits()) is None
+
+
+def test_labels_that_are_no_classes_have_no_ensemble() -> None:
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    targets = inputs @ np.ones((3, 1), np.float32)
+    run = dfl.Run(peers=4, rounds=1, ensemble=True)
+    data = Data(inputs, targets, inputs, targets, classes=0)
+    *_, row = dfl.simulate(run, nn.Linear(3, 1), data, lambda out, y: (out - y).square().mean(-1))
+    assert np.isnan([row[name] for name in BOTH]).all()
+
+
+def test_a_run_stops_at_what_all_say_together(dfl_run: Command) -> None:
+    rows = list(dfl.simulate(dfl.Run(**{**SMALL, "rounds": 40, "eval_every": 1,
+                                        "until": "accuracy_ensemble=0.5"})))  # fmt: skip
+    assert rows[-1]["accuracy_ensemble"] >= 0.5 > max(row["accuracy_ensemble"] for row in rows[:-1])
+    for name in BOTH:
+        line = dfl_run.refused("--until", f"{name}=0.5", "--peers", "4")
+        assert line == f"--until {name}=0.5 needs what all models say together: say --ensemble"
+    assert dfl.Run(until="accuracy_vote=0.5", ensemble=True).goal == ("accuracy_vote", 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "file", "asked"),
+    [
+        ([], "", False), (["--ensemble"], "", True), ([], "ensemble = true", True), (["--ensemble"], "lr = 0.1", True),
+        (["--no-ensemble"], "ensemble = true", False), (["--ensemble=false"], "ensemble = true", False),
+        (["--ensemble"], "ensemble = false", True),
+    ],
+)  # fmt: skip
+def test_how_it_is_asked_for(dfl_run: Command, tokens: list[str], file: str, asked: bool) -> None:
+    (dfl_run.folder / "run.toml").write_text(file)
+    run = _asked([*tokens, "--config", "run.toml", "--out", "out"], 4)["run"]
+    assert run["ensemble"] is asked
+    (dfl_run.folder / "run.json").write_text(json.dumps({"run": run}))
+    assert _asked(["--config", "run.json", "--out", "out"], 4)["run"]["ensemble"] is asked
+
+
+def test_what_is_no_answer_is_refused(dfl_run: Command) -> None:
+    assert (
+        dfl_run.refused("--ensemble=perhaps") == "--ensemble must be true or false, not 'perhaps'"
+    )
+    (dfl_run.folder / "run.toml").write_text('ensemble = "yes"')
+    assert dfl_run.refused("--config", "run.toml").endswith(
+        "--ensemble must be true or false, not 'yes'"
+    )
+
+
+def test_it_is_shown_and_drawn(tmp_path: Path) -> None:
+    run = dfl.Run(**{**SMALL, "out": tmp_path / "run"})
+    line = next(line for line in shown(run).splitlines() if "together" in line)
+    rows = dfl.load(tmp_path / "run").rows
+    mean, vote = rows[BOTH].iloc[-1]
+    assert line == f"  together {mean:.4f} the mean output of all models, {vote:.4f} their vote"
+    drawn = {str(each.get_label()): each for each in plots.accuracy_by_round(rows).axes[0].lines}
+    curve = drawn["all models together, by their mean output"]
+    assert np.asarray(curve.get_ydata()).tolist() == rows["accuracy_ensemble"].tolist()
+
+
+def test_a_page_of_the_lab_book_can_ask_for_it(tmp_path: Path) -> None:
+    run = dfl.Run(**SMALL)
+    found = lab.finished(tmp_path / "cell", run)
+    assert found.run.ensemble
+    assert set(BOTH) <= set(found.rows)

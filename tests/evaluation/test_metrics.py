@@ -1,0 +1,227 @@
+"""Are the figures of a run what their names say? Checked against scikit-learn and plain numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+from torch import Tensor, nn
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.core.layout import Layout
+from dfl.datasets.data import Data
+from dfl.evaluation import metrics
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.watch import COLUMNS
+from tests.support.quadratic import states
+
+ENGINES = ("batched", "loop")
+
+
+def trained(**settings: Any) -> tuple[Setting, Any]:
+    run = dfl.Run(
+        **{
+            "peers": 5,
+            "partition": "dirichlet:alpha=0.3",
+            "validation": 0.2,
+            "model": "softmax",
+            **settings,
+        }
+    )
+    setting = prepare(run, World())
+    *_, last = states(setting, 3)
+    return setting, last
+
+
+def probabilities(row: Tensor, setting: Setting, inputs: Tensor) -> np.ndarray[Any, Any]:
+    """Softmax regression by hand: the row is 10x64 weights, then 10 biases."""
+    x = (inputs.flatten(1).double() * setting.task.scale + setting.task.shift).double()
+    logits = x @ row[:640].view(10, 64).double().T + row[640:].double()
+    return torch.softmax(logits, 1).numpy()
+
+
+def own(setting: Setting, examples: Any, i: int) -> tuple[Tensor, Tensor]:
+    first = int(examples.starts[i])
+    part = slice(first, first + int(examples.sizes[i]))
+    return examples.inputs[part], examples.labels[part]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_peer_is_measured_on_its_own(engine: str) -> None:
+    setting, last = trained(engine=engine)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    test_sets, everything = setting.test_sets, np.arange(10)
+    for i, row in enumerate(last.x):
+        said = probabilities(row, setting, test_sets.inputs).argmax(1)
+        assert peers["accuracy"][i] == accuracy_score(test_sets.labels, said)
+        inputs, labels = own(setting, setting.task.train, i)
+        loss = log_loss(labels, probabilities(row, setting, inputs), labels=everything)
+        assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
+        for name, examples in (
+            ("local_accuracy", test_sets.local),
+            ("validation_accuracy", test_sets.held_out),
+        ):
+            inputs, labels = own(setting, examples, i)
+            said = probabilities(row, setting, inputs).argmax(1)
+            assert peers[name][i] == (
+                accuracy_score(labels, said) if len(labels) else pytest.approx(np.nan, nan_ok=True)
+            )
+
+
+def test_the_row_sums_the_peers_up() -> None:
+    setting, last = trained(bits=4)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    row = metrics.summary(peers, setting.algorithm.columns)
+    accuracy = peers["accuracy"]
+    assert (row["accuracy_mean"], row["accuracy_min"], row["accuracy_max"], row["accuracy_std"]) == (
+        accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
+    )  # fmt: skip
+    assert row["quantization_error"] == float(last.error.max())
+    assert metrics.traffic(peers, setting) == {"payload_bytes": setting.network.payload.sum()}
+
+
+def test_consensus_distance_and_mean_model() -> None:
+    x = torch.randn(7, 10_000, generator=torch.Generator().manual_seed(0))
+    distance, mean = metrics.consensus(x, World(), Layout(7, 1))
+    wide = x.double().numpy()
+    assert mean is not None
+    np.testing.assert_allclose(mean.numpy(), wide.mean(0), atol=1e-6)
+    assert distance == pytest.approx(np.sqrt(((wide - wide.mean(0)) ** 2).sum(1).mean()), rel=1e-12)
+
+
+def test_equal_rows_are_measured_like_different_ones() -> None:
+    setting, last = trained()
+    same = last.x[:1].expand(5, -1)
+    assert len(set(metrics.on_common(same, setting.task, setting.test_sets))) == 1
+    apart = metrics.on_common(last.x, setting.task, setting.test_sets)
+    assert metrics.on_common(same, setting.task, setting.test_sets)[0] == apart[0]
+
+
+def test_more_examples_and_peers_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, last = trained()
+    whole = metrics.measure(last, setting)
+    monkeypatch.setattr(metrics, "CHUNK", 37)
+    monkeypatch.setattr(metrics, "LANES", 2)
+    parts = metrics.measure(last, setting)
+    assert whole is not None
+    assert parts is not None
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6)
+
+
+def test_a_subset_for_evaluation_is_fixed() -> None:
+    setting, _ = trained(eval_examples=50)
+    again, _ = trained(eval_examples=50)
+    other, _ = trained(eval_examples=50, seed=1)
+    assert len(setting.test_sets.labels) == 50
+    assert torch.equal(setting.test_sets.inputs, again.test_sets.inputs)
+    assert not torch.equal(setting.test_sets.inputs, other.test_sets.inputs)
+    assert len(setting.test_sets.local.labels) == 359  # the local test is not cut
+
+
+def test_a_subset_bounds_the_training_examples_too() -> None:
+    """ceil(N / P) of each peer, of which small peers have fewer; others for another seed."""
+    setting, last = trained(eval_examples=203)
+    again, _ = trained(eval_examples=203)
+    other, _ = trained(eval_examples=203, seed=1)
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    everything, chosen = setting.task.train, setting.test_sets.train
+    np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))
+    assert chosen.sizes.max() == setting.test_sets.longest_train == 41
+    for i, row in enumerate(last.x):
+        inputs, labels = own(setting, chosen, i)
+        whole, _ = own(setting, everything, i)
+        assert {each.numpy().tobytes() for each in inputs} <= {
+            each.numpy().tobytes() for each in whole
+        }
+        loss = log_loss(labels, probabilities(row, setting, inputs), labels=np.arange(10))
+        assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
+    assert torch.equal(chosen.inputs, again.test_sets.train.inputs)
+    assert not torch.equal(chosen.inputs, other.test_sets.train.inputs)
+
+
+def test_without_a_subset_all_training_examples_count() -> None:
+    setting, _ = trained()
+    assert setting.test_sets.train is setting.task.train
+    assert setting.test_sets.longest_train == setting.test_sets.longest
+
+
+def test_rows_come_at_the_start_the_interval_and_the_end() -> None:
+    rows = list(dfl.simulate(dfl.Run(peers=3, rounds=5, eval_every=2, model="softmax")))
+    assert [row["round"] for row in rows] == [0, 2, 4, 5]
+    assert all(tuple(row) == COLUMNS for row in rows)
+    assert rows[0]["consensus_distance"] == 0
+    assert rows[-1]["accuracy_mean"] > rows[0]["accuracy_mean"] + 0.3
+
+
+def test_labels_that_are_no_classes_have_no_accuracy() -> None:
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    targets = inputs @ np.array([[1.0], [2.0], [3.0]], np.float32)
+    data = Data(inputs, targets, inputs, targets, classes=0)
+    run = dfl.Run(peers=4, rounds=150, eval_every=150, momentum=0.0)
+    first, last = dfl.simulate(
+        run, nn.Linear(3, 1), data, lambda out, y: (out - y).square().mean(-1)
+    )
+    assert last["train_loss"] < 0.01 * first["train_loss"]
+    assert np.isnan(last["accuracy_mean"])
+
+
+@pytest.mark.parametrize(("name", "shape", "d"), [("2nn", (1, 28, 28), 199_210), ("cnn", (1, 28, 28), 1_663_370),
+                                                  ("lenet", (3, 32, 32), 64_102), ("softmax", (1, 8, 8), 650),
+                                                  ("mlp", (1, 8, 8), 4_810)])  # fmt: skip
+def test_published_numbers_of_parameters(name: str, shape: tuple[int, ...], d: int) -> None:
+    assert Spec.of(MODELS[name](shape, 10)).d == d
+
+
+def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
+    module = MODELS["2nn"]((1, 28, 28), 10)
+    spec, rows = Spec.of(module), draw(module, Spec.of(module), seed=0, peers=range(3))
+    theirs = spec.views(spec.row(module))
+    for name, ours in spec.views(rows).items():
+        bound = 1 / np.sqrt({"1": 784, "3": 200, "5": 200}[name[0]])
+        assert float(ours.abs().max()) <= bound
+        assert float(ours[0].std()) == pytest.approx(bound / np.sqrt(3), rel=0.3)
+        assert float(theirs[name].abs().max()) <= bound
+    assert not torch.equal(rows[0], rows[1])
+    assert torch.equal(draw(module, spec, seed=0, peers=[2])[0], rows[2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_figures_that_are_not_finite(value: float) -> None:
+    sizes = np.array([[5, 0, 2], [0, 0, 0], [5, 1, 2]])
+    peers = {
+        "train_loss": np.array([1.0, np.nan, 1.0]),
+        "accuracy": np.array([0.5, 0.5, 0.5]),
+        "validation_accuracy": np.array([np.nan, np.nan, 0.5]),
+        "local_accuracy": np.array([0.5, np.nan, 0.5]),
+        "is_attacker": np.zeros(3),
+    }
+    assert metrics.not_finite(peers, sizes, 10) == ""
+    for name in list(peers)[:4]:
+        wrong = peers | {name: np.array([*peers[name][:2], value])}
+        assert metrics.not_finite(wrong, sizes, 10) == f"{name} of peer 2 is {value}"
+        assert (metrics.not_finite(wrong, sizes, 0) == "") == (name != "train_loss")
+        assert metrics.not_finite(wrong | {"is_attacker": np.array([0, 0, 1])}, sizes, 10) == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_that_returns_nan_has_no_accuracy(engine: str, shared: bool) -> None:
+    """The largest of some outputs of which one is NaN is no answer."""
+    setting, last = trained(engine=engine)
+    x = last.x[:1].clone() if shared else last.x.clone()
+    x[0, 645] = np.nan  # the bias of one label
+    own = metrics.on_common(x, setting.task, setting.test_sets)
+    assert np.isnan(own[0])
+    assert np.isfinite(own[1:]).all()
+    loss, right = metrics.on_own(
+        x, setting.task, setting.test_sets.local, setting.test_sets.longest, shared
+    )
+    assert np.isnan([loss[0], right[0]]).all()
+    assert shared or np.isfinite([loss[1:], right[1:]]).all()

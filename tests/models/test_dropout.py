@@ -1,0 +1,169 @@
+"""Are units left out by address, in training only, and is the gradient that of torch with the same masks?"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.datasets.data import Data
+from dfl.models.layers import Dropout
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import prepare
+from dfl.training.batches import batches, groups
+from dfl.training.gradients import masks
+from dfl.training.sgd import sgd
+from dfl.training.task import Task
+from tests.algorithms.test_identities import part
+from tests.conftest import Command
+from tests.support.quadratic import digits, final
+
+LEFT_OUT = {"model": "mlp:hidden=12+9,dropout=0.3"}
+
+
+def mask(task: Task, i: int, address: tuple[int, int], layer: tuple[str, int]) -> Tensor:
+    """Peer i's mask of one layer in step k of round t, from the numbers at its address."""
+    (t, k), (name, units) = address, layer
+    b = task.solver.batch_size
+    drawn = randomness.uniform(
+        task.seed, f"dropout {name}", [int(task.peers[i])], t, k, n=b * units
+    )[0]
+    return (drawn.view(b, units) >= 0.3).float() / 0.7
+
+
+def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
+    """A round of peer i by torch's own layers, gradients and optimiser, with the masks multiplied in by hand."""
+    layers = [nn.Linear(64, 12), nn.Linear(12, 9), nn.Linear(9, 10)]
+    weights = [p for layer in layers for p in layer.parameters()]
+    nn.utils.vector_to_parameters(row.clone(), weights)
+    optimiser = torch.optim.SGD(weights, lr=0.05, momentum=0.9)
+    lanes = next(lanes for lanes in groups(task) if i in lanes)
+    for k, batch in enumerate(batches(task, t, lanes)):
+        place = list(lanes).index(i)
+        if place >= len(batch.index):
+            break
+        weight = batch.weight.expand(batch.index.shape)[place]
+        index = batch.index[place][weight > 0]
+        inputs, labels = task.inputs(task.train.inputs[index]).flatten(1), task.train.labels[index]
+        h = layers[0](inputs).relu() * mask(task, i, (t, k), ("3", 12))[: len(index)]
+        h = layers[1](h).relu() * mask(task, i, (t, k), ("6", 9))[: len(index)]
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(layers[2](h), labels).backward()
+        optimiser.step()
+    return nn.utils.parameters_to_vector(weights).detach()
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:alpha=0.3"])
+def test_a_round_is_sgd_with_units_left_out(engine: str, partition: str) -> None:
+    task = digits(
+        **LEFT_OUT, engine=engine, partition=partition, init="independent", local_epochs=2
+    ).task
+    x = draw(task.module, task.spec, 0, range(6))
+    ours = sgd(x, task, 1)
+    for i in range(6):
+        assert torch.allclose(ours[i], trained(task, x[i], i, 1), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_company_changes_no_bit(engine: str) -> None:
+    setting = digits(**LEFT_OUT, engine=engine, partition="dirichlet:alpha=0.3", init="independent")
+    x = start(setting.run, setting.task, False)[0]
+    together = sgd(x, setting.task, 3)
+    for first, stop in ((0, 1), (1, 3), (2, 6), (5, 6)):
+        assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])
+
+
+def test_masks_keep_the_mean_and_differ_everywhere() -> None:
+    task = digits(model="mlp:hidden=400+400,dropout=0.2", batch_size=25, local_steps=2).task
+    first, second = (masks(task, batch) for batch in batches(task, 0, np.arange(6)))
+    assert list(first) == ["3.mask", "6.mask"]
+    for drawn in first.values():
+        assert drawn.shape == (6, 25, 400)
+        assert set(drawn.unique().tolist()) == {0.0, 1.25}
+        assert float(drawn.mean()) == pytest.approx(1, abs=0.01)
+    whole = [each.flatten() for drawn in (first, second) for of in drawn.values() for each in of]
+    apart = torch.corrcoef(torch.stack(whole)).fill_diagonal_(0)
+    assert float(apart.abs().max()) < 0.05
+
+
+def test_nothing_is_left_out_where_a_model_is_measured() -> None:
+    """A model in three lines says the same of the test set, with all units."""
+    setting = digits(**LEFT_OUT)
+    x, test_sets = final(setting, 2), setting.test_sets
+    out = setting.task.outputs(
+        setting.task.spec.views(x), setting.task.inputs(test_sets.inputs), each=False
+    )
+    w = setting.task.spec.views(x[2])
+    h = setting.task.inputs(test_sets.inputs).flatten(1)
+    for name in ("1", "4"):
+        h = (h @ w[f"{name}.weight"].T + w[f"{name}.bias"]).relu()
+    assert torch.allclose(out[2], h @ w["7.weight"].T + w["7.bias"], rtol=0, atol=1e-5)
+
+
+def test_a_layer_does_what_its_mask_says() -> None:
+    layer, x = Dropout(0.5, 12), torch.randn(2, 3, 4)
+    assert layer(x) is x
+    given = torch.arange(24.0).view(2, 12)
+    out = torch.func.functional_call(layer, {"mask": given}, (x,))
+    assert torch.equal(out, x * given.view(2, 3, 4))
+    assert layer.mask is None
+    assert not layer.state_dict()
+    assert "rate=0.5, units=12" in repr(layer)
+    with pytest.raises(InputError, match="below 1, not 1"):
+        Dropout(1, 3)
+
+
+def test_a_model_with_dropout_is_no_plain_stack() -> None:
+    assert digits(**LEFT_OUT).task.dense == ()
+    assert digits(model="mlp:hidden=12,dropout=0").task.dense
+    assert (
+        Spec.of(MODELS["mlp"]((4,), 3, hidden=(5, 6), dropout=0.5)).d
+        == 4 * 5 + 5 + 5 * 6 + 6 + 6 * 3 + 3
+    )
+
+
+def test_the_callers_own_layers_draw_too() -> None:
+    """Also behind a convolution, whose units are channels times places."""
+    rng = np.random.default_rng(0)
+    inputs: Any = rng.integers(0, 256, (40, 1, 6, 6)).astype(np.uint8)
+    data = Data(
+        inputs, rng.integers(0, 2, 40), inputs[:2], np.zeros(2, np.int64), classes=2, scale=1 / 255
+    )
+
+    def moved(rate: float) -> Tensor:
+        module = nn.Sequential(
+            nn.Conv2d(1, 3, 3), Dropout(rate, 48), nn.Flatten(), nn.Linear(48, 2)
+        )
+        setting = prepare(dfl.Run(peers=4, init="independent"), World(), module, data)
+        return sgd(start(setting.run, setting.task, True)[0], setting.task, 0)
+
+    assert torch.equal(moved(0.5), moved(0.5))
+    assert not torch.allclose(moved(0.5), moved(0.0), atol=1e-3)
+    with pytest.raises(InputError, match=r"layer 1 drops units at random.*dfl\.layers\.Dropout"):
+        Spec.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+
+
+def test_a_run_is_read_back_whole(tmp_path: Path) -> None:
+    run = dfl.Run(peers=3, rounds=2, out=tmp_path / "run", model="mlp:hidden=8,dropout=0.4")
+    *_, last = dfl.simulate(run)
+    model: Any = dfl.load(run.out or "").model(1)
+    assert isinstance(model[3], Dropout)
+    assert model.train()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
+    assert (
+        model.to(torch.float64)(torch.ones(2, 1, 8, 8, dtype=torch.float64)).dtype == torch.float64
+    )
+    assert last["accuracy_mean"] > 0.2
+
+
+@pytest.mark.parametrize("rate", ["1", "-0.1", "1.5"])
+def test_rates_that_are_none(dfl_run: Command, rate: str) -> None:
+    line = dfl_run.refused("--model", f"mlp:dropout={rate}", "--peers", "4", "--dry-run")
+    assert line == f"--model mlp: dropout must be at least 0 and below 1, not {float(rate)}"

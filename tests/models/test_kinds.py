@@ -1,0 +1,202 @@
+"""Can peers with models of different kinds share a part? Other depths, and other things to look at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dfl import InputError, Run, load, simulate
+from dfl.comm.mpi import World
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
+from tests.support.mpirun import mpirun
+from tests.support.quadratic import final, states
+
+FEW: dict[str, Any] = {
+    "peers": 7,
+    "examples_per_peer": 30,
+    "rounds": 3,
+    "eval_every": 3,
+    "share": "head",
+}
+
+
+class Half(nn.Module):
+    """Sees the upper or the lower half of a digit only, and has a head of ten rows of eight weights."""
+
+    def __init__(self, upper: bool, *widths: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(a, b) for a, b in zip((32, *widths), (*widths, 8), strict=True)]
+        self.body = nn.Sequential(*[each for layer in layers for each in (layer, nn.ReLU())])
+        self.head, self.upper = nn.Linear(8, 10), upper
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(
+            self.body(x.flatten(1)[:, slice(0, 32) if self.upper else slice(32, 64)])
+        )
+        return out
+
+
+@pytest.fixture
+def kinds() -> list[nn.Module]:
+    """The upper half with one hidden layer, the lower half with two."""
+    torch.manual_seed(0)
+    return [Half(True), Half(False, 12)]
+
+
+def setting_of(modules: Sequence[nn.Module], **settings: Any) -> Setting:
+    return prepare(Run(**{**FEW, **settings}), World(), modules)
+
+
+def test_peers_have_their_kinds_in_turn_and_a_head_in_common(kinds: list[nn.Module]) -> None:
+    setting = setting_of(kinds)
+    x, (short, long) = next(states(setting, 0)).x, [spec for _, spec in setting.task.kinds]
+    assert (short.shared, long.shared, setting.task.spec.d) == (90, 90, long.d)
+    assert torch.equal(x[:, :90], x[:1, :90].expand(7, -1))
+    for i, row in enumerate(x):
+        (module, spec) = setting.task.kinds[i % 2]
+        own = torch.cat([short.row(kinds[0])[:90], spec.row(module)[90:]])
+        assert torch.equal(row[: spec.d], own)
+        assert not row[spec.d :].any()
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_each_kind_trains_as_it_would_among_its_own(kinds: list[nn.Module], engine: str) -> None:
+    setting = setting_of(kinds, engine=engine, init="independent")
+    x = next(states(setting, 0)).x
+    z = sgd(x, setting.task, 0)
+    for here, part in setting.task.parts():
+        assert here.tolist() == (
+            [0, 2, 4, 6] if part.module is setting.task.kinds[0][0] else [1, 3, 5]
+        )
+        d = part.spec.d
+        assert torch.equal(z[here, :d], sgd(x[here, :d], part, 0))
+        assert not z[here, d:].any()
+        assert not torch.equal(z[here, :d], x[here, :d])
+
+
+WAYS: list[dict[str, Any]] = [
+    {"algorithm": "fedavg"},
+    {"algorithm": "fedavg:fraction=0.5", "bits": 4},
+    {"topology": "ring"},
+    {"topology": "one_peer_exponential", "bits": 3},
+    {"bits": 5, "init": "independent"},
+    {"algorithm": "fedprox:stragglers=0.5", "local_epochs": 3},
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_only_the_common_head_is_said(kinds: list[nn.Module], way: dict[str, Any]) -> None:
+    whole, twin = setting_of(kinds, **way), setting_of([kinds[0], kinds[0]], **way)
+    last = final(whole, 3)
+    assert whole.network.payload.tolist() == (final(twin, 3), twin.network.payload.tolist())[1]
+    assert bool(torch.isfinite(last).all())
+    assert not last[0, whole.task.kinds[0][1].d :].any()
+
+
+def test_one_kind_twice_is_one_kind(kinds: list[nn.Module]) -> None:
+    for way in WAYS:
+        one = prepare(Run(**{**FEW, **way}), World(), kinds[0])
+        assert torch.equal(final(one, 2), final(setting_of([kinds[0], kinds[0]], **way), 2))
+
+
+def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Path) -> None:
+    """What a run says of its peers is what the modules that it gives back do."""
+    run = Run(**{**FEW, "ensemble": True, "out": tmp_path / "run"})
+    *_, row = simulate(run, kinds)
+    result, setting = load(tmp_path / "run", kinds), setting_of(kinds)
+    test_sets = setting.test_sets
+    seen = setting.task.inputs(test_sets.inputs)
+    with torch.no_grad():
+        outputs = torch.stack([result.model(i)(seen) for i in range(7)])
+    accuracy = (outputs.argmax(2) == test_sets.labels).double().mean(1).numpy()
+    assert result.peers["accuracy"].to_numpy() == pytest.approx(accuracy)
+    inputs, labels = setting.task.train.at(torch.arange(7 * 30).view(7, 30))
+    with torch.no_grad():
+        losses = [
+            nn.functional.cross_entropy(result.model(i)(setting.task.inputs(inputs[i])), labels[i])
+            for i in range(7)
+        ]
+    assert result.peers["train_loss"].to_numpy() == pytest.approx(np.array(losses), rel=1e-5)
+    assert row["accuracy_ensemble"] == pytest.approx(
+        float((outputs.mean(0).argmax(1) == test_sets.labels).double().mean())
+    )
+    assert np.isnan(row["accuracy_mean_model"])
+    assert row["consensus_distance"] > 0
+    assert result.state["head.weight"].shape == (7, 10, 8)
+    assert result.state["0/body.0.weight"].shape == (4, 8, 32)
+    assert result.state["1/body.2.weight"].shape == (3, 8, 12)
+    with pytest.raises(InputError, match="no mean"):
+        result.mean_model()
+
+
+def test_both_kinds_learn(kinds: list[nn.Module]) -> None:
+    few = {**FEW, "rounds": 40, "eval_every": 40, "examples_per_peer": 60, "algorithm": "fedavg"}
+    first, last = simulate(Run(**few), kinds)
+    assert last["accuracy_min"] > 0.4 > first["accuracy_max"]
+
+
+def test_kinds_do_not_start_where_another_run_ended(kinds: list[nn.Module], tmp_path: Path) -> None:
+    list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds[0]))
+    with pytest.raises(InputError, match=r"--init-from .* with 2 kinds"):
+        setting_of(kinds, init_from=tmp_path / "run")
+
+
+def test_nobody_starts_where_peers_of_several_kinds_ended(
+    kinds: list[nn.Module], tmp_path: Path
+) -> None:
+    list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}), kinds))
+    for peers in (7, 9):
+        with pytest.raises(InputError, match="has models of several kinds"):
+            prepare(
+                Run(**{**FEW, "peers": peers, "init_from": tmp_path / "run"}), World(), kinds[0]
+            )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"share": "all"}, "--share all with 2 kinds"),
+        ({"share_all_until": "3"}, "--share-all-until 3 with 2 kinds"),
+        ({"share": "body.0"}, "models 0 and 1 do not agree in what is shared"),
+        ({"share": "tail"}, "no layer or parameter is called 'tail'"),
+    ],
+)
+def test_refusals(kinds: list[nn.Module], settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        setting_of(kinds, **settings)
+    assert said in str(refused.value)
+
+
+def test_one_dtype_for_all(kinds: list[nn.Module]) -> None:
+    with pytest.raises(InputError, match="one dtype"):
+        setting_of([kinds[0], kinds[1].double()])
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+import dfl
+from tests.models.test_kinds import FEW, WAYS, Half
+torch.manual_seed(0)
+kinds = [Half(True), Half(False, 12)]
+for k, way in enumerate(WAYS):
+    list(dfl.simulate(dfl.Run(**{**FEW, **way, "peers": 4, "out": Path(sys.argv[1]) / str(k)}), kinds))
+"""
+
+
+def test_ranks_make_no_difference(tmp_path: Path) -> None:
+    """On five ranks one has no peer at all."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for ranks in (1, 5):
+        done = mpirun(ranks, str(tmp_path / "script.py"), str(tmp_path / str(ranks)), timeout=300)
+        assert done.returncode == 0, done.stderr
+    for k in range(len(WAYS)):
+        one, five = (
+            (tmp_path / str(r) / str(k) / "state.safetensors").read_bytes() for r in (1, 5)
+        )
+        assert one == five

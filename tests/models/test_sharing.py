@@ -1,0 +1,254 @@
+"""Is what peers share, and only that, said and mixed, and does the rest stay with them?"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dfl import Data, Run
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.core.errors import InputError
+from dfl.evaluation import metrics
+from dfl.models.sharing import merge_shared, shared_names, split_shared
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.sgd import sgd
+from tests.support.quadratic import digits, final, states
+
+NAMES = ["0.weight", "0.bias", "2.weight", "conv.weight", "5.bias"]
+MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        ("all", NAMES),
+        ("nothing", []),
+        ("head:1", ["5.bias"]),
+        ("head:2", ["conv.weight", "5.bias"]),
+        ("first:1", ["0.weight", "0.bias"]),
+        ("first:4", NAMES),
+        ("conv*", ["conv.weight"]),
+        ("2", ["2.weight"]),
+        ("5.*+0.bias", ["0.bias", "5.bias"]),
+        ("*bias", ["0.bias", "5.bias"]),
+        ("*", NAMES),
+    ],
+)
+def test_shares_are_read(share: str, expected: list[str]) -> None:
+    assert list(shared_names(share, NAMES)) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        ("cnov*", "'cnov*'.*choose from all, nothing, head:1, 0, 2, conv, 5, 0.weight"),
+        ("0+6.*", "called '6.*'"),
+        ("head:5", "1 to 4 layers.*'5'"),
+        ("head:0", "1 to 4 layers"),
+        ("first:-1", "1 to 4 layers"),
+        ("head:two", "not 'two'"),
+        ("", "called ''"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_the_names(share: str, said: str) -> None:
+    with pytest.raises(InputError, match="--share") as refused:
+        shared_names(share, NAMES)
+    assert all(part in str(refused.value) for part in said.split(".*"))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_row_begins_with_what_is_shared_and_holds_the_same_model() -> None:
+    module = MODELS["mlp"]((1, 4, 4), 3, hidden=(5, 4))
+    whole, head = Spec.of(module), Spec.of(module, "head:2")
+    assert (whole.shared, head.shared, head.d) == (whole.d, 5 * 4 + 4 + 4 * 3 + 3, whole.d)
+    assert head.common == ("3.weight", "3.bias", "5.weight", "5.bias")
+    assert head.whole.shared == head.d
+    for spec in (whole, head):
+        rows = draw(module, spec, 0, [0, 3])
+        ours = spec.views(rows)
+        for name, value in whole.views(draw(module, whole, 0, [0, 3])).items():
+            assert torch.equal(ours[name], value)
+        nn.utils.vector_to_parameters(draw(module, whole, 0, [3])[0], module.parameters())
+        assert torch.equal(spec.row(module), rows[1])
+
+
+def test_nets_of_training_are_no_layers_and_are_shared_with_all_or_by_name() -> None:
+    names = ["1.weight", "3.weight", "auxiliary.0.weight"]
+    for share, expected in (
+        ("head:1", names[1:2]),
+        ("*", names[:2]),
+        ("aux*", names[2:]),
+        ("all", names),
+    ):
+        assert list(shared_names(share, names, ("auxiliary",))) == expected
+    assert (
+        list(shared_names("head:1", names)) == names[2:]
+    )  # a layer of the caller's own that is called so
+
+
+def test_rows_are_parted_and_joined_again() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    for s in range(5):
+        assert torch.equal(merge_shared(*split_shared(x, s)), x)
+    assert torch.equal(
+        merge_shared(x[:1, :2], x[:, 2:]), torch.cat([x[:1, :2].expand(3, -1), x[:, 2:]], 1)
+    )
+
+
+EVERYBODY = [
+    {"algorithm": "fedavg"},
+    {"algorithm": "fedavg", "bits": 4},
+    {"algorithm": "fedprox:mu=0"},
+    {},
+    {"bits": 4},
+    {"bits": 2, "topology": "one_peer_exponential"},
+    {"algorithm": "qdfedavgm:exchange=paper", "compressor": "quantize:bits=8"},
+    {"aggregator": "median"},
+]
+
+
+@pytest.mark.parametrize("way", EVERYBODY)
+def test_sharing_nothing_is_training_alone_bit_for_bit(way: dict[str, Any]) -> None:
+    alone, setting = digits(algorithm="local_only", **MLP), digits(share="nothing", **MLP, **way)
+    assert torch.equal(final(setting, 3), final(alone, 3))
+    assert not setting.network.payload.any()
+    assert not setting.network.told.any()
+
+
+@pytest.mark.parametrize(
+    "way", [*EVERYBODY, {"algorithm": "fedavg:fraction=0.4,server_momentum=0.5"}]
+)
+def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None:
+    whole, pattern = (digits(share=share, **MLP, **way) for share in ("all", "*"))
+    assert torch.equal(final(whole, 3), final(pattern, 3))
+    assert whole.network.payload.tolist() == pattern.network.payload.tolist()
+
+
+def by_hand(setting: Setting, rounds: int, mix: Tensor) -> Tensor:
+    """X = W @ sgd(X) in the shared coordinates, X = sgd(X) in the others."""
+    x, s = next(states(setting, 0)).x, setting.task.spec.shared
+    for t in range(rounds):
+        z = sgd(x, setting.task, t)
+        x = torch.cat([(mix @ z[:, :s].double()).float(), z[:, s:]], 1)
+    return torch.as_tensor(x)
+
+
+@pytest.mark.parametrize("share", ["head:2", "first:1", "1.bias+5.*"])
+@pytest.mark.parametrize("topology", ["ring", "complete"])
+def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -> None:
+    setting = digits(share=share, topology=topology, **MLP)
+    mix = torch.from_numpy(setting.network.weights[0].toarray())
+    expected = by_hand(setting, 3, mix)
+    assert torch.allclose(final(setting, 3), expected, atol=1e-6)
+    s, p = setting.task.spec.shared, setting.layout.peers
+    assert (
+        setting.network.payload.tolist() == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
+    )
+    exact = digits(share=share, topology=topology, algorithm="qdfedavgm", **MLP)
+    assert torch.allclose(final(exact, 3), expected, atol=1e-5)
+
+
+def test_with_a_server_it_is_lg_fedavg() -> None:
+    """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is everybody's."""
+    setting = digits(algorithm="fedavg:fraction=0.5", share="head:1", **MLP)
+    s, run = setting.task.spec.shared, list(states(setting, 3))
+    x, sizes = next(states(setting, 0)).x, torch.from_numpy(setting.task.train.sizes).double()
+    x = x.expand(6, -1).clone()
+    for t in range(3):
+        chosen, *_ = setting.algorithm._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
+        z = sgd(x, setting.task, t)
+        weight = sizes[chosen.here] / sizes[chosen.here].sum()
+        x[chosen.here, s:] = z[chosen.here, s:]
+        x[:, :s] = (weight @ z[chosen.here, :s].double()).float()
+    assert torch.allclose(run[-1].x, x, atol=1e-6)
+    assert run[-1].x.shape == x.shape
+    assert not run[-1].one
+    assert len(torch.unique(run[-1].x[:, s:], dim=0)) > 3
+
+
+def test_a_pull_holds_only_what_is_shared() -> None:
+    """With one peer and one step nothing has moved yet, with two the pull differs in the shared part alone."""
+    ways = [
+        digits(peers=1, local_steps=2, share="head:1", algorithm=f"fedprox:mu={mu}", **MLP)
+        for mu in (0, 5)
+    ]
+    free, held = (final(setting, 1)[0] for setting in ways)
+    s = ways[0].task.spec.shared
+    assert not torch.equal(free[:s], held[:s])
+    assert torch.equal(free[s:], held[s:])
+
+
+def test_steps_can_count_by_their_length() -> None:
+    setting = digits(algorithm="fedavg:weighting=gradient", **MLP)
+    first, second = states(setting, 1)
+    steps = (sgd(first.w.expand(6, -1), setting.task, 0) - first.w).double()
+    weight = steps.square().sum(1) / steps.square().sum()
+    assert torch.allclose(second.w[0].double(), first.w[0] + weight @ steps, atol=1e-6)
+    assert not torch.allclose(weight, torch.full((6,), 1 / 6, dtype=torch.float64), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"algorithm": "local_only", "share": "head:1"},
+            "--share head:1 has no part in --algorithm local_only",
+        ),
+        ({"algorithm": "fltrust", "share": "head:1"}, "no part in --algorithm fltrust"),
+        ({"share_all_until": "3"}, "--share-all-until 3"),
+        (
+            {"share": "head:1", "share_all_until": "loss=3"},
+            "--share-all-until: unknown figure 'loss'",
+        ),
+        (
+            {"share": "head:1", "share_all_until": "9"},
+            "--share-all-until 9 is more than all --rounds 4",
+        ),
+        ({"share": "head:1", "share_all_until": "9" * 5000}, "is more than all --rounds 4"),
+        (
+            {"share": "head:1", "share_all_until": "consensus_distance=1"},
+            "has no part in --algorithm dfedavgm",
+        ),
+        (
+            {"share": "head:1", "share_all_until": "soon"},
+            "--share-all-until must be written a number of rounds or",
+        ),
+        ({"share": "conv*"}, "no layer or parameter is called 'conv*'"),
+        ({"algorithm": "fedavg:broadcast_to=nobody"}, "broadcast_to must be chosen or everyone"),
+        ({"algorithm": "fedavg:weighting=norm"}, "weighting must be examples, uniform or gradient"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        digits(**settings)
+    assert said in str(refused.value)
+
+
+def test_figures_of_a_split_run_are_of_every_peer() -> None:
+    setting = digits(algorithm="fedavg", share="head:1", **MLP)
+    last = list(states(setting, 2))[-1]
+    peers = metrics.measure(last, setting)
+    assert peers is not None
+    assert len(np.unique(peers["accuracy"])) > 1
+    models = metrics.models(last, setting)
+    assert models is not None
+    assert models.shape == (6, setting.task.spec.d)
+    distance, mean = metrics.apart(last, setting)
+    assert distance > 0
+    assert mean is not None
+    assert torch.equal(mean[: setting.task.spec.shared], last.w[0])
+
+
+def test_own_modules_are_shared_by_the_names_of_their_layers() -> None:
+    module = nn.Sequential()
+    module.add_module("body", nn.Linear(3, 4))
+    module.add_module("head", nn.Linear(4, 2))
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    data = Data(x, (x[:, 0] > 0).astype(np.int64), x, (x[:, 0] > 0).astype(np.int64), 2)
+    setting = prepare(Run(peers=4, share="head"), World(), module, data)
+    assert setting.task.spec.common == ("head.weight", "head.bias")
+    assert torch.equal(next(states(setting, 0)).x, setting.task.spec.row(module).expand(4, -1))

@@ -1,0 +1,125 @@
+"""What the user sees: lines in a pipe, a bar on a terminal, each warning once."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.reporting.report import Report
+from dfl.reporting.terminal import Terminal, size
+from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.watch import COLUMNS
+from tests.reporting.test_report import small
+
+
+def screen(tty: bool = False) -> tuple[Terminal, io.StringIO]:
+    """A terminal, or a pipe, and what was written to it."""
+    text = io.StringIO()
+    return Terminal(Console(file=text, force_terminal=tty, width=100, highlight=False)), text
+
+
+def shown(run: dfl.Run, tty: bool = False) -> str:
+    """What the user sees of a run."""
+    terminal, text = screen(tty)
+    for _ in dfl.simulate(run, report=Report(run.out, terminal)):
+        pass
+    return text.getvalue()
+
+
+def dry(run: dfl.Run) -> str:
+    terminal, text = screen()
+    terminal.dry_run(prepare(run, World()))
+    return text.getvalue()
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return prepare(small(), World())
+
+
+def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    text = shown(small(out=tmp_path / "run"))
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert "\r" not in text
+    lines = text.splitlines()
+    assert [line.split(",")[0] for line in lines if line.startswith("round")] == [
+        "round 0/3",
+        "round 2/3",
+        "round 3/3",
+    ]
+    assert lines[-1].split() == ["files", str(tmp_path / "run")]
+    for said in (
+        "4 on 1 rank",
+        "4 edges, degree 2",
+        "spectral gap 0.6667",
+        "385 parameters",
+        "12.32 kB per round",
+    ):
+        assert said in text
+
+
+def test_bar_on_a_terminal() -> None:
+    text = shown(small(), tty=True)
+    assert "3/3" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_bar_is_closed_by_an_error(setting: Setting) -> None:
+    terminal, text = screen(tty=True)
+    report = Report(None, terminal)
+    report.start(setting)
+    report.tick(1)
+    report.close(ValueError("oh"))
+    assert text.getvalue().endswith("\n\x1b[?25h")
+    assert "oh" not in text.getvalue()
+
+
+def test_messages_that_do_not_contract_are_warned_of_once(setting: Setting) -> None:
+    terminal, text = screen()
+    terminal.start(setting)
+    row = dict.fromkeys(COLUMNS, 0.0)
+    for t, error in enumerate((0.0, 0.5, 1.0, 2.0)):
+        terminal.row(row | {"round": t, "quantization_error": error})
+    assert text.getvalue().count("do not contract") == 1
+
+
+def test_notes_are_warned_of() -> None:
+    assert (
+        shown(small(algorithm="qdfedavgm:exchange=paper")).count("\nwarning: exchange=paper") == 1
+    )
+
+
+def test_regression_shows_its_loss() -> None:
+    terminal, text = screen()
+    nothing = dict.fromkeys(COLUMNS, float("nan"))
+    terminal.row(nothing | {"round": 0, "train_loss": 0.25, "payload_bytes": 0, "seconds": 1.0})
+    assert text.getvalue().startswith("round 0/0, loss 0.25")
+
+
+def test_dry_run_of_few_peers() -> None:
+    text = dry(small(partition="shards:per_peer=2"))
+    assert "local steps per round 2" in text
+    assert "peer / label" in text
+    assert "memory" in text
+    assert text.isascii()
+
+
+def test_dry_run_of_many_peers() -> None:
+    text = dry(small(peers=300, examples_per_peer=None, partition="dirichlet:alpha=0.5"))
+    assert "training examples: peers" in text
+    assert "different labels" in text
+    assert len(text.splitlines()) < 30
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1234567, "1.23 MB"), (2.5e12, "2.50 TB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text

@@ -1,0 +1,167 @@
+"""Does a run that starts where another ended begin there, whoever hosts which peer?"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dfl import InputError, Run, load, simulate
+from dfl.comm.mpi import World
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import prepare
+from tests.support.mpirun import mpirun
+
+FEW: dict[str, Any] = {
+    "peers": 6,
+    "rounds": 2,
+    "examples_per_peer": 25,
+    "model": "mlp:hidden=8",
+    "eval_every": 2,
+}
+
+
+def ended(folder: Path, **settings: Any) -> Path:
+    """A run that has finished."""
+    list(simulate(Run(**{**FEW, **settings, "out": folder})))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ended(tmp_path_factory.mktemp("one") / "run", algorithm="fedavg")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ended(tmp_path_factory.mktemp("many") / "run", share="head:1")
+
+
+def beginning(**settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    setting = prepare(Run(**{**FEW, **settings}), World())
+    return start(
+        setting.run, setting.task, setting.own_module, setting.algorithm.serves, setting.starts
+    )
+
+
+def rows(folder: Path, **settings: Any) -> torch.Tensor:
+    """The models (P, d) of a run as the layout of another has them."""
+    spec, state = (
+        prepare(Run(**{**FEW, **settings}), World()).task.spec,
+        load_file(folder / "state.safetensors"),
+    )
+    return torch.cat([state[name].flatten(1) for name in spec.names], 1)
+
+
+def test_one_model_is_where_all_start_and_all_know_it(one: Path) -> None:
+    row = rows(one)
+    for settings in ({}, {"share": "head:1"}, {"algorithm": "qdfedavgm", "bits": 4}):
+        x, known = beginning(init_from=one, **settings)
+        assert torch.equal(x, rows(one, **settings).expand(6, -1))
+        assert torch.equal(known, x[:, : known.shape[1]])
+    x, _ = beginning(init_from=one, algorithm="fedavg")
+    assert torch.equal(x, row)
+
+
+def test_many_models_are_where_each_starts_and_others_do_not_know_it(many: Path) -> None:
+    x, known = beginning(init_from=many)
+    assert torch.equal(x, rows(many))
+    assert not known.any()
+
+
+def test_newcomers_start_at_the_mean(many: Path) -> None:
+    x, _ = beginning(init_from=many, peers=8)
+    assert torch.equal(x[:6], rows(many))
+    assert torch.equal(x[6], x[7])
+    assert torch.allclose(x[6], x[:6].mean(0), atol=1e-7)
+
+
+def test_newcomers_do_not_start_at_what_liars_say(tmp_path: Path) -> None:
+    lies = ended(tmp_path / "lies", share="head:1", attack="label_flip:peers=1")
+    x, _ = beginning(init_from=lies, peers=7)
+    honest = [0, 2, 3, 4, 5]
+    assert torch.allclose(x[6], x[honest].mean(0), atol=1e-7)
+    assert not torch.allclose(x[6], x[:6].mean(0), atol=1e-5)
+
+
+def test_a_run_goes_on_where_another_stopped(one: Path, many: Path) -> None:
+    """At round 0 the figures are those at the end of the other run."""
+    for folder, settings in ((one, {"algorithm": "fedavg"}), (many, {"share": "head:1"})):
+        first = next(simulate(Run(**{**FEW, **settings, "init_from": folder})))
+        last = load(folder).rows.iloc[-1]
+        for figure in ("accuracy_mean", "train_loss", "consensus_distance"):
+            assert first[figure] == pytest.approx(last[figure], abs=1e-12)
+
+
+def test_a_server_takes_what_peers_keep_from_where_they_stood(tmp_path: Path) -> None:
+    lg = ended(tmp_path / "lg", algorithm="fedavg", share="head:1")
+    first = next(
+        simulate(Run(**{**FEW, "algorithm": "fedavg", "share": "head:1", "init_from": lg}))
+    )
+    assert first["accuracy_mean"] == pytest.approx(
+        load(lg).rows["accuracy_mean"].iloc[-1], abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model": "mlp:hidden=9"}, "has models of other parameters"),
+        ({"model": "softmax"}, "has models of other parameters"),
+        ({"peers": 5}, "has 6 models, for 5 peers: one, or at most as many"),
+        ({"init": "independent"}, "leave --init independent out"),
+        ({"algorithm": "fedavg"}, "these differ in what is shared"),
+        (
+            {"algorithm": "fedavg", "share": "first:1", "share_all_until": "1"},
+            "these differ in what is shared",
+        ),
+        ({"init_from": Path("/nowhere/at/all")}, "is no run directory"),
+    ],
+)
+def test_refusals(many: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        beginning(**{"init_from": many, **settings})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_without_models_cannot_be_started_from(tmp_path: Path) -> None:
+    folder = ended(tmp_path / "run")
+    (folder / "state.safetensors").unlink()
+    with pytest.raises(InputError, match=r"state.*missing"):
+        beginning(init_from=folder)
+    (folder / "state.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="damaged"):
+        beginning(init_from=folder)
+
+
+@pytest.mark.parametrize("ranks", [3])
+def test_ranks_make_no_difference(tmp_path: Path, many: Path, ranks: int) -> None:
+    """Each rank is handed its own peers' rows, newcomers among them; a refusal is everybody's."""
+    flags = [
+        "--peers",
+        "8",
+        "--rounds",
+        "1",
+        "--examples-per-peer",
+        "25",
+        "--model",
+        "mlp:hidden=8",
+        "--init-from",
+        str(many),
+    ]
+    words = ["-m", "dfl.run", *flags, "--share", "head:1"]
+    alone = ended(tmp_path / "one", peers=8, rounds=1, init_from=many, share="head:1")
+    done = mpirun(ranks, *words, "--out", str(tmp_path / "three"), timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, second = (
+        load_file(folder / "state.safetensors") for folder in (alone, tmp_path / "three")
+    )
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    refused = mpirun(
+        ranks, *words, "--algorithm", "fedavg", "--out", str(tmp_path / "none"), timeout=120
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.count("differ in what is shared") == 1

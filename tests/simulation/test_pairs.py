@@ -1,0 +1,66 @@
+"""A few of the combinations of `tests.campaigns.pairs`, for fewer rounds."""
+
+import warnings
+
+import pytest
+
+from dfl import Run, simulate
+from tests.campaigns.pairs import drawn, played
+
+
+@pytest.mark.parametrize("number", range(1000, 1020))
+def test_a_run_stays_bounded_or_a_warning_says_why_not(number: int) -> None:
+    how, text = played(drawn(number), rounds=60)
+    assert how in ("bounded", "refused", "warned"), text
+
+
+@pytest.mark.parametrize(
+    ("compressor", "warned"),
+    [
+        ("none", 0),
+        ("quantize:bits=1", 0),
+        ("quantize:bits=2", 0),
+        ("quantize:bits=4", 0),
+        ("quantize:bits=2,rounding=stochastic", 1),
+        ("quantize:bits=3,rounding=stochastic", 0),
+    ],
+)
+@pytest.mark.parametrize("exchange", ["replica", "paper"])
+def test_messages_that_do_not_contract_are_warned_of(
+    compressor: str, warned: int, exchange: str
+) -> None:
+    run = Run(
+        peers=4,
+        rounds=0,
+        mixing="lazy",
+        algorithm=f"qdfedavgm:exchange={exchange}",
+        compressor=compressor,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(simulate(run))
+    said = [each for each in caught if f"--compressor {compressor}" in str(each.message)]
+    assert len(said) == warned * (exchange == "replica")
+
+
+@pytest.mark.parametrize(
+    ("compressor", "faults", "warned"),
+    [
+        ("quantize:bits=2,block=0", "burst:p=0.5,length=4", True),  # number 169 of the campaign
+        ("quantize:bits=2,block=0", "none", False),
+        ("quantize:bits=4", "burst:p=0.5,length=4", False),
+        ("none", "burst:p=0.5,length=4", False),
+        ("none", "burst:p=0.9,length=20", True),
+    ],
+)
+def test_growth_by_coarse_messages_and_losses_is_warned_of(
+    compressor: str, faults: str, warned: bool
+) -> None:
+    run = Run(
+        peers=9, rounds=200, topology="one_peer_exponential", algorithm="qdfedavgm", compressor=compressor,
+        faults=faults, model="softmax",
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        next(iter(simulate(run)))
+    assert any("copies so old" in str(each.message) for each in caught) == warned

@@ -1,0 +1,209 @@
+"""Does every rank get its own peers' examples, and is what cannot start refused before it starts?"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.core.errors import InputError
+from dfl.datasets.data import Data
+from dfl.datasets.partition import DataSplit
+from dfl.simulation import cost, distribute, initialization
+from dfl.simulation.loop import Setting, prepare
+from tests.support.quadratic import digits, points
+
+
+def data(n: int = 24, classes: int = 3) -> Data:
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % classes if classes else rng.normal(size=n).astype(np.float32)
+    return Data(
+        rng.normal(size=(n, 4)).astype(np.float32),
+        labels,
+        rng.normal(size=(6, 4)).astype(np.float32),
+        labels[:6],
+        classes,
+    )
+
+
+def own(module: nn.Module | None = None, given: Data | None = None, **settings: Any) -> Setting:
+    return prepare(
+        dfl.Run(**{"peers": 4, **settings}), World(), module or nn.Linear(4, 3), given or data()
+    )
+
+
+def test_examples_of_some_peers_lie_one_after_the_other() -> None:
+    whole = data()
+    deal = DataSplit([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
+                [np.array([2]), np.array([0, 1]), np.array([3])])  # fmt: skip
+    arrays = distribute.owned(whole, deal, range(1, 3))
+    np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
+    np.testing.assert_array_equal(arrays["train labels"], whole.train_labels[[0, 7, 8, 9]])
+    assert arrays["held inputs"].shape == (0, 4)
+    assert arrays["test"].tolist() == [0, 1, 3]
+    assert distribute.owned(whole, deal, range(0))["train inputs"].shape == (0, 4)
+
+
+def test_arrays_survive_the_way_between_ranks() -> None:
+    arrays = {
+        "a": np.arange(6, dtype=np.uint8).reshape(2, 3)[:, ::2],
+        "b": np.array(0.5),
+        "c": np.zeros((0, 4), np.float32),
+    }
+    back = distribute.unpack(distribute.packed(arrays))
+    assert set(back) == set(arrays)
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(back[name], value)
+        assert (back[name].dtype, back[name].shape) == (value.dtype, value.shape)
+
+
+def test_matrices_survive_the_way_between_ranks() -> None:
+    setting = digits(topology="one_peer_exponential", peers=8)
+    assert setting.run_info is not None
+    for told, made in zip(setting.network.weights, setting.run_info.graph.weights, strict=True):
+        np.testing.assert_array_equal(told.toarray(), made.toarray())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_labels": np.zeros(23, np.int64)}, "24 train inputs with 23 labels"),
+        ({"test_inputs": np.zeros((0, 4)), "test_labels": np.zeros(0, np.int64)}, "0 test inputs"),
+        ({"train_labels": np.zeros(24)}, "as float64"),
+        ({"train_labels": np.full(24, 3)}, r"from 3 to 3 .* range\(3\)"),
+        ({"test_labels": np.full(6, -1)}, "test_labels from -1"),
+    ],
+)
+def test_data_of_the_callers_own_are_looked_at(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        own(given=replace(data(), **change))
+
+
+def test_labels_that_are_no_classes_are_dealt_iid_only() -> None:
+    with pytest.raises(InputError, match="--partition shards deals by label"):
+        own(nn.Linear(4, 1), data(classes=0), partition="shards")
+
+
+def test_more_test_examples_than_there_are() -> None:
+    with pytest.raises(InputError, match="--eval-examples 7 of 6 test examples"):
+        own(eval_examples=7)
+
+
+def test_a_lone_peer_is_told_that_it_is_alone() -> None:
+    setting = own(peers=1)
+    assert setting.run_info is not None
+    assert any("one peer talks to nobody" in note for note in setting.run_info.notes)
+
+
+def test_notes_reach_callers_from_python() -> None:
+    with pytest.warns(UserWarning, match=r"lambda_min\(W\) = -0.333"):
+        list(dfl.simulate(dfl.Run(peers=6, algorithm="qdfedavgm:exchange=paper", rounds=0)))
+
+
+def test_weights_of_a_file_are_said_to_be_those_of_the_file(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "w.csv", np.full((4, 4), 0.25), delimiter=",")
+    setting = own(topology=f"edges:path={tmp_path / 'w.csv'}", mixing="lazy")
+    assert setting.run_info is not None
+    assert any("no mixing rule is applied" in note for note in setting.run_info.notes)
+    np.testing.assert_allclose(setting.network.weights[0].toarray(), 0.25)
+
+
+def test_a_batch_is_normalised_as_the_data_say() -> None:
+    setting = digits()
+    raw = setting.task.train.inputs[:5]
+    assert raw.dtype == torch.uint8
+    seen = setting.task.inputs(raw)
+    assert seen.dtype == torch.float32
+    assert torch.allclose(seen, (raw.float() / 16 - 0.3055) / 0.3763, atol=2e-3)
+    assert raw.max() > 10  # left as it was
+
+
+def test_starts_are_common_or_independent() -> None:
+    common, independent = (digits(init=init) for init in ("common", "independent"))
+    x, known = initialization.start(common.run, common.task, False)
+    assert bool((x == x[0]).all())
+    assert torch.equal(known, x)
+    x, known = initialization.start(independent.run, independent.task, False)
+    assert len({tuple(row) for row in x[:, :20].tolist()}) == len(x)
+    assert not known.any()
+
+
+def test_another_seed_is_another_run() -> None:
+    first, second = (digits(seed=seed) for seed in (0, 1))
+    assert not torch.equal(
+        initialization.start(first.run, first.task, False)[0],
+        initialization.start(second.run, second.task, False)[0],
+    )
+    assert not torch.equal(first.task.train.inputs, second.task.train.inputs)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows"), [("dfedavgm", 1), ("qdfedavgm", 3), ("qdfedavgm:exchange=paper", 1)]
+)
+def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> None:
+    setting = digits(algorithm=algorithm)
+    d = setting.task.spec.d
+    foretold = cost.memory_of_state(
+        setting.algorithm, setting.network, (6, setting.task.spec), torch.float32
+    )
+    assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
+
+
+def test_a_rank_without_peers_has_the_servers_model_only() -> None:
+    setting = digits(algorithm="fedavg", share="head:1", peers=1)
+    setting.network.payload = setting.network.payload[:0]
+    d = setting.task.spec.d
+    assert (
+        cost.memory_of_state(
+            setting.algorithm, setting.network, (0, setting.task.spec), torch.float32
+        )
+        < 2 * 4 * d
+    )
+
+
+def test_memory_per_edge() -> None:
+    setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
+    d = setting.task.spec.d
+    foretold = cost.memory_of_state(
+        setting.algorithm, setting.network, (8, setting.task.spec), torch.float32
+    )
+    assert foretold == pytest.approx(
+        (1 + 2 * 3) * 8 * d * 4, abs=8 * 8
+    )  # three hops out and three in
+
+
+def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
+    for settings, batched in (
+        ({"model": "softmax"}, True),
+        ({"model": "cnn"}, False),
+        ({"model": "mlp:hidden=2000"}, True),
+        ({"model": "mlp:hidden=2000", "threads": 2}, False),
+        ({"model": "mlp:hidden=20", "threads": 2}, True),
+        ({"model": "mlp:hidden=2000", "threads": 2, "engine": "batched"}, True),
+        ({"model": "softmax", "engine": "loop"}, False),
+    ):
+        for peers in (2, 7):  # never by the layout
+            assert digits(peers=peers, **settings).task.solver.batched is batched, settings
+
+
+def test_doubles_stay_doubles() -> None:
+    setting = prepare(dfl.Run(peers=3), World(), nn.Linear(4, 3).double(), data())
+    assert initialization.start(setting.run, setting.task, True)[0].dtype == torch.float64
+    assert setting.payload_per_round == 15 * 8 * 6
+    assert points(3, 2).classes == 0
+
+
+def test_sizes_are_counted_by_peer() -> None:
+    none = np.zeros(0, np.int64)
+    deal = DataSplit([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
+    assert distribute.sizes(deal).tolist() == [[3, 0, 4], [2, 1, 0]]
+
+
+def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:
+    setting = digits(topology="exponential", peers=8)
+    assert setting.payload_per_round == 8 * 3 * setting.task.spec.d * 4

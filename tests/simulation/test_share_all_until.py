@@ -1,0 +1,129 @@
+"""Is everything shared at first, a part from then on, and is all of it counted as LG-FedAvg counts?"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dfl import Run, simulate
+from dfl.algorithms import ALGORITHMS
+from dfl.comm.net import Net
+from dfl.core.registry import choose
+from dfl.models.zoo import MODELS, Spec, draw
+from dfl.simulation import cost
+from dfl.simulation.setup import make_module
+from dfl.training.sgd import sgd
+from tests.support.quadratic import digits, final, states
+
+MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
+
+
+def test_at_first_everything_can_be_shared() -> None:
+    """Two rounds of FedAvg, then local-global rounds from there; the bytes of both kinds are counted."""
+    few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "eval_every": 1, **MLP}
+    few |= {"algorithm": "fedavg"}
+    rows = list(simulate(Run(share="head:1", share_all_until="2", **few)))
+    whole = list(simulate(Run(**few)))
+    spec = digits(share="head:1", **MLP).task.spec
+    assert [row["train_loss"] for row in rows[:3]] == [row["train_loss"] for row in whole[:3]]
+    assert rows[3]["train_loss"] != whole[3]["train_loss"]
+    assert [row["consensus_distance"] > 0 for row in rows] == [False, False, False, True, True]
+    steps = np.diff([row["parameters_k_plus_m"] for row in rows])
+    assert steps.tolist() == [12 * spec.d, 12 * spec.d, 12 * spec.shared, 12 * spec.shared]
+    goal = whole[1]["accuracy_mean"]
+    until = list(simulate(Run(share="head:1", share_all_until=f"accuracy={goal}", **few)))
+    turns = [row["accuracy_mean"] >= goal for row in whole].index(True)
+    assert [row["consensus_distance"] > 0 for row in until].index(True) == turns + 1
+
+
+def test_a_velocity_is_cut_where_less_is_shared_and_goes_on() -> None:
+    """With a server momentum, and the same over a graph without one: what is shared moves on as if nothing had been."""
+    setting = digits(algorithm="fedavg:server_momentum=0.5", share="head:1", **MLP)
+    whole = replace(setting.task, spec=setting.task.spec.whole)
+    row = draw(whole.module, whole.spec, 0, [0])
+    first = setting.algorithm.init(row, row, Net(setting.network, 0))
+    state = setting.algorithm.round(first, whole, Net(setting.network, 0), 0)
+    cut, s = setting.algorithm.part(state, setting.task.spec.shared), setting.task.spec.shared
+    assert torch.equal(cut.v, state.v[:, :s])
+    assert cut.v.any()
+    assert torch.equal(cut.own, state.w[:, s:].expand(6, -1))
+    after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1), 1)
+    assert torch.allclose(after.w, cut.w + after.v)
+    free = digits(algorithm="fedavg", share="head:1", **MLP)
+    step = free.algorithm.round(free.algorithm.part(state, s), free.task, Net(free.network, 1), 1).v
+    assert torch.allclose(after.v, 0.5 * cut.v + step, atol=1e-7)
+
+
+def test_copies_of_neighbours_are_cut_when_less_is_shared() -> None:
+    few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "bits": 8, **MLP}
+    for topology in ("ring", "one_peer_exponential"):
+        setting = digits(share="head:1", **few, topology=topology)
+        whole = replace(setting.task, spec=setting.task.spec.whole)
+        state, s = next(states(replace(setting, task=whole), 0)), setting.task.spec.shared
+        state = setting.algorithm.round(state, whole, Net(setting.network, 0), 0)
+        cut = setting.algorithm.part(state, s)
+        assert torch.equal(cut.said, state.said[:, :s])
+        assert torch.equal(cut.heard, state.heard[:, :s])
+        after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1), 1)
+        assert torch.equal(after.x[:, s:], sgd(state.x, setting.task, 1)[:, s:])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "share", "rounds", "total"),
+    [
+        ("mlp:hidden=512+256+256+128", (1, 28, 28), "all", (725, 0), 5.05e10),
+        ("mlp:hidden=512+256+256+128", (1, 28, 28), "head:2", (400, 50), 2.805e10),
+        ("lenet", (3, 32, 32), "all", (1850, 0), 13.0448e9),
+        ("lenet", (3, 32, 32), "first:2", (1200, 60), 8.4804e9),
+    ],
+)
+def test_the_counts_of_table_1_come_out(
+    model: str, shape: tuple[int, ...], share: str, rounds: tuple[int, int], total: float
+) -> None:
+    """Liang et al. 2020, Table 1: K = 100, m = 10, from the published rounds."""
+    spec = Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), share)
+    told = cost.parameters_k_plus_m(
+        choose("--algorithm", "fedavg:fraction=0.1", ALGORITHMS)(), 100, spec, rounds
+    )
+    assert told == pytest.approx(total, rel=1e-4)
+    published = {"all": spec.d, "head:2": 34_186, "first:2": 2_872}
+    assert (spec.d, spec.shared) == (633_226 if "mlp" in model else 64_102, published[share])
+    assert Spec.of(
+        make_module({"model": choose("--model", model, MODELS)}, shape, 10), "head:3"
+    ).shared in (
+        99_978,
+        48_120 + 12_100 + 1_010,
+    )
+
+
+def test_what_is_counted_is_what_was_foretold() -> None:
+    settings: dict[str, Any] = {
+        "algorithm": "fedavg:fraction=0.5",
+        "share": "head:1",
+        "peers": 6,
+        "rounds": 5,
+        **MLP,
+    }
+    *_, last = simulate(Run(**settings, share_all_until="2", examples_per_peer=25))
+    setting = digits(**settings)
+    told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.spec, (2, 3))
+    assert (
+        last["parameters_k_plus_m"]
+        == told
+        == 9 * (2 * setting.task.spec.d + 3 * setting.task.spec.shared)
+    )
+
+
+def test_everyone_can_be_told() -> None:
+    chosen, everyone = (
+        digits(algorithm=f"fedavg:fraction=0.5,broadcast_to={whom}", share="head:1", **MLP)
+        for whom in ("chosen", "everyone")
+    )
+    assert torch.equal(final(chosen, 3), final(everyone, 3))
+    s = chosen.task.spec.shared
+    assert chosen.network.told.sum() == 3 * 3 * 4 * s
+    assert everyone.network.told.tolist() == [3 * 4 * s] * 6
+    assert chosen.network.parameters == everyone.network.parameters == 3 * 9 * s
+    assert everyone.payload_per_round == (3 + 6) * 4 * s

@@ -1,0 +1,178 @@
+"""Does a run stop when it is good enough, and is what a server costs counted and shown?"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import dfl
+from dfl.evaluation.metrics import rounds_to
+from dfl.reporting.terminal import size
+from tests.conftest import Command
+from tests.reporting.test_report import small
+from tests.reporting.test_terminal import dry, shown
+
+
+def rows(**settings: Any) -> list[dict[str, float]]:
+    return list(
+        dfl.simulate(small(**{"rounds": 30, "eval_every": 1, "examples_per_peer": 100, **settings}))
+    )
+
+
+@pytest.mark.parametrize(
+    ("until", "column", "sign"),
+    [
+        ("accuracy=0.8", "accuracy_mean", 1),
+        ("accuracy_min=0.7", "accuracy_min", 1),
+        ("train_loss=0.5", "train_loss", -1),
+    ],
+)
+def test_a_run_stops_at_the_first_evaluation_that_is_good_enough(
+    until: str, column: str, sign: int
+) -> None:
+    wanted, seen = float(until.partition("=")[2]), rows(until=until)
+    assert sign * seen[-1][column] >= sign * wanted
+    assert all(sign * row[column] < sign * wanted for row in seen[:-1])
+    whole = rows()
+    assert len(seen) < len(whole)
+    for stopped, went_on in zip(seen, whole, strict=False):
+        assert {**stopped, "seconds": 0} == {**went_on, "seconds": 0}
+
+
+def test_a_start_is_not_good_enough() -> None:
+    """All start at the same point, at a distance of 0."""
+    assert len(rows(until="consensus_distance=0.001", rounds=2)) == 3
+
+
+def test_a_goal_that_is_not_reached_stops_nothing() -> None:
+    assert rows(until="accuracy=1", rounds=3)[-1]["round"] == 3
+
+
+def test_what_was_reached_is_kept(tmp_path: Path) -> None:
+    seen = rows(until="accuracy=0.8", out=tmp_path / "run")
+    done = dfl.load(tmp_path / "run")
+    assert done.record["ending"] == "finished"
+    assert len(done.rows) == len(seen)
+    assert done.peers["accuracy"].mean() == pytest.approx(seen[-1]["accuracy_mean"])
+    assert seen[-2]["round"] < done.rounds_to(0.8) <= seen[-1]["round"]
+    assert math.isnan(done.rounds_to(0.999))
+    assert done.state
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("accuracy", "--until must be written FIGURE=VALUE, as accuracy=0.97, not 'accuracy'"),
+        (
+            "acuracy=0.9",
+            "--until: unknown figure 'acuracy' (did you mean accuracy?); choose from accuracy, ",
+        ),
+        ("accuracy=high", "--until accuracy must be a number, not 'high'"),
+        (
+            "validation_accuracy=0.9",
+            "--until validation_accuracy=0.9 needs validation examples: say --validation 0.1",
+        ),
+    ],
+)
+def test_a_goal_that_is_none_is_refused(dfl_run: Command, value: str, line: str) -> None:
+    assert dfl_run.refused("--until", value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "target", "expected"),
+    [
+        ([0.1, 0.5, 0.9], 0.7, 15.0),
+        ([0.1, 0.8, 0.2, 0.9], 0.85, 25.0),  # the best so far is what counts
+        ([0.1, 0.8, 0.2, 0.9], 0.8, 10.0),
+        ([0.5, 0.9], 0.4, 0.0),
+        ([0.5, 0.5, 0.6], 0.5, 0.0),
+        ([math.nan, 0.5, math.nan, 0.9], 0.7, 20.0),
+    ],
+)
+def test_rounds_to_a_target(accuracy: list[float], target: float, expected: float) -> None:
+    assert rounds_to([0, 10, 20, 30][: len(accuracy)], accuracy, target) == pytest.approx(expected)
+    assert math.isnan(rounds_to([0, 10, 20, 30][: len(accuracy)], accuracy, 0.95))
+    assert math.isnan(rounds_to([0, 10], [math.nan, math.nan], 0.5))
+
+
+def test_up_and_down_are_counted_apart(tmp_path: Path) -> None:
+    """Three rounds of two of four clients, in messages of 4 bits: by the formulas."""
+    run = small(algorithm="fedavg:fraction=0.5", bits=4, out=tmp_path / "run")
+    *_, last = dfl.simulate(run)
+    d = dfl.load(run.out or "").record["model"]["parameters"]
+    up, down = 3 * 2 * (-(-4 * d // 8) + 4), 3 * 2 * 4 * d
+    assert (last["upload_bytes"], last["download_bytes"], last["payload_bytes"]) == (
+        up,
+        down,
+        up + down,
+    )
+    assert last["parameters_k_plus_m"] == 3 * (4 + 2) * d
+    peers = pd.read_csv(tmp_path / "run" / "peers.csv")
+    assert (peers["payload_bytes_sent"].sum(), peers["payload_bytes_received"].sum()) == (up, down)
+
+
+def test_a_server_is_shown_in_place_of_a_graph(tmp_path: Path) -> None:
+    run = small(
+        algorithm="fedavg:fraction=0.5",
+        attack="alie:peers=1",
+        aggregator="median",
+        out=tmp_path / "run",
+    )
+    text = shown(run)
+    assert "server     told 2 models per round" in text
+    assert "aggregator median" in text
+    assert "attack     alie:peers=1: 1 peer of 4" in text
+    assert "6.16 kB per round" in text  # two rows down and two up, of 385 parameters
+    assert "mixing" not in text
+    drawn = {file.stem for file in (tmp_path / "run" / "figures").iterdir()}
+    assert drawn == {"accuracy_by_round", "accuracy_by_bytes", "label_distribution"}
+    done = dfl.load(tmp_path / "run")
+    assert [len(value) for value in done.state.values()] == [1] * 4
+    assert all(
+        (a == b).all()
+        for a, b in zip(done.model(3).parameters(), done.mean_model().parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedsgd", "fedprox", "fltrust:root=10", "local_only", "pooled"]
+)
+def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
+    """The header's bytes per round are those of a run."""
+    run = small(algorithm=algorithm, rounds=1)
+    *_, last = dfl.simulate(run)
+    text = dry(run)
+    said = size(last["payload_bytes"])
+    assert f"none: {said} per round, {said} in all" in text
+    assert ("server     none: peers are alone" in text) == (algorithm == "local_only")
+
+
+def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:
+    """One model, so no best and no worst; trust and backdoor where there are such; the goal where there is one."""
+    run = small(
+        algorithm="fltrust:root=20",
+        attack="backdoor:peers=1",
+        rounds=30,
+        eval_every=1,
+        until="accuracy=0.2",
+    )
+    *_, last = dfl.simulate(run)
+    lines = dict(line.split(maxsplit=1) for line in shown(run).splitlines())
+    assert lines["until"] == "accuracy=0.2 reached"
+    assert lines["accuracy"] == f"{last['accuracy_mean']:.4f} of the server's model"
+    assert lines["backdoor"].startswith(f"{last['backdoor_success_mean']:.4f} of the examples")
+    assert (
+        lines["payload"]
+        == f"{size(last['upload_bytes'])} up to the server, {size(last['download_bytes'])} down"
+    )
+    assert not {"best", "worst", "of", "consensus"} & set(lines)
+    honest, attackers = (float(part.split()[0]) for part in lines["trust"].split(", "))
+    assert 0 <= attackers <= 1
+    assert 0 < honest <= 1
+    assert "until      accuracy=1 not reached" in shown(small(until="accuracy=1"))
+    best = next(
+        line for line in shown(small(attack="sign_flip:peers=0+1+2")).splitlines() if "best" in line
+    )
+    assert best.endswith("peer 3")  # nobody else is honest

@@ -1,0 +1,359 @@
+"""A run that was cut short goes on as if nothing had happened, whatever its method remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.datasets.data import Data
+from dfl.reporting.report import Folder, Report
+from dfl.simulation import checkpointing
+from dfl.simulation.loop import prepare
+from dfl.store import checkpoint_files, manifest
+from dfl.store.results import load
+from tests.models.test_kinds import Half
+from tests.support.stopping import crash, record, same
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+
+
+def small(**settings: Any) -> dfl.Run:
+    few = {
+        "peers": 5,
+        "rounds": 7,
+        "eval_every": 2,
+        "model": "mlp:hidden=6",
+        "examples_per_peer": 20,
+    }
+    return dfl.Run(**{**few, "checkpoint_every": 3, **settings})
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "replicas": {"bits": 4},
+    "edges": {"topology": "one_peer_exponential", "bits": 3, "attack": "sign_flip:peers=2"},
+    "published": {
+        "algorithm": "qdfedavgm:exchange=paper,alpha=0.5",
+        "compressor": "quantize:bits=8",
+    },
+    "independent": {"init": "independent", "bits": 2, "lr_schedule": "cosine"},
+    "served": {"algorithm": "fedavg:fraction=0.6,server_momentum=0.5"},
+    "pooled": {"algorithm": "pooled"},
+    "alone": {"algorithm": "local_only"},
+    "trusted": {"algorithm": "fltrust:root=20", "attack": "trim"},
+    "split": {"algorithm": "fedavg:fraction=0.6", "share": "head:1", "model": "mlp:hidden=6+5"},
+    "opened": {"share": "head:1", "share_all_until": "4", "bits": 5},
+    "opened by a goal": {
+        "share": "head:1",
+        "share_all_until": "train_loss=2.317",
+        "lr": 0.01,
+        "eval_every": 1,
+    },
+    "parted before the cut": {"share": "head:1", "share_all_until": "2", "bits": 5},
+    "parted before, served": {
+        "algorithm": "fedavg:server_momentum=0.5",
+        "share": "head:1",
+        "share_all_until": "1",
+    },
+    "parted by a goal before": {
+        "share": "head:1",
+        "share_all_until": "train_loss=2.33",
+        "lr": 0.01,
+        "eval_every": 1,
+    },
+    "stopped by a goal": {"until": "train_loss=2.310", "lr": 0.01, "eval_every": 1, "rounds": 40},
+    "faulty": {
+        "bits": 8,
+        "faults": "link_loss:p=0.3+outage:p=0.2,length=2+stragglers:fraction=0.4",
+    },
+    "bursts": {
+        "faults": "burst:p=0.3,length=3+join:at=4,peers=1",
+        "links": "uplink:mbps=8,compute=constant,step_ms=9",
+    },
+    "faulty and served": {
+        "algorithm": "fedavg",
+        "faults": "link_loss:p=0.3+leave:at=4",
+        "links": "phone",
+    },
+    "drawn": {
+        "model": "mlp:hidden=12,dropout=0.3",
+        "auxiliary": "rotation",
+        "partition": "dirichlet:alpha=0.3",
+    },
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("t", [3, 5])
+def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str, t: int) -> None:
+    run = small(**RUNS[name])
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    list(dfl.simulate(replace(run, out=whole)))
+    crash(replace(run, out=cut), t)
+    assert record(cut)["ending"].startswith("Cut")
+    assert checkpoint_files.find(cut).round == 3  # type: ignore[union-attr]
+    rows = list(dfl.simulate(dfl.resumed(cut)))
+    same(whole, cut)
+    assert [row["round"] for row in rows] == [r for r in load(whole).rows["round"] if r >= 3]
+    assert (record(cut)["exit"], [each["round"] for each in record(cut)["resumed"]]) == (0, [3])
+
+
+def test_goals_are_met_on_both_sides_of_the_cut(tmp_path: Path) -> None:
+    """Else the two runs with goals above would show nothing."""
+    for name, goal in (("opened by a goal", 2.317), ("stopped by a goal", 2.31)):
+        rows = list(dfl.simulate(small(**RUNS[name])))
+        assert next(row["round"] for row in rows if row["train_loss"] <= goal) in (4, 6)
+
+
+def test_a_run_goes_on_again_and_again(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run = small(bits=4, checkpoint_every=1)
+    list(dfl.simulate(replace(run, out=whole)))
+    crash(replace(run, out=cut), 1)
+    for t in (2, 3, 6):
+        crash(dfl.resumed(cut), t)
+    list(dfl.simulate(dfl.resumed(cut)))
+    same(whole, cut)
+    launches = record(cut)["resumed"]
+    assert [each["round"] for each in launches] == [1, 2, 3, 6]
+    assert {"started", "command", "host", "ranks"} < set(launches[0])
+    assert record(cut)["started"] <= launches[0]["started"]
+
+
+def test_time_goes_on(tmp_path: Path) -> None:
+    run = small(out=tmp_path / "run")
+    crash(run, 5)
+    seconds = checkpoint_files.find(tmp_path / "run").content["seconds"]  # type: ignore[union-attr]
+    list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+    clock = load(tmp_path / "run").rows["seconds"].tolist()
+    assert clock == sorted(clock)
+    assert clock[-1] > seconds > clock[1]
+    assert record(tmp_path / "run")["seconds"] > seconds
+
+
+def test_without_a_checkpoint_it_starts_at_round_0(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    list(dfl.simulate(small(out=whole, checkpoint_every=None)))
+    assert not (whole / "checkpoint").exists()
+    crash(small(out=cut, checkpoint_every=None), 4)
+    list(dfl.simulate(dfl.resumed(cut)))
+    same(whole, cut)
+    assert [each["round"] for each in record(cut)["resumed"]] == [0]
+
+
+def test_more_rounds_are_as_if_asked_for_at_once(tmp_path: Path) -> None:
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    list(dfl.simulate(small(out=whole, rounds=10)))
+    list(dfl.simulate(small(out=longer, rounds=6)))
+    list(dfl.simulate(dfl.resumed(longer, rounds=10)))
+    same(whole, longer)
+
+
+def test_a_callers_own_model_and_data_come_back(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    given: dict[str, Any] = {"model": torch.nn.Linear(4, 3), "data": Data(x, y, x[:9], y[:9], 3)}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run = small(model="mlp", bits=8, examples_per_peer=None)
+    list(dfl.simulate(replace(run, out=whole), **given))
+    crash(replace(run, out=cut), 4, **given)
+    list(dfl.simulate(dfl.resumed(cut), **given))
+    same(whole, cut)
+    crash(replace(run, out=tmp_path / "other"), 4, **given)
+    with pytest.raises(dfl.InputError, match="the model is not the one that the run began with"):
+        list(
+            dfl.simulate(
+                dfl.resumed(tmp_path / "other"),
+                model=torch.nn.Linear(4, 3, bias=False),
+                data=given["data"],
+            )
+        )
+    for other in (
+        replace(given["data"], test_labels=1 - y[:9] % 2),
+        replace(given["data"], train_labels=(y + 1) % 3),
+    ):
+        with pytest.raises(
+            dfl.InputError, match="the data set or the graph is not the one that the run began with"
+        ):
+            list(dfl.simulate(dfl.resumed(tmp_path / "other"), model=given["model"], data=other))
+
+
+def test_models_of_several_kinds_come_back(tmp_path: Path) -> None:
+    run, kinds = small(model="mlp", share="head", bits=5), [Half(True), Half(False, 12)]
+    list(dfl.simulate(replace(run, out=tmp_path / "whole"), kinds))
+    crash(replace(run, out=tmp_path / "cut"), 5, model=kinds)
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut"), kinds))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=2)))
+    held = sorted(each.name for each in (tmp_path / "run" / "checkpoint").iterdir())
+    assert held == [f"000000000{t}.{kind}" for t in (6, 7) for kind in ("json", "safetensors")]
+
+
+def test_a_state_that_is_no_longer_finite_is_never_kept(tmp_path: Path) -> None:
+    with pytest.raises(dfl.DivergedError):
+        list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=1, lr=1e30)))
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_another_version_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash(small(out=tmp_path / "run"), 4)
+    monkeypatch.setattr(checkpointing, "versions", lambda: {"torch": "9", "mpi4py": "0"})
+    last = checkpoint_files.find(tmp_path / "run")
+    assert last
+    (note,) = checkpointing.begun(
+        small(resume=tmp_path / "run"), last, (), last.content["data"]
+    ).notes
+    assert note.startswith("the checkpoint is of torch 2.")
+    assert note.endswith(", now 9: last bits may differ")
+
+
+def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
+    """Two programs go on with a run, and one is done before the other begins to write."""
+    crash(small(out=tmp_path / "run"), 4)
+    late = dfl.resumed(tmp_path / "run")
+    setting = prepare(late, World())
+    list(dfl.simulate(late))
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(dfl.InputError, match="has been gone on with meanwhile: ask for it again"):
+        Report(tmp_path / "run").start(setting)
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
+
+
+def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> None:
+    """A round whose messages were to be measured after a resume only; those before a checkpoint always are."""
+    run = small(bits=8, eval_every=2)
+    crash(replace(run, out=tmp_path / "run"), 4)
+    list(dfl.simulate(dfl.resumed(tmp_path / "run", eval_every=1)))
+    errors = load(tmp_path / "run").rows["quantization_error"]
+    assert (errors[1:] > 0).all()
+
+
+def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
+    crash(small(out=tmp_path / "run"), 4)
+    found = checkpoint_files.find(tmp_path / "run")
+    assert found
+    content = found.content | {"table": found.content["table"].replace("accuracy_min", "worst")}
+    checkpoint_files.write(tmp_path / "run", found.arrays(), content)
+    with pytest.raises(
+        dfl.InputError, match=r"metrics.csv has columns \['round',.*'worst'.*and these rows have"
+    ):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+
+
+def test_without_rows_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfl.reporting.report.Folder.row", lambda *given: None)
+    with pytest.raises(dfl.InputError, match=r"metrics.csv was removed or changed"):
+        list(dfl.simulate(small(out=tmp_path / "run")))
+
+
+def test_rows_behind_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
+    run = small(out=tmp_path / "run", eval_every=1)
+    crash(run, 5)
+    table = tmp_path / "run" / "metrics.csv"
+    assert pd.read_csv(table)["round"].tolist() == [0, 1, 2, 3, 4]
+    table.write_text(table.read_text() + "5,0.1,a torn li")
+    list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+    assert pd.read_csv(table)["round"].tolist() == list(range(8))
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def other_rows(path: Path) -> None:
+    path.write_text(path.read_text().replace("\n0,", "\n1,"))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def no_text(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"\n0,", b"\n\xff,"))
+
+
+@pytest.mark.parametrize("damage", [removed, other_rows, cut_short, no_text])
+def test_rows_that_are_damaged_are_written_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    run = small(out=tmp_path / "cut", eval_every=1)
+    crash(run, 5)
+    list(dfl.simulate(replace(run, out=tmp_path / "whole")))
+    damage(tmp_path / "cut" / "metrics.csv")
+    setting = prepare(dfl.resumed(tmp_path / "cut"), World())
+    assert setting.run_info
+    assert any("metrics.csv" in note for note in setting.run_info.begun.notes)
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut")))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+OUTPUTS = ["metrics.csv", "peers.csv", "state.safetensors", "run.json"]
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("damage", [removed, cut_short])
+def test_a_finished_run_is_rebuilt_from_its_last_checkpoint(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    run = small(bits=4)
+    for folder in ("whole", "damaged"):
+        list(dfl.simulate(replace(run, out=tmp_path / folder)))
+    damage(tmp_path / "damaged" / name)
+    list(dfl.simulate(dfl.resumed(tmp_path / "damaged")))
+    same(tmp_path / "whole", tmp_path / "damaged")
+    assert manifest.damage(tmp_path / "damaged") == ""
+    assert record(tmp_path / "damaged")["run"] == record(tmp_path / "whole")["run"] | {
+        "out": str(tmp_path / "damaged")
+    }
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    run = small(out=tmp_path / "run", checkpoint_every=None)
+    list(dfl.simulate(run))
+    (tmp_path / "run" / name).unlink()
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(dfl.InputError, match=f"{name} .*no checkpoint"):
+        list(dfl.simulate(replace(run.settled(1), resume=run.out)))
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
+
+
+@pytest.mark.parametrize("end", ["row", "finish"])
+@pytest.mark.parametrize("damage", [removed, cut_short, other_rows])
+def test_rows_that_vanish_during_a_run_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, damage: Callable[[Path], None]
+) -> None:
+    known, seen = getattr(Folder, end), list[object]()
+
+    def late(self: Folder, *given: Any) -> None:
+        seen.append(given)
+        if end == "finish" or len(seen) == 3:
+            damage(tmp_path / "run" / "metrics.csv")
+        known(self, *given)
+
+    monkeypatch.setattr(Folder, end, late)
+    with pytest.raises(dfl.InputError, match=r"metrics\.csv was removed or changed"):
+        list(dfl.simulate(small(out=tmp_path / "run")))
+    assert record(tmp_path / "run")["exit"] == 2
+    assert not (tmp_path / "run" / "state.safetensors").exists() or end == "finish"
+    assert (tmp_path / "run" / "metrics.csv").exists() == (damage is not removed)

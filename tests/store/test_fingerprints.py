@@ -1,0 +1,177 @@
+"""A run goes on only with the model, the loss and the files that it began with."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dfl
+from dfl.datasets.data import Data
+from dfl.store import fingerprints
+from tests.support.stopping import crash, same
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+
+
+class Net(nn.Module):
+    """Two layers, some of which may be without bias, and a number in between."""
+
+    def __init__(
+        self, hidden: int = 5, scale: float = 1.0, bias: bool = True, seed: int = 0
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.one, self.two = nn.Linear(4, hidden, bias=bias), nn.Linear(hidden, 3)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.two(torch.relu(self.one(x)) * self.scale)
+        return hidden
+
+
+class Other(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.two(torch.tanh(self.one(x)) * self.scale)
+        return hidden
+
+
+def loss_of(scale: float) -> Any:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return scale * nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    return loss
+
+
+def squares(outputs: Tensor, labels: Tensor, power: int = 2) -> Tensor:
+    """A loss."""
+    return (outputs - nn.functional.one_hot(labels, 3)).abs().pow(power).mean(1)
+
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+GIVEN: dict[str, Any] = {"data": Data(X, Y, X[:9], Y[:9], 3), "model": Net(), "loss": loss_of(2.0)}
+
+
+def small(**settings: Any) -> dfl.Run:
+    few = {"peers": 4, "rounds": 4, "eval_every": 2, "checkpoint_every": 1}
+    return dfl.Run(**{**few, **settings})
+
+
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"model": Net(hidden=6)}, "the model is not"),
+    ({"model": Net(bias=False)}, "the model is not"),
+    ({"model": Net(scale=2.0)}, "the model is not"),
+    ({"model": Other()}, "the model is not"),
+    ({"model": [Net()]}, ""),
+    ({"loss": loss_of(3.0)}, "the loss is not"),
+    ({"loss": squares}, "the loss is not"),
+    ({"loss": None}, "the loss is not"),
+    ({"loss": loss_of(2.0)}, ""),
+    ({"model": Net(seed=1)}, ""),
+]
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cut") / "run"
+    crash(small(out=folder), 2, **GIVEN)
+    return folder
+
+
+@pytest.mark.parametrize(("other", "said"), [case for case in OTHERS if case[1]], ids=str)
+def test_another_model_or_loss_is_refused(cut: Path, other: dict[str, Any], said: str) -> None:
+    before = {file: file.read_bytes() for file in cut.rglob("*") if file.is_file()}
+    with pytest.raises(dfl.InputError, match=said) as refused:
+        list(dfl.simulate(dfl.resumed(cut), **{**GIVEN, **other}))
+    assert f"--resume {cut}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    after = {
+        file: file.read_bytes()
+        for file in cut.rglob("*")
+        if file.is_file() and "heartbeats" not in file.parts
+    }
+    assert {file: before[file] for file in after} == after
+
+
+@pytest.mark.parametrize("other", [case[0] for case in OTHERS if not case[1]], ids=str)
+def test_the_same_model_and_loss_are_taken(tmp_path: Path, other: dict[str, Any]) -> None:
+    list(dfl.simulate(small(out=tmp_path / "whole"), **GIVEN))
+    crash(small(out=tmp_path / "cut"), 2, **GIVEN)
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut"), **{**GIVEN, **other}))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_initial_values_that_are_not_used_any_more_are_warned_of() -> None:
+    one, other = (fingerprints.of_models([Net(seed=seed)]) for seed in (0, 1))
+    assert {name for name in one if one[name] != other[name]} == {fingerprints.VALUES}
+    frozen = [Net(seed=seed).requires_grad_(False) for seed in (0, 1)]
+    first, second = (fingerprints.of_models([module]) for module in frozen)
+    assert first[fingerprints.MODEL] != second[fingerprints.MODEL]
+
+
+def test_what_a_function_does_is_seen() -> None:
+    losses = [
+        squares, loss_of(2.0), loss_of(3.0), partial(squares, power=3), partial(squares, power=4), nn.MSELoss(),
+        nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(), nn.functional.cross_entropy,
+        lambda o, y: o[:, 0], lambda o, y: o[:, 1], Net().forward, Net(scale=3).forward,
+    ]  # fmt: skip
+    found = [fingerprints.of_loss(loss)[fingerprints.LOSS] for loss in losses]
+    assert len(set(found)) == len(losses)
+    assert found == [fingerprints.of_loss(loss)[fingerprints.LOSS] for loss in losses]
+
+
+def test_a_class_of_the_same_name_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprints.of_models([Net()])
+    monkeypatch.setattr(Net, "forward", Other.forward)
+    after = fingerprints.of_models([Net()])
+    assert {name for name in before if before[name] != after[name]} == {fingerprints.CODE}
+
+
+def test_the_file_of_links_is_compared(tmp_path: Path) -> None:
+    lines = [f"{i},{(i + hop) % 4},8,1" for i in range(4) for hop in (1, 3)]
+    (path := tmp_path / "links.csv").write_text("\n".join(lines))
+    run = small(links=f"links:path={path}", model="softmax", examples_per_peer=10)
+    crash(replace(run, out=tmp_path / "run"), 2)
+    path.write_text("\n".join(lines).replace(",8,", ",9,"))
+    with pytest.raises(dfl.InputError, match=f"--links links:path={path} is not the one"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+    path.write_text("\n".join(lines))
+    list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("suffix", ["txt", "csv"])
+def test_the_file_of_the_graph_is_compared(tmp_path: Path, suffix: str) -> None:
+    texts = {
+        "txt": ("0 1\n1 2\n2 3\n3 0\n", "0 1\n1 2\n2 3\n3 1\n"),
+        "csv": (".5,.5\n.5,.5", ".6,.4\n.4,.6"),
+    }
+    (path := tmp_path / f"graph.{suffix}").write_text(texts[suffix][0])
+    peers = 4 if suffix == "txt" else 2
+    run = small(topology=f"edges:path={path}", model="softmax", examples_per_peer=10, peers=peers)
+    crash(replace(run, out=tmp_path / "run"), 2)
+    path.write_text(texts[suffix][1])
+    with pytest.raises(dfl.InputError, match="the data set or the graph is not the one"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+
+
+def test_the_run_that_was_started_from_is_compared(tmp_path: Path) -> None:
+    first = small(model="softmax", examples_per_peer=10, out=tmp_path / "first")
+    list(dfl.simulate(first))
+    run = small(init_from=tmp_path / "first", model="softmax", examples_per_peer=10)
+    crash(replace(run, out=tmp_path / "run"), 2)
+    list(dfl.simulate(replace(first, seed=1, out=tmp_path / "second")))
+    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "second").rename(tmp_path / "first")
+    with pytest.raises(dfl.InputError, match=f"--init-from {tmp_path / 'first'} is not the one"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))

@@ -1,0 +1,266 @@
+"""Does every rank write down what it did, and is nothing of that printed?"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.core.errors import DivergedError, InputError
+from dfl.store.logs import LOG, Early, LogFile, gathered, listening
+from dfl.store.run_directory import claim
+from tests.conftest import Command
+from tests.support.mpirun import ENV, ROOT, mpirun
+
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) (.*)")
+
+
+@pytest.fixture(autouse=True)
+def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever happened, the logger and the warnings are as they were."""
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+    before = list(LOG.handlers), LOG.level, warnings.showwarning
+    yield
+    assert (LOG.handlers, LOG.level, warnings.showwarning) == before
+
+
+def run(folder: Path, **more: Any) -> dfl.Run:
+    few: dict[str, Any] = {
+        "peers": 3,
+        "rounds": 4,
+        "eval_every": 2,
+        "model": "softmax",
+        "examples_per_peer": 20,
+    }
+    return dfl.Run(**few | {"out": folder} | more)
+
+
+def logged(folder: Path, rank: int = 0) -> list[tuple[str, str]]:
+    """Levels and messages of a rank's log; what stands on lines of its own belongs to the message above."""
+    lines: list[tuple[str, str]] = []
+    for line in (folder / "logs" / f"rank-{rank}.log").read_text().splitlines():
+        if found := LINE.fullmatch(line):
+            lines.append((found[1], found[2]))
+        else:
+            lines[-1] = lines[-1][0], f"{lines[-1][1]}\n{line}"
+    return lines
+
+
+def test_a_run_is_written_down(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = list(dfl.simulate(run(tmp_path / "run")))
+    (_, start), *seen, last = logged(tmp_path / "run")
+    figures, evaluations = seen[1::2], seen[::2]
+    assert start.startswith("start: rank 0 of 1, peers 0 to 2, on ")
+    assert f"dfl {dfl.__version__}, torch " in start
+    assert last == ("INFO", "finished")
+    assert [level for level, _ in figures] == ["INFO"] * len(rows)
+    for row, (_, text) in zip(rows, evaluations, strict=True):
+        assert re.fullmatch(rf"evaluation after round {row['round']} in \d+\.\d\d s", text)
+    assert [line for _, line in figures] == [
+        line for row in rows for line in [str(row).replace("'", '"')]
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("level", "written"), [
+    ("debug", {"DEBUG", "INFO", "WARNING"}), ("info", {"INFO", "WARNING"}), ("warning", {"INFO", "WARNING"}),
+    ("error", {"INFO"}),
+])  # fmt: skip
+def test_levels_choose_what_is_written(tmp_path: Path, level: Any, written: set[str]) -> None:
+    asked = run(
+        tmp_path / "run", log_level=level, algorithm="qdfedavgm:exchange=paper", bits=8, peers=4
+    )
+    list(dfl.simulate(asked))
+    lines = logged(tmp_path / "run")
+    assert {level for level, _ in lines} == written
+    assert lines[0][1].startswith("start")  # whatever the level
+    rounds = [text for level, text in lines if level == "DEBUG"]
+    assert len(rounds) == (5 if level == "debug" else 0)
+    assert all(re.fullmatch(r"round \d: \d+\.\d{6} s", text) for text in rounds)
+    notes = [text for level, text in lines if level == "WARNING"]
+    assert len(notes) == (0 if level == "error" else 1)
+
+
+def test_a_caller_may_listen_for_more_than_is_written(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        listener = logging.NullHandler()
+        patch.setattr(listener, "handle", lambda record: heard.append(record.levelname))
+        patch.setattr(LOG, "handlers", [*LOG.handlers, listener])
+        patch.setattr(LOG, "level", logging.DEBUG)
+        list(dfl.simulate(run(tmp_path / "run", log_level="warning")))
+    assert heard.count("DEBUG") == 5
+    assert [text.partition(":")[0] for _, text in logged(tmp_path / "run")] == ["start"]
+
+
+def test_without_a_folder_nothing_is_written_or_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    list(dfl.simulate(dfl.Run(peers=3, rounds=1, model="softmax", log_level="debug")))
+    assert list(tmp_path.iterdir()) == []
+    LOG.error("nobody listens")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_how_a_run_ended_is_written_down(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError):
+        list(
+            dfl.simulate(
+                run(tmp_path / "diverged", model="mlp", lr=1e4, rounds=50, examples_per_peer=None)
+            )
+        )
+    level, text = logged(tmp_path / "diverged")[-1]
+    assert (level, "is no longer finite" in text, "Traceback" in text) == ("ERROR", True, False)
+    for _ in dfl.simulate(run(tmp_path / "left")):
+        break
+    assert logged(tmp_path / "left")[-1] == ("WARNING", "interrupted")
+
+
+def test_a_failure_is_written_down_with_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> int:
+        raise RuntimeError("deliberately broken")
+
+    monkeypatch.setattr("dfl.simulation.loop._agreed", broken)
+    with pytest.raises(RuntimeError):
+        list(dfl.simulate(run(tmp_path / "run")))
+    level, text = logged(tmp_path / "run")[-1]
+    assert level == "ERROR"
+    assert "Traceback" in text
+    assert text.endswith("RuntimeError: deliberately broken")
+
+
+def test_the_log_goes_on(tmp_path: Path) -> None:
+    for rounds in (4, 6):
+        asked = run(tmp_path / "run", rounds=rounds, checkpoint_every=2)
+        list(dfl.simulate(asked if rounds == 4 else dfl.resumed(tmp_path / "run", rounds=6)))
+    texts = [text.partition(":")[0] for _, text in logged(tmp_path / "run")]
+    assert texts.count("start") == texts.count("finished") == 2
+    assert texts[0] == "start"
+
+
+def test_warnings_are_shown_by_one_rank_and_logged_by_all(tmp_path: Path) -> None:
+    for rank, shown in ((0, 1), (1, 0)):
+        asked = run(tmp_path)
+        with (
+            warnings.catch_warnings(record=True) as seen,
+            gathered(asked),
+            listening(World(rank), asked),
+        ):
+            warnings.simplefilter("always")
+            (early,) = (each for each in LOG.handlers if isinstance(each, Early))
+            warnings.warn("mind this", UserWarning, stacklevel=1)
+            file = LogFile(tmp_path / "logs" / f"rank-{rank}.log", logging.INFO, "start")
+            early.hand_over(file)
+            file.close()
+        assert len(seen) == shown
+        (_, start), (level, text) = logged(tmp_path, rank)
+        assert (start, level) == ("start", "WARNING")
+        assert text.startswith("UserWarning: mind this (")
+        assert "test_logs.py" in text
+
+
+def test_a_log_that_cannot_be_opened_is_refused(dfl_run: Command) -> None:
+    claim(dfl_run.folder / "run")
+    (dfl_run.folder / "run" / "logs").touch()
+    ended = dfl_run("--rounds", "1", "--out", "run", "--peers", "3", "--model", "softmax")
+    assert ended.code == 2
+    assert "--out run cannot be written to: logs" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def __init__(self, *given: Any, **more: Any) -> None: ...
+
+    def write(self, text: str) -> None: ...
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        self.flush()
+
+
+def test_a_disk_that_is_full_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogFile, "_open", Full)
+    with pytest.raises(InputError, match=r"rank-0\.log cannot be written: No space left on device"):
+        list(dfl.simulate(run(tmp_path / "run")))
+
+
+def test_a_disk_that_fills_up_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    simulation = dfl.simulate(run(tmp_path / "run"))
+    next(simulation)
+    (file,) = (each for each in LOG.handlers if isinstance(each, LogFile))
+    assert file.stream
+    with file.stream:
+        monkeypatch.setattr(file, "stream", Full())
+    assert len(list(simulation)) == 2
+    assert isinstance(file.error, OSError)
+    assert capfd.readouterr() == ("", "")
+
+
+WARNING = """
+import sys, warnings, dfl
+from dfl import simulation
+from pathlib import Path
+agreed = simulation._agreed
+def warning(state, setting, t):
+    warnings.warn("every rank says this", stacklevel=1)
+    if t == 2 and setting.world.rank == 1:
+        raise RuntimeError("deliberately broken")
+    return agreed(state, setting, t)
+simulation._agreed = warning
+for row in dfl.simulate(dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")):
+    pass
+"""
+
+
+def test_ranks_warn_once_and_the_one_that_fails_says_why(tmp_path: Path) -> None:
+    (tmp_path / "warning.py").write_text(WARNING)
+    done = mpirun(2, str(tmp_path / "warning.py"), str(tmp_path / "run"), timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("UserWarning: every rank says this") == 1
+    logs = [logged(tmp_path / "run", rank) for rank in (0, 1)]
+    for rank, lines in enumerate(logs):
+        assert f"start: rank {rank} of 2, peers {2 * rank} to {2 * rank + 1}" in lines[0][1]
+        assert (
+            sum("every rank says this" in text for level, text in lines if level == "WARNING") == 1
+        )
+        assert sum(text.startswith('{"round": 0') for _, text in lines) == (rank == 0)
+    level, text = logs[1][-1]
+    assert (level, "RuntimeError: deliberately broken" in text) == ("ERROR", True)
+
+
+def test_one_rank_that_cannot_log_is_named_by_all(tmp_path: Path) -> None:
+    claim(tmp_path / "run")
+    (tmp_path / "run" / "logs" / "rank-2.log").mkdir(parents=True)
+    done = mpirun(3, "-m", "dfl.run", "--rounds", "1", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("run/logs/rank-2.log cannot be written: Is a directory\n")
+
+
+def test_importing_dfl_prints_nothing() -> None:
+    said = "import dfl, logging; from dfl.store.logs import LOG; LOG.critical('x')"
+    done = subprocess.run(
+        [sys.executable, "-c", said], env=ENV, cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,246 @@
+"""`--resume`: a run goes on with its own settings, and as no other run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dfl
+from dfl.comm.mpi import connect
+from dfl.core.files import Lock
+from dfl.store import checkpoint_files
+from dfl.store.run_directory import claim
+from tests.conftest import Command
+from tests.support.stopping import crash, record, rewrite, same
+
+FEW = [
+    "--peers=4",
+    "--rounds=6",
+    "--model=softmax",
+    "--examples-per-peer=10",
+    "--eval-every=2",
+    "--checkpoint-every=2",
+]
+
+
+def small(**settings: Any) -> dfl.Run:
+    few: dict[str, Any] = {"peers": 4, "rounds": 6, "model": "softmax", "examples_per_peer": 10}
+    return dfl.Run(**{**few, "eval_every": 2, "checkpoint_every": 2, **settings})
+
+
+@pytest.fixture
+def cut(dfl_run: Command) -> Path:
+    """The folder of a run that crashed after its fourth round."""
+    crash(small(out=Path("cut"), bits=4), 4)
+    return Path("cut")
+
+
+@pytest.fixture
+def whole(dfl_run: Command) -> Path:
+    list(dfl.simulate(small(out=Path("whole"), bits=4)))
+    return Path("whole")
+
+
+def test_no_other_flag_is_needed(dfl_run: Command, cut: Path, whole: Path) -> None:
+    done = dfl_run("--resume", str(cut))
+    assert done.code == 0, done
+    assert f"resumed    after round 4, from {cut}/checkpoint/0000000004.json" in done.out
+    same(cut, whole)
+    assert record(cut)["run"] == record(whole)["run"] | {"out": "cut"}
+
+
+def test_a_finished_run_says_so(dfl_run: Command, whole: Path) -> None:
+    before = {file: file.read_bytes() for file in dfl_run.files() if file.is_file()}
+    done = dfl_run("--resume", str(whole))
+    assert (done.code, done.out, done.err) == (0, "dfl: whole is finished after 6 rounds\n", "")
+    assert {file: file.read_bytes() for file in dfl_run.files() if file.is_file()} == before
+    assert "--resume whole has done 6 rounds, more than --rounds 5" in dfl_run.refused(
+        "--resume=whole", "--rounds=5"
+    )
+
+
+def test_how_far_and_how_often_may_change(dfl_run: Command, cut: Path) -> None:
+    done = dfl_run("--resume", str(cut), "--rounds=9", "--eval-every=3", "--checkpoint-every=5")
+    assert done.code == 0, done
+    assert dfl.load(cut).rows["round"].tolist() == [0, 2, 6, 9]
+    assert (record(cut)["run"]["rounds"], record(cut)["run"]["eval_every"]) == (9, 3)
+    assert checkpoint_files.find(cut).round == 9  # type: ignore[union-attr]
+    list(dfl.simulate(small(bits=4, rounds=9, out=Path("nine"))))
+    assert (cut / "state.safetensors").read_bytes() == Path("nine/state.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--lr=0.1"],
+            "that run has --lr 0.05, not 0.1; only --rounds, --eval-every, --checkpoint-every",
+        ),
+        (["--bits=8"], "that run has --compressor quantize:bits=4, not quantize:bits=8"),
+        (["--peers=5"], "that run has --peers 4, not 5"),
+        (["--topology=complete"], "that run has --topology ring, not complete"),
+        (["--rounds=3"], "has done 4 rounds, more than --rounds 3"),
+        (["--out=elsewhere"], "--resume cut writes to that folder: leave --out elsewhere out"),
+        (["--rounds=none"], "--rounds must be a whole number"),
+    ],
+)
+def test_nothing_else_may_change(dfl_run: Command, cut: Path, flags: list[str], said: str) -> None:
+    assert said in dfl_run.refused(f"--resume={cut}", *flags)
+    assert record(cut)["ending"].startswith("Cut")
+
+
+def test_what_is_said_again_may_be_said(dfl_run: Command, cut: Path, whole: Path) -> None:
+    assert (
+        dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FEW).code == 0
+    )
+    same(cut, whole)
+
+
+def test_a_file_of_settings_begins_a_run_or_goes_on(dfl_run: Command, whole: Path) -> None:
+    lines = ["bits = 4", *(flag[2:].replace("-", "_").replace("=", " = ") for flag in FEW)]
+    Path("cell.toml").write_text("\n".join(lines).replace("softmax", '"softmax"') + "\n")
+    words = ("--config=cell.toml", "--resume=cell")
+    assert dfl_run(*words).code == 0
+    same(Path("cell"), whole)
+    assert "finished after 6 rounds" in dfl_run(*words).out
+    Path("cell.toml").write_text(Path("cell.toml").read_text() + "seed = 3\n")
+    assert "that run has --seed 0, not 3" in dfl_run.refused(*words)
+
+
+def test_a_folder_without_a_run(dfl_run: Command) -> None:
+    assert (
+        dfl_run.refused("--resume=nowhere")
+        == "--resume nowhere holds no run: there is no run.json in it"
+    )
+    assert "holds no run" in dfl_run.refused("--resume=nowhere", "--rounds=3")
+    claim(Path("broken"))
+    for page in ("{", "{}", "[]", "null", '{"run": 3}', '{"run": {}}'):
+        Path("broken/run.json").write_text(page)
+        line = dfl_run.refused("--resume=broken")
+        assert "run.json" in line
+        assert "no checkpoint" in line
+
+
+def test_a_run_that_reached_its_goal_is_finished_where_it_did(dfl_run: Command) -> None:
+    assert (
+        dfl_run(*FEW[:1], *FEW[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code == 0
+    )
+    assert dfl_run("--resume=early").out == "dfl: early is finished after 2 rounds\n"
+    assert "early has done 2 rounds, more than --rounds 1" in dfl_run.refused(
+        "--resume=early", "--rounds=1"
+    )
+
+
+def test_a_run_that_another_program_writes(dfl_run: Command, cut: Path) -> None:
+    held = Lock(cut)
+    assert "cut is being written to by another run" in dfl_run.refused(f"--resume={cut}")
+    held.release()
+    assert dfl_run(f"--resume={cut}").code == 0
+
+
+def test_a_new_run_does_not_begin_in_an_old_one(dfl_run: Command, cut: Path) -> None:
+    assert "give another folder, or --resume cut" in dfl_run.refused(f"--out={cut}", *FEW)
+
+
+def test_a_damaged_checkpoint_is_warned_of(dfl_run: Command, cut: Path, whole: Path) -> None:
+    (cut / "checkpoint/0000000004.safetensors").write_bytes(b"x")
+    done = dfl_run(f"--resume={cut}")
+    assert "resumed    after round 2" in done.out
+    assert (
+        "warning: cut/checkpoint/0000000004.json is damaged (ValueError: the checksum of"
+        in done.out
+    )
+    same(cut, whole)
+
+
+def test_only_damaged_checkpoints_are_refused(dfl_run: Command, cut: Path) -> None:
+    for page in (cut / "checkpoint").glob("*.json"):
+        page.write_text(page.read_text()[:-30])
+    assert (
+        "no other checkpoint is whole: take cut/checkpoint away to begin anew"
+        in dfl_run.refused(f"--resume={cut}")
+    )
+
+
+def test_the_checkpoint_of_another_run_is_refused(dfl_run: Command, cut: Path) -> None:
+    crash(small(out=Path("other"), bits=4, seed=1), 4)
+    for file in Path("other/checkpoint").iterdir():
+        (cut / "checkpoint" / file.name).write_bytes(file.read_bytes())
+    assert "0000000004.json is a checkpoint of another run than cut/run.json" in dfl_run.refused(
+        f"--resume={cut}"
+    )
+
+
+def test_learning_rates_that_would_have_been_others(dfl_run: Command) -> None:
+    crash(small(out=Path("cut"), lr_schedule="cosine"), 4)
+    said = dfl_run.refused("--resume=cut", "--rounds=9")
+    assert (
+        "the learning rates of the 4 rounds done would have been others (--lr-schedule cosine)"
+        in said
+    )
+    assert dfl_run("--resume=cut").code == 0
+
+
+def test_a_callers_own_model_needs_python(dfl_run: Command, cut: Path) -> None:
+    rewrite(cut, run=record(cut)["run"] | {"model": "own"})
+    assert "had its caller's own model or data" in dfl_run.refused(f"--resume={cut}")
+
+
+def test_from_python_too_only_some_things_may_change(cut: Path) -> None:
+    with pytest.raises(
+        dfl.InputError, match="cut: seed cannot change when a run goes on, only rounds,"
+    ):
+        dfl.resumed(cut, seed=1)
+    run = dfl.resumed(cut, rounds=9)
+    assert (run.rounds, run.out, run.resume) == (9, cut, cut)
+    with pytest.raises(dfl.InputError, match=r"that run has --lr 0.05, not 0.1"):
+        list(dfl.simulate(replace(run, lr=0.1)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_a_run_after_its_round(
+    dfl_run: Command, whole: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    from dfl.algorithms.qdfedavgm import QDFedAvgM
+
+    known, before = QDFedAvgM.round, signal.getsignal(number)
+
+    def told(self: QDFedAvgM, state: Any, task: Any, net: Any, t: int) -> Any:
+        if t == 2:
+            os.kill(os.getpid(), number)
+        return known(self, state, task, net, t)
+
+    monkeypatch.setattr(QDFedAvgM, "round", told)
+    done = dfl_run("--bits=4", "--out=told", *FEW[:-1])
+    said = f"dfl: stopped by {number.name} after round 3 of 6: go on with --resume told\n"
+    assert (done.code, done.err) == (75, said)
+    assert (record(Path("told"))["exit"], checkpoint_files.find(Path("told")).round) == (75, 3)  # type: ignore[union-attr]
+    assert signal.getsignal(number) == before
+    monkeypatch.setattr(QDFedAvgM, "round", known)
+    assert dfl_run("--resume=told").code == 0
+    same(Path("told"), whole)
+    assert connect().told == 0
+
+
+def test_a_run_without_a_folder_is_told_so() -> None:
+    world = connect()
+    try:
+        world.told = signal.SIGTERM
+        with pytest.raises(
+            dfl.Suspended, match=r"after round 1 of 6: there is no folder to keep it in"
+        ):
+            list(dfl.simulate(small()))
+    finally:
+        world.told = 0
+
+
+def test_help_says_what_it_is(dfl_run: Command) -> None:
+    said = dfl_run("--help").out
+    assert re.search(r"--resume PATH\s+Folder of a run to go on with", said)
+    assert "--checkpoint-every" in said

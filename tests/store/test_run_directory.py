@@ -1,0 +1,350 @@
+"""A folder is written to if it is ours: new, empty or marked; nothing is written through a link."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import dfl
+from dfl.core.errors import InputError
+from dfl.core.files import Lock, atomically, make_directory, no_follow, read_bytes
+from dfl.store import manifest
+from dfl.store.run_directory import (
+    CONTENT,
+    FILES,
+    FOLDERS,
+    MARKER,
+    claim,
+    refuse_foreign,
+    refuse_unusable,
+    take_back,
+)
+from tests.conftest import eventually
+from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
+
+RECORD = {"run": {"seed": 0}, "exit": 0, "ending": "finished"}
+
+
+def marked_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Fill a folder with a marker that is none."""
+
+    def fill(folder: Path) -> None:
+        make(folder / MARKER)
+        (folder / "notes.txt").write_text("mine")
+
+    return fill
+
+
+def linked_marker(path: Path) -> None:
+    (path.parent.parent / "ours").write_bytes(CONTENT)
+    path.symlink_to(path.parent.parent / "ours")
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a file": lambda folder: (folder / "notes.txt").write_text("mine"),
+    "a folder": lambda folder: (folder / "heartbeats").mkdir(),
+    "a copy of run.json": lambda folder: manifest.write(folder, RECORD),
+    "another marker": marked_by(lambda path: path.write_text("something else")),
+    "half a marker": marked_by(lambda path: path.write_bytes(CONTENT[:5])),
+    "a marker with more in it": marked_by(lambda path: path.write_bytes(CONTENT * 2)),
+    "a folder as marker": marked_by(lambda path: path.mkdir()),
+    "a pipe as marker": marked_by(lambda path: os.mkfifo(path)),
+    "a link as marker": marked_by(linked_marker),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_folder_with_something_in_it_is_foreign(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    FOREIGN[what](folder)
+    before = sorted(tmp_path.rglob("*"))
+    for refused in (lambda: refuse_foreign("--resume", folder), lambda: claim(folder, "--resume")):
+        with pytest.raises(InputError, match=f"--resume {folder}"):
+            refused()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("held", [None, b"", CONTENT[:5], CONTENT])
+def test_a_new_or_empty_folder_is_claimed_and_given_back(
+    tmp_path: Path, held: bytes | None
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    if held is not None:  # by a program that was killed meanwhile
+        (folder / MARKER).write_bytes(held)
+    made = claim(folder)
+    assert (folder / MARKER).read_bytes() == CONTENT
+    assert claim(folder) == []
+    (folder / "rows").touch()
+    take_back(made)
+    assert sorted(os.listdir(folder)) == [MARKER, "rows"]
+    (folder / "rows").unlink()
+    take_back(made)
+    assert os.listdir(folder) == ([] if held is None else [MARKER])
+
+
+def test_folders_that_were_made_are_taken_back(tmp_path: Path) -> None:
+    take_back(claim(tmp_path / "a" / MARKER))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for folder in (
+        tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling", tmp_path / ("x" * 300), Path("a\0b"),
+        tmp_path / "new" / ("x" * 300),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"--out .* cannot be written to: "):
+            claim(folder)
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
+
+
+def test_a_path_that_leaves_no_room_for_files_is_refused_at_once(tmp_path: Path) -> None:
+    long = tmp_path.joinpath(*["x" * 250] * 15)
+    deep = long / ("x" * (4050 - len(str(long))))
+    with pytest.raises(InputError, match=r"--out .* cannot be written to: File name too long"):
+        list(dfl.simulate(dfl.Run(peers=2, rounds=0, out=deep)))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("own")]
+)
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_what_stands_in_the_place_of_what_a_run_writes_is_refused_at_once(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    claim(tmp_path / "run")
+    make(tmp_path / "run" / name)
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "run" / name
+    good = (
+        path.is_dir() and not path.is_symlink()
+        if name in FOLDERS
+        else path.is_file() or path.is_symlink()
+    )
+    if good:
+        refuse_unusable(tmp_path / "run", resume=True)
+    else:
+        with pytest.raises(InputError, match=f"--resume .*{name}"):
+            refuse_unusable(tmp_path / "run", resume=True)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("mine")
+    for make in (os.symlink, os.link):
+        make(foreign, tmp_path / "name")
+        for mode in ("w", "a", "r+"):
+            with pytest.raises(OSError, match="name"):
+                open(tmp_path / "name", mode, opener=no_follow).close()
+        with atomically(tmp_path / "name") as part:
+            part.write_text("new")
+        assert not (tmp_path / "name").is_symlink()
+        (tmp_path / "name").unlink()
+        make(foreign, tmp_path / ".lock")
+        with pytest.raises(OSError, match="lock"):
+            Lock(tmp_path)
+        (tmp_path / ".lock").unlink()
+    os.symlink(foreign, tmp_path / ".name.part")
+    with pytest.raises(OSError, match=r"\.name\.part"), atomically(tmp_path / "name"):
+        pass
+    assert foreign.read_text() == "mine"
+    assert (tmp_path / ".name.part").is_symlink()
+
+
+def test_a_part_that_was_left_is_replaced_and_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".name.part").write_text("half")
+    os.link(tmp_path / ".name.part", tmp_path / "other")
+    with atomically(tmp_path / "name") as part:
+        part.write_text("whole")
+    assert ((tmp_path / "name").read_text(), (tmp_path / "other").read_text()) == ("whole", "half")
+    for name in ("name", ".name.part"):
+        (tmp_path / "name").unlink(missing_ok=True)
+        (tmp_path / name).mkdir()
+        with pytest.raises(OSError, match=name), atomically(tmp_path / "name"):
+            pass
+        (tmp_path / name).rmdir()
+
+
+def test_a_directory_is_no_link_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "file").touch()
+    make_directory(tmp_path / "target")
+    make_directory(tmp_path / "new")
+    for name in ("link", "file"):
+        with pytest.raises(OSError, match=name):
+            make_directory(tmp_path / name)
+    assert os.listdir(tmp_path / "target") == []
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match=r"no regular file|Is a directory"):
+            read_bytes(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of two files."""
+    (tmp_path / "figures").mkdir()
+    for name in ("metrics.csv", "figures/graph.png"):
+        (tmp_path / name).write_text(f"content of {name}")
+    manifest.write(tmp_path, RECORD, ["metrics.csv", "figures/graph.png"])
+    return tmp_path
+
+
+def test_a_run_vouches_for_its_files(run: Path) -> None:
+    assert manifest.damage(run) == ""
+    assert {name: value for name, value in manifest.read(run).items() if name in RECORD} == RECORD
+    whole = (run / "figures/graph.png").read_bytes()
+    for at in range(len(whole)):
+        (run / "figures/graph.png").write_bytes(
+            whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        )
+        assert "graph.png is damaged" in manifest.damage(run)
+        assert manifest.damage(run, "metrics.csv") == ""
+    (run / "figures/graph.png").unlink()
+    assert "graph.png is missing" in manifest.damage(run)
+    os.mkfifo(run / "figures/graph.png")
+    assert "graph.png is damaged" in manifest.damage(run, "figures/graph.png")
+
+
+def test_a_run_that_goes_on_vouches_for_nothing(run: Path) -> None:
+    manifest.write(run, manifest.read(run))
+    (run / "metrics.csv").unlink()
+    assert manifest.damage(run) == manifest.damage(run, "metrics.csv") == ""
+
+
+def test_a_record_vouches_for_itself(run: Path) -> None:
+    whole = (run / manifest.NAME).read_text()
+    for at in range(len(whole)):
+        if whole[at].isspace():
+            continue
+        (run / manifest.NAME).write_text(whole[:at] + chr(ord(whole[at]) ^ 1) + whole[at + 1 :])
+        assert manifest.NAME in manifest.damage(run), whole[at:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"run": 3}',
+        '{"run": {}}',
+        '{"run": {}, "checksum": 7}',
+        "[" * 100_000,
+        "\xff",
+    ],
+)
+def test_what_is_no_record(tmp_path: Path, text: str) -> None:
+    (tmp_path / manifest.NAME).write_bytes(text.encode("latin-1"))
+    line = manifest.damage(tmp_path)
+    assert manifest.NAME in line
+    assert "\n" not in line
+    with pytest.raises(InputError):
+        manifest.read(tmp_path)
+
+
+def test_a_record_in_whose_place_something_else_is(tmp_path: Path) -> None:
+    for make, reason in ((os.mkdir, "Is a directory"), (os.mkfifo, "no regular file")):
+        make(tmp_path / manifest.NAME)
+        assert reason in manifest.damage(tmp_path)
+        os.rename(tmp_path / manifest.NAME, tmp_path / make.__name__)
+
+
+def test_a_checksum_does_not_depend_on_the_layout(run: Path) -> None:
+    page = json.loads((run / manifest.NAME).read_text())
+    (run / manifest.NAME).write_text(json.dumps(dict(reversed(page.items()))))
+    assert manifest.damage(run) == ""
+
+
+ON_TWO = [
+    "--peers=4",
+    "--rounds=1000000",
+    "--eval-every=1",
+    "--model=softmax",
+    "--examples-per-peer=10",
+]
+
+
+def test_a_foreign_folder_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    for name in ("heartbeats/0", "checkpoint/0000000001.json", "state.safetensors", "metrics.csv"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text("mine")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    done = mpirun(2, "-m", "dfl.run", *ON_TWO, f"--out={tmp_path / 'own'}")
+    assert done.returncode == 2
+    assert done.stderr.count("dfl: ") == done.stderr.count("\n") == 1
+    assert f"--out {tmp_path / 'own'}" in done.stderr
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("what", ["metrics.csv", "."])
+def test_a_run_on_several_ranks_ends_when_its_rows_vanish(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    command = mpirun_command(2, "-m", "dfl.run", *ON_TWO, f"--out={folder}")
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert eventually((folder / "metrics.csv").exists, 120)
+        folder.rename(tmp_path / "moved") if what == "." else (folder / what).unlink()
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 2, said
+    assert said.count("dfl: ") == said.count("\n") == 1
+    assert str(folder) in said
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_links_in_a_runs_folder_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever name of ours is a link, what it leads to stays as it is."""
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+    (tmp_path / "foreign").mkdir()
+    for name in ("rank-0.log", "0", "0000000000.json", "graph.png"):
+        (tmp_path / "foreign" / name).write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+    files = [
+        ".lock",
+        ".run.json.part",
+        "run.json",
+        "metrics.csv",
+        "peers.csv",
+        "state.safetensors",
+        "logs/rank-0.log",
+    ]
+    for name in [*files, "logs", "checkpoint", "figures", "tensorboard"]:
+        folder = tmp_path / "run"
+        claim(folder)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tmp_path / ("file" if name in files else "foreign"))
+        run = dfl.Run(
+            peers=2,
+            rounds=1,
+            model="softmax",
+            examples_per_peer=5,
+            checkpoint_every=1,
+            tensorboard=True,
+            out=folder,
+        )
+        with suppress(dfl.InputError):
+            list(dfl.simulate(run))
+        shutil.rmtree(folder)
+        assert {
+            path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")
+        } == before, name

@@ -1,0 +1,173 @@
+"""Runs on several ranks that are killed, stopped and gone on with, under a real mpirun.
+
+python -m tests.store.test_survival 20      kills a random rank at so many random moments, and says how each went
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
+from tests.support.stopping import rewrite, same
+
+HARD = ["--topology=one_peer_exponential", "--bits=3", "--attack=sign_flip:peers=2", "--model=mlp:hidden=12",
+        "--faults=link_loss:p=0.2+outage:p=0.05", "--links=uplink:mbps=8"]  # fmt: skip
+FEW = ["--peers=7", "--rounds=12", "--eval-every=5", "--checkpoint-every=4", *HARD]
+LONG = [
+    "--peers=7",
+    "--rounds=150",
+    "--eval-every=7",
+    "--checkpoint-every=5",
+    "--local-steps=20",
+    *HARD,
+]
+BOUND = 15
+"""Seconds in which a job has to end after one of its ranks was killed."""
+
+
+def dfl_run(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    return mpirun(ranks, "-m", "dfl.run", *flags)
+
+
+@pytest.fixture(scope="module")
+def from_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three ranks, whole."""
+    folder = tmp_path_factory.mktemp("three") / "run"
+    assert dfl_run(3, *FEW, f"--out={folder}").returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_a_checkpoint_of_three_ranks_is_for_any_number(
+    from_three: Path, tmp_path: Path, ranks: int
+) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(from_three, cut)
+    for file in (cut / "checkpoint").glob("*12.*"):
+        file.unlink()
+    rewrite(cut, exit=None)
+    done = dfl_run(ranks, f"--resume={cut}")
+    assert done.returncode == 0, done.stderr
+    assert "after round 8, from" in done.stdout
+    same(from_three, cut)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_mpirun_that_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "run"
+    job = launched(folder)
+    wait_for(folder / "metrics.csv", job)
+    job.send_signal(number)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 75, said
+    (t,) = re.findall(
+        rf"dfl: stopped by {number.name} after round (\d+) of 150: go on with --resume", said
+    )
+    assert [file.stem for file in sorted((folder / "checkpoint").glob("*.json"))][
+        -1
+    ] == f"{int(t):010}"
+    assert left_over(folder) == []
+
+
+def test_a_rank_that_is_killed_costs_no_more_than_the_rounds_since(tmp_path: Path) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    assert dfl_run(2, *LONG, f"--out={whole}").returncode == 0
+    assert killed(folder, 0.5, random.Random(0)) < BOUND
+    assert dfl_run(2, f"--resume={folder}").returncode == 0
+    same(whole, folder)
+
+
+def launched(folder: Path) -> subprocess.Popen[str]:
+    command, nowhere = (
+        mpirun_command(3, "-m", "dfl.run", *LONG, f"--out={folder}"),
+        subprocess.DEVNULL,
+    )
+    return subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdin=nowhere, stdout=nowhere, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(file: Path, job: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The processes that run a folder's simulation, but for the launchers."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            said, state = (
+                (place / "cmdline").read_bytes().split(b"\0"),
+                (place / "stat").read_text(),
+            )
+        except OSError:
+            continue
+        if os.fsencode(f"--out={folder}") in said and b"python" in said[0] and " Z " not in state:
+            found.append(int(place.name))
+    return sorted(found)
+
+
+def left_over(folder: Path) -> list[int]:
+    """Those that are still there after a moment."""
+    deadline = time.monotonic() + 5
+    while ranks_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return ranks_of(folder)
+
+
+def killed(folder: Path, after: float, drawn: random.Random) -> float:
+    """Kill one rank some seconds after the first row; how long the job took to end."""
+    job = launched(folder)
+    wait_for(folder / "metrics.csv", job)
+    time.sleep(after)
+    os.kill(drawn.choice(ranks_of(folder)), signal.SIGKILL)
+    begun = time.monotonic()
+    job.communicate(timeout=60)
+    assert job.returncode != 0
+    took = time.monotonic() - begun
+    assert left_over(folder) == []
+    return took
+
+
+def main(times: int) -> None:
+    """Kill a random rank at random moments of a run, and go on."""
+    drawn, top = random.Random(1), Path(tempfile.mkdtemp())
+    begun = time.monotonic()
+    assert dfl_run(3, *LONG, f"--out={top / 'whole'}").returncode == 0
+    rows = (top / "whole" / "metrics.csv").read_text().splitlines()
+    whole = float(rows[-1].split(",")[1])
+    print(
+        f"undisturbed: {time.monotonic() - begun:.1f} s, {whole:.1f} s of them in rounds",
+        flush=True,
+    )
+    for k in range(times):
+        after = drawn.uniform(0, 0.9 * whole)
+        took = killed(top / str(k), after, drawn)
+        kept = sorted(each.stem for each in (top / str(k) / "checkpoint").glob("*.json"))
+        done = dfl_run(drawn.choice([1, 2, 3]), f"--resume={top / str(k)}")
+        assert done.returncode == 0, done.stderr
+        same(top / "whole", top / str(k))
+        print(
+            f"{k}: killed after {after:.2f} s, ended {took:.2f} s later, on from {kept[-1:]}, same bits",
+            flush=True,
+        )
+    shutil.rmtree(top)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,197 @@
+"""Figures of sweeps show the means that they say, and tell their lines apart, however many there are."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from dfl.reporting.lines import COLOURS, DASHES, Styles, over_seeds, shades
+from dfl.sweep.plots import figures, map_axes, panels
+from tests.support.swept import swept
+
+GRAPHS = ("ring", "torus", "complete")
+PLAIN: dict[str, Sequence[Any]] = {"topology": GRAPHS, "bits": ("none", 4), "seed": (0, 1, 2)}
+
+
+def drawn(lists: Mapping[str, Sequence[Any]]) -> dict[str, Figure]:
+    """The figures of a sweep, once they have been rendered."""
+    found = figures(*swept(lists), [name for name in lists if name != "seed"], "mine")
+    for figure in found.values():
+        figure.savefig(io.BytesIO(), format="png", dpi=40)
+    return found
+
+
+def used(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_visible()]
+
+
+@pytest.mark.parametrize(
+    ("lists", "more"),
+    [
+        ({"seed": (0, 1)}, []),
+        ({"topology": GRAPHS}, []),
+        ({"lr": (0.1, 0.01), "seed": (0, 1)}, []),
+        (PLAIN, ["map_topology_by_bits"]),
+        ({"bits": ("none", 4), "lr": (0.1, 0.01), "topology": GRAPHS}, ["map_topology_by_bits"]),
+        ({"lr": (0.1, 0.01), "momentum": (0, 0.9)}, ["map_lr_by_momentum"]),
+    ],
+)
+def test_what_is_drawn_for_a_grid(lists: Mapping[str, Sequence[Any]], more: list[str]) -> None:
+    found = drawn(lists)
+    assert list(found) == ["accuracy_by_round", "accuracy_by_bytes", *more]
+    for figure in found.values():
+        first = used(figure)[0]
+        heading = figure.get_suptitle() or first.get_title(loc="left")
+        assert heading.startswith("Accuracy ")
+        assert "mine" in heading + "".join(text.get_text() for text in first.texts)
+        assert all(axes.get_ylabel() for axes in used(figure)[:1])
+
+
+def test_a_line_is_the_mean_and_its_band_the_deviation() -> None:
+    rows, _ = swept({"seed": (0, 1, 2)})
+    mean = over_seeds(rows, "accuracy_mean")
+    each = rows.pivot(index="round", columns="cell", values="accuracy_mean").to_numpy()
+    np.testing.assert_allclose(mean["mean"], each.mean(1))
+    said = rows.pivot(index="round", columns="cell", values="payload_bytes").to_numpy()
+    np.testing.assert_allclose(mean["payload_bytes"], said.mean(1))
+    np.testing.assert_allclose(mean["high"] - mean["mean"], each.std(1, ddof=1))
+    axes = drawn({"seed": (0, 1, 2)})["accuracy_by_round"].axes[0]
+    (line,) = axes.lines
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), mean["mean"])
+    assert len([each for each in axes.collections if isinstance(each, PolyCollection)]) == 1
+
+
+def test_bands_stay_between_0_and_1_and_one_seed_has_none() -> None:
+    rows = pd.DataFrame(
+        {"round": [0, 0], "payload_bytes": [0, 0], "accuracy_mean": [0.0, 1.0], "cell": ["a", "b"]}
+    )
+    mean = over_seeds(rows, "accuracy_mean")
+    assert mean[["mean", "low", "high"]].to_numpy().tolist() == [[0.5, 0.0, 1.0]]
+    assert not drawn({"topology": GRAPHS})["accuracy_by_round"].axes[0].collections
+
+
+def test_a_mean_is_over_all_seeds_or_it_is_none() -> None:
+    """A cell that stopped early has no part in a mean that would jump without it."""
+    rows, _ = swept({"seed": (0, 1)})
+    early = rows[(rows["seed"] == "0") | (rows["round"] <= 20)]
+    assert over_seeds(early, "accuracy_mean")["round"].max() == 20
+
+
+def test_bytes_are_on_a_logarithmic_axis_from_the_first_one_said() -> None:
+    axes = drawn(PLAIN)["accuracy_by_bytes"].axes[0]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "payload of all peers together (bytes)"
+    assert min(np.asarray(line.get_xdata()).min() for line in axes.lines) > 0
+    labels = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert any(label.endswith("B") for label in labels)
+
+
+def test_where_nothing_is_said_there_is_no_figure_by_bytes() -> None:
+    rows, found = swept({"topology": GRAPHS})
+    assert list(figures(rows.assign(payload_bytes=0), found, ["topology"], "x")) == [
+        "accuracy_by_round"
+    ]
+
+
+def test_where_nothing_is_called_accuracy_the_loss_is_drawn() -> None:
+    rows, found = swept({"topology": GRAPHS, "lr": (1, 2)})
+    rows, found = (
+        rows.assign(accuracy_mean=np.nan),
+        found.rename(columns=lambda name: name.replace("accuracy_mean", "train_loss")),
+    )
+    made = figures(rows, found, ["topology", "lr"], "x")
+    assert list(made) == ["train_loss_by_round", "train_loss_by_bytes", "map_topology_by_lr"]
+    assert used(made["train_loss_by_round"])[0].get_ylabel() == "training loss (mean)"
+
+
+def test_nothing_finished_is_nothing_drawn() -> None:
+    assert figures(pd.DataFrame(), pd.DataFrame(), ["topology"], "x") == {}
+
+
+def test_lines_differ_and_the_legend_explains_them() -> None:
+    figure = drawn(PLAIN)["accuracy_by_round"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "topology",
+        *GRAPHS,
+        "bits",
+        "none",
+        "4",
+    ]
+    assert [text.get_fontweight() for text in legend.get_texts()][:2] == ["bold", "normal"]
+    looks = {(to_hex(line.get_color()), str(line._dash_pattern)) for line in figure.axes[0].lines}  # type: ignore[attr-defined]
+    assert len(looks) == len(figure.axes[0].lines) == 6
+
+
+@pytest.mark.parametrize(
+    "lists", [{"a": range(3), "b": range(25)}, {"a": range(20)}, {"a": "xyz", "b": "uv", "c": "wz"}]
+)
+def test_every_style_is_another(lists: Mapping[str, Sequence[Any]]) -> None:
+    rows, _ = swept(lists, rounds=1, every=1)
+    styles = Styles.of(rows, list(lists))
+    values = rows[list(lists)].drop_duplicates().to_numpy().tolist()
+    assert len({str(styles.style(tuple(each))) for each in values}) == len(values)
+    assert len(DASHES) == len({str(dash) for dash in DASHES})
+
+
+def test_few_colours_are_those_that_everybody_can_tell_apart() -> None:
+    assert shades(7) == list(COLOURS)
+    assert len(set(shades(30))) == 30
+
+
+def test_crowded_lines_are_split_over_panels() -> None:
+    many = {"topology": list("abcd"), "bits": ("none", 16, 8, 4), "seed": (0, 1)}
+    rows, _ = swept(many)
+    assert panels(rows, ["topology", "bits"]) == (["topology"], ["bits"])
+    figure = drawn(many)["accuracy_by_bytes"]
+    assert [axes.get_title(loc="left") for axes in used(figure)] == [
+        f"topology {name}" for name in "abcd"
+    ]
+    assert {len(axes.lines) for axes in used(figure)} == {4}
+    assert panels(swept(PLAIN)[0], ["topology", "bits"]) == ([], ["topology", "bits"])
+    assert panels(swept({"lr": range(40)})[0], ["lr"]) == ([], ["lr"])
+
+
+def test_a_map_says_what_every_group_came_to() -> None:
+    rows, found = swept(PLAIN)
+    figure = figures(rows, found, ["topology", "bits"], "x")["map_topology_by_bits"]
+    axes, written = (
+        figure.axes[0],
+        {tuple(text.get_position()): text.get_text() for text in figure.axes[0].texts},
+    )
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(GRAPHS)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "4"]
+    one = found[(found["topology"] == "complete") & (found["bits"] == "4")].iloc[0]
+    assert written[1, 2] == f"{one['accuracy_mean']:.3f}\n± {one['accuracy_mean_deviation']:.3f}"
+
+
+def test_a_map_shows_where_nothing_has_finished() -> None:
+    rows, found = swept(PLAIN)
+    found.loc[0, ["accuracy_mean", "accuracy_mean_deviation"]] = np.nan
+    figure = figures(rows, found, ["topology", "bits"], "x")["map_topology_by_bits"]
+    assert figure.axes[0].texts[0].get_text() == "none\nfinished"
+
+
+def test_the_fields_of_a_map_are_graph_and_bits_before_others() -> None:
+    _, found = swept({"lr": (1, 2), "bits": (2, 4), "topology": GRAPHS})
+    assert map_axes(found, ["lr", "bits", "topology"]) == ("topology", "bits")
+    assert map_axes(found, ["lr", "bits"]) == ("bits", "lr")
+    assert map_axes(found, ["lr"]) is None
+    _, found = swept({"lr": range(10), "bits": (2, 4), "topology": GRAPHS})
+    assert map_axes(found, ["lr", "bits", "topology"]) is None  # ten maps would be too many
+
+
+def test_pyplot_is_not_touched() -> None:
+    code = "import sys, dfl.sweep.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,254 @@
+"""Cells run side by side, none stops another, signals are passed on, and what others do is left to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from dfl.config import Run
+from dfl.core.errors import InputError
+from dfl.core.files import Lock
+from dfl.store import manifest
+from dfl.sweep import scheduler
+from dfl.sweep.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
+from dfl.sweep.grid import as_toml
+from dfl.sweep.scheduler import Jobs
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", root)
+    monkeypatch.setattr(scheduler, "PAUSE", 0.02)
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "0.01"]
+    )
+
+
+def cell(folder: Path, name: str, **settings: object) -> Path:
+    (folder / name).mkdir()
+    run = {"peers": 4, "rounds": 5, "model": "softmax", **settings}
+    (folder / name / "cell.toml").write_text(as_toml(Run.from_dict(run)))
+    return folder / name
+
+
+def work(cells: list[Path], at_once: int = 2) -> Jobs:
+    """Run cells, and see that every one that ended was told of."""
+    told, found = list[Path | None](), Jobs(deque(cells), at_once)
+    found.work(told.append)
+    assert {each for each in told if each} <= set(found.ended)
+    return found
+
+
+def launches(folder: Path) -> int:
+    """How often a cell was started."""
+    return len((folder / "launches").read_text()) if (folder / "launches").exists() else 0
+
+
+def test_one_failure_never_stops_the_rest(tmp_path: Path) -> None:
+    cells = [
+        cell(tmp_path, "refused", peers=13), cell(tmp_path, "broken", device="cuda:7"),
+        cell(tmp_path, "diverged", lr=9), cell(tmp_path, "good"), cell(tmp_path, "better", seed=1),
+    ]  # fmt: skip
+    ended = work(cells).ended
+    assert [ended[each].status for each in cells] == [FAILED, FAILED, DIVERGED, DONE, DONE]
+    assert [ended[each].reason for each in cells[:3]] == [
+        "--topology torus with 13 peers: has no sides", "RuntimeError: deliberately broken",
+        "peer 1 is no longer finite after round 2: try a smaller --lr",
+    ]  # fmt: skip
+    assert [ended[each].row["round"] for each in cells[2:]] == ["1", "5", "5"]
+
+    again = work(cells)  # what is done or diverged is not repeated
+    assert list(map(launches, cells)) == [2, 2, 1, 1, 1]
+    assert [again.ended[each].status for each in cells] == [FAILED, FAILED, DIVERGED, DONE, DONE]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_so_many_run_at_a_time(tmp_path: Path, at_once: int) -> None:
+    cells, most = [cell(tmp_path, str(n)) for n in range(4)], 0
+
+    def count(folder: Path | None) -> None:
+        nonlocal most
+        most = max(most, len(found.running))
+
+    found = Jobs(deque(cells), at_once)
+    found.work(count)
+    assert most == at_once
+    assert [look(each).status for each in cells] == [DONE] * 4
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "0.2"]
+    )
+
+
+def after(folder: Path, *numbers: signal.Signals) -> threading.Thread:
+    """Send signals to this process as soon as a cell has written a row, a second apart."""
+
+    def send() -> None:
+        while not look(folder).row:
+            time.sleep(0.02)
+        for number in numbers:
+            signal.raise_signal(number)
+            time.sleep(1)
+
+    found = threading.Thread(target=send)
+    found.start()
+    return found
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_has_cells_write_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+    handler = signal.getsignal(number)
+    cells = [cell(tmp_path, str(n), rounds=200) for n in range(3)]
+    sender = after(cells[0], number)
+    found = work(cells)
+    sender.join()
+    assert found.told == [number]
+    assert set(found.ended) == set(cells[:2])
+    assert found.ended[cells[0]].status == STOPPED
+    assert "75" in (cells[0] / "run.json").read_text()
+    assert launches(cells[2]) == 0
+    assert signal.getsignal(number) is handler
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_second_signal_ends_cells_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "3"]
+    )
+    one = cell(tmp_path, "one", rounds=200)
+    sender = after(one, signal.SIGTERM, signal.SIGTERM)
+    begun, found = time.monotonic(), work([one])
+    sender.join()
+    assert found.ended[one].status == STOPPED
+    assert '"exit": null' in (one / "run.json").read_text()
+    assert time.monotonic() - begun < 20
+
+
+def test_a_cell_that_somebody_killed_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", dead])
+    one = cell(tmp_path, "one")
+    seen = work([one]).ended[one]
+    assert (seen.status, seen.reason) == (FAILED, "ended by SIGKILL")
+
+
+def test_cells_do_not_fight_for_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setattr(
+        scheduler,
+        "command",
+        lambda folder: ["-c", "import os; exit(os.environ['OMP_NUM_THREADS'])"],
+    )
+    one = cell(tmp_path, "one")
+    assert work([one]).ended[one].reason == "1"
+
+
+@pytest.fixture
+def locks() -> Iterator[list[Lock]]:
+    found: list[Lock] = []
+    yield found
+    for each in found:
+        each.release()
+
+
+def test_cells_that_another_program_runs_are_waited_for(tmp_path: Path, locks: list[Lock]) -> None:
+    cells = [cell(tmp_path, str(n)) for n in range(3)]
+    locks.append(Lock(cells[0]))
+    order: list[str] = []
+
+    def tell(folder: Path | None) -> None:
+        if folder:
+            order.append(folder.name)
+        elif found.elsewhere and not (found.running or found.waiting):
+            locks[0].release()
+
+    found = Jobs(deque(cells), 1)
+    found.work(tell)
+    assert order == ["1", "2", "0"]
+    assert list(map(launches, cells)) == [1, 1, 1]
+
+
+def test_a_signal_ends_the_waiting(tmp_path: Path, locks: list[Lock]) -> None:
+    one = cell(tmp_path, "one")
+    locks.append(Lock(one))
+    found = Jobs(deque([one]), 1)
+    found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+    assert (found.elsewhere, found.ended, launches(one)) == ([one], {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, DONE), (3, DIVERGED), (75, DONE), (None, DONE), (2, FAILED)]
+)
+def test_a_race_that_another_program_wins_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, status: str
+) -> None:
+    """Another program has the folder while ours is refused, and lets go of it before the sweep looks."""
+    refused = """
+        import json, pathlib, sys
+        from dfl import manifest
+        folder, code = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+        (folder / "launches").open("a").write("x")
+        manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
+        sys.exit("dfl: it is being written to by another run: wait for it, or end it") if code == 2 else sys.exit(2)
+    """
+    fake = scheduler.command
+
+    def command(folder: Path) -> list[str]:
+        return (
+            fake(folder)
+            if launches(folder)
+            else ["-c", dedent(refused), str(folder), json.dumps(code)]
+        )
+
+    monkeypatch.setattr(scheduler, "command", command)
+    one = cell(tmp_path, "one")
+    found = work([one])
+    assert found.ended[one].status == status
+    assert launches(one) == (2 if code in (75, None) else 1)
+
+
+def test_a_cell_that_was_finished_between_look_and_start_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [cell(tmp_path, str(n)) for n in range(2)]
+    for code, each in zip((0, 3), cells, strict=True):
+        manifest.write(each, {"run": {}, "exit": code, "ending": "so"})
+    found = work(cells)
+    assert [found.ended[each].status for each in cells] == [DONE, DIVERGED]
+    assert list(map(launches, cells)) == [0, 0]
+
+
+def test_only_one_sweep_at_a_time_starts_a_cell(tmp_path: Path) -> None:
+    one = cell(tmp_path, "one")
+    with Lock(one, CELL_LOCK):
+        assert look(one).status == RUNNING
+        found = Jobs(deque([one]), 1)
+        found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+        assert (found.elsewhere, launches(one)) == ([one], 0)
+    assert look(one).status == WAITING
+
+
+def test_ranks_are_started_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scheduler.launcher(1) == []
+    found, *rest = scheduler.launcher(3)
+    assert (Path(found).name, rest) == ("mpirun", ["-n", "3"])
+    monkeypatch.setattr("shutil.which", lambda *given, **more: None)
+    with pytest.raises(InputError, match="--ranks 3 needs mpirun"):
+        scheduler.launcher(3)

@@ -1,0 +1,149 @@
+"""A sweep as a job array of a real Slurm, on a cluster of one node that is put up for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import dfl
+from dfl.config import Run
+from dfl.sweep import __main__ as sweep
+from dfl.sweep.cells import DONE, look
+from dfl.sweep.slurm import queued
+from tests.support.mpirun import CLOCKS
+from tests.support.slurm import cluster, missing, said, wait
+
+pytestmark = pytest.mark.skipif(
+    missing() is not None, reason=f"no Slurm on this machine: {missing()} is missing"
+)
+
+GRID = """
+peers = 4
+rounds = 200
+eval_every = 50
+checkpoint_every = 5
+examples_per_peer = 60
+[sweep]
+bits = [4, 8]
+seed = [0, 1]
+"""
+CELLS = [Path("sweeps/grid") / f"bits={bits},seed={seed}" for bits in (4, 8) for seed in (0, 1)]
+ASKED = ["--slurm", "--ntasks", "2", "--mpi", "pmi2", "--time", "30", "--signal", "60"]
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    with cluster() as environment, pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", "SLURM_CONF"):
+            patch.setenv(name, environment[name])
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        yield environment
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path,
+    slurm: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """`python -m dfl.sweep` in this process, where there is a grid of four cells."""
+    monkeypatch.chdir(tmp_path)
+    Path("grid.toml").write_text(GRID)
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "grid.toml", *words])
+        capsys.readouterr()
+        return sweep.main(), "".join(capsys.readouterr())
+
+    return run
+
+
+def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
+    command: Command, slurm: dict[str, str]
+) -> None:
+    code, answer = command(*ASKED)
+    job = answer.rpartition("; job ")[2].strip()
+    assert (code, job.isdecimal()) == (0, True), answer
+    assert command(*ASKED) == (0, "4 cells: 4 waiting; 4 in the queue, none to submit\n")
+
+    assert command("--status")[1].count(f" waiting      -         -  task {job}_") == 4
+    disturb(job, slurm)
+    wait_for_all()
+    assert [look(cell).status for cell in CELLS[:3]] == [DONE] * 3, logs()
+    assert look(CELLS[3]).status != DONE
+    first = [Path(f"sweeps/grid/slurm/{job}_{task}.log").read_text() for task in (1, 2, 3, 4)]
+    assert [log.count("restarts 1") for log in first] == [1, 1, 1, 0], logs()
+    assert [log.count("goes back into the queue") for log in first] == [1, 0, 0, 0], logs()
+    assert all(log.count("\nresumed ") == 1 for log in first[:3]), logs()
+
+    assert f"1 of 4 cells in {Path.cwd()}/sweeps/grid/slurm/2.sh; job " in command(*ASKED)[1]
+    wait_for_all()
+    assert "4 cells: 4 done, in sweeps/grid" in command("--status")[1], logs()
+    for cell in CELLS:
+        same(cell, "undisturbed" / cell)
+
+
+def disturb(job: str, env: dict[str, str]) -> None:
+    """Warn the first as before its time limit, kill the ranks of the second, put back the third, cancel the fourth."""
+    left = {
+        CELLS[0]: ["scancel", "--signal=USR1", f"{job}_1"],
+        CELLS[1]: ["scancel", "--signal=KILL", f"{job}_2.0"],
+        CELLS[2]: ["scontrol", "requeue", f"{job}_3"],
+        CELLS[3]: ["scancel", f"{job}_4"],
+    }
+    patience = time.monotonic() + 300
+    while left:
+        assert time.monotonic() < patience, logs()
+        for cell in [cell for cell in left if any((cell / "checkpoint").glob("*.json"))]:
+            said(*left.pop(cell), env=env)
+        time.sleep(0.02)
+    wait(
+        lambda: (
+            "FAILED" in said("squeue", "--states=all", "-h", "-r", "-j", job, "-o", "%T", env=env)
+        ),
+        60,
+        logs,
+    )
+    said("scontrol", "requeue", f"{job}_2", env=env)
+
+
+def wait_for_all() -> None:
+    """Wait until nothing is in the queue."""
+    wait(lambda: not queued(Path("sweeps/grid")), 600, logs)
+
+
+def same(cell: Path, undisturbed: Path) -> None:
+    """Whether a cell has what the same run has that nobody disturbs, here on one rank."""
+    run = Run.from_dict(tomllib.loads((cell / "cell.toml").read_text()) | {"out": str(undisturbed)})
+    for _ in dfl.simulate(run):
+        pass
+    assert (cell / "state.safetensors").read_bytes() == (
+        undisturbed / "state.safetensors"
+    ).read_bytes()
+    one, two = (
+        pd.read_csv(f / "metrics.csv", dtype=str).drop(columns=CLOCKS) for f in (cell, undisturbed)
+    )
+    pd.testing.assert_frame_equal(one, two)
+
+
+def logs() -> str:
+    found = sorted(Path("sweeps/grid/slurm").glob("*.log"))
+    return "\n".join(
+        [said("squeue", env=None), *(f"{log.name}:\n{log.read_text()[-3000:]}" for log in found)]
+    )
+
+
+def test_what_this_slurm_refuses_is_one_line(command: Command) -> None:
+    code, complaint = command("--slurm", "--partition", "nowhere")
+    assert code == 2
+    assert complaint.startswith("dfl: --slurm: sbatch refuses: ")
+    assert "invalid partition specified: nowhere" in complaint
+    assert complaint.count("\n") == 1

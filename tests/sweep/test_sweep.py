@@ -1,0 +1,258 @@
+"""The command: what it refuses, what it runs, what it lists at the end, and that interruptions leave no trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from dfl.core.files import Lock
+from dfl.sweep import __main__ as sweep
+from dfl.sweep import plots, scheduler
+from dfl.sweep.cells import look
+from tests.support.sweeping import (
+    ROOT,
+    SIX,
+    ended,
+    fake,
+    interrupt,
+    statuses,
+    wait_for,
+    without_clocks,
+)
+
+
+class Here:
+    """`python -m dfl.sweep` in this process, with cells that learn nothing, in an empty folder."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+    ) -> None:
+        self.monkeypatch, self.capsys, self.grid = monkeypatch, capsys, Path("six.toml")
+        self.grid.write_text(text)
+
+    def __call__(self, *words: str) -> tuple[int, list[str], str]:
+        """The exit code, the lines that were printed, and the complaint."""
+        self.monkeypatch.setattr(sys, "argv", ["sweep.py", *words])
+        self.capsys.readouterr()
+        code = sweep.main()
+        said, complaint = self.capsys.readouterr()
+        return code, said.splitlines(), complaint
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Here:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(scheduler, "PAUSE", 0.02)
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "0"]
+    )
+    monkeypatch.setattr(
+        plots, "figures", lambda *given: {"none": Figure()}
+    )  # they have tests of their own
+    return Here(monkeypatch, capsys, SIX)
+
+
+def test_a_sweep_from_start_to_end(here: Here) -> None:
+    code, said, complaint = here("six.toml", "--jobs", "2")
+    assert (code, complaint) == (0, "")
+    assert all(line.isascii() for line in said)
+    assert sorted(line.partition("]")[0] for line in said[:6]) == [f"[{n}/6" for n in range(1, 7)]
+    assert all(re.search(r"done, round 5, accuracy 0\.\d{4}$", line) for line in said[:6])
+    assert said[6].split() == ["topology", "bits", "seeds", "accuracy", "worst", "peer", "payload"]
+    assert said[-2:] == ["tables and figures are in sweeps/six", "6 cells: 6 done"]
+    folder = Path("sweeps/six")
+    table = without_clocks(folder)
+    assert table["name"].tolist() == [
+        f"topology={topology},bits={bits}"
+        for topology in ("ring", "complete")
+        for bits in ("none", 4, 2)
+    ]
+    assert set(table["status"]) == {"done"}
+    assert {path.name for path in folder.iterdir()} == {
+        ".dfl", "grid.toml", "sweep.csv", "summary.csv", "figures", *table["name"],
+    }  # fmt: skip
+    assert (folder / "sweep.csv").read_text().splitlines()[0].endswith(",seconds")
+
+    written = {name: (folder / name).read_bytes() for name in ("sweep.csv", "summary.csv")}
+    for path in (*map(folder.__truediv__, written), *folder.glob("figures/*.png")):
+        path.unlink()
+    code, again, _ = here("six.toml")  # nothing to run: tables and figures come again
+    assert (code, again) == (0, said[6:])
+    assert {name: (folder / name).read_bytes() for name in written} == written
+    assert len(list(folder.glob("figures/*.png"))) == 1
+    assert {path.read_text() for path in folder.glob("*/launches")} == {"x"}
+
+
+def test_looking_runs_nothing(here: Here) -> None:
+    code, said, _ = here("six.toml", "--dry-run")
+    assert (code, said[-1]) == (0, "6 cells: 6 waiting, in sweeps/six")
+    assert not Path("sweeps").exists()
+    assert here("six.toml")[0] == 0
+    (Path("sweeps/six") / "topology=ring,bits=2/run.json").unlink()
+    for flag in ("--status", "--dry-run"):
+        code, said, _ = here("six.toml", flag)
+        assert said[0].split() == ["cell", "status", "round", "accuracy"]
+        assert said[1].split()[:3] == ["topology=ring,bits=none", "done", "5/5"]
+        assert (code, said[-1]) == (0, "6 cells: 5 done, 1 waiting, in sweeps/six")
+    assert here("six.toml", "--table")[:2][1][-1] == "tables and figures are in sweeps/six"
+    assert without_clocks(Path("sweeps/six"))["status"].tolist().count("done") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "PATH is missing, --help says what it is"),
+        ("no.toml", "no.toml: cannot be read (No such file or directory)"),
+        (
+            "six.toml --job 2",
+            "unknown flag '--job' (did you mean --jobs?); choose from --help, --out, --jobs",
+        ),
+        ("six.toml --jobs 0", "--jobs must be from 1 to 4096, not 0"),
+        ("six.toml --ranks two", "--ranks must be a whole number, not 'two'"),
+        ("six.toml --time 10", "what a job array asks for has no part without --slurm"),
+        ("six.toml --no-submit", "--no-submit has no part without --slurm"),
+        ("six.toml --slurm --ranks 2", "--jobs and --ranks are for this machine"),
+        ("six.toml --slurm --time soon", "--time must be "),
+        ("six.toml other.toml", "'other.toml' belongs to no flag"),
+        ("six.toml --out six.toml", "--out six.toml cannot be written to: Not a directory"),
+        ("six.toml --out .", "--out . is not empty"),
+        (f"six.toml --out {'x' * 300}", "--out xxx"),
+        (f"six.toml --status --out {'x/' * 3000}", "--out x/x"),
+        (f"{'x' * 300}.toml", "xxx"),
+        (f"six.toml --out {'x/' * 2020}", "--out x/x"),
+        ("bad.toml", "bad.toml: cell seed=1,bits=17: --bits must be from 1 to 16, not 17"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(here: Here, words: str, line: str) -> None:
+    Path("bad.toml").write_text("peers = 4\n[sweep]\nseed = [1]\nbits = [8, 17]\n")
+    before = sorted(Path().rglob("*"))
+    code, said, complaint = here(*words.split())
+    assert (code, said) == (2, [])
+    assert complaint.startswith(f"dfl: {line}")
+    assert complaint.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_bad_ends_are_listed_with_their_reasons(here: Here) -> None:
+    Path("bad.toml").write_text("rounds = 5\n[sweep]\npeers = [4, 13]\nlr = [0.1, 9]\n")
+    code, said, _ = here("bad.toml", "--jobs", "4")
+    assert code == 1
+    assert said[-4:] == [
+        "diverged   peers=4,lr=9: peer 1 is no longer finite after round 2: try a smaller --lr",
+        "failed     peers=13,lr=0.1: --topology torus with 13 peers: has no sides",
+        "failed     peers=13,lr=9: --topology torus with 13 peers: has no sides",
+        "4 cells: 1 done, 1 diverged, 2 failed",
+    ]
+    assert without_clocks(Path("sweeps/bad"))["status"].tolist() == [
+        "done",
+        "diverged",
+        "failed",
+        "failed",
+    ]
+    assert here("bad.toml")[0] == 1
+
+
+def test_what_another_program_writes_is_listed(here: Here) -> None:
+    """A sweep that is told to stop leaves the cells that it waited for to the program that runs them."""
+    Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
+    assert here("two.toml")[0] == 0
+    (Path("sweeps/two/seed=1") / "run.json").unlink()
+    here.monkeypatch.setattr(
+        scheduler.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM)
+    )
+    with Lock(Path("sweeps/two/seed=1")):
+        code, said, _ = here("two.toml")
+    assert code == 75
+    assert said[-3:] == [
+        "running    seed=1: another program writes to it, to which it is left",
+        "2 cells: 1 done, 1 running",
+        "1 left; to go on: python -m dfl.sweep two.toml",
+    ]
+
+
+def test_what_is_left_becomes_a_job_array(here: Here) -> None:
+    assert here("six.toml", "--jobs", "2")[0] == 0
+    names = [f"topology=complete,bits={bits}" for bits in ("none", 4, 2)]
+    for name in names:
+        (Path("sweeps/six") / name / "run.json").unlink()
+        (Path("sweeps/six") / name / "output.log").unlink()
+    words = [
+        "--slurm",
+        "--no-submit",
+        "--setup",
+        "module load x",
+        "--setup",
+        "module load y",
+        "--no-requeue",
+    ]
+    code, said, _ = here("six.toml", *words)
+    script = Path("sweeps/six/slurm/1.sh").absolute()
+    assert (code, said) == (0, [f"3 of 6 cells in {script}; to submit: sbatch {script}"])
+    assert [
+        Path(line).name for line in script.with_suffix(".cells").read_text().splitlines()
+    ] == names
+    assert "module load x\nmodule load y\n" in script.read_text()
+    assert "#SBATCH --no-requeue\n" in script.read_text()
+
+    here.monkeypatch.setattr("dfl.sweep.slurm.submit", lambda script: "77")
+    here.monkeypatch.setattr(
+        "dfl.sweep.slurm.queued", lambda folder: {names[0]: "pending (Resources)"}
+    )
+    code, said, _ = here("six.toml", "--slurm", "--ntasks", "2")
+    assert (code, said) == (0, [f"2 of 6 cells in {script.with_name('2.sh')}; job 77"])
+    assert "#SBATCH --ntasks=2\n" in script.with_name("2.sh").read_text()
+    _, said, _ = here("six.toml", "--status")
+    assert said[4].split() == [names[0], "waiting", "5/5", "0.3844", "pending", "(Resources)"]
+    here.monkeypatch.setattr(
+        "dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1")
+    )
+    code, said, _ = here("six.toml", "--slurm")
+    assert (code, said) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
+
+
+def has_come_to(cell: Path, row: int) -> bool:
+    return int(look(cell).row.get("round", -1)) >= row
+
+
+def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
+    """Three, of three kinds, at moments that differ; the tables are those of a sweep that went through."""
+    (tmp_path / "grid.toml").write_text(SIX)
+    assert ended(fake(tmp_path, 0, "--jobs", "3"))[0] == 0
+    whole, summary = without_clocks(tmp_path / "out"), (tmp_path / "out/summary.csv").read_bytes()
+    (tmp_path / "out").rename(tmp_path / "whole")
+
+    cells = [tmp_path / "out" / name for name in whole["name"]]
+    for (cell, row), how in zip(((0, 1), (0, 3), (3, 2)), (15, 2, 9), strict=True):
+        running = fake(tmp_path, 0.3, "--jobs", "2")
+        wait_for(partial(has_come_to, cells[cell], row))
+        code, said = interrupt(running, signal.Signals(how))
+        assert code == {15: 75, 2: 130, 9: -9}[how], said
+        if how != 9:
+            assert re.fullmatch(
+                r"\d left; to go on: python -m dfl\.sweep .*grid\.toml --out .* --jobs 2", said[-1]
+            )
+        assert not (tmp_path / "out/sweep.csv").exists()
+    wait_for(
+        lambda: "running" not in statuses(tmp_path / "out")
+    )  # those of the sweep that was killed
+    code, said = ended(fake(tmp_path, 0, "--jobs", "2"))
+    assert (code, said[-1]) == (0, "6 cells: 6 done")
+    assert without_clocks(tmp_path / "out").equals(whole)
+    assert (tmp_path / "out/summary.csv").read_bytes() == summary
+    assert max(len((cell / "launches").read_text()) for cell in cells) >= 3
+    assert min(len((cell / "launches").read_text()) for cell in cells) == 1
+
+
+def test_importing_a_sweep_costs_no_torch() -> None:
+    code = "import sys, dfl.sweep; sys.exit(bool({'torch', 'pandas', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

@@ -1,0 +1,20 @@
+"""A sweep of real runs, interrupted, ends as one that was not; `tests.support.interrupted_sweep` has 24 cells."""
+
+import signal
+from pathlib import Path
+
+from tests.support.interrupted_sweep import GRID, check
+
+
+def test_an_interrupted_sweep_of_runs(tmp_path: Path) -> None:
+    happened = check(
+        tmp_path, GRID + 'bits = ["none", 4, 2]\n', 1, (signal.SIGTERM, signal.SIGKILL)
+    )
+    assert [line.partition(":")[0] for line in happened[:2]] in (
+        ["SIGTERM", "SIGKILL"],
+        ["SIGKILL", "SIGTERM"],
+    )
+    assert happened[2:] == ["the same sweep.csv, summary.csv and models of 3 cells"]
+    assert {path.name for path in (tmp_path / "parts/figures").iterdir()} == {
+        "accuracy_by_round.png", "accuracy_by_bytes.png",
+    }  # fmt: skip

@@ -1,0 +1,175 @@
+"""Does a run stay on its device, and come to the same numbers there?"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import random_array
+from torch import nn
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.comm.weighting import weighted_sum
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.simulation import setup
+from dfl.simulation.loop import prepare
+from dfl.simulation.watch import COLUMNS
+from tests.conftest import Command
+from tests.support.quadratic import FEW
+from tests.support.standin import DEVICE, Held, Standin
+
+ALLOWED = {
+    "net.py",
+    "network.py",
+    "heard.py",
+    "metrics.py",
+    "ensembles.py",
+    "watch.py",
+    "report.py",
+}
+"""The only files that may move a tensor to the processor."""
+
+RUNS: dict[str, dict[str, Any]] = {
+    "products": {"model": "mlp:hidden=8"},
+    "vmap": {"model": "cnn", "engine": "batched", "peers": 2, "examples_per_peer": 10},
+    "loop": {"engine": "loop", "weight_decay": 0.01},
+    "replicas": {"bits": 4},
+    "sign": {"bits": 1, "partition": "dirichlet:alpha=0.3", "validation": 0.2},
+    "edges": {"bits": 3, "topology": "one_peer_exponential", "peers": 8},
+    "paper": {"algorithm": "qdfedavgm:exchange=paper", "mixing": "lazy", "init": "independent"},
+    "server": {"algorithm": "fedprox:fraction=0.5,stragglers=0.5", "local_epochs": 2, "bits": 4},
+    "trust": {"algorithm": "fltrust:root=20,server_momentum=0.5", "attack": "alie"},
+    "pooled": {"algorithm": "pooled"},
+    "rules": {"aggregator": "median", "attack": "dissensus:peers=1", "topology": "complete"},
+    "together": {"ensemble": True, "algorithm": "local_only"},
+    "own steps": {"local_steps": 5, "batch_size": 0, "partition": "dirichlet:alpha=0.3"},
+}
+
+
+def rows(**settings: Any) -> list[dict[str, float]]:
+    found = list(dfl.simulate(dfl.Run(**{**FEW, "eval_every": 2, **settings})))
+    return [{name: row[name] for name in COLUMNS if name != "seconds"} for row in found]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"engine": "batched", **RUNS[name]}
+    here = rows(**settings)
+    monkeypatch.setattr(setup, "device", lambda asked, world: DEVICE)
+    with Standin() as standin:
+        there = rows(**settings)
+    np.testing.assert_equal(there, here)
+    assert {file for file, _ in standin.moved} <= ALLOWED
+    assert ("metrics.py", "_to_copy") in standin.moved  # it was noticed at all
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_frozen_parameters_are_on_the_device(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {**FEW, "engine": engine, "rounds": 2, "eval_every": 1}
+    run = dfl.Run(**settings, out=tmp_path / "here")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    module[1].requires_grad_(False)
+    here = list(dfl.simulate(run, module))
+    monkeypatch.setattr(setup, "device", lambda asked, world: DEVICE)
+    with Standin() as standin:
+        there = list(dfl.simulate(replace(run, out=tmp_path / "there"), module))
+    assert [row["train_loss"] for row in there] == [row["train_loss"] for row in here]
+    assert {file for file, _ in standin.moved} <= ALLOWED
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in ("here", "there")]
+    assert states[0] == states[1]
+
+
+def test_the_stand_in_notices_what_it_should() -> None:
+    with Standin() as standin:
+        x = torch.ones(3).to(DEVICE)
+        assert isinstance(x, Held)
+        assert x.device == DEVICE
+        with pytest.raises(RuntimeError, match="two devices"):
+            x + torch.ones(3)
+        with pytest.raises((RuntimeError, TypeError)):
+            x.numpy()
+        assert not standin.moved
+        assert float((x * 2).sum()) == 6
+        assert torch.equal(x.cpu(), torch.ones(3))
+    assert [name for _, name in standin.moved] == ["_local_scalar_dense", "_to_copy"]
+
+
+def test_chance_is_the_same_on_every_device() -> None:
+    with Standin():
+        there = randomness.bits(3, "test", [1, 5], 2, n=slice(7, 40), device=DEVICE)
+        assert isinstance(there, Held)
+        assert torch.equal(there.cpu(), randomness.bits(3, "test", [1, 5], 2, n=40)[:, 7:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_weighed_alike_on_every_device(dtype: torch.dtype) -> None:
+    """To the bit, also where some rows have no weights and one has many."""
+    rng = np.random.default_rng(0)
+    terms = []
+    for columns in (30, 1, 12):
+        weights = random_array((20, columns), density=0.2, rng=rng, format="csr")
+        terms.append((weights, torch.from_numpy(rng.normal(size=(columns, 257))).to(dtype)))
+    with Standin():
+        there = weighted_sum(*((weights, rows.to(DEVICE)) for weights, rows in terms)).cpu()
+    assert torch.equal(there, weighted_sum(*terms))
+    dense = sum(weights.toarray() @ rows.double().numpy() for weights, rows in terms)
+    np.testing.assert_allclose(there.double(), dense, atol=1e-5)
+
+
+def test_auto_is_the_processor_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert setup.device("auto", World()) == torch.device("cpu")
+    with pytest.raises(InputError, match="cuda:1: every rank can have 0 GPUs"):
+        setup.device("cuda:1", World())
+
+
+def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    world = World()
+    assert setup.device("cpu", world) == torch.device("cpu")
+    for beside, index in ((0, 0), (1, 1), (2, 0)):
+        world.beside = beside
+        assert (
+            setup.device("auto", world)
+            == setup.device("cuda", world)
+            == torch.device("cuda", index)
+        )
+    assert setup.device("cuda:1", world) == torch.device("cuda", 1)
+    with pytest.raises(InputError, match="can have 2 GPUs"):
+        setup.device("cuda:2", world)
+
+
+def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    class Poorer(World):
+        """Another rank's machine has none."""
+
+        def smallest(self, *numbers: int) -> tuple[int, ...]:
+            return (0,)
+
+    assert setup.device("auto", Poorer()) == torch.device("cpu")
+    with pytest.raises(InputError, match="every rank can have 0 GPUs"):
+        setup.device("cuda", Poorer())
+
+
+def test_nobody_trains_alone_on_a_gpu_unasked() -> None:
+    """That one product rounds as several do was seen on the processor only."""
+    setting = prepare(dfl.Run(peers=3), World())
+    assert setting.task.alone
+    with Standin():
+        scale = setting.task.scale.to(DEVICE)
+        assert not replace(setting.task, scale=scale).alone
+
+
+def test_a_device_that_is_none_is_refused(dfl_run: Command) -> None:
+    assert dfl_run.refused("--device", "gpu").startswith(
+        "--device must be auto, cpu, cuda or cuda:NUMBER, not 'gpu'"
+    )
+    assert dfl_run.refused("--device", "cuda:9").startswith("--device cuda:9: ")

@@ -1,0 +1,223 @@
+"""Do all ways to a gradient lead to the same one? By products, by vmap, one peer after the other, by torch's own."""
+
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dfl.comm.mpi import World
+from dfl.config import Run
+from dfl.datasets.data import Data
+from dfl.models.zoo import dense_layers
+from dfl.simulation.initialization import start
+from dfl.simulation.loop import Setting, prepare
+from dfl.training.gradients import accelerate
+from dfl.training.sgd import sgd
+from dfl.training.task import Task
+
+
+def stack(*widths: int, bias: bool = True, last: bool = False) -> nn.Sequential:
+    """Dense layers with ReLU between them, and behind the last one if asked."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b, bias=bias), nn.ReLU()]
+    return nn.Sequential(*(layers if last else layers[:-1]))
+
+
+def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Setting:
+    """Five peers with examples of as many features as the module takes."""
+    rng, features = np.random.default_rng(0), next(module.parameters()).shape[1]
+    inputs = rng.normal(size=(5 * n, features)).astype(np.float32)
+    labels = rng.integers(0, 2, 5 * n)
+    data = Data(inputs, labels, inputs[:2], labels[:2], classes=2)
+    run = Run(
+        **{"peers": 5, "init": "independent", "batch_size": 4, "lr": 0.1, "local_epochs": 2, **more}
+    )
+    return prepare(run, World(), module, data, loss)
+
+
+def stepped(setting: Setting, **more: Any) -> Tensor:
+    """The models after a round of training, with some settings of the task changed."""
+    return sgd(start(setting.run, setting.task, False)[0], replace(setting.task, **more), 1)
+
+
+class ByAutograd(Task):
+    """The same task, whose model is not known to be a stack."""
+
+    dense = ()
+
+
+def by_autograd(setting: Setting, batched: bool) -> Tensor:
+    same = {each.name: getattr(setting.task, each.name) for each in fields(setting.task)}
+    task = ByAutograd(**{**same, "solver": replace(setting.task.solver, batched=batched)})
+    return sgd(start(setting.run, setting.task, False)[0], task, 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4), st.booleans(), st.booleans(),
+    st.sampled_from([0.0, 0.1]), st.sampled_from([0, 1, 4, 5]),
+)  # fmt: skip
+def test_products_agree_with_autograd(
+    widths: list[int], bias: bool, last: bool, decay: float, batch_size: int
+) -> None:
+    module = stack(*widths, 2, bias=bias, last=last)
+    setting = problem(module, weight_decay=decay, batch_size=batch_size)
+    assert len(setting.task.dense) == len(widths)
+    ours = stepped(setting)
+    for batched in (True, False):
+        assert torch.allclose(
+            ours, by_autograd(setting, batched), rtol=0, atol=4e-6
+        )  # over a few float32 steps
+    one_by_one = replace(setting.task.solver, batched=False)
+    assert torch.allclose(ours, stepped(setting, solver=one_by_one), rtol=0, atol=4e-6)
+
+
+def test_any_loss_has_a_slope() -> None:
+    """Cross entropy is differentiated in closed form, any other loss by autograd: here the same loss, unrecognised."""
+
+    def same(outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    module = stack(6, 5, 2)
+    known, other = problem(module), problem(module, loss=same)
+    assert known.task.loss is not other.task.loss
+    assert torch.allclose(stepped(known), stepped(other), rtol=0, atol=1e-6)
+
+
+def test_one_step_is_written_out() -> None:
+    """v = -lr (softmax - onehot) x^T / n for softmax regression without momentum, by hand in doubles."""
+    setting = problem(stack(3, 2), n=4, batch_size=0, momentum=0.0, local_epochs=1)
+    x = start(setting.run, setting.task, False)[0]
+    moved = (sgd(x, setting.task, 0) - x).double().numpy()
+    for i, row in enumerate(x.double().numpy()):
+        mine = slice(4 * i, 4 * i + 4)
+        inputs = setting.task.train.inputs[mine].double().numpy()
+        onehot = np.eye(2)[setting.task.train.labels[mine].numpy()]
+        scores = np.exp(inputs @ row[:6].reshape(2, 3).T + row[6:])
+        slope = (scores / scores.sum(1, keepdims=True) - onehot) / 4
+        expected = -0.1 * np.concatenate([(slope.T @ inputs).ravel(), slope.sum(0)])
+        np.testing.assert_allclose(moved[i], expected, atol=1e-6)
+
+
+def test_momentum_is_carried_by_the_velocity() -> None:
+    setting = problem(stack(3, 2))
+    y = setting.task.spec.take(start(setting.run, setting.task, False)[0], np.arange(5))
+    first = {name: torch.full_like(value, 2.0) for name, value in y.items()}
+    none = {name: torch.zeros_like(value) for name, value in y.items()}
+    from dfl.training.batches import batches, groups
+
+    (lanes,) = groups(setting.task)
+    batch = next(batches(setting.task, 0, lanes))
+    for v in (first, none):
+        accelerate(v, y, setting.task, batch, 0.1)
+    for name in y:
+        assert torch.allclose(first[name], none[name] + 2.0 * 0.9, atol=1e-6)
+
+
+def hooked(kind: str) -> nn.Module:
+    module = stack(4, 3, 2)
+    getattr(module[0], f"register_{kind}_hook")(lambda *given: None)
+    return module
+
+
+def tied() -> nn.Module:
+    module = stack(4, 4, 4, 2)
+    module[2].weight = module[0].weight
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), (4,)),
+        (nn.Sequential(nn.Linear(4, 2)), (5, 4)),
+        (nn.Sequential(nn.Flatten(2), nn.Linear(4, 2)), (3, 2, 2)),
+        (nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), (4,)),
+        (nn.Linear(4, 2), (4,)),
+        *(
+            (hooked(kind), (4,))
+            for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
+        ),
+        (nn.Sequential(*[nn.Linear(4, 4)] * 2), (4,)),
+        (tied(), (4,)),
+        (nn.Sequential(), (4,)),
+    ],
+)
+def test_what_is_not_a_plain_stack_is_left_to_autograd(
+    module: nn.Module, shape: tuple[int, ...]
+) -> None:
+    assert dense_layers(module, shape) == ()
+
+
+def test_a_plain_stack_is_read_in_order() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(8, 3, bias=False), nn.ReLU(), nn.Linear(3, 2))
+    first, second = dense_layers(module, (2, 2, 2))
+    assert (first.weight, first.bias, first.relu) == ("1.weight", None, True)
+    assert (second.weight, second.bias, second.relu) == ("3.weight", "3.bias", False)
+
+
+def test_a_relu_may_be_used_twice() -> None:
+    relu = nn.ReLU()
+    module = nn.Sequential(nn.Linear(4, 5), relu, nn.Linear(5, 3), relu, nn.Linear(3, 2))
+    assert [layer.relu for layer in dense_layers(module, (4,))] == [True, True, False]
+
+
+class Shared(nn.Module):
+    """Gradients that share memory, or have none of their own: of a sum of parameters, and of one's total."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.full((2, 3), 0.1 * k)) for k in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.a + self.b).T * (1 + self.c.sum())
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_gradients_may_share_memory(engine: str) -> None:
+    setting = problem(
+        Shared(), engine=engine, init="common", batch_size=0, local_epochs=1, momentum=0.0
+    )
+    x = start(setting.run, setting.task, True)[0]
+    moved = sgd(x, setting.task, 0) - x
+    module, train = Shared(), setting.task.train
+    for i in range(5):
+        mine = slice(12 * i, 12 * i + 12)
+        loss = nn.functional.cross_entropy(module(train.inputs[mine]), train.labels[mine])
+        by_torch = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+        )
+        assert torch.allclose(moved[i], -0.1 * by_torch, rtol=0, atol=1e-6)
+
+
+def test_labels_that_are_no_classes_have_a_slope_too() -> None:
+    """Cross entropy takes probabilities as well."""
+    rng = np.random.default_rng(0)
+    inputs, soft = (
+        rng.normal(size=(20, 4)).astype(np.float32),
+        rng.dirichlet(np.ones(3), 20).astype(np.float32),
+    )
+    run = Run(peers=5, init="independent", lr=0.1)
+    setting = prepare(run, World(), stack(4, 6, 3), Data(inputs, soft, inputs, soft, classes=0))
+    assert setting.task.dense
+    assert torch.allclose(stepped(setting), by_autograd(setting, True), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(5, 2), (13, 10, 2), (5, 1, 2), (64, 32, 10, 2)])
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 0])
+def test_company_changes_no_bit(widths: tuple[int, ...], batch_size: int) -> None:
+    """Also where lanes are not aligned in memory, where a product is one with a vector, and in pairs or alone."""
+    from tests.algorithms.test_identities import part
+
+    setting = problem(stack(*widths), n=10, batch_size=batch_size)
+    x = start(setting.run, setting.task, False)[0]
+    together = sgd(x, setting.task, 3)
+    for first, stop in ((0, 1), (1, 2), (1, 3), (2, 5), (4, 5)):
+        assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])

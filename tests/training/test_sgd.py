@@ -1,0 +1,177 @@
+"""Are the batches, orders and rates of local training what they should be?"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dfl.core import randomness
+from dfl.training.batches import ROOM, _Orders, batches, groups, widths
+from tests.support.quadratic import digits, final, quadratic
+
+
+def test_every_epoch_uses_every_example_once() -> None:
+    setting = digits(partition="dirichlet:alpha=0.3", local_epochs=3, batch_size=4)
+    seen = np.zeros(int(setting.task.train.sizes.sum()), int)
+    for lanes in groups(setting.task):
+        own = lanes[int(len(lanes) > 1 and lanes[0] == lanes[1]) :]  # a double trains the same
+        for batch in batches(setting.task, 1, own):
+            np.add.at(seen, batch.index[batch.weight.expand(batch.index.shape) > 0].numpy(), 1)
+            assert torch.allclose(batch.weight.sum(1), torch.ones(1))
+    assert (seen == 3).all()
+
+
+def test_rounds_and_peers_shuffle_differently() -> None:
+    setting = digits(batch_size=0)
+    first, second = (next(batches(setting.task, t, np.arange(6))).index for t in (0, 1))
+    assert not torch.equal(first, second)
+    own = first - torch.from_numpy(setting.task.train.starts[:, None])
+    assert len({tuple(row) for row in own.tolist()}) == 6
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    setting = digits(batch_size=0, local_epochs=2)
+    first, second = (batch.index for batch in batches(setting.task, 0, np.arange(6)))
+    assert torch.equal(first.sort().values, second.sort().values)
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("exponential:decay=0.5", [1, 0.5, 0.25, 0.125]),
+        ("step:every=2,factor=0.1", [1, 1, 0.1, 0.1]),
+        (
+            "cosine:floor=0.2",
+            [1, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2],
+        ),
+    ],
+)
+def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> None:
+    """On c - x with h = 0.7 a step of rate lr moves x by lr * h * (c - x)."""
+    setting = quadratic(
+        lr_schedule=schedule, local_epochs=1, rounds=4, mixing="metropolis", peers=1
+    )
+    solver = setting.task.solver
+    assert [solver.lr(t) for t in range(4)] == pytest.approx([0.1 * f for f in factors])
+    left = 1.0
+    for factor in factors:
+        left *= 1 - 0.1 * factor * 0.7
+    c = setting.task.train.inputs[0]
+    assert torch.allclose(final(setting, 4)[0], c * (1 - left), rtol=0, atol=1e-12)
+
+
+def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
+    from dfl.core.errors import InputError
+    from dfl.models.zoo import Spec
+
+    for layer, advice in ((nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.1), "p=0")):
+        with pytest.raises(InputError, match=advice):
+            Spec.of(nn.Sequential(nn.Linear(4, 4), layer))
+    assert Spec.of(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Dropout(0.0))).d == 28
+
+
+def test_batches_of_everything_are_padded_by_powers_of_two() -> None:
+    """A peer's padding follows from its own examples and the largest number of them, never from its rank."""
+    sizes = np.array([1, 3, 4, 5, 17, 100])
+    assert widths(sizes, 0).tolist() == [1, 4, 4, 8, 32, 100]
+    assert widths(sizes, 10).tolist() == [10] * 6
+    assert widths(sizes[:3], 10).tolist() == [4] * 3
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_groups_hold_every_peer_once_by_falling_steps(batch_size: int) -> None:
+    setting = digits(partition="dirichlet:alpha=0.3", batch_size=batch_size, local_epochs=2)
+    task, seen = setting.task, []
+    for lanes in groups(task):
+        assert (np.diff(task.steps[lanes]) <= 0).all()
+        assert len(set(task.padded[lanes])) == 1
+        seen += lanes.tolist()
+    assert sorted(seen) == list(range(6))
+
+
+def test_a_peer_that_goes_on_alone_has_a_double_where_it_matters() -> None:
+    setting = digits(
+        partition="dirichlet:alpha=0.3", batch_size=1, local_epochs=2
+    )  # products with vectors
+    assert not setting.task.alone
+    for lanes in groups(setting.task):
+        steps = setting.task.steps[lanes]
+        assert steps[0] == steps[1]
+        assert len(set(lanes)) >= len(lanes) - 1
+
+
+def test_only_the_epochs_that_peers_are_in_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fixed steps, peers with few examples go through many epochs."""
+    setting = digits(partition="dirichlet:alpha=0.3", local_steps=40, batch_size=5)
+    epochs, held = setting.task.steps // setting.task.per_epoch, []
+    assert epochs.max() >= 8
+    of = _Orders.of
+
+    def noted(orders: _Orders, epochs: np.ndarray[Any, Any]) -> torch.Tensor:
+        held.append(len(found := of(orders, epochs)))
+        return found
+
+    monkeypatch.setattr(_Orders, "of", noted)
+    seen: list[list[int]] = [[] for _ in range(6)]
+    (lanes,) = groups(setting.task)
+    for batch in batches(setting.task, 0, lanes):
+        for lane, own, weight in zip(lanes, batch.index, batch.weight, strict=True):
+            seen[lane] += own[weight > 0].tolist()
+    assert max(held) < epochs.max()
+    for i, size in enumerate(setting.task.train.sizes):
+        whole = [seen[i][k : k + size] for k in range(0, len(seen[i]) - size + 1, size)]
+        assert all(len(set(epoch)) == size for epoch in whole)
+        assert len({tuple(epoch) for epoch in whole}) == len(whole) or size < 3
+
+
+def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = digits(peers=9)
+    monkeypatch.setitem(ROOM, "cpu", 4 * max(setting.task.spec.d, 640))
+    assert [len(lanes) for lanes in groups(setting.task)] == [4, 4, 1]
+    one_by_one = digits(peers=9, engine="loop")
+    assert [len(lanes) for lanes in groups(one_by_one.task)] == [1] * 9
+
+
+def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
+    setting = digits()
+    raw = setting.task.train.inputs
+    assert raw.dtype == torch.uint8
+    assert torch.allclose(
+        setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift
+    )
+    floats = quadratic(d=3).task
+    assert floats.inputs(floats.train.inputs) is floats.train.inputs
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_examples_draw_by_address(engine: str) -> None:
+    """By peer, round, step and place in the batch: not by company, double or padding."""
+    task = digits(
+        partition="dirichlet:alpha=0.3", batch_size=7, local_epochs=2, engine=engine, seed=5
+    ).task
+    taken = [
+        (lanes, k, batch)
+        for lanes in groups(task)
+        for k, batch in enumerate(batches(task, 3, lanes))
+    ]
+    for lanes, k, batch in taken:
+        drawn = batch.draw("test", 2, 3)
+        assert drawn.shape == (*batch.index.shape, 2, 3)
+        alone = randomness.uniform(5, "test", task.peers[lanes], 3, k, n=7 * 6).view(-1, 7, 2, 3)
+        assert torch.equal(drawn, alone[: len(drawn), : drawn.shape[1]])
+    assert sum(len(batch.index) for *_, batch in taken) >= task.steps.sum()
+
+
+def test_every_purpose_draws_its_own() -> None:
+    batch = next(batches(digits().task, 0, np.arange(6)))
+    one, other, wide = batch.draw("one"), batch.draw("other"), batch.draw("one", 4)
+    assert one.shape == batch.index.shape
+    assert not torch.equal(one, other)
+    assert torch.equal(
+        one, wide.flatten(1)[:, : one.shape[1]]
+    )  # the places of a longer row begin as a short one's
+    assert 0 <= float(wide.min()) < float(wide.max()) < 1
