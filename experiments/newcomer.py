@@ -42,11 +42,12 @@ class WithNewest(FedAvg):
     def _sizes(self, peers: int) -> tuple[int, int]:
         return round(self.fraction * (peers - 1)) + 1, 0
 
-    def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
+    def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
         m, newest = self._sizes(net.peers)[0], net.peers - 1
         group = net.group(
             np.append(
-                randomness.generator(task.seed, "clients", t).permutation(newest)[: m - 1], newest
+                randomness.generator(task.seed, "clients", net.t).permutation(newest)[: m - 1],
+                newest,
             )
         )
         return group, group, None

@@ -67,8 +67,8 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def round(self, state: Any, task: Task, net: Net, t: int) -> Any:
-        """The state after round t."""
+    def round(self, state: Any, task: Task, net: Net) -> Any:
+        """The state after round `net.t`."""
 
     def part(self, state: Any, shared: int) -> Any:
         """The same state, from where on peers share only the first `shared` coordinates of their models."""
@@ -111,24 +111,11 @@ def algorithm(name: str) -> Callable[[A], A]:
     return register
 
 
-from dfl.algorithms import (  # noqa: E402  registers them
-    dfedavgm as dfedavgm,
-)
-from dfl.algorithms import (
-    fedavg as fedavg,
-)
-from dfl.algorithms import (
-    fedprox as fedprox,
-)
-from dfl.algorithms import (
-    fedsgd as fedsgd,
-)
-from dfl.algorithms import (
-    fltrust as fltrust,
-)
-from dfl.algorithms import (
-    local_and_pooled as local_and_pooled,
-)
-from dfl.algorithms import (
-    qdfedavgm as qdfedavgm,
-)
+# Importing a module registers its methods.
+from dfl.algorithms import dfedavgm as dfedavgm  # noqa: E402
+from dfl.algorithms import fedavg as fedavg  # noqa: E402
+from dfl.algorithms import fedprox as fedprox  # noqa: E402
+from dfl.algorithms import fedsgd as fedsgd  # noqa: E402
+from dfl.algorithms import fltrust as fltrust  # noqa: E402
+from dfl.algorithms import local_and_pooled as local_and_pooled  # noqa: E402
+from dfl.algorithms import qdfedavgm as qdfedavgm  # noqa: E402

@@ -53,8 +53,8 @@ class DFedAvgM(Algorithm):
         """Start at x."""
         return State(x)
 
-    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Train, then average what is shared."""
         shared = task.spec.shared
-        z, own = split_shared(sgd(state.x, task, t), shared)
+        z, own = split_shared(sgd(state.x, task, net.t), shared)
         return State(merge_shared(net.exchange(z, state.x[:, :shared]).combine(net.rule), own))

@@ -135,14 +135,14 @@ class FedAvg(Algorithm):
         (w, own), (v, _) = split_shared(state.w, shared), split_shared(state.v, shared)
         return replace(state, w=w, v=v, own=own.repeat(len(state.own), 1))
 
-    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Send the model out, let some peers train, and follow what they learned."""
-        chosen, group, work = self._draw(task, net, t)
+        chosen, group, work = self._draw(task, net)
         w = net.broadcast(state.w, net.everyone if self.broadcast_to == "everyone" else chosen)
         x = merge_shared(w.expand(len(group.here), -1), state.own[group.here])
-        z, own = split_shared(sgd(x, task.only(group.here, work), t), w.shape[1])
+        z, own = split_shared(sgd(x, task.only(group.here, work), net.t), w.shape[1])
         heard = net.aggregate(
-            z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net, t)
+            z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net)
         )
         v = self.server_momentum * state.v + heard.row
         state.own.index_copy_(0, torch.from_numpy(group.here).to(own.device), own)
@@ -157,7 +157,7 @@ class FedAvg(Algorithm):
         squares: NDArray[np.float64] = np.square(steps.cpu().numpy(), dtype=np.float64).sum(1)
         return squares + 1e-300  # where nobody moves, all count alike
 
-    def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
+    def trusted(self, state: State, task: Task, net: Net) -> Tensor:
         """Return what the server expects of a round's steps, (1, s): the running mean (1 - β) v of its aggregates.
 
         By the definition of v, (1 - β) v <- β (1 - β) v + (1 - β) aggregate; without momentum it is the last aggregate,
@@ -179,19 +179,19 @@ class FedAvg(Algorithm):
         m = max(round(self.fraction * peers), 1)
         return m, min(round(self.stragglers * m), m - 1)
 
-    def _draw(self, task: Task, net: Net, t: int) -> tuple[Group, Group, NDArray[np.int64] | None]:
+    def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Who is sent the model, who says something, and how long each of them that is here trains, if not as asked."""
         m, slow = self._sizes(net.peers)
-        order = net.present(randomness.generator(task.seed, "clients", t).permutation(net.peers))[
-            :m
-        ]
+        order = net.present(
+            randomness.generator(task.seed, "clients", net.t).permutation(net.peers)
+        )[:m]
         chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
         if self.straggler_policy == "drop" or not slow:
             return chosen, net.reached(net.group(order[slow:])), None
         most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
         work = np.full(net.peers, most)
-        work[order[:slow]] = randomness.generator(task.seed, "work of slow clients", t).integers(
-            1, most + 1, slow
-        )
+        work[order[:slow]] = randomness.generator(
+            task.seed, "work of slow clients", net.t
+        ).integers(1, most + 1, slow)
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]

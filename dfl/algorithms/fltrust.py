@@ -54,9 +54,9 @@ class FLTrust(FedAvg):
         """Which examples the server has."""
         return partial(root_examples, size=self.root, bias=self.bias)
 
-    def trusted(self, state: State, task: Task, net: Net, t: int) -> Tensor:
+    def trusted(self, state: State, task: Task, net: Net) -> Tensor:
         """g_0, the server's step from w."""
-        return net.at_server(lambda server: sgd(state.w, server, t) - state.w, task)
+        return net.at_server(lambda server: sgd(state.w, server, net.t) - state.w, task)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """How far each peer was trusted in the last round."""

@@ -30,9 +30,9 @@ class LocalOnly(Algorithm):
         """Start at x."""
         return State(x, is_global=self.serves)
 
-    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Train."""
-        return State(sgd(state.x, task, t))
+        return State(sgd(state.x, task, net.t))
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Nothing."""
@@ -54,6 +54,8 @@ class Pooled(LocalOnly):
         """The server has what the peers have."""
         return everything
 
-    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Train on everything."""
-        return State(net.at_server(lambda server: sgd(state.x, server, t), task), is_global=True)
+        return State(
+            net.at_server(lambda server: sgd(state.x, server, net.t), task), is_global=True
+        )

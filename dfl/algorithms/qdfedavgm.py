@@ -128,9 +128,9 @@ class QDFedAvgM(Algorithm):
             return Replicas(x, error, known, known)
         return Replicas(x, error, known[net.union.out_owner], known[net.union.into_owner])
 
-    def round(self, state: State, task: Task, net: Net, t: int) -> State:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Train, say what changed of what is shared, and move that towards the neighbours' public copies."""
-        z, own = split_shared(sgd(state.x, task, t), task.spec.shared)
+        z, own = split_shared(sgd(state.x, task, net.t), task.spec.shared)
         if not isinstance(state, Replicas):
             new = self._updates(state, z, net)
         else:

@@ -202,7 +202,7 @@ def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, floa
         while not watching.done:
             task, state = _phase(setting, watching.opening, task, state)
             net = Net(network, t, seen=watch.due(t + 1, run) or checkpointing.due(t + 1, setting))
-            state = algorithm.round(state, net.paced(task), net, t)
+            state = algorithm.round(state, net.paced(task), net)
             network.turn(t)
             told = _agreed(state, setting, t)
             t += 1

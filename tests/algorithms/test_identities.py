@@ -146,7 +146,7 @@ def test_the_state_before_a_round_is_left_alone() -> None:
         )
         before = state.x.clone()
         once, twice = (
-            setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x
+            setting.algorithm.round(state, setting.task, Net(setting.network, 0)).x
             for _ in range(2)
         )
         assert torch.equal(state.x, before)

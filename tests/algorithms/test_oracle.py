@@ -128,7 +128,7 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
         X = Z + gamma * (
             torch.einsum("ij,ijd->id", apart, copies) - torch.einsum("ki,kid->id", apart, copies)
         )
-        state = setting.algorithm.round(state, setting.task, Net(net, t), t)
+        state = setting.algorithm.round(state, setting.task, Net(net, t))
         assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
         assert (state.error > 0).all()
 

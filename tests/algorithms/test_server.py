@@ -29,7 +29,7 @@ def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
         *start(setting.run, setting.task, False, True), Net(setting.network, 0)
     )
     for t in range(rounds):
-        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
     assert state.x.shape == (1, setting.task.spec.d)
     return torch.as_tensor(state.x[0])
 
@@ -107,7 +107,7 @@ def distances(setting: Setting, rounds: int) -> list[float]:
     state, best, found = replace(state, w=state.w + 4.0), centres(setting).mean(0), []
     for t in range(rounds):
         found.append(float((state.x[0] - best).norm()))
-        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
     return found
 
 
@@ -135,12 +135,12 @@ def test_batches_of_everything_do_not_depend_on_the_number_of_clients(peers: int
     row = torch.zeros(1, 10, dtype=torch.float64)
     for t in range(20):
         row = one.algorithm.round(
-            one.algorithm.init(row, row, Net(one.network, t)), one.task, Net(one.network, t), t
+            one.algorithm.init(row, row, Net(one.network, t)), one.task, Net(one.network, t)
         ).x
     other = torch.zeros_like(row)
     for t in range(20):
         net = Net(many.network, t)
-        other = many.algorithm.round(many.algorithm.init(other, other, net), many.task, net, t).x
+        other = many.algorithm.round(many.algorithm.init(other, other, net), many.task, net).x
     assert torch.allclose(row, other, rtol=0, atol=1e-12)
     assert row.abs().max() > 0.1
 
@@ -164,7 +164,7 @@ def test_weights_are_the_examples_of_the_chosen() -> None:
     w = start(setting.run, setting.task, False, True)[0]
     sizes, z = setting.task.train.sizes, sgd(w.expand(6, -1), setting.task, 1)
     state = setting.algorithm.init(w, w, Net(setting.network, 1))
-    moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1), 1)
+    moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1))
     chosen = np.flatnonzero(setting.network.payload)
     assert len(chosen) == 3
     share = torch.from_numpy(sizes[chosen] / sizes[chosen].sum()).float()
@@ -183,7 +183,7 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
     state, seen = setting.algorithm.init(w, w, Net(setting.network, 0)), set()
     for t in range(3):
         setting.network.payload[:] = setting.network.told[:] = 0
-        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
         d = setting.task.spec.d
         assert (
             sorted(setting.network.payload)
@@ -201,11 +201,11 @@ def test_the_server_has_a_rate_and_a_momentum() -> None:
     assert near(server("fedavg:server_lr=0.5", rounds=1), w + 0.5 * (once - w))
     heavy = digits(algorithm="fedavg:server_momentum=0.5,server_lr=2")
     state = heavy.algorithm.init(w[None], w[None], Net(heavy.network, 0))
-    first = heavy.algorithm.round(state, heavy.task, Net(heavy.network, 0), 0)
-    second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1), 1)
+    first = heavy.algorithm.round(state, heavy.task, Net(heavy.network, 0))
+    second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1))
     plain = digits(algorithm="fedavg")
     step = (
-        plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1), 1).x
+        plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1)).x
         - first.x
     )
     assert near(second.v[0], (0.5 * first.v + step)[0])
@@ -242,7 +242,7 @@ def test_who_is_slow_and_how_much_it_does_changes() -> None:
     )
     method, seen = setting.algorithm, set()
     for t in range(6):
-        chosen, group, work = method._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
+        chosen, group, work = method._draw(setting.task, Net(setting.network, t))  # type: ignore[attr-defined]
         assert chosen is group
         assert len(work) == 4
         assert (work < 50).sum() <= 2
@@ -288,7 +288,6 @@ def test_a_pull_holds_peers_near_the_start() -> None:
         setting.algorithm.init(w, w, Net(setting.network, 0)),
         setting.task,
         Net(setting.network, 0),
-        0,
     )
     assert torch.allclose(got.x, z.mean(0, keepdim=True), rtol=0, atol=1e-12)
 

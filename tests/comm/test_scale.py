@@ -12,7 +12,6 @@ import pytest
 
 from dfl.core.errors import InputError
 from experiments import launch, probe, scale
-from tests.experiments.test_experiments import ROOT
 from tests.experiments.test_experiments import launch as run_page
 from tests.support.mpirun import ENV, ROOT
 

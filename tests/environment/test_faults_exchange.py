@@ -172,7 +172,7 @@ def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
     )  # peers that are down stay where they are, so all begin at the optimum
     state = setting.algorithm.init(rows, rows, Net(setting.network, 0))
     for t in range(12):
-        state = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+        state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
     assert torch.allclose(state.x, rows, rtol=0, atol=1e-12)
 
 

@@ -184,7 +184,7 @@ def test_trust_is_in_what_the_server_learned_itself(t: int) -> None:
     trust = torch.relu((g @ g0) / (g.norm(dim=1) * g0.norm()))
     row = (trust[:, None] * g * (g0.norm() / g.norm(dim=1))[:, None]).sum(0) / trust.sum()
     state = setting.algorithm.init(w, w, Net(setting.network, t))
-    after = setting.algorithm.round(state, setting.task, Net(setting.network, t), t)
+    after = setting.algorithm.round(state, setting.task, Net(setting.network, t))
     assert torch.allclose(after.x[0].double(), w[0].double() + row, atol=1e-6)
     assert torch.allclose(setting.algorithm.observe(after)["trust"], trust, atol=1e-6)
     assert trust[[1, 2]].tolist() == [0, 0]
@@ -241,9 +241,7 @@ def test_nobody_to_trust_changes_nothing() -> None:
     w = start(setting.run, setting.task, False, True)[0]
     spoken(setting, attackers=np.arange(6))
     state = setting.algorithm.init(w, w, Net(setting.network, 0))
-    assert torch.equal(
-        setting.algorithm.round(state, setting.task, Net(setting.network, 0), 0).x, w
-    )
+    assert torch.equal(setting.algorithm.round(state, setting.task, Net(setting.network, 0)).x, w)
 
 
 def test_root_examples_are_no_peers() -> None:

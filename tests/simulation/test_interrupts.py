@@ -32,8 +32,8 @@ def ctrl_c(*given: Any, **more: Any) -> Any:
 def at_round(t: int) -> Callable[..., Any]:
     known = DFedAvgM.round
 
-    def interrupted(self: Any, state: Any, task: Any, net: Any, now: int) -> Any:
-        return ctrl_c() if now == t else known(self, state, task, net, now)
+    def interrupted(self: Any, state: Any, task: Any, net: Any) -> Any:
+        return ctrl_c() if net.t == t else known(self, state, task, net)
 
     return interrupted
 

@@ -44,15 +44,15 @@ def test_a_velocity_is_cut_where_less_is_shared_and_goes_on() -> None:
     whole = replace(setting.task, spec=setting.task.spec.whole)
     row = draw(whole.module, whole.spec, 0, [0])
     first = setting.algorithm.init(row, row, Net(setting.network, 0))
-    state = setting.algorithm.round(first, whole, Net(setting.network, 0), 0)
+    state = setting.algorithm.round(first, whole, Net(setting.network, 0))
     cut, s = setting.algorithm.part(state, setting.task.spec.shared), setting.task.spec.shared
     assert torch.equal(cut.v, state.v[:, :s])
     assert cut.v.any()
     assert torch.equal(cut.own, state.w[:, s:].expand(6, -1))
-    after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1), 1)
+    after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1))
     assert torch.allclose(after.w, cut.w + after.v)
     free = digits(algorithm="fedavg", share="head:1", **MLP)
-    step = free.algorithm.round(free.algorithm.part(state, s), free.task, Net(free.network, 1), 1).v
+    step = free.algorithm.round(free.algorithm.part(state, s), free.task, Net(free.network, 1)).v
     assert torch.allclose(after.v, 0.5 * cut.v + step, atol=1e-7)
 
 
@@ -62,11 +62,11 @@ def test_copies_of_neighbours_are_cut_when_less_is_shared() -> None:
         setting = digits(share="head:1", **few, topology=topology)
         whole = replace(setting.task, spec=setting.task.spec.whole)
         state, s = next(states(replace(setting, task=whole), 0)), setting.task.spec.shared
-        state = setting.algorithm.round(state, whole, Net(setting.network, 0), 0)
+        state = setting.algorithm.round(state, whole, Net(setting.network, 0))
         cut = setting.algorithm.part(state, s)
         assert torch.equal(cut.said, state.said[:, :s])
         assert torch.equal(cut.heard, state.heard[:, :s])
-        after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1), 1)
+        after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1))
         assert torch.equal(after.x[:, s:], sgd(state.x, setting.task, 1)[:, s:])
 
 

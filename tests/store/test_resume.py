@@ -211,10 +211,10 @@ def test_a_signal_ends_a_run_after_its_round(
 
     known, before = QDFedAvgM.round, signal.getsignal(number)
 
-    def told(self: QDFedAvgM, state: Any, task: Any, net: Any, t: int) -> Any:
-        if t == 2:
+    def told(self: QDFedAvgM, state: Any, task: Any, net: Any) -> Any:
+        if net.t == 2:
             os.kill(os.getpid(), number)
-        return known(self, state, task, net, t)
+        return known(self, state, task, net)
 
     monkeypatch.setattr(QDFedAvgM, "round", told)
     done = dfl_run("--bits=4", "--out=told", *FEW[:-1])

@@ -55,7 +55,7 @@ def states(setting: Setting, rounds: int) -> Iterator[Any]:
     yield state
     for t in range(rounds):
         net = Net(network, t)
-        state = setting.algorithm.round(state, net.paced(setting.task), net, t)
+        state = setting.algorithm.round(state, net.paced(setting.task), net)
         yield state
 
 

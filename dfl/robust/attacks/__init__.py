@@ -14,8 +14,8 @@ from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Honest, attack
 __all__ = [
     "ATTACKS",
     "Attack",
-    "Honest",
     "AttackView",
+    "Honest",
     "attack",
     "blind",
     "omniscient",
