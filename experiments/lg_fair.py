@@ -62,7 +62,7 @@ from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.datasets.partition import DataSplit
 from dfl.evaluation import fairness
-from dfl.models.zoo import Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute
 from dfl.simulation.loop import check
 from dfl.store.results import Result
@@ -149,7 +149,7 @@ def narrow(inputs: int, seed: int) -> Sequential:
     """A model whose representation is of few numbers with mean 0 and deviation 1, and its start at a seed."""
     f = (Flatten(), Linear(inputs, 32), ReLU(), Linear(32, 32), ReLU(), Linear(32, WIDTH))
     model = Sequential(*f, LayerNorm(WIDTH, elementwise_affine=False), Linear(WIDTH, 2))
-    spec = Spec.of(model)
+    spec = ParameterLayout.of(model)
     model.load_state_dict(spec.views(draw(model, spec, seed, [0])[0]))
     return model
 

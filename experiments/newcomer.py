@@ -23,7 +23,7 @@ from dfl.core import randomness
 from dfl.datasets import Data
 from dfl.models.sharing import shared_names
 from dfl.reporting.report import Report
-from dfl.training.task import normal
+from dfl.training.examples import normal
 
 if TYPE_CHECKING:
     from dfl.comm.net import Net
@@ -81,11 +81,11 @@ class Kept(Report):
 
     def start(self, setting: Setting) -> None:
         """Remember where a row has which parameter."""
-        self.spec = setting.task.spec
+        self.layout = setting.task.parameter_layout
 
     def finish(self, peers: Mapping[str, NDArray[np.float64]], models: NDArray[Any]) -> None:
         """Keep the models."""
-        self.models = self.spec.views(torch.from_numpy(models))
+        self.models = self.layout.views(torch.from_numpy(models))
 
 
 class OnFixed(Module):

@@ -72,7 +72,7 @@ class Probe(Stopwatch):
 
     def start(self, setting: Setting) -> None:
         """Everything is built."""
-        self.parameters = setting.task.spec.d
+        self.parameters = setting.task.parameter_layout.d
         self._end("build")
 
     def tick(self, t: int) -> None:

@@ -36,7 +36,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dfl.config import Run
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS
-from dfl.training.task import normal
+from dfl.training.examples import normal
 from experiments import lab
 
 INITS = ("common", "independent")

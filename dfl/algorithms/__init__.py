@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from dfl.comm.net import Net
     from dfl.datasets.server_data import ServerDataRule
-    from dfl.training.task import Solver, Task
+    from dfl.training.solver import Solver
+    from dfl.training.task import Task
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 """Name -> frozen dataclass whose fields are the method's options."""

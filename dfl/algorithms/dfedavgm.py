@@ -55,6 +55,6 @@ class DFedAvgM(Algorithm):
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, then average what is shared."""
-        shared = task.spec.shared
+        shared = task.parameter_layout.shared
         z, own = split_shared(sgd(state.x, task, net.t), shared)
         return State(merge_shared(net.exchange(z, state.x[:, :shared]).combine(net.rule), own))

@@ -10,7 +10,7 @@ from dfl.algorithms.fedavg import FedAvg
 from dfl.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dfl.training.task import Solver
+    from dfl.training.solver import Solver
 
 
 @algorithm("fedprox")

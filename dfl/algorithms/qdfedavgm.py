@@ -130,7 +130,7 @@ class QDFedAvgM(Algorithm):
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, say what changed of what is shared, and move that towards the neighbours' public copies."""
-        z, own = split_shared(sgd(state.x, task, net.t), task.spec.shared)
+        z, own = split_shared(sgd(state.x, task, net.t), task.parameter_layout.shared)
         if not isinstance(state, Replicas):
             new = self._updates(state, z, net)
         else:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dfl.evaluation.ensembles import Ensemble
     from dfl.simulation.loop import Setting
     from dfl.simulation.setup import TestSets
-    from dfl.training.task import Examples, Task
+    from dfl.training.examples import Examples
+    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
@@ -74,7 +75,9 @@ def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
         return
     seen = task.inputs(inputs)
     for first in range(0, len(rows), LANES):
-        yield task.outputs(task.spec.views(rows[first : first + LANES]), seen, each=False)
+        yield task.outputs(
+            task.parameter_layout.views(rows[first : first + LANES]), seen, each=False
+        )
 
 
 def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
@@ -107,7 +110,7 @@ def on_own(
             loss[here], right[here] = on_own(x[here], part, examples.only(here), longest)
         return loss, right
     chunk, many = _even(longest), 1 if shared else LANES
-    row = task.spec.views(x[0]) if shared else {}
+    row = task.parameter_layout.views(x[0]) if shared else {}
     for first in range(0, int(examples.sizes.max(initial=0)), chunk):
         counts = np.clip(examples.sizes - first, 0, chunk)
         some = np.flatnonzero(counts)
@@ -119,7 +122,7 @@ def on_own(
             out = (
                 task.output(row, seen[0])[None]
                 if shared
-                else task.outputs(task.spec.take(x, lanes), seen)
+                else task.outputs(task.parameter_layout.take(x, lanes), seen)
             )
             losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(lanes), chunk)
             loss[lanes] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
@@ -159,7 +162,7 @@ def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
     """
     if state.is_global:
         return 0.0, state.x[0]
-    x = state.x[:, : setting.task.spec.shared] if setting.task.kinds else state.x
+    x = state.x[:, : setting.task.parameter_layout.shared] if setting.task.kinds else state.x
     return consensus(x, setting.world, setting.layout, setting.network.threat_model.attackers)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dfl.core.errors import InputError
-from dfl.models.zoo import HOOKS
+from dfl.models.modules import HOOKS
 
 
 class Dropout(nn.Module):

@@ -1,6 +1,6 @@
 """Which coordinates of a model do peers share, and which does every peer keep to itself?
 
-A row of d numbers begins with the s shared ones (`Spec.shared`), so that what is said is its beginning.
+A row of d numbers begins with the s shared ones (`ParameterLayout.shared`), so that what is said is its beginning.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, make_directory, no_follow, read_bytes
-from dfl.models.zoo import frozen
+from dfl.models.modules import frozen
 from dfl.reporting.tensorboard import Events
 from dfl.store import checkpoint_files, manifest
 from dfl.store.record import circumstances, continued, ending
@@ -322,17 +322,17 @@ def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
     `kind/name`, with a row for each peer of the kind.
     """
     if not task.kinds:
-        return task.spec.views(models) | {
+        return task.parameter_layout.views(models) | {
             n: value[None].cpu() for n, value in frozen(task.module).items()
         }
-    shared = task.spec.common
+    shared = task.parameter_layout.common
     named: dict[str, Tensor] = {}
-    for k, (module, spec) in enumerate(task.kinds):
-        own = spec.views(models[k :: len(task.kinds)])
+    for k, (module, parameter_layout) in enumerate(task.kinds):
+        own = parameter_layout.views(models[k :: len(task.kinds)])
         own |= {name: value[None].cpu() for name, value in frozen(module).items()}
         named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
     return {
-        name: value for name, value in task.spec.views(models).items() if name in shared
+        name: value for name, value in task.parameter_layout.views(models).items() if name in shared
     } | named
 
 

@@ -141,14 +141,14 @@ def header(setting: Setting) -> list[Line]:
         setting.network.threat_model.attackers,
     )
     hosted, steps = span(np.diff(starts)), local_steps(setting)
-    batch, spec = setting.task.solver.batch_size or "all", setting.task.spec
-    part = f", {spec.shared:,} of them shared" if spec.shared < spec.d else ""
+    batch, layout = setting.task.solver.batch_size or "all", setting.task.parameter_layout
+    part = f", {layout.shared:,} of them shared" if layout.shared < layout.d else ""
     return [
         ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
         ("peers", f"{setting.layout.peers:,} on {_many(setting.layout.ranks, 'rank')}, {hosted} per rank, "
                   f"{_many(run.threads, 'thread')} each"),
         *_company(setting),
-        ("model", f"{spec.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}{part}"),
+        ("model", f"{layout.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}{part}"),
         ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
                      f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
         *_learning(run),
@@ -190,7 +190,10 @@ def _messages(setting: Setting) -> str:
     """Bytes of a round, and of all rounds where it is known how long everything is shared."""
     run, once = setting.run, setting.payload_per_round
     whole = payload_per_round(
-        setting.algorithm, setting.network, setting.task.spec.d, setting.task.scale.dtype
+        setting.algorithm,
+        setting.network,
+        setting.task.parameter_layout.d,
+        setting.task.scale.dtype,
     )
     if not isinstance(run.opening, int):
         return f"{size(whole)} per round until {run.share_all_until}, {size(once)} from then on"
@@ -295,9 +298,12 @@ def memory(setting: Setting) -> list[Line]:
     task, run_info, starts = setting.task, _run_info(setting), np.asarray(setting.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
     state = memory_of_state(
-        setting.algorithm, setting.network, (len(task.peers), task.spec), task.scale.dtype
+        setting.algorithm,
+        setting.network,
+        (len(task.peers), task.parameter_layout),
+        task.scale.dtype,
     )
-    work = WORK_ROWS * hosted * task.spec.d * task.scale.element_size()
+    work = WORK_ROWS * hosted * task.parameter_layout.d * task.scale.element_size()
     models = (state + work) / hosted * widest
     ends = np.concatenate([[0], np.cumsum(run_info.sizes.sum(1))])
     inputs = setting.test_sets.inputs

@@ -253,7 +253,10 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
         return moment
     content = json.loads(said)
     if content["parted"] and task is not setting.task:
-        task, state = setting.task, setting.algorithm.part(state, setting.task.spec.shared)
+        task, state = (
+            setting.task,
+            setting.algorithm.part(state, setting.task.parameter_layout.shared),
+        )
     like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
     like[COUNTERS] = np.stack([network.payload, network.told], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}

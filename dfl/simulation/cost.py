@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dfl.algorithms import Algorithm
     from dfl.comm.transport import Network
-    from dfl.models.zoo import Spec
+    from dfl.models.parameter_layout import ParameterLayout
 else:
     from dfl.core.lazy import torch
 
@@ -34,30 +34,30 @@ def payload_per_round(
 
 
 def parameters_k_plus_m(
-    algorithm: Algorithm, peers: int, spec: Spec, rounds: tuple[int, int]
+    algorithm: Algorithm, peers: int, parameter_layout: ParameterLayout, rounds: tuple[int, int]
 ) -> int:
     """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K, and from m.
 
     Args:
         algorithm: who has a server, and how many answer it in a round.
         peers: K.
-        spec: how many parameters a model has, and how many of them are shared.
+        parameter_layout: how many parameters a model has, and how many of them are shared.
         rounds: how many share everything, and how many after that share a part.
     """
     first, then = rounds
     answers, _ = algorithm.traffic(peers, 0)
-    return int(peers + answers) * (first * spec.d + then * spec.shared)
+    return int(peers + answers) * (first * parameter_layout.d + then * parameter_layout.shared)
 
 
 def memory_of_state(
-    algorithm: Algorithm, network: Network, x: tuple[int, Spec], dtype: torch.dtype
+    algorithm: Algorithm, network: Network, x: tuple[int, ParameterLayout], dtype: torch.dtype
 ) -> int:
     """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
-    p, spec = x
-    empty = torch.empty(p, spec.d, dtype=dtype, device="meta")
-    start = empty.new_empty(1, spec.d) if algorithm.serves else empty
+    p, parameter_layout = x
+    empty = torch.empty(p, parameter_layout.d, dtype=dtype, device="meta")
+    start = empty.new_empty(1, parameter_layout.d) if algorithm.serves else empty
     state = algorithm.init(start, start, Net(network, 0))
-    state = algorithm.part(state, spec.shared)
+    state = algorithm.part(state, parameter_layout.shared)
     values = (getattr(state, each.name) for each in fields(state))
     return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))
 

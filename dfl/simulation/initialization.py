@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core.errors import InputError
+from dfl.models.modules import frozen
+from dfl.models.parameter_layout import draw
 from dfl.models.sharing import split_shared
-from dfl.models.zoo import draw, frozen
 from dfl.simulation.distribute import Arrays, packed, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from dfl.comm.mpi import World
     from dfl.core.layout import Layout
-    from dfl.models.zoo import Spec
+    from dfl.models.parameter_layout import ParameterLayout
 else:
     from dfl.core.lazy import torch
 
@@ -119,19 +120,25 @@ def start(
         serves: whether there is a server.
         starts: the models of `--init-from`, where it is given.
     """
-    p, dtype, shared = len(task.peers), task.dtype, task.spec.shared
+    p, dtype, shared = len(task.peers), task.dtype, task.parameter_layout.shared
     if task.kinds:
         return _by_kind(run, task, given, serves)
     if run.init == "independent":
-        x = draw(task.module, task.spec, run.seed, task.peers.tolist()).to(task.device, dtype)
+        x = draw(task.module, task.parameter_layout, run.seed, task.peers.tolist()).to(
+            task.device, dtype
+        )
         return x, torch.zeros_like(x[:, :shared])
     if starts:
         x = torch.cat(
-            [torch.from_numpy(starts.rows[name]).flatten(1) for name in task.spec.names], dim=1
+            [
+                torch.from_numpy(starts.rows[name]).flatten(1)
+                for name in task.parameter_layout.names
+            ],
+            dim=1,
         ).to(task.device, dtype)
     else:
-        x = _point(run, task.module, task.spec, given).to(task.device, dtype)[None]
-    if serves and shared == task.spec.d:
+        x = _point(run, task.module, task.parameter_layout, given).to(task.device, dtype)[None]
+    if serves and shared == task.parameter_layout.d:
         x = x[:1]
     elif not serves and len(x) != p:
         x = x.expand(p, -1).contiguous()
@@ -141,21 +148,23 @@ def start(
 
 def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> tuple[Tensor, Tensor]:
     """`start` for models of several kinds: what is shared starts as it does in the first, zeros end the shorter."""
-    p, shared = len(task.peers), task.spec.shared
+    p, shared = len(task.peers), task.parameter_layout.shared
     rows = max(1, p) if serves else p  # a server starts even where there is nobody
-    x = torch.zeros(rows, task.spec.d, dtype=task.dtype, device=task.device)
+    x = torch.zeros(rows, task.parameter_layout.d, dtype=task.dtype, device=task.device)
     for here, part in task.parts():
-        x[here, : part.spec.d] = start(run, part, given)[0]
+        x[here, : part.parameter_layout.d] = start(run, part, given)[0]
     if run.init == "independent":
         return x, torch.zeros_like(x[:, :shared])
-    module, spec = task.kinds[0]
-    x[:, :shared] = _point(run, module, spec, given)[:shared]
+    module, parameter_layout = task.kinds[0]
+    x[:, :shared] = _point(run, module, parameter_layout, given)[:shared]
     return x, x[:, :shared].clone()
 
 
-def _point(run: Run, module: Module, spec: Spec, given: bool) -> Tensor:
+def _point(run: Run, module: Module, parameter_layout: ParameterLayout, given: bool) -> Tensor:
     """The point (d,) at which all start with a model."""
-    return spec.row(module) if given else draw(module, spec, run.seed, [0])[0]
+    return (
+        parameter_layout.row(module) if given else draw(module, parameter_layout, run.seed, [0])[0]
+    )
 
 
 def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], world: World) -> None:
@@ -172,22 +181,26 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
             server says; or have parameters that nobody knows how to draw.
     """
     (serves, peers), (room,) = kind, world.smallest(memory())
-    if (needed := peers * task.spec.d * task.scale.element_size()) > room:
+    if (needed := peers * task.parameter_layout.d * task.scale.element_size()) > room:
         raise InputError(
-            f"--model {run.model} has {task.spec.d:,} parameters: for {peers:,} peers on one rank they take "
+            f"--model {run.model} has {task.parameter_layout.d:,} parameters: for {peers:,} peers on one rank they take "
             f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
         )
     if isinstance(given, Starts):
-        whole = replace(task, spec=task.spec.whole) if run.share_all_until else task
+        whole = (
+            replace(task, parameter_layout=task.parameter_layout.whole)
+            if run.share_all_until
+            else task
+        )
         _check_given(run, whole, given, serves, world)
-    for module, spec in task.kinds or ((task.module, task.spec),):
+    for module, parameter_layout in task.kinds or ((task.module, task.parameter_layout),):
         if run.init == "independent" or not given:
-            draw(module, spec, run.seed, [])
+            draw(module, parameter_layout, run.seed, [])
 
 
 def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World) -> None:
     found, fixed = {name: rows.shape[1:] for name, rows in given.rows.items()}, frozen(task.module)
-    wanted = dict(zip(task.spec.names, task.spec.shapes, strict=True))
+    wanted = dict(zip(task.parameter_layout.names, task.parameter_layout.shapes, strict=True))
     wanted |= {name: tuple(value.shape) for name, value in fixed.items()}
     if found != wanted:
         odd = sorted(found.items() ^ wanted.items())
@@ -204,7 +217,9 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
         raise InputError(
             f"--init-from {run.init_from} has other values than the frozen parameters of --model {run.model}"
         )
-    shared, _ = split_shared(start(run, task, given=True, starts=given)[0], task.spec.shared)
+    shared, _ = split_shared(
+        start(run, task, given=True, starts=given)[0], task.parameter_layout.shared
+    )
     first = world.everywhere(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
     if serves and not given.alike and not world.smallest(int(same))[0]:

@@ -27,7 +27,8 @@ from dfl.datasets.server_data import everything
 from dfl.environment.faults import FAULTS
 from dfl.environment.link_models import LINK_MODELS, with_clock
 from dfl.evaluation import metrics
-from dfl.models.zoo import MODELS, modules_of
+from dfl.models.modules import modules_of
+from dfl.models.zoo import MODELS
 from dfl.reporting import tensorboard
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
@@ -37,9 +38,9 @@ from dfl.store import checkpoint_files, fingerprints, logs
 from dfl.store.run_directory import refuse_unusable
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
+from dfl.training.losses import cross_entropy
 from dfl.training.objectives import ADVERSARIES, objective
-from dfl.training.sgd import SCHEDULES
-from dfl.training.task import cross_entropy
+from dfl.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from dfl.datasets.data import Data
     from dfl.reporting.report import Report
     from dfl.simulation.setup import Models
-    from dfl.training.task import Loss, Task
+    from dfl.training.losses import Loss
+    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
@@ -103,7 +105,7 @@ class Setting:
     def payload_per_round(self) -> float:
         """Bytes that all peers, and a server, say in a round."""
         return cost.payload_per_round(
-            self.algorithm, self.network, self.task.spec.shared, self.task.scale.dtype
+            self.algorithm, self.network, self.task.parameter_layout.shared, self.task.scale.dtype
         )
 
 
@@ -214,7 +216,9 @@ def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, floa
 def _beginning(setting: Setting) -> checkpointing.Moment:
     """Where a run starts that nobody has begun."""
     run, task, algorithm = setting.run, setting.task, setting.algorithm
-    task = replace(task, spec=task.spec.whole) if run.share_all_until else task
+    task = (
+        replace(task, parameter_layout=task.parameter_layout.whole) if run.share_all_until else task
+    )
     x, known = initialization.start(run, task, setting.own_module, algorithm.serves, setting.starts)
     return checkpointing.Moment(0, task, algorithm.init(x, known, Net(setting.network, 0)))
 
@@ -223,7 +227,7 @@ def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Tas
     """The problem and the state of the next round: when everything has been shared long enough, a part of it is."""
     if opening or task is setting.task:
         return task, state
-    return setting.task, setting.algorithm.part(state, setting.task.spec.shared)
+    return setting.task, setting.algorithm.part(state, setting.task.parameter_layout.shared)
 
 
 def _agreed(state: State, setting: Setting, t: int) -> int:

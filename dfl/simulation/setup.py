@@ -15,10 +15,14 @@ from dfl.config import MOST, Run
 from dfl.core import randomness
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
-from dfl.models.zoo import Spec, fill, frozen, modules_of
+from dfl.models.modules import fill, frozen, modules_of
+from dfl.models.parameter_layout import ParameterLayout
 from dfl.simulation.distribute import Arrays
 from dfl.training.batches import widths
-from dfl.training.task import Examples, Loss, Solver, Task, normal
+from dfl.training.examples import Examples, normal
+from dfl.training.losses import Loss
+from dfl.training.solver import Solver
+from dfl.training.task import Task
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from dfl.comm.mpi import World
     from dfl.robust.attacks import Attack
     from dfl.simulation.checkpointing import Begun
-    from dfl.training.objectives import Objective
+    from dfl.training.objectives import RepresentationObjective
 
     Models = Module | Sequence[Module]
     """A caller's own, of one kind or of several."""
@@ -133,7 +137,7 @@ def make_modules(
         modules: tuple[Module, ...] = (model,)
     else:
         modules = _copies(model)
-    objective: Objective | None = parts["objective"]
+    objective: RepresentationObjective | None = parts["objective"]
     if len(modules) > 1 and (run.share == "all" or run.share_all_until or run.init_from):
         idle = (
             f"--share-all-until {run.share_all_until}"
@@ -187,10 +191,10 @@ def make_task(
         place: whose problem it is, and where it is worked on.
     """
     (modules, loss), (common, own) = problem, arrays
-    specs, sizes = specs_of(modules, run), common["sizes"][:, 0]
+    layouts, sizes = layouts_of(modules, run), common["sizes"][:, 0]
     for each in modules:
         fill(each, {name: value.to(place.device) for name, value in frozen(each).items()})
-    spec, module = replace(specs[0], d=max(each.d for each in specs)), modules[0]
+    parameter_layout, module = replace(layouts[0], d=max(each.d for each in layouts)), modules[0]
     dtype = next(module.parameters()).dtype
     scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (
@@ -202,8 +206,8 @@ def make_task(
         _ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device)
     )
     task = Task(
-        module, spec, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
-        kinds=tuple(zip(modules, specs, strict=True)) if len(modules) > 1 else (),
+        module, parameter_layout, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
+        kinds=tuple(zip(modules, layouts, strict=True)) if len(modules) > 1 else (),
         augment=parts["augment"], objective=parts["objective"],
     )  # fmt: skip
     return replace(
@@ -211,16 +215,19 @@ def make_task(
     )
 
 
-def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
+def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
     """The layouts of models of several kinds, which must agree in what is shared.
 
     Raises:
         InputError: they do not, or are not of one dtype, float32 or float64.
     """
-    specs = [Spec.of(module, run.share, run.nets) for module in modules]
+    layouts = [ParameterLayout.of(module, run.share, run.nets) for module in modules]
     for module in modules:
         _check_dtype(module)
-    common = [dict(zip(spec.common, spec.shapes, strict=False)) for spec in specs]
+    common = [
+        dict(zip(parameter_layout.common, parameter_layout.shapes, strict=False))
+        for parameter_layout in layouts
+    ]
     for k, (module, shared) in enumerate(zip(modules, common, strict=True)):
         if list(shared.items()) != list(common[0].items()):
             raise InputError(
@@ -232,7 +239,7 @@ def specs_of(modules: Sequence[Module], run: Run) -> list[Spec]:
             raise InputError(
                 f"models 0 and {k} are of {theirs} and {ours}: peers must have one dtype"
             )
-    return specs
+    return layouts
 
 
 def _check_dtype(module: Module) -> None:
@@ -280,18 +287,24 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     drawn, batched = torch.get_rng_state(), task.solver.batched
     forms: list[tuple[int, ...]] = [] if given else [(len(two), task.classes)]
     try:
-        for module, spec in (task.kinds or ((task.module, task.spec),)) if given else ():
-            part = replace(task, module=module, spec=spec, kinds=())
+        for module, parameter_layout in (
+            (task.kinds or ((task.module, task.parameter_layout),)) if given else ()
+        ):
+            part = replace(task, module=module, parameter_layout=parameter_layout, kinds=())
             try:
                 forms.append(
-                    _try_model(part, spec.row(module).to(task.device), inputs, len(labels))
+                    _try_model(
+                        part, parameter_layout.row(module).to(task.device), inputs, len(labels)
+                    )
                 )
             except InputError:
                 if run.engine != "auto" or not batched:
                     raise
                 batched, part = False, replace(part, solver=replace(part.solver, batched=False))
                 forms.append(
-                    _try_model(part, spec.row(module).to(task.device), inputs, len(labels))
+                    _try_model(
+                        part, parameter_layout.row(module).to(task.device), inputs, len(labels)
+                    )
                 )
         _try_loss(task.loss, torch.zeros(forms[0], dtype=task.dtype, device=task.device), labels)
         if not torch.equal(drawn, torch.get_rng_state()):
@@ -313,7 +326,8 @@ def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ..
     """Return the shape of a model's outputs for n examples, after it has been differentiated on them."""
     name, shape = type(task.module).__name__, tuple(inputs.shape)
     leaves = {
-        key: value.detach()[None].requires_grad_() for key, value in task.spec.views(row).items()
+        key: value.detach()[None].requires_grad_()
+        for key, value in task.parameter_layout.views(row).items()
     }
     try:
         outputs = task.outputs(leaves, inputs[None])[0]
@@ -415,7 +429,7 @@ def _together(run: Run, task: Task, widest: int) -> bool:
     """
     if run.engine != "auto":
         return run.engine == "batched"
-    small = task.spec.d * widest <= AFFORDABLE
+    small = task.parameter_layout.d * widest <= AFFORDABLE
     modules = [module for module, _ in task.kinds] or [task.module]
     convolves = any(
         isinstance(layer, torch.nn.modules.conv._ConvNd)

@@ -34,7 +34,7 @@ def circumstances(setting: Setting) -> dict[str, Any]:
             "own_module": setting.own_module,
             "shape": list(run_info.shape),
             "classes": setting.test_sets.classes,
-            "parameters": task.spec.d,
+            "parameters": task.parameter_layout.d,
             "dtype": str(task.scale.dtype).removeprefix("torch."),
         },
         "versions": versions(),

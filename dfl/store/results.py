@@ -24,7 +24,8 @@ from dfl.core.files import read_bytes
 from dfl.core.parse import KINDS, shown
 from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
-from dfl.models.zoo import MODELS, fill, modules_of
+from dfl.models.modules import fill, modules_of
+from dfl.models.zoo import MODELS
 from dfl.store import manifest
 
 if TYPE_CHECKING:

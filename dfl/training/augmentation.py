@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.training.batches import Batch
+    from dfl.training.batch import Batch
 else:
     from dfl.core.lazy import torch
 

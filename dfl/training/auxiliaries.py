@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from dfl.core.errors import InputError
 from dfl.models.zoo import WIDEST
 from dfl.training.augmentation import rearranged
-from dfl.training.task import cross_entropy
+from dfl.training.losses import cross_entropy
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.training.batches import Batch
+    from dfl.training.batch import Batch
 else:
     from dfl.core.lazy import torch
 

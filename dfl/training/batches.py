@@ -6,21 +6,20 @@ epoch holds what is left.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core import randomness
+from dfl.training.batch import Batch
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.training.task import Task
+    from dfl.training.problem import Problem
 else:
     from dfl.core.lazy import torch
 
@@ -30,36 +29,6 @@ ROOM = {"cpu": 2**19, "cuda": 2**28}
 """Parameters, or numbers of a batch, of the peers that train together, by kind of device: what fits into the cache of a
 processor, and what is a small part of a GPU's memory.
 """
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One local step of the first a peers of a group, those that still have one to do.
-
-    Attributes:
-        index: (a, b) int64 into the rank's examples; places behind a peer's own are padding.
-        weight: (a, b) of an example in its peer's mean loss, 0 on padding; (1, b) where it is the same for all.
-        address: the run's seed, the numbers (a,) of the peers among all, the round t and the local step k.
-    """
-
-    index: Tensor
-    weight: Tensor
-    address: tuple[int, Ints, int, int]
-
-    def draw(self, purpose: str, *shape: int) -> Tensor:
-        """Uniform numbers in [0, 1) for every example, (a, b, *shape) float32: a peer's own in every step.
-
-        They do not depend on who trains together, on how wide the batch is padded, or on who else draws.
-
-        Args:
-            purpose: what the numbers are for; two purposes never share numbers.
-            shape: of the numbers that one example needs.
-        """
-        (seed, peers, t, k), (a, b) = self.address, self.index.shape
-        n = b * math.prod(shape)
-        return randomness.uniform(seed, purpose, peers, t, k, n=n, device=self.index.device).view(
-            a, b, *shape
-        )
 
 
 def widths(sizes: Ints, batch_size: int) -> Ints:
@@ -75,27 +44,29 @@ def widths(sizes: Ints, batch_size: int) -> Ints:
     return capped
 
 
-def groups(task: Task) -> list[Ints]:
+def groups(problem: Problem) -> list[Ints]:
     """Positions of the peers that train together, by falling number of steps; every peer alone if not batched.
 
     Batched products of one matrix and of several may round differently, and a peer's numbers must not depend on who
     shares its rank. So a group has two peers at every step: where one goes on alone, it trains beside its double,
-    unless `Task.alone` says that there is no need.
+    unless `Problem.alone` says that there is no need.
     """
-    steps, padded = task.steps, task.padded
-    order = np.lexsort((-task.per_epoch, -steps, -padded))
-    if not task.solver.batched:
+    steps, padded = problem.steps, problem.padded
+    order = np.lexsort((-problem.per_epoch, -steps, -padded))
+    if not problem.solver.batched:
         return list(order[:, None])
     parts = []
     for members in (
         np.split(order, np.flatnonzero(np.diff(padded[order])) + 1) if len(order) else ()
     ):
-        each = max(task.spec.d, int(padded[members[0]]) * task.train.inputs[:1].numel())
-        many = max(2, ROOM.get(task.device.type, ROOM["cpu"]) // each)
+        each = max(
+            problem.parameter_layout.d, int(padded[members[0]]) * problem.train.inputs[:1].numel()
+        )
+        many = max(2, ROOM.get(problem.device.type, ROOM["cpu"]) // each)
         parts += np.split(members, range(many, len(members), many))
     return (
         parts
-        if task.alone
+        if problem.alone
         else [np.insert(part, 0, part[0]) if _goes_on(steps[part]) else part for part in parts]
     )
 
@@ -105,40 +76,45 @@ def _goes_on(steps: Ints) -> bool:
     return len(steps) == 1 or bool(steps[0] > steps[1])
 
 
-def batches(task: Task, t: int, lanes: Ints) -> Iterator[Batch]:
+def batches(problem: Problem, t: int, lanes: Ints) -> Iterator[Batch]:
     """The batches of a group in round t, step by step. Peers that have done their steps leave it from behind.
 
     Args:
-        task: the problem.
+        problem: the problem.
         t: the round.
         lanes: (a,) positions of the peers on this rank, as `groups` puts them together.
     """
     sizes, width, per_epoch, steps = (
-        each[lanes] for each in (task.train.sizes, task.width, task.per_epoch, task.steps)
+        each[lanes]
+        for each in (problem.train.sizes, problem.width, problem.per_epoch, problem.steps)
     )
     alike = all(np.ptp(each) == 0 for each in (sizes, width, steps))
-    starts = torch.from_numpy(task.train.starts[lanes, None]).to(task.device)
-    padded, peers, orders = int(task.padded[lanes[0]]), task.peers[lanes], _Orders(task, t, lanes)
+    starts = torch.from_numpy(problem.train.starts[lanes, None]).to(problem.device)
+    padded, peers, orders = (
+        int(problem.padded[lanes[0]]),
+        problem.peers[lanes],
+        _Orders(problem, t, lanes),
+    )
     for k in range(int(steps[0])):
         a = int(np.count_nonzero(steps > k))
         epochs, slot = np.divmod(k, per_epoch[:a])
         first, alive = slot * width[:a], orders.of(epochs)
-        counts, address = np.minimum(sizes[:a] - first, width[:a]), (task.seed, peers[:a], t, k)
-        if alike and (counts[0] == padded or not task.solver.batched):
+        counts, address = np.minimum(sizes[:a] - first, width[:a]), (problem.seed, peers[:a], t, k)
+        if alike and (counts[0] == padded or not problem.solver.batched):
             begin, count = int(first[0]), int(counts[0])
-            weight = torch.full((1, count), 1 / count, dtype=task.dtype, device=task.device)
+            weight = torch.full((1, count), 1 / count, dtype=problem.dtype, device=problem.device)
             yield Batch(starts + alive[0, :, begin : begin + count], weight, address)
         else:
             own, weight = _padded(alive, epochs - epochs.min(), first, (counts, padded))
-            yield Batch(starts[:a] + own, weight.to(task.dtype), address)
+            yield Batch(starts[:a] + own, weight.to(problem.dtype), address)
 
 
 class _Orders:
     """In which order a group goes through its examples: drawn when an epoch begins, forgotten when all are past it."""
 
-    def __init__(self, task: Task, t: int, lanes: Ints) -> None:
-        self.address = (task.seed, "order", task.peers[lanes], t)
-        self.sizes, self.device = task.train.sizes[lanes], task.device
+    def __init__(self, problem: Problem, t: int, lanes: Ints) -> None:
+        self.address = (problem.seed, "order", problem.peers[lanes], t)
+        self.sizes, self.device = problem.train.sizes[lanes], problem.device
         self.first, self.drawn = 0, torch.empty(0)
 
     def of(self, epochs: Ints) -> Tensor:

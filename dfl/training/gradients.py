@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from dfl.training.batches import Batch
-from dfl.training.task import Loss, Task, cross_entropy
+from dfl.training.batch import Batch
+from dfl.training.losses import cross_entropy, mean_loss
+from dfl.training.problem import Parameters, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -18,47 +19,48 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-Parameters = dict[str, "Tensor"]
 
-
-def accelerate(v: Parameters, y: Parameters, task: Task, batch: Batch, rate: float) -> None:
+def accelerate(v: Parameters, y: Parameters, problem: Problem, batch: Batch, rate: float) -> None:
     """v <- θ v - η (∇f(y) + λ y), where f_i is the mean loss over peer i's own batch.
 
-    Where the task has an objective, it says what stands for ∇f.
+    Where the problem has an objective, it says what stands for ∇f.
 
     Args:
         v: velocities of the parameters that move, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape).
-        task: the problem; its solver says θ and λ.
+        problem: the problem; its solver says θ and λ.
         batch: the examples.
         rate: η.
     """
-    raw, labels = task.train.at(batch.index)
-    inputs, decay = task.inputs(task.augment(raw, batch, task.zero)), task.solver.weight_decay
-    if task.dense:
-        _by_products(v, y, task, (inputs, labels, batch), rate)
+    raw, labels = problem.train.at(batch.index)
+    inputs, decay = (
+        problem.inputs(problem.augment(raw, batch, problem.zero)),
+        problem.solver.weight_decay,
+    )
+    if problem.dense:
+        _by_products(v, y, problem, (inputs, labels, batch), rate)
     else:
-        slopes = task.objective.slopes if task.objective else _slopes
+        slopes = problem.objective.slopes if problem.objective else _slopes
         # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row. Not in
         # place: two parameters may share one gradient.
-        for name, g in slopes(v, y, task, (inputs, labels, batch)).items():
-            v[name].mul_(task.solver.momentum).sub_(g * rate)
+        for name, g in slopes(v, y, problem, (inputs, labels, batch)).items():
+            v[name].mul_(problem.solver.momentum).sub_(g * rate)
     for name in v if decay else ():
         v[name].sub_(y[name] * (rate * decay))
 
 
 def _by_products(
-    v: Parameters, y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch], rate: float
+    v: Parameters, y: Parameters, problem: Problem, seen: tuple[Tensor, Tensor, Batch], rate: float
 ) -> None:
     """Forward and backward through dense layers; a product with the batch adds each gradient to its velocity."""
     inputs, labels, batch = seen
-    theta, out = task.solver.momentum, [inputs.flatten(2)]
-    for layer in task.dense:
+    theta, out = problem.solver.momentum, [inputs.flatten(2)]
+    for layer in problem.dense:
         x, w = out[-1], y[layer.weight].mT
         said = torch.baddbmm(y[layer.bias].unsqueeze(1), x, w) if layer.bias else torch.bmm(x, w)
         out.append(said.relu_() if layer.relu else said)
-    slope = _slope(out[-1], labels, batch.weight * -rate, task)
-    for k, layer in reversed(list(enumerate(task.dense))):
+    slope = _slope(out[-1], labels, batch.weight * -rate, problem)
+    for k, layer in reversed(list(enumerate(problem.dense))):
         if layer.relu:
             slope = torch.ops.aten.threshold_backward(slope, out[k + 1], 0)
         v[layer.weight].baddbmm_(slope.mT, out[k], beta=theta)
@@ -68,27 +70,27 @@ def _by_products(
             slope = torch.bmm(slope, y[layer.weight])
 
 
-def _slope(out: Tensor, labels: Tensor, weight: Tensor, task: Task) -> Tensor:
+def _slope(out: Tensor, labels: Tensor, weight: Tensor, problem: Problem) -> Tensor:
     """The gradient of every peer's mean loss by its outputs (a, b, ...)."""
-    if task.classes and task.loss is cross_entropy:
+    if problem.classes and problem.loss is cross_entropy:
         slope = torch.softmax(out, 2)
         at = labels.unsqueeze(2)
         return slope.scatter_add_(2, at, slope.new_full((1, 1, 1), -1.0).expand_as(at)).mul_(
             weight.unsqueeze(2)
         )
     out = out.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(mean_loss(out, labels, weight, task.loss), out)
+    (slope,) = torch.autograd.grad(mean_loss(out, labels, weight, problem.loss), out)
     return slope
 
 
 def _slopes(
-    moving: Collection[str], y: Parameters, task: Task, seen: tuple[Tensor, Tensor, Batch]
+    moving: Collection[str], y: Parameters, problem: Problem, seen: tuple[Tensor, Tensor, Batch]
 ) -> dict[str, Tensor]:
     """The gradients of all parameters, by torch."""
     inputs, labels, batch = seen
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
     loss = mean_loss(
-        task.outputs(leaves | masks(task, batch), inputs), labels, batch.weight, task.loss
+        problem.outputs(leaves | masks(problem, batch), inputs), labels, batch.weight, problem.loss
     )
     slopes = torch.autograd.grad(
         loss, list(leaves.values()), materialize_grads=True
@@ -96,19 +98,13 @@ def _slopes(
     return dict(zip(leaves, slopes, strict=True))
 
 
-def masks(task: Task, batch: Batch) -> Parameters:
+def masks(problem: Problem, batch: Batch) -> Parameters:
     """What replaces the masks (a, b, units) of Dropout layers in a step, drawn for each layer, example and unit."""
     drawn = (
         (name, layer.rate, batch.draw(f"dropout {name}", layer.units))
-        for name, layer in task.dropouts.items()
+        for name, layer in problem.dropouts.items()
     )
     return {
-        f"{name}.mask": (numbers >= rate).to(task.dtype).div_(1 - rate)
+        f"{name}.mask": (numbers >= rate).to(problem.dtype).div_(1 - rate)
         for name, rate, numbers in drawn
     }
-
-
-def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor:
-    """The sum of the peers' mean losses, whose gradient holds that of each: a loss depends on its own model only."""
-    losses = loss(out.flatten(0, 1), labels.flatten(0, 1))
-    return (losses.view(out.shape[:2]) * weight).sum()

@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfl.core.errors import InputError
-from dfl.models.zoo import Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.training.auxiliaries import Auxiliary, check
-from dfl.training.gradients import Parameters, masks, mean_loss
-from dfl.training.task import cross_entropy
+from dfl.training.gradients import masks
+from dfl.training.losses import cross_entropy, mean_loss
+from dfl.training.problem import Parameters, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.models.layers import Split
-    from dfl.training.batches import Batch
-    from dfl.training.task import Task
+    from dfl.training.batch import Batch
 else:
     from dfl.core.lazy import torch
 
@@ -80,7 +80,9 @@ ADVERSARIES: dict[str, Callable[..., Adversary | None]] = {"none": none, "advers
 """Name -> frozen dataclass whose fields are the options; nothing for none."""
 
 
-def objective(auxiliary: Auxiliary | None, adversary: Adversary | None) -> Objective | None:
+def objective(
+    auxiliary: Auxiliary | None, adversary: Adversary | None
+) -> RepresentationObjective | None:
     """What a step descends besides the loss of the model, if anything.
 
     Raises:
@@ -96,11 +98,11 @@ def objective(auxiliary: Auxiliary | None, adversary: Adversary | None) -> Objec
             f"{adversary.flag}: lambda_local={adversary.lambda_local} weighs against the loss of an auxiliary net: "
             "give --auxiliary, or lambda_global"
         )
-    return Objective(auxiliary, adversary) if auxiliary or adversary else None
+    return RepresentationObjective(auxiliary, adversary) if auxiliary or adversary else None
 
 
 @dataclass(frozen=True)
-class Objective:
+class RepresentationObjective:
     """Losses on what f says, and what every part of a model learns from them, at least one of the two.
 
         f:  L_g + weight L_a - (λ_local + λ_global) L_r      g:  L_g      a:  L_a      r:  L_r
@@ -142,7 +144,7 @@ class Objective:
         if not any(
             value.is_meta for value in module.parameters()
         ):  # the caller's own, whose values are the start
-            spec = Spec.of(nets)
+            spec = ParameterLayout.of(nets)
             row = draw(nets, spec, seed, [0])[0].to(next(module.parameters()).dtype)
             nets.load_state_dict(spec.views(row), assign=True)
         return whole
@@ -154,31 +156,33 @@ class Objective:
         answers = tuple(name for name in names if name.startswith("adversary."))
         return tuple(name for name in names if name not in answers), answers
 
-    def slopes(self, moving: Collection[str], y: Parameters, task: Task, seen: Seen) -> Parameters:
+    def slopes(
+        self, moving: Collection[str], y: Parameters, problem: Problem, seen: Seen
+    ) -> Parameters:
         """The gradients (a, *shape) that the parameters which move now follow downhill, by name.
 
         Args:
             moving: one of the turns.
             y: the models, name -> (a, *shape).
-            task: the problem.
+            problem: the problem.
             seen: inputs as the model sees them, labels, and the batch.
         """
         leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-        say = partial(task.outputs, leaves | masks(task, seen[2]))
-        if set(moving).isdisjoint(_parts(task)["f"]):
+        say = partial(problem.outputs, leaves | masks(problem, seen[2]))
+        if set(moving).isdisjoint(_parts(problem)["f"]):
             with torch.no_grad():
                 point = say(seen[0], part="f")
             return _back(
-                self._deception(say, point, task, seen), leaves, _parts(task)["adversary"]
+                self._deception(say, point, problem, seen), leaves, _parts(problem)["adversary"]
             )[0]
-        return self._descent(say, leaves, task, seen)
+        return self._descent(say, leaves, problem, seen)
 
-    def _descent(self, say: Say, leaves: Parameters, task: Task, seen: Seen) -> Parameters:
+    def _descent(self, say: Say, leaves: Parameters, problem: Problem, seen: Seen) -> Parameters:
         """The gradients of f, g and a: each loss as far back as h, and from there their sum through f."""
-        (inputs, labels, batch), parts = seen, _parts(task)
+        (inputs, labels, batch), parts = seen, _parts(problem)
         h = say(inputs, part="f")
         point = h.detach().requires_grad_()
-        loss = mean_loss(say(point, part="g"), labels, batch.weight, task.loss)
+        loss = mean_loss(say(point, part="g"), labels, batch.weight, problem.loss)
         found, slope = _back(loss, leaves, parts["g"], point)
         felt = [(h, slope)]
         if self.auxiliary:
@@ -192,17 +196,17 @@ class Objective:
             found |= more
             felt.append((shown, slope * self.auxiliary.weight))
         if self.strength:
-            _, slope = _back(self._deception(say, point, task, seen), leaves, (), point)
+            _, slope = _back(self._deception(say, point, problem, seen), leaves, (), point)
             felt.append((h, slope * -self.strength))
         ends, slopes = zip(*felt, strict=True)
         inner = torch.autograd.grad(ends, [leaves[name] for name in parts["f"]], slopes)
         return found | dict(zip(parts["f"], inner, strict=True))
 
-    def _deception(self, say: Say, point: Tensor, task: Task, seen: Seen) -> Tensor:
+    def _deception(self, say: Say, point: Tensor, problem: Problem, seen: Seen) -> Tensor:
         """The adversary's loss at h."""
         assert self.adversary is not None
-        assert task.train.protected is not None
-        wanted = task.train.protected[seen[2].index]
+        assert problem.train.protected is not None
+        wanted = problem.train.protected[seen[2].index]
         return mean_loss(say(point, part="adversary"), wanted, seen[2].weight, self.adversary.loss)
 
 
@@ -214,9 +218,9 @@ def _back(
     return dict(zip(names, found, strict=False)), found[-1]
 
 
-def _parts(task: Task) -> dict[str, tuple[str, ...]]:
+def _parts(problem: Problem) -> dict[str, tuple[str, ...]]:
     """The parameters of every part of the model."""
-    parts: dict[str, tuple[str, ...]] = task.module.parts  # type: ignore[assignment]
+    parts: dict[str, tuple[str, ...]] = problem.module.parts  # type: ignore[assignment]
     return parts
 
 

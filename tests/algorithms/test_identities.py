@@ -115,7 +115,7 @@ def part(setting: Setting, first: int, stop: int) -> Any:
     """The task as a rank with the peers first..stop-1 sees it."""
     from dataclasses import replace
 
-    from dfl.training.task import Examples
+    from dfl.training.examples import Examples
 
     train = setting.task.train
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])

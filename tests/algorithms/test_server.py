@@ -30,7 +30,7 @@ def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
     )
     for t in range(rounds):
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
-    assert state.x.shape == (1, setting.task.spec.d)
+    assert state.x.shape == (1, setting.task.parameter_layout.d)
     return torch.as_tensor(state.x[0])
 
 
@@ -184,7 +184,7 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
     for t in range(3):
         setting.network.payload[:] = setting.network.told[:] = 0
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
-        d = setting.task.spec.d
+        d = setting.task.parameter_layout.d
         assert (
             sorted(setting.network.payload)
             == sorted(setting.network.told)
@@ -192,7 +192,10 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
         )
         seen.add(setting.network.payload.tobytes())
     assert len(seen) == (1 if m == peers else 3)  # others in every round
-    assert setting.network.parameters == 3 * (setting.layout.peers + m) * setting.task.spec.d
+    assert (
+        setting.network.parameters
+        == 3 * (setting.layout.peers + m) * setting.task.parameter_layout.d
+    )
 
 
 def test_the_server_has_a_rate_and_a_momentum() -> None:
@@ -311,7 +314,7 @@ def test_a_server_hears_what_was_decoded() -> None:
     """With few bits the row is the mean of coarse steps, and the messages are short."""
     setting = digits(algorithm="fedavg", bits=4, momentum=0.0)
     final(setting, 1)
-    d = setting.task.spec.d
+    d = setting.task.parameter_layout.d
     assert set(setting.network.payload) == {-(-4 * d // 8) + 4}
     assert set(setting.network.told) == {4 * d}
     words = torch.zeros(6, 3)

@@ -130,7 +130,10 @@ def test_a_stack_with_a_frozen_layer(tmp_path: Path) -> None:
     rows = [final(module, engine=engine) for engine in ENGINES]
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-6)
     setting = prepare(dfl.Run(**FEW), World(), module, data())
-    assert (setting.task.spec.names, setting.task.spec.d) == (("2.weight", "2.bias"), 18)
+    assert (setting.task.parameter_layout.names, setting.task.parameter_layout.d) == (
+        ("2.weight", "2.bias"),
+        18,
+    )
     row = final(module, share="head:1")
     assert row["payload_bytes"] == final(module)["payload_bytes"]
     with pytest.raises(dfl.InputError, match=r"'0\.weight'"):

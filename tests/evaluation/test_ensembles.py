@@ -21,7 +21,8 @@ from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble, tally
 from dfl.reporting import plots
 from dfl.run import _asked
-from dfl.training.task import Task, normal
+from dfl.training.examples import normal
+from dfl.training.task import Task
 from experiments import lab
 from tests.conftest import Command
 from tests.reporting.test_terminal import shown

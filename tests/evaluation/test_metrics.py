@@ -13,7 +13,8 @@ from dfl.comm.mpi import World
 from dfl.core.layout import Layout
 from dfl.datasets.data import Data
 from dfl.evaluation import metrics
-from dfl.models.zoo import MODELS, Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.zoo import MODELS
 from dfl.simulation.loop import Setting, prepare
 from dfl.simulation.watch import COLUMNS
 from tests.support.quadratic import states
@@ -176,12 +177,15 @@ def test_labels_that_are_no_classes_have_no_accuracy() -> None:
                                                   ("lenet", (3, 32, 32), 64_102), ("softmax", (1, 8, 8), 650),
                                                   ("mlp", (1, 8, 8), 4_810)])  # fmt: skip
 def test_published_numbers_of_parameters(name: str, shape: tuple[int, ...], d: int) -> None:
-    assert Spec.of(MODELS[name](shape, 10)).d == d
+    assert ParameterLayout.of(MODELS[name](shape, 10)).d == d
 
 
 def test_a_drawn_model_is_distributed_as_torch_draws_it() -> None:
     module = MODELS["2nn"]((1, 28, 28), 10)
-    spec, rows = Spec.of(module), draw(module, Spec.of(module), seed=0, peers=range(3))
+    spec, rows = (
+        ParameterLayout.of(module),
+        draw(module, ParameterLayout.of(module), seed=0, peers=range(3)),
+    )
     theirs = spec.views(spec.row(module))
     for name, ours in spec.views(rows).items():
         bound = 1 / np.sqrt({"1": 784, "3": 200, "5": 200}[name[0]])

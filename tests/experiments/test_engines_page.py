@@ -47,5 +47,5 @@ def test_the_work_is_that_of_the_rivals(work: str, d: int) -> None:
     data = examples((it.features,), it.peers)
     setting = prepare(engines._run(engines.Shape(it.peers, 1, (it.features,), it.model, it.batch_size), "auto", 1),
                       World(), data=data)  # fmt: skip
-    assert setting.task.spec.d == d
+    assert setting.task.parameter_layout.d == d
     assert setting.task.train.inputs.dtype.itemsize == 4

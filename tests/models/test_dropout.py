@@ -14,7 +14,8 @@ from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.models.layers import Dropout
-from dfl.models.zoo import MODELS, Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
 from dfl.simulation.loop import prepare
 from dfl.training.batches import batches, groups
@@ -66,7 +67,7 @@ def test_a_round_is_sgd_with_units_left_out(engine: str, partition: str) -> None
     task = digits(
         **LEFT_OUT, engine=engine, partition=partition, init="independent", local_epochs=2
     ).task
-    x = draw(task.module, task.spec, 0, range(6))
+    x = draw(task.module, task.parameter_layout, 0, range(6))
     ours = sgd(x, task, 1)
     for i in range(6):
         assert torch.allclose(ours[i], trained(task, x[i], i, 1), rtol=0, atol=2e-6)
@@ -99,9 +100,9 @@ def test_nothing_is_left_out_where_a_model_is_measured() -> None:
     setting = digits(**LEFT_OUT)
     x, test_sets = final(setting, 2), setting.test_sets
     out = setting.task.outputs(
-        setting.task.spec.views(x), setting.task.inputs(test_sets.inputs), each=False
+        setting.task.parameter_layout.views(x), setting.task.inputs(test_sets.inputs), each=False
     )
-    w = setting.task.spec.views(x[2])
+    w = setting.task.parameter_layout.views(x[2])
     h = setting.task.inputs(test_sets.inputs).flatten(1)
     for name in ("1", "4"):
         h = (h @ w[f"{name}.weight"].T + w[f"{name}.bias"]).relu()
@@ -125,7 +126,7 @@ def test_a_model_with_dropout_is_no_plain_stack() -> None:
     assert digits(**LEFT_OUT).task.dense == ()
     assert digits(model="mlp:hidden=12,dropout=0").task.dense
     assert (
-        Spec.of(MODELS["mlp"]((4,), 3, hidden=(5, 6), dropout=0.5)).d
+        ParameterLayout.of(MODELS["mlp"]((4,), 3, hidden=(5, 6), dropout=0.5)).d
         == 4 * 5 + 5 + 5 * 6 + 6 + 6 * 3 + 3
     )
 
@@ -148,7 +149,7 @@ def test_the_callers_own_layers_draw_too() -> None:
     assert torch.equal(moved(0.5), moved(0.5))
     assert not torch.allclose(moved(0.5), moved(0.0), atol=1e-3)
     with pytest.raises(InputError, match=r"layer 1 drops units at random.*dfl\.layers\.Dropout"):
-        Spec.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+        ParameterLayout.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
 
 
 def test_a_run_is_read_back_whole(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def setting_of(modules: Sequence[nn.Module], **settings: Any) -> Setting:
 def test_peers_have_their_kinds_in_turn_and_a_head_in_common(kinds: list[nn.Module]) -> None:
     setting = setting_of(kinds)
     x, (short, long) = next(states(setting, 0)).x, [spec for _, spec in setting.task.kinds]
-    assert (short.shared, long.shared, setting.task.spec.d) == (90, 90, long.d)
+    assert (short.shared, long.shared, setting.task.parameter_layout.d) == (90, 90, long.d)
     assert torch.equal(x[:, :90], x[:1, :90].expand(7, -1))
     for i, row in enumerate(x):
         (module, spec) = setting.task.kinds[i % 2]
@@ -73,7 +73,7 @@ def test_each_kind_trains_as_it_would_among_its_own(kinds: list[nn.Module], engi
         assert here.tolist() == (
             [0, 2, 4, 6] if part.module is setting.task.kinds[0][0] else [1, 3, 5]
         )
-        d = part.spec.d
+        d = part.parameter_layout.d
         assert torch.equal(z[here, :d], sgd(x[here, :d], part, 0))
         assert not z[here, d:].any()
         assert not torch.equal(z[here, :d], x[here, :d])

@@ -12,8 +12,9 @@ from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.core.errors import InputError
 from dfl.evaluation import metrics
+from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import merge_shared, shared_names, split_shared
-from dfl.models.zoo import MODELS, Spec, draw
+from dfl.models.zoo import MODELS
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, states
@@ -63,7 +64,7 @@ def test_what_cannot_be_shared_is_refused_with_the_names(share: str, said: str) 
 
 def test_a_row_begins_with_what_is_shared_and_holds_the_same_model() -> None:
     module = MODELS["mlp"]((1, 4, 4), 3, hidden=(5, 4))
-    whole, head = Spec.of(module), Spec.of(module, "head:2")
+    whole, head = ParameterLayout.of(module), ParameterLayout.of(module, "head:2")
     assert (whole.shared, head.shared, head.d) == (whole.d, 5 * 4 + 4 + 4 * 3 + 3, whole.d)
     assert head.common == ("3.weight", "3.bias", "5.weight", "5.bias")
     assert head.whole.shared == head.d
@@ -130,7 +131,7 @@ def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None
 
 def by_hand(setting: Setting, rounds: int, mix: Tensor) -> Tensor:
     """X = W @ sgd(X) in the shared coordinates, X = sgd(X) in the others."""
-    x, s = next(states(setting, 0)).x, setting.task.spec.shared
+    x, s = next(states(setting, 0)).x, setting.task.parameter_layout.shared
     for t in range(rounds):
         z = sgd(x, setting.task, t)
         x = torch.cat([(mix @ z[:, :s].double()).float(), z[:, s:]], 1)
@@ -144,7 +145,7 @@ def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -
     mix = torch.from_numpy(setting.network.weights[0].toarray())
     expected = by_hand(setting, 3, mix)
     assert torch.allclose(final(setting, 3), expected, atol=1e-6)
-    s, p = setting.task.spec.shared, setting.layout.peers
+    s, p = setting.task.parameter_layout.shared, setting.layout.peers
     assert (
         setting.network.payload.tolist() == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
     )
@@ -155,7 +156,7 @@ def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -
 def test_with_a_server_it_is_lg_fedavg() -> None:
     """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is everybody's."""
     setting = digits(algorithm="fedavg:fraction=0.5", share="head:1", **MLP)
-    s, run = setting.task.spec.shared, list(states(setting, 3))
+    s, run = setting.task.parameter_layout.shared, list(states(setting, 3))
     x, sizes = next(states(setting, 0)).x, torch.from_numpy(setting.task.train.sizes).double()
     x = x.expand(6, -1).clone()
     for t in range(3):
@@ -177,7 +178,7 @@ def test_a_pull_holds_only_what_is_shared() -> None:
         for mu in (0, 5)
     ]
     free, held = (final(setting, 1)[0] for setting in ways)
-    s = ways[0].task.spec.shared
+    s = ways[0].task.parameter_layout.shared
     assert not torch.equal(free[:s], held[:s])
     assert torch.equal(free[s:], held[s:])
 
@@ -236,11 +237,11 @@ def test_figures_of_a_split_run_are_of_every_peer() -> None:
     assert len(np.unique(peers["accuracy"])) > 1
     models = metrics.models(last, setting)
     assert models is not None
-    assert models.shape == (6, setting.task.spec.d)
+    assert models.shape == (6, setting.task.parameter_layout.d)
     distance, mean = metrics.apart(last, setting)
     assert distance > 0
     assert mean is not None
-    assert torch.equal(mean[: setting.task.spec.shared], last.w[0])
+    assert torch.equal(mean[: setting.task.parameter_layout.shared], last.w[0])
 
 
 def test_own_modules_are_shared_by_the_names_of_their_layers() -> None:
@@ -250,5 +251,7 @@ def test_own_modules_are_shared_by_the_names_of_their_layers() -> None:
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     data = Data(x, (x[:, 0] > 0).astype(np.int64), x, (x[:, 0] > 0).astype(np.int64), 2)
     setting = prepare(Run(peers=4, share="head"), World(), module, data)
-    assert setting.task.spec.common == ("head.weight", "head.bias")
-    assert torch.equal(next(states(setting, 0)).x, setting.task.spec.row(module).expand(4, -1))
+    assert setting.task.parameter_layout.common == ("head.weight", "head.bias")
+    assert torch.equal(
+        next(states(setting, 0)).x, setting.task.parameter_layout.row(module).expand(4, -1)
+    )

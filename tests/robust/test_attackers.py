@@ -162,7 +162,7 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     peers = metrics.measure(last, setting)
     assert peers is not None
     said = setting.task.outputs(
-        setting.task.spec.views(last.x), setting.task.inputs(inputs), each=False
+        setting.task.parameter_layout.views(last.x), setting.task.inputs(inputs), each=False
     ).argmax(2)
     assert set(peers["backdoor_success"]) == {float((said == 3).double().mean())}
     assert metrics.summary(peers, ())["backdoor_success_mean"] == peers["backdoor_success"][0]

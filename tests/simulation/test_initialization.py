@@ -49,7 +49,7 @@ def beginning(**settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def rows(folder: Path, **settings: Any) -> torch.Tensor:
     """The models (P, d) of a run as the layout of another has them."""
     spec, state = (
-        prepare(Run(**{**FEW, **settings}), World()).task.spec,
+        prepare(Run(**{**FEW, **settings}), World()).task.parameter_layout,
         load_file(folder / "state.safetensors"),
     )
     return torch.cat([state[name].flatten(1) for name in spec.names], 1)

@@ -147,9 +147,9 @@ def test_another_seed_is_another_run() -> None:
 )
 def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> None:
     setting = digits(algorithm=algorithm)
-    d = setting.task.spec.d
+    d = setting.task.parameter_layout.d
     foretold = cost.memory_of_state(
-        setting.algorithm, setting.network, (6, setting.task.spec), torch.float32
+        setting.algorithm, setting.network, (6, setting.task.parameter_layout), torch.float32
     )
     assert foretold == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
@@ -157,10 +157,10 @@ def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> N
 def test_a_rank_without_peers_has_the_servers_model_only() -> None:
     setting = digits(algorithm="fedavg", share="head:1", peers=1)
     setting.network.payload = setting.network.payload[:0]
-    d = setting.task.spec.d
+    d = setting.task.parameter_layout.d
     assert (
         cost.memory_of_state(
-            setting.algorithm, setting.network, (0, setting.task.spec), torch.float32
+            setting.algorithm, setting.network, (0, setting.task.parameter_layout), torch.float32
         )
         < 2 * 4 * d
     )
@@ -168,9 +168,9 @@ def test_a_rank_without_peers_has_the_servers_model_only() -> None:
 
 def test_memory_per_edge() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
-    d = setting.task.spec.d
+    d = setting.task.parameter_layout.d
     foretold = cost.memory_of_state(
-        setting.algorithm, setting.network, (8, setting.task.spec), torch.float32
+        setting.algorithm, setting.network, (8, setting.task.parameter_layout), torch.float32
     )
     assert foretold == pytest.approx(
         (1 + 2 * 3) * 8 * d * 4, abs=8 * 8
@@ -206,4 +206,4 @@ def test_sizes_are_counted_by_peer() -> None:
 
 def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:
     setting = digits(topology="exponential", peers=8)
-    assert setting.payload_per_round == 8 * 3 * setting.task.spec.d * 4
+    assert setting.payload_per_round == 8 * 3 * setting.task.parameter_layout.d * 4

@@ -11,7 +11,8 @@ from dfl import Run, simulate
 from dfl.algorithms import ALGORITHMS
 from dfl.comm.net import Net
 from dfl.core.registry import choose
-from dfl.models.zoo import MODELS, Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.zoo import MODELS
 from dfl.simulation import cost
 from dfl.simulation.setup import make_module
 from dfl.training.sgd import sgd
@@ -26,7 +27,7 @@ def test_at_first_everything_can_be_shared() -> None:
     few |= {"algorithm": "fedavg"}
     rows = list(simulate(Run(share="head:1", share_all_until="2", **few)))
     whole = list(simulate(Run(**few)))
-    spec = digits(share="head:1", **MLP).task.spec
+    spec = digits(share="head:1", **MLP).task.parameter_layout
     assert [row["train_loss"] for row in rows[:3]] == [row["train_loss"] for row in whole[:3]]
     assert rows[3]["train_loss"] != whole[3]["train_loss"]
     assert [row["consensus_distance"] > 0 for row in rows] == [False, False, False, True, True]
@@ -41,11 +42,14 @@ def test_at_first_everything_can_be_shared() -> None:
 def test_a_velocity_is_cut_where_less_is_shared_and_goes_on() -> None:
     """With a server momentum, and the same over a graph without one: what is shared moves on as if nothing had been."""
     setting = digits(algorithm="fedavg:server_momentum=0.5", share="head:1", **MLP)
-    whole = replace(setting.task, spec=setting.task.spec.whole)
-    row = draw(whole.module, whole.spec, 0, [0])
+    whole = replace(setting.task, parameter_layout=setting.task.parameter_layout.whole)
+    row = draw(whole.module, whole.parameter_layout, 0, [0])
     first = setting.algorithm.init(row, row, Net(setting.network, 0))
     state = setting.algorithm.round(first, whole, Net(setting.network, 0))
-    cut, s = setting.algorithm.part(state, setting.task.spec.shared), setting.task.spec.shared
+    cut, s = (
+        setting.algorithm.part(state, setting.task.parameter_layout.shared),
+        setting.task.parameter_layout.shared,
+    )
     assert torch.equal(cut.v, state.v[:, :s])
     assert cut.v.any()
     assert torch.equal(cut.own, state.w[:, s:].expand(6, -1))
@@ -60,8 +64,11 @@ def test_copies_of_neighbours_are_cut_when_less_is_shared() -> None:
     few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "bits": 8, **MLP}
     for topology in ("ring", "one_peer_exponential"):
         setting = digits(share="head:1", **few, topology=topology)
-        whole = replace(setting.task, spec=setting.task.spec.whole)
-        state, s = next(states(replace(setting, task=whole), 0)), setting.task.spec.shared
+        whole = replace(setting.task, parameter_layout=setting.task.parameter_layout.whole)
+        state, s = (
+            next(states(replace(setting, task=whole), 0)),
+            setting.task.parameter_layout.shared,
+        )
         state = setting.algorithm.round(state, whole, Net(setting.network, 0))
         cut = setting.algorithm.part(state, s)
         assert torch.equal(cut.said, state.said[:, :s])
@@ -83,14 +90,16 @@ def test_the_counts_of_table_1_come_out(
     model: str, shape: tuple[int, ...], share: str, rounds: tuple[int, int], total: float
 ) -> None:
     """Liang et al. 2020, Table 1: K = 100, m = 10, from the published rounds."""
-    spec = Spec.of(make_module({"model": choose("--model", model, MODELS)}, shape, 10), share)
+    spec = ParameterLayout.of(
+        make_module({"model": choose("--model", model, MODELS)}, shape, 10), share
+    )
     told = cost.parameters_k_plus_m(
         choose("--algorithm", "fedavg:fraction=0.1", ALGORITHMS)(), 100, spec, rounds
     )
     assert told == pytest.approx(total, rel=1e-4)
     published = {"all": spec.d, "head:2": 34_186, "first:2": 2_872}
     assert (spec.d, spec.shared) == (633_226 if "mlp" in model else 64_102, published[share])
-    assert Spec.of(
+    assert ParameterLayout.of(
         make_module({"model": choose("--model", model, MODELS)}, shape, 10), "head:3"
     ).shared in (
         99_978,
@@ -108,11 +117,11 @@ def test_what_is_counted_is_what_was_foretold() -> None:
     }
     *_, last = simulate(Run(**settings, share_all_until="2", examples_per_peer=25))
     setting = digits(**settings)
-    told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.spec, (2, 3))
+    told = cost.parameters_k_plus_m(setting.algorithm, 6, setting.task.parameter_layout, (2, 3))
     assert (
         last["parameters_k_plus_m"]
         == told
-        == 9 * (2 * setting.task.spec.d + 3 * setting.task.spec.shared)
+        == 9 * (2 * setting.task.parameter_layout.d + 3 * setting.task.parameter_layout.shared)
     )
 
 
@@ -122,7 +131,7 @@ def test_everyone_can_be_told() -> None:
         for whom in ("chosen", "everyone")
     )
     assert torch.equal(final(chosen, 3), final(everyone, 3))
-    s = chosen.task.spec.shared
+    s = chosen.task.parameter_layout.shared
     assert chosen.network.told.sum() == 3 * 3 * 4 * s
     assert everyone.network.told.tolist() == [3 * 4 * s] * 6
     assert chosen.network.parameters == everyone.network.parameters == 3 * 9 * s

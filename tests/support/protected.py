@@ -14,6 +14,7 @@ from dfl.core import randomness
 from dfl.datasets.data import Data
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.batches import batches, groups
+from dfl.training.objectives import RepresentationObjective
 from dfl.training.task import Task
 
 F = nn.functional
@@ -60,7 +61,7 @@ class Plain:
     def __init__(self, task: Task, row: Tensor) -> None:
         self.task, self.values = (
             task,
-            {k: v.clone().requires_grad_() for k, v in task.spec.views(row).items()},
+            {k: v.clone().requires_grad_() for k, v in task.parameter_layout.views(row).items()},
         )
         self.speed = {name: torch.zeros_like(value) for name, value in self.values.items()}
         self.start = {name: value.detach().clone() for name, value in self.values.items()}
@@ -104,7 +105,9 @@ class Plain:
             self.values[name] = (value + self.speed[name]).requires_grad_()
 
     def row(self) -> Tensor:
-        return torch.cat([self.values[name].detach().flatten() for name in self.task.spec.names])
+        return torch.cat(
+            [self.values[name].detach().flatten() for name in self.task.parameter_layout.names]
+        )
 
 
 def posed(kind: str, inputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +158,7 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
         peer.masks = {
             name: (u(f"dropout {name}", n) >= 0.2) / 0.8 for name, n in (("3", 7), ("6", 5))
         }
-        assert objective is not None
+        assert isinstance(objective, RepresentationObjective)
         h = peer.h(inputs)
         loss_g = whole = peer.loss_g(h, labels)
         terms: dict[tuple[str, ...], Tensor] = {("7.",): loss_g}

@@ -17,7 +17,8 @@ from dfl.evaluation.metrics import on_own
 from dfl.simulation.initialization import start
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.augmentation import AS_THEY_ARE, CropFlip
-from dfl.training.batches import Batch, batches, groups
+from dfl.training.batch import Batch
+from dfl.training.batches import batches, groups
 from dfl.training.sgd import sgd
 from tests.algorithms.test_identities import part
 from tests.conftest import Command
@@ -175,7 +176,7 @@ def test_a_server_that_trains_does_as_its_peers(algorithm: str) -> None:
     task = digits(algorithm=algorithm, augment=CROP).task
     assert task.server is not None
     assert task.server.augment == CropFlip(padding=2, flip=0.3)
-    x = torch.linspace(-1, 1, task.spec.d)[None]
+    x = torch.linspace(-1, 1, task.parameter_layout.d)[None]
     assert not torch.equal(
         sgd(x, task.server, 0), sgd(x, replace(task.server, augment=AS_THEY_ARE), 0)
     )

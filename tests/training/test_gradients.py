@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.models.zoo import dense_layers
+from dfl.models.modules import dense_layers
 from dfl.simulation.initialization import start
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.gradients import accelerate
@@ -108,7 +108,7 @@ def test_one_step_is_written_out() -> None:
 
 def test_momentum_is_carried_by_the_velocity() -> None:
     setting = problem(stack(3, 2))
-    y = setting.task.spec.take(start(setting.run, setting.task, False)[0], np.arange(5))
+    y = setting.task.parameter_layout.take(start(setting.run, setting.task, False)[0], np.arange(5))
     first = {name: torch.full_like(value, 2.0) for name, value in y.items()}
     none = {name: torch.zeros_like(value) for name, value in y.items()}
     from dfl.training.batches import batches, groups

@@ -13,13 +13,15 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.models.layers import Split
-from dfl.models.zoo import MODELS, Spec, draw
+from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
 from dfl.simulation.loop import Setting, prepare
 from dfl.training.auxiliaries import AUXILIARIES, Jigsaw, Rotation
-from dfl.training.objectives import ADVERSARIES, Adversary
+from dfl.training.examples import Examples
+from dfl.training.objectives import ADVERSARIES, Adversary, RepresentationObjective
 from dfl.training.sgd import sgd
-from dfl.training.task import Examples, Task
+from dfl.training.task import Task
 from tests.conftest import Command
 from tests.support.protected import BOTH, one_attribute, setting, shaded, trained
 
@@ -37,7 +39,7 @@ def parts(task: Task) -> dict[str, tuple[str, ...]]:
 
 def of(task: Task, rows: Tensor, *names: str) -> Tensor:
     """What some parts of the models hold, (p, numbers)."""
-    views = task.spec.views(rows)
+    views = task.parameter_layout.views(rows)
     return torch.cat(
         [views[each].flatten(1) for name in names for each in parts(task)[name]], dim=1
     )
@@ -80,7 +82,7 @@ def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
         x = at_start(given)
         rows[strength] = sgd(x, given.task, 0)
     task = given.task
-    views = {name: view.double().numpy() for name, view in task.spec.views(x).items()}
+    views = {name: view.double().numpy() for name, view in task.parameter_layout.views(x).items()}
     for i in range(5):
         A, c, w1, b1, w2, b2 = (
             views[n][i] for n in ("1.weight", "1.bias", *parts(task)["adversary"])
@@ -115,8 +117,8 @@ def test_an_adversary_without_weight_only_looks_on(engine: str, auxiliary: str) 
     x, y = at_start(watched), at_start(alone)
     for t in range(3):
         x, y = sgd(x, watched.task, t), sgd(y, alone.task, t)
-    views = watched.task.spec.views(x)
-    for name, view in alone.task.spec.views(y).items():
+    views = watched.task.parameter_layout.views(x)
+    for name, view in alone.task.parameter_layout.views(y).items():
         assert torch.equal(views[name], view), name
     moved = of(watched.task, x, "adversary") - of(watched.task, at_start(watched), "adversary")
     assert (moved.abs().amax(1) > 1e-3).all()
@@ -124,10 +126,10 @@ def test_an_adversary_without_weight_only_looks_on(engine: str, auxiliary: str) 
 
 def deception(task: Task, x: Tensor) -> float:
     """The mean of the peers' adversaries' losses on all examples, with all units."""
-    assert task.objective is not None
+    assert isinstance(task.objective, RepresentationObjective)
     assert task.objective.adversary is not None
     assert task.train.protected is not None
-    views = task.spec.views(x)
+    views = task.parameter_layout.views(x)
     h = task.outputs(views, task.inputs(task.train.inputs), each=False, part="f")
     said = task.outputs(views, h, part="adversary")
     return float(
@@ -154,7 +156,7 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
     x = sgd(x, given.task.server, 0)
     assert least < deception(given.task, x) < most
     said = given.task.outputs(
-        given.task.spec.views(x), given.task.inputs(given.task.train.inputs), each=False
+        given.task.parameter_layout.views(x), given.task.inputs(given.task.train.inputs), each=False
     )
     assert float((said[0].argmax(1) == given.task.train.labels).float().mean()) > 0.7
 
@@ -237,11 +239,11 @@ def test_parts_keep_their_names_and_starts() -> None:
     assert parts(given.task)["f"] == ("1.weight", "1.bias", "4.weight", "4.bias")
     assert parts(given.task)["g"] == ("7.weight", "7.bias")
     assert parts(given.task)["auxiliary"][0] == "auxiliary.1.weight"
-    views = given.task.spec.views(at_start(given))
-    for name, view in plain.task.spec.views(at_start(plain)).items():
+    views = given.task.parameter_layout.views(at_start(given))
+    for name, view in plain.task.parameter_layout.views(at_start(plain)).items():
         assert torch.equal(views[name], view), name
     x, seen = at_start(given), given.task.inputs(given.test_sets.inputs)
-    one, other = (task.outputs(task.spec.views(at_start(s)), seen, each=False)
+    one, other = (task.outputs(task.parameter_layout.views(at_start(s)), seen, each=False)
                   for s in (given, plain) for task in (s.task,))  # fmt: skip
     assert torch.equal(one, other)
     assert views["auxiliary.3.weight"].shape == (5, 36, 6)
@@ -262,7 +264,9 @@ def test_the_representation_ends_where_it_is_said_to(behind: int, g: str) -> Non
         ):
             setting(auxiliary=spec)
     lenet = prepare(dfl.Run(peers=2, model="cnn", auxiliary="rotation:head_layers=2"), World())
-    assert lenet.task.spec.shapes[lenet.task.spec.names.index("auxiliary.1.weight")] == (
+    assert lenet.task.parameter_layout.shapes[
+        lenet.task.parameter_layout.names.index("auxiliary.1.weight")
+    ] == (
         4,
         64 * 2 * 2,
     )
@@ -271,11 +275,11 @@ def test_the_representation_ends_where_it_is_said_to(behind: int, g: str) -> Non
 def test_the_callers_own_module_starts_as_it_is() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.PReLU(), nn.Linear(4, 3)).double()
     given = setting(module, fairness_adversary=BOTH, auxiliary="supervised", init="common", seed=3)
-    views = given.task.spec.views(at_start(given))
+    views = given.task.parameter_layout.views(at_start(given))
     for name, value in module.named_parameters():
         assert torch.equal(views[name][1], value.detach()), name
     nets = nn.ModuleDict({"adversary": MODELS["mlp"]((4,), 2, hidden=(6, 4))})
-    drawn = draw(nets, Spec.of(nets), 3, [0])[0].double()
+    drawn = draw(nets, ParameterLayout.of(nets), 3, [0])[0].double()
     assert torch.equal(of(given.task, at_start(given), "adversary")[2], drawn)
     assert given.task.dtype == torch.float64
     assert torch.isfinite(sgd(at_start(given), given.task, 0)).all()

@@ -66,12 +66,15 @@ def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> Non
 
 def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
     from dfl.core.errors import InputError
-    from dfl.models.zoo import Spec
+    from dfl.models.parameter_layout import ParameterLayout
 
     for layer, advice in ((nn.BatchNorm1d(4), "GroupNorm"), (nn.Dropout(0.1), "p=0")):
         with pytest.raises(InputError, match=advice):
-            Spec.of(nn.Sequential(nn.Linear(4, 4), layer))
-    assert Spec.of(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Dropout(0.0))).d == 28
+            ParameterLayout.of(nn.Sequential(nn.Linear(4, 4), layer))
+    assert (
+        ParameterLayout.of(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Dropout(0.0))).d
+        == 28
+    )
 
 
 def test_batches_of_everything_are_padded_by_powers_of_two() -> None:
@@ -130,7 +133,7 @@ def test_only_the_epochs_that_peers_are_in_are_kept(monkeypatch: pytest.MonkeyPa
 
 def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = digits(peers=9)
-    monkeypatch.setitem(ROOM, "cpu", 4 * max(setting.task.spec.d, 640))
+    monkeypatch.setitem(ROOM, "cpu", 4 * max(setting.task.parameter_layout.d, 640))
     assert [len(lanes) for lanes in groups(setting.task)] == [4, 4, 1]
     one_by_one = digits(peers=9, engine="loop")
     assert [len(lanes) for lanes in groups(one_by_one.task)] == [1] * 9

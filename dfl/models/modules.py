@@ -1,0 +1,110 @@
+"""Functions on torch modules: those that a caller gives, their values, and stacks of dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dfl.core.errors import InputError
+from dfl.core.parse import shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+else:
+    from dfl.core.lazy import torch
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what somebody else has it do."""
+
+
+def modules_of(model: Any) -> tuple[Module, ...]:
+    """Return a caller's module, or the modules of a list, as a tuple.
+
+    Raises:
+        InputError: something is no module, or is lazy and knows no shapes yet.
+    """
+    modules = tuple(model) if isinstance(model, list | tuple) else (model,)
+    if not modules:
+        raise InputError("model: no module is given")
+    for module in modules:
+        if not isinstance(module, torch.nn.Module):
+            raise InputError(
+                f"model must be a torch.nn.Module or a list of them, not {shown(module)}: a built-in one is named in "
+                "Run(model=...)"
+            )
+        for name, value in module.named_parameters():
+            if torch.nn.parameter.is_lazy(value):
+                raise InputError(
+                    f"the parameter {name} of a {type(module).__name__} is lazy: call it on an example first"
+                )
+    return modules
+
+
+def fill(module: Module, values: Mapping[str, Tensor]) -> None:
+    """Replace the parameters of a module, those on the meta device too; tied weights stay tied.
+
+    Args:
+        module: the module, changed in place.
+        values: the new values by the first name of a parameter; others stay.
+    """
+    named = dict(module.named_parameters())
+    new = {
+        id(named[name]): torch.nn.Parameter(value, requires_grad=named[name].requires_grad)
+        for name, value in values.items()
+    }
+    for layer in module.modules():
+        for name, old in layer._parameters.items():
+            if id(old) in new:
+                setattr(layer, name, new[id(old)])
+
+
+def frozen(module: Module) -> dict[str, Tensor]:
+    """The parameters of a module that are not trained, by name."""
+    return {
+        name: value.detach() for name, value in module.named_parameters() if not value.requires_grad
+    }
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer x W^T + b by the names of its parameters in the `ParameterLayout`, with a ReLU behind it or not."""
+
+    weight: str
+    bias: str | None
+    relu: bool
+
+
+def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
+    """The layers of a plain stack, Linear with ReLU or nothing behind each, on flattened inputs of `shape`.
+
+    Returns:
+        The layers in order; none if the module is anything else, down to a hook or a frozen parameter.
+    """
+    nn = torch.nn
+    layers: list[Dense] = []
+    flat = len(shape) == 1
+    for name, layer in (
+        module._modules.items() if type(module) is nn.Sequential else ()
+    ):  # one used twice comes twice
+        if type(layer) is nn.Linear:
+            layers.append(
+                Dense(
+                    f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, relu=False
+                )
+            )
+        elif type(layer) is nn.ReLU and layers:
+            layers[-1] = replace(layers[-1], relu=True)
+        elif (
+            type(layer) is nn.Flatten and not layers and (layer.start_dim, layer.end_dim) == (1, -1)
+        ):
+            flat = True
+        else:
+            return ()
+    hooked = any(getattr(each, hooks) for each in module.modules() for hooks in HOOKS)
+    names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
+    trained = [name for name, value in module.named_parameters() if value.requires_grad]
+    whole = names == trained and not frozen(module)
+    return tuple(layers) if flat and not hooked and whole else ()

@@ -1,0 +1,178 @@
+"""How the parameters of a module lie in one row of d numbers, and how a row is initialized.
+
+A model enters the simulation as a row and a `ParameterLayout`, which maps slices of it to parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.models.sharing import shared_names
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+else:
+    from dfl.core.lazy import torch
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where each parameter lies in a row of d numbers: names, shapes and offsets.
+
+    The first `shared` of the d are those that peers share (`dfl.models.sharing`); apart from that, the module's order holds.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    d: int
+    shared: int
+
+    @classmethod
+    def of(cls, module: Module, share: str = "all", nets: Sequence[str] = ()) -> ParameterLayout:
+        """Read the layout off a module.
+
+        Args:
+            module: the model.
+            share: which of its parameters are shared, as `--share` says it.
+            nets: its children that only training has use for, which are no layers.
+
+        Frozen parameters (`requires_grad=False`) have no place in a row. Tied weights have one place, under their
+        first name, and are shared if any of their names is.
+
+        Raises:
+            InputError: the module has no parameters to train, has buffers that averaging would corrupt (BatchNorm), or
+                draws from torch's own generator (dropout).
+        """
+        draws = [name for name, layer in module.named_modules() if _draws(layer)]
+        if draws:
+            raise InputError(
+                f"the model's layer {draws[0]} drops units at random, which no seed of the run decides: set p=0, "
+                "or take dfl.models.layers.Dropout"
+            )
+        buffers = [name for name, _ in module.named_buffers()]
+        if buffers:
+            raise InputError(
+                f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
+                "use GroupNorm in place of BatchNorm"
+            )
+        named = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        if not named:
+            frozen = len(list(module.parameters()))
+            why = f": all {frozen} of them are frozen (requires_grad=False)" if frozen else ""
+            raise InputError(f"the model {type(module).__name__} has no parameters to train{why}")
+        first = {id(value): name for name, value in named.items()}
+        every = {
+            n: first[id(v)]
+            for n, v in module.named_parameters(remove_duplicate=False)
+            if id(v) in first
+        }
+        chosen = {every[name] for name in shared_names(share, list(every), nets)}
+        common = [name for name in named if name in chosen]
+        names = (*common, *(name for name in named if name not in chosen))
+        shapes = tuple(tuple(named[name].shape) for name in names)
+        ends = [0, *accumulate(map(math.prod, shapes))]
+        return cls(names, shapes, tuple(ends[:-1]), ends[-1], ends[len(common)])
+
+    @property
+    def whole(self) -> ParameterLayout:
+        """The same layout where everything is shared."""
+        return replace(self, shared=self.d)
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """The names of the parameters that are shared."""
+        return tuple(
+            name
+            for name, start in zip(self.names, self.offsets, strict=True)
+            if start < self.shared
+        )
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
+        return {
+            name: rows[..., start : start + math.prod(shape)]
+            .unflatten(-1, shape or (1,))
+            .reshape(*rows.shape[:-1], *shape)
+            for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+    def take(self, rows: Tensor, which: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Copies (a, *shape) of the parameters of some rows, each contiguous by itself."""
+        chosen = rows[_span(which)]
+        return {
+            name: view.clone(memory_format=torch.contiguous_format)
+            for name, view in self.views(chosen).items()
+        }
+
+    def put(self, values: dict[str, Tensor], rows: Tensor, which: NDArray[np.int64]) -> None:
+        """Write parameters (a, *shape) into some rows; the inverse of `take`."""
+        rows[_span(which)] = torch.cat([values[name].flatten(1) for name in self.names], dim=1)
+
+    def row(self, module: Module) -> Tensor:
+        """The module's own parameters as one row (d,)."""
+        named = dict(module.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1) for name in self.names])
+
+
+def draw(module: Module, spec: ParameterLayout, seed: int, peers: Sequence[int]) -> Tensor:
+    """Starting points by address, with torch's default distributions.
+
+    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in); normalisation layers
+    start at one and zero.
+
+    Returns:
+        (len(peers), d) float32; rows of different peers are independent.
+
+    Raises:
+        InputError: the module has a layer whose distribution is not known here.
+    """
+    columns = {}
+    for name, layer in module.named_modules():
+        for kind, value in layer.named_parameters(recurse=False):
+            full = f"{name}.{kind}" if name else kind
+            if full in spec.names:
+                columns[full] = _draw_one(layer, f"{name}.{kind}", value, (seed, peers))
+    return torch.cat([columns[name] for name in spec.names], dim=1)
+
+
+def _draw_one(
+    layer: Module, name: str, value: Tensor, address: tuple[int, Sequence[int]]
+) -> Tensor:
+    nn = torch.nn
+    seed, peers = address
+    n = value.numel()
+    if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+        bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
+        return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)
+    raise InputError(
+        f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
+        "it knows linear, convolutional and normalisation layers"
+    )
+
+
+def _draws(layer: Module) -> bool:
+    """Whether a layer draws from torch's own generator when it trains."""
+    shares = (getattr(layer, name, 0) for name in ("p", "dropout"))
+    return isinstance(layer, torch.nn.RReLU) or any(
+        isinstance(each, int | float) and each > 0 for each in shares
+    )
+
+
+def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:
+    """Positions as a slice where they follow one another, which indexes without a copy."""
+    first, n = int(which[0]), len(which)
+    return slice(first, first + n) if (which == np.arange(first, first + n)).all() else which
