@@ -20,25 +20,38 @@ from typing import TYPE_CHECKING, Any
 
 from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.version import VERSION
 
 if TYPE_CHECKING:
+    from dfl.api import simulate
     from dfl.datasets.data import Data
-    from dfl.simulation.loop import simulate
+    from dfl.store.callbacks import Callback
     from dfl.store.results import load
     from dfl.store.resume import resumed
 
-__version__ = "0.1.0"
-__all__ = ["Data", "DivergedError", "InputError", "Run", "Suspended", "load", "resumed", "simulate"]
+__version__ = VERSION
+__all__ = [
+    "Callback",
+    "Data",
+    "DivergedError",
+    "InputError",
+    "Run",
+    "Suspended",
+    "load",
+    "resumed",
+    "simulate",
+]
 
 # MKL rounds a matrix product by how its memory happens to be aligned, and so by who shares a rank, unless it is told
 # not to. It looks here at its first product, and it costs nothing that was measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 _WHERE = {
-    "simulate": "dfl.simulation.loop",
+    "simulate": "dfl.api",
     "load": "dfl.store.results",
     "Data": "dfl.datasets.data",
     "resumed": "dfl.store.resume",
+    "Callback": "dfl.store.callbacks",
 }
 
 

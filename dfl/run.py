@@ -28,7 +28,8 @@ from dfl.store.run_directory import refuse_unusable
 
 if TYPE_CHECKING:
     from dfl.comm.mpi import World
-    from dfl.simulation.loop import Setting
+    from dfl.simulation.prepare import Prepared
+    from dfl.store.callbacks import Callback
 
 GRACE = 2.0
 """Seconds that rank 0 has to print why it ends, before another rank does."""
@@ -132,31 +133,32 @@ def _heeding(world: "World") -> Iterator[None]:
 
 def _simulate(asked: dict[str, Any], world: "World") -> None:
     try:
+        from dfl.api import simulate
         from dfl.comm.heartbeat import alive
-        from dfl.simulation.loop import prepare, simulate
+        from dfl.simulation.prepare import prepare
 
-        run, report = Run.from_dict(asked["run"]), None
+        run = Run.from_dict(asked["run"])
         if asked["dry_run"]:
             with alive(world, None, run.timeout):
                 _show(prepare(run, world))
             return
+        callbacks: list[Callback] = []
         if world.rank == 0:
-            from dfl.reporting.report import Report
             from dfl.reporting.terminal import Terminal
 
-            report = Report(run.out, Terminal())
-        for _ in simulate(run, report=report):
+            callbacks.append(Terminal())
+        for _ in simulate(run, callbacks=callbacks):
             pass
     finally:
         if asked["made"]:
             _take_back(Path(asked["made"]))
 
 
-def _show(setting: "Setting") -> None:
-    if setting.world.rank == 0:
+def _show(prepared: "Prepared") -> None:
+    if prepared.info:
         from dfl.reporting.terminal import Terminal
 
-        Terminal().dry_run(setting)
+        Terminal().dry_run(prepared.info)
 
 
 def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
@@ -167,7 +169,8 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     """
     from cyclopts import Parameter
 
-    from dfl.simulation.loop import check, components
+    from dfl.reporting import tensorboard
+    from dfl.simulation.components import check, components
 
     found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
     given: set[str] = set()
@@ -207,6 +210,8 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
             return
         settled = run.settled(ranks)
         check(settled)
+        if run.tensorboard:
+            tensorboard.check()
         made = None if run.out or dry_run else _new_folder(settled)
         run = replace(run, out=run.out or made)
         found.update(run=run.to_dict(), dry_run=dry_run, made=made and str(made))

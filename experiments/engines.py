@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from dfl.comm.mpi import connect
 from dfl.config import Run
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from experiments import lab
 from experiments.stopwatch import examples, seconds
 

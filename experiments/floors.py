@@ -23,7 +23,7 @@ from dfl.comm.mpi import World, connect
 from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.core.layout import Layout
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 
 SIDE = 2048
 """Rows and columns of the matrices that are multiplied."""

@@ -64,7 +64,7 @@ from dfl.datasets.partition import DataSplit
 from dfl.evaluation import fairness
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute
-from dfl.simulation.loop import check
+from dfl.simulation.components import check
 from dfl.store.results import Result
 from dfl.store.run_directory import refuse_foreign
 from experiments import lab

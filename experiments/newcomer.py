@@ -22,13 +22,12 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.datasets import Data
 from dfl.models.sharing import shared_names
-from dfl.reporting.report import Report
+from dfl.store.callbacks import Callback, Outcome
 from dfl.training.examples import normal
 
 if TYPE_CHECKING:
     from dfl.comm.net import Net
     from dfl.core.layout import Group
-    from dfl.simulation.loop import Setting
     from dfl.training.task import Task
 
 Models = Mapping[str, Tensor]
@@ -72,20 +71,15 @@ def entered() -> Iterator[None]:
             del ALGORITHMS[name]
 
 
-class Kept(Report):
+class Kept(Callback):
     """Keeps the models of a run in memory."""
 
     def __init__(self) -> None:
-        super().__init__(None)
         self.models: Models = {}
 
-    def start(self, setting: Setting) -> None:
-        """Remember where a row has which parameter."""
-        self.layout = setting.task.parameter_layout
-
-    def finish(self, peers: Mapping[str, NDArray[np.float64]], models: NDArray[Any]) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Keep the models."""
-        self.models = self.layout.views(torch.from_numpy(models))
+        self.models = {name: torch.from_numpy(rows) for name, rows in outcome.state.items()}
 
 
 class OnFixed(Module):
@@ -115,7 +109,7 @@ def learn(run: Run, module: Module, data: Data) -> tuple[list[dict[str, float]],
     """A run from a model, which is left as it was, on own data: its evaluations and its models."""
     kept = Kept()
     with entered():
-        rows = list(dfl.simulate(run, module, data, report=kept))
+        rows = list(dfl.simulate(run, module, data, callbacks=[kept]))
     return rows, kept.models
 
 

@@ -14,17 +14,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from cyclopts import App, Parameter
-from numpy.typing import NDArray
 
 import dfl
 from dfl.comm.mpi import connect
 from dfl.config import Run
-from dfl.reporting.report import Report
-from dfl.simulation.loop import Setting
+from dfl.store.callbacks import Outcome, RunInfo
 from experiments.stopwatch import Stopwatch
 
 WARM_UP = 2
@@ -70,14 +68,14 @@ class Probe(Stopwatch):
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, int] = {}
 
-    def start(self, setting: Setting) -> None:
+    def start(self, info: RunInfo) -> None:
         """Everything is built."""
-        self.parameters = setting.task.parameter_layout.d
+        self.parameters = info.parameters
         self._end("build")
 
-    def tick(self, t: int) -> None:
+    def round(self, t: int) -> None:
         """Note the time; the rounds are over but for the last, in which the peers are also looked at."""
-        super().tick(t)
+        super().round(t)
         if t == self.rounds - 1:
             self._end("rounds")
 
@@ -86,7 +84,7 @@ class Probe(Stopwatch):
         super().row(row)
         self._end("look")
 
-    def finish(self, peers: Mapping[str, Any], models: NDArray[Any]) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """What there is to report has been written."""
         self._end("report")
 
@@ -106,7 +104,7 @@ def peak() -> int:
 def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Simulate, and print what it took."""
     world, probe = connect(), Probe(options.rounds)
-    for _ in dfl.simulate(options.run, report=None if world.rank else Report(options.out, probe)):
+    for _ in dfl.simulate(options.run, callbacks=[probe]):
         pass
     peaks = world.gather(np.array([max(peak(), *probe.peaks.values(), 0)]))
     if peaks is None:

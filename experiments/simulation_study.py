@@ -33,7 +33,6 @@ is. That is checked for every n against four lines of numpy.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +50,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import dfl
 from dfl.core import randomness
-from dfl.reporting.report import Report
+from dfl.store.callbacks import Callback, Outcome
 from experiments import lab
 
 Floats = NDArray[np.float64]
@@ -99,26 +98,14 @@ class Slopes(torch.nn.Module):
         return z * self.beta
 
 
-class Last:
-    """Keeps the model that a run ends with, (1, R); listens as `dfl.reporting.report.Listener` says."""
+class Last(Callback):
+    """Keeps the model that a run ends with, (1, R)."""
 
     models: NDArray[Any]
 
-    def start(self, setting: Any) -> None:
-        """Nothing to prepare."""
-
-    def tick(self, t: int) -> None:
-        """Rounds are not looked at."""
-
-    def row(self, row: Mapping[str, float]) -> None:
-        """Nor are evaluations."""
-
-    def finish(self, peers: Any, models: NDArray[Any]) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Keep the model."""
-        self.models = models
-
-    def close(self, error: BaseException | None) -> None:
-        """Nothing to tidy up."""
+        (self.models,) = outcome.state.values()
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -208,7 +195,7 @@ def fedavg(
     run = dfl.Run(algorithm="fedavg", peers=clients, rounds=rounds, eval_every=rounds, batch_size=batch_size,
                   lr=options.lr, momentum=0.0, engine="batched", device="cpu")  # fmt: skip
     data, last = dfl.Data(z, y, z[:1], y[:1], classes=0), Last()
-    for _ in dfl.simulate(run, Slopes(z.shape[1]), data, loss, Report(None, last)):
+    for _ in dfl.simulate(run, Slopes(z.shape[1]), data, loss, [last]):
         pass
     slopes: Floats = last.models[0]
     return slopes

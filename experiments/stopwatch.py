@@ -15,18 +15,16 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from cyclopts import App, Parameter
-from numpy.typing import NDArray
 
 import dfl
 from dfl.comm.mpi import connect
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.reporting.report import Report
-from dfl.simulation.loop import Setting
+from dfl.store.callbacks import Callback
 
 
 @dataclass(frozen=True)
@@ -48,28 +46,19 @@ WORK = {
 """Three kinds of work: sixteen middling models, a hundred small ones, a thousand tiny ones."""
 
 
-class Stopwatch:
-    """A listener that notes when every round ended."""
+class Stopwatch(Callback):
+    """Keeps the time at which every round ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def start(self, setting: Setting) -> None:
-        """Nothing to do."""
-
-    def tick(self, t: int) -> None:
+    def round(self, t: int) -> None:
         """Note the time."""
         self.ends.append(time.perf_counter())
 
     def row(self, row: Mapping[str, float]) -> None:
         """An evaluation ends what was timed; the next round begins after it."""
         self.ends.append(time.perf_counter())
-
-    def finish(self, peers: Mapping[str, Any], models: NDArray[Any]) -> None:
-        """Nothing to do."""
-
-    def close(self, error: BaseException | None) -> None:
-        """Nothing to do."""
 
 
 def examples(shape: tuple[int, ...], n: int, classes: int = 10) -> Data:
@@ -88,7 +77,7 @@ def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
     """
     world = connect()
     watch = Stopwatch()
-    for _ in dfl.simulate(run, data=data, report=None if world.rank else Report(None, watch)):
+    for _ in dfl.simulate(run, data=data, callbacks=[watch]):
         pass
     times: list[float] = np.diff(watch.ends)[warm_up:-1].tolist()
     return times

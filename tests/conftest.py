@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from dfl.run import main
 
 
 def pytest_configure() -> None:
-    """Answer Ctrl-C also where a shell ignores it for what it starts in the background."""
+    """Answer Ctrl-C also where a shell ignores it in the background; compute on one thread."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
 
 
 def eventually(done: Callable[[], bool], seconds: float) -> bool:

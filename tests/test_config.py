@@ -22,7 +22,7 @@ from dfl.core.errors import InputError
 from dfl.core.parse import KINDS as VALUES
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import choose, describe, flag, options
-from dfl.simulation.loop import components
+from dfl.simulation.components import components
 from tests.conftest import Command
 
 KINDS = components()

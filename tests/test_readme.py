@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.simulation.loop import components
+from dfl.simulation.components import components
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep.grid import read

@@ -1,7 +1,7 @@
-"""What do all peers' models say together? The test on new devices: nobody knows whose model fits an example.
+"""The ensemble of all peers' models, evaluated as on new devices, for which no peer's model is known to fit.
 
-Liang et al. 2020 (LG-FedAvg), section 2.4: every model is asked, and the likeliest label is that of their mean output;
-or that of most of them.
+The label is the likeliest by the mean output of all models, or by their majority vote (Liang et al. 2020, LG-FedAvg,
+section 2.4).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.comm.mpi import World
-    from dfl.simulation.loop import Setting
 else:
     from dfl.core.lazy import torch
 
@@ -29,48 +28,46 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Ensemble:
-    """Hears every honest peer's outputs on the common test set, some examples at a time; rank 0 counts.
+    """Collects the outputs of honest peers on the common test set; rank 0 counts the right ones.
 
     No rank holds the outputs of all peers on more than those, and each adds up its own of them over all peers, in
     float64, in peer order and in fixed blocks.
 
     Attributes:
-        world, layout: the ranks, and who lives where.
-        honest: whose outputs count.
-        heard: examples so far.
-        right: how many of them the mean output had right, and the vote.
+        world: the ranks.
+        layout: peers and ranks.
+        honest: peers whose outputs count.
+        examples: number of examples so far.
+        right: how many of them the mean output classified right, and the vote.
     """
 
     world: World
     layout: Layout
     honest: Group
-    heard: int = 0
+    examples: int = 0
     right: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, np.int64))
 
     @classmethod
-    def of(cls, setting: Setting) -> Ensemble | None:
-        """One that has heard nothing yet, where the run asks for it."""
-        if not setting.run.ensemble:
-            return None
-        world, layout = setting.world, setting.layout
-        honest = np.setdiff1d(np.arange(layout.peers), setting.network.threat_model.attackers)
+    def of(cls, world: World, layout: Layout, attackers: NDArray[np.int64]) -> Ensemble:
+        """Return an ensemble of all peers but attackers, without examples yet."""
+        honest = np.setdiff1d(np.arange(layout.peers), attackers)
         return cls(world, layout, layout.group(honest, world.rank))
 
-    def hear(self, said: Iterable[Tensor], labels: Tensor) -> list[Tensor]:
-        """Listen to what is said of the next examples, on every rank.
+    def add(self, given: Iterable[Tensor], labels: Tensor) -> list[Tensor]:
+        """Add the outputs for the next examples, on every rank.
 
         Args:
-            said: outputs (a, n, classes) of this rank's peers, in ascending order and in any parts, which may be none;
+            given: outputs (a, n, classes) of this rank's peers, in ascending order and in any parts, which may be none;
                 or one row (1, n, classes) for all of them.
             labels: (n,).
 
         Returns:
-            What was said.
+            The outputs that were given.
         """
-        kept = list(said)
+        kept = list(given)
         outputs, known = self._outputs(kept, len(labels)), labels.cpu().numpy()
         mean, votes = self._mean(outputs), self.world.gather(tally(outputs)[None])
-        self.heard += len(labels)
+        self.examples += len(labels)
         if mean is not None and votes is not None:
             answers = mean.reshape(outputs.shape[1:]), votes.sum(0)
             self.right += [
@@ -78,21 +75,21 @@ class Ensemble:
             ]  # ties go to the lowest label
         return kept
 
-    def figures(self, alone: float) -> dict[str, float]:
-        """Columns of metrics.csv, on rank 0: the share that was right, by the mean output and by vote.
+    def figures(self, single: float) -> dict[str, float]:
+        """Return columns of metrics.csv, on rank 0: accuracy by the mean output and by vote.
 
         Args:
-            alone: the figure where nothing was heard: of the one model of a server, or of labels that are no classes.
+            single: the figure where there are no examples: that of a server's one model, or of labels that are no classes.
         """
-        mean, vote = self.right / self.heard if self.heard else (alone, alone)
+        mean, vote = self.right / self.examples if self.examples else (single, single)
         return {"accuracy_ensemble": float(mean), "accuracy_vote": float(vote)}
 
-    def _outputs(self, said: list[Tensor], n: int) -> Floats:
-        """What this rank's honest peers said, (a, n, classes); a rank without peers is told how many classes."""
-        classes = -self.world.smallest(-said[0].shape[2] if said else 0)[0]
-        if not said:
+    def _outputs(self, given: list[Tensor], n: int) -> Floats:
+        """Outputs of this rank's honest peers, (a, n, classes); (0, n, classes) without peers."""
+        classes = -self.world.smallest(-given[0].shape[2] if given else 0)[0]
+        if not given:
             return np.zeros((0, n, classes))
-        rows = torch.cat(said).cpu().numpy()
+        rows = torch.cat(given).cpu().numpy()
         everyone = np.broadcast_to(rows, (len(self.layout.block(self.world.rank)), n, classes))
         return everyone[self.honest.here].astype(np.float64)
 
@@ -109,7 +106,7 @@ class Ensemble:
 
 
 def tally(outputs: Floats) -> NDArray[np.int64]:
-    """How many models' likeliest label each label is, (n, classes), by outputs (a, n, classes); ties to the lowest."""
+    """Return the votes for each label, (n, classes), by outputs (a, n, classes); ties go to the lowest."""
     _, n, classes = outputs.shape
     places = np.arange(n) * classes + outputs.argmax(2)
     return np.bincount(places.ravel(), minlength=n * classes).reshape(n, classes)

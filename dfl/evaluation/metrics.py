@@ -1,14 +1,14 @@
-"""How well does every peer do, and how far are the peers apart?
+"""Figures of merit: loss and accuracy of every peer's model, and consensus distance.
 
-Each peer is measured where it lives; rank 0 gets one row of numbers per peer and takes means over them in peer
-order, so that no figure depends on the ranks.
+Each peer is evaluated on its own rank. Rank 0 gathers one row of numbers per peer and takes means in peer order, so
+that no figure depends on the number of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.algorithms import State
     from dfl.comm.mpi import World
     from dfl.evaluation.ensembles import Ensemble
-    from dfl.simulation.loop import Setting
-    from dfl.simulation.setup import TestSets
+    from dfl.evaluation.test_sets import TestSets
     from dfl.training.examples import Examples
     from dfl.training.task import Task
 else:
@@ -35,10 +33,12 @@ LANES = 256
 """Peers that are evaluated at a time."""
 
 Floats = NDArray[np.float64]
+Figures = dict[str, Floats]
+"""Figures of peers by name, (p,) or (P,) each."""
 
 
 def on_common(
-    x: Tensor, task: Task, test_sets: TestSets, together: Ensemble | None = None
+    x: Tensor, task: Task, test_sets: TestSets, ensemble: Ensemble | None = None
 ) -> Floats:
     """Accuracy of every row of x (p, d) on the common test set, (p,).
 
@@ -47,8 +47,10 @@ def on_common(
     Rows that are all the same, as at the start, are evaluated once.
 
     Args:
-        x, task, exam: the models, the problem, and on what of it.
-        together: hears what the models say; then every rank must ask, also one without peers.
+        x: the models.
+        task: the learning problem of this rank.
+        test_sets: what the models are evaluated on.
+        ensemble: receives the outputs; then every rank must call this, also one without peers.
     """
     if not test_sets.classes or not len(test_sets.labels):
         return np.full(len(x), np.nan)
@@ -58,9 +60,10 @@ def on_common(
     for inputs, labels in zip(
         test_sets.inputs.split(CHUNK), test_sets.labels.split(CHUNK), strict=True
     ):
-        said = _said(rows, task, inputs)
-        said = said if together is None else iter(together.hear(said, labels))
-        for first, out in zip(range(0, len(rows), LANES), said, strict=True):
+        outputs = _outputs(rows, task, inputs)
+        if ensemble is not None:
+            outputs = iter(ensemble.add(outputs, labels))
+        for first, out in zip(range(0, len(rows), LANES), outputs, strict=True):
             most, label = out.max(2)
             right[first : first + LANES] += (label == labels).sum(1)
             unknown[first : first + LANES] |= most.isnan().any(1)
@@ -68,10 +71,10 @@ def on_common(
     return np.broadcast_to(accuracy, len(x))
 
 
-def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
-    """What models (a, d) say of inputs, some models at a time; nothing where there are none."""
+def _outputs(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """Yield the outputs of models (a, d) for inputs, LANES models at a time."""
     if task.kinds:
-        yield from _said_by_kind(rows, task, inputs)
+        yield from _outputs_by_kind(rows, task, inputs)
         return
     seen = task.inputs(inputs)
     for first in range(0, len(rows), LANES):
@@ -80,14 +83,14 @@ def _said(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
         )
 
 
-def _said_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
-    """`_said` for all peers of this rank, whose models are of several kinds."""
-    said: dict[int, Tensor] = {}
+def _outputs_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+    """Yield the same for all peers of this rank, whose models are of several kinds."""
+    by_peer: dict[int, Tensor] = {}
     for here, part in task.parts():
-        outputs = (each for some in _said(x[here], part, inputs) for each in some)
-        said |= dict(zip(here.tolist(), outputs, strict=True))
+        outputs = (each for some in _outputs(x[here], part, inputs) for each in some)
+        by_peer |= dict(zip(here.tolist(), outputs, strict=True))
     for first in range(0, len(x), LANES):
-        yield torch.stack([said[i] for i in range(first, min(first + LANES, len(x)))])
+        yield torch.stack([by_peer[i] for i in range(first, min(first + LANES, len(x)))])
 
 
 def on_own(
@@ -139,12 +142,6 @@ def _even(longest: int) -> int:
     return -(-longest // -(-longest // CHUNK))
 
 
-def models(state: State, setting: Setting) -> NDArray[Any] | None:
-    """All peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
-    mine = state.x[:0] if state.is_global and setting.world.rank else state.x
-    return setting.world.gather(mine.cpu().numpy())
-
-
 def broken(x: Tensor) -> NDArray[np.int64]:
     """The rows of x (p, d) that hold a number that is not finite."""
     if not x.numel():
@@ -155,24 +152,9 @@ def broken(x: Tensor) -> NDArray[np.int64]:
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
-def apart(state: State, setting: Setting) -> tuple[float, Tensor | None]:
-    """How far the honest peers are apart, and their mean model, as `consensus` says.
-
-    Peers with models of several kinds are apart, and have a mean, in what they share.
-    """
-    if state.is_global:
-        return 0.0, state.x[0]
-    x = state.x[:, : setting.task.parameter_layout.shared] if setting.task.kinds else state.x
-    return consensus(x, setting.world, setting.layout, setting.network.threat_model.attackers)
-
-
-def of_mean(mean: Tensor, setting: Setting) -> float:
-    """Accuracy of a mean model (d,) on the common test set; NaN where peers have models of several kinds."""
-    return (
-        np.nan
-        if setting.task.kinds
-        else float(on_common(mean[None], setting.task, setting.test_sets)[0])
-    )
+def of_mean(mean: Tensor, task: Task, test_sets: TestSets) -> float:
+    """Return the accuracy of a mean model (d,) on the common test set; NaN for several kinds of model."""
+    return np.nan if task.kinds else float(on_common(mean[None], task, test_sets)[0])
 
 
 def consensus(
@@ -180,7 +162,7 @@ def consensus(
 ) -> tuple[float, Tensor | None]:
     """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
 
-    The means are over all peers but the liars. Every rank adds up its own coordinates over all peers, in float64, in
+    The means are over all peers but attackers. Every rank adds up its own coordinates over all peers, in float64, in
     peer order and in fixed blocks.
     """
     cut = columns(x.shape[1], world.size)
@@ -203,35 +185,36 @@ def consensus(
     )
 
 
-def measure(
-    state: State, setting: Setting, together: Ensemble | None = None
-) -> dict[str, Floats] | None:
-    """Every peer's figures, (P,) each by name, on rank 0; None elsewhere. What is said to all may be heard."""
-    task, test_sets, x, network = setting.task, setting.test_sets, state.x, setting.network
-    shared = state.is_global
-    own = {"accuracy": _on_common(x, test_sets, setting, shared, together)}
-    own["train_loss"], _ = on_own(x, task, test_sets.train, test_sets.longest_train, shared)
-    _, own["local_accuracy"] = on_own(x, task, test_sets.local, test_sets.longest, shared)
-    if setting.run.validation:
-        _, own["validation_accuracy"] = on_own(
-            x, task, test_sets.held_out, test_sets.longest, shared
-        )
+def of_peers(
+    x: Tensor,
+    task: Task,
+    test_sets: TestSets,
+    world: World,
+    *,
+    is_global: bool,
+    ensemble: Ensemble | None = None,
+) -> dict[str, Floats]:
+    """Return the figures of this rank's peers, (p,) each, by name.
+
+    Args:
+        x: (p, d), the peers' models; or (1, d), the one that all have.
+        task: the learning problem of this rank.
+        test_sets: what the models are evaluated on.
+        world: the ranks; all of them call this.
+        is_global: whether all peers have one model.
+        ensemble: receives the outputs on the common test set.
+    """
+    own = {"accuracy": _on_common(x, task, test_sets, world, is_global, ensemble)}
+    own["train_loss"], _ = on_own(x, task, test_sets.train, test_sets.longest_train, is_global)
+    _, own["local_accuracy"] = on_own(x, task, test_sets.local, test_sets.longest, is_global)
+    if test_sets.validates:
+        held_out = on_own(x, task, test_sets.held_out, test_sets.longest, is_global)
+        _, own["validation_accuracy"] = held_out
     if test_sets.triggered:
         inputs, labels = test_sets.triggered
-        own["backdoor_success"] = _on_common(
-            x, replace(test_sets, inputs=inputs, labels=labels), setting, shared
-        )
-    own |= {
-        name: value.double().cpu().numpy()
-        for name, value in setting.algorithm.observe(state).items()
-    }
-    own |= {
-        "payload_bytes": network.payload.astype(np.float64),
-        "told_bytes": network.told.astype(np.float64),
-    }
-    own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
-    everyone = setting.world.gather(np.stack(list(own.values()), axis=1))
-    return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+        planted = replace(test_sets, inputs=inputs, labels=labels)
+        own["backdoor_success"] = _on_common(x, task, planted, world, is_global)
+    return own
 
 
 def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
@@ -258,7 +241,7 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
 
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
-    """The figures over honest peers that stand in a row of metrics.csv, and how far liars were trusted."""
+    """The figures over honest peers that stand in a row of metrics.csv, and the trust in attackers."""
     trust = _mean(peers["trust"][peers["is_attacker"] == 1]) if "trust" in peers else np.nan
     peers = {name: values[peers["is_attacker"] == 0] for name, values in peers.items()}
     accuracy = peers["accuracy"]
@@ -276,22 +259,6 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
     return row | {name: float(peers[name].max()) for name in declared}
 
 
-def traffic(peers: dict[str, Floats], setting: Setting) -> dict[str, float]:
-    """What all peers, and a server, have said so far; from a server up and down apart.
-
-    `parameters_k_plus_m` is how LG-FedAvg's Table 1 counts: what a server says goes to all K peers, and m answer.
-    """
-    up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
-    if not setting.algorithm.serves:
-        return {"payload_bytes": up}
-    return {
-        "payload_bytes": up + down,
-        "upload_bytes": up,
-        "download_bytes": down,
-        "parameters_k_plus_m": setting.network.parameters,
-    }
-
-
 def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
     """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
 
@@ -306,15 +273,18 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
 
 
 def _on_common(
-    x: Tensor, test_sets: TestSets, setting: Setting, shared: bool, together: Ensemble | None = None
+    x: Tensor,
+    task: Task,
+    test_sets: TestSets,
+    world: World,
+    is_global: bool,
+    ensemble: Ensemble | None = None,
 ) -> Floats:
-    """Accuracy of every peer's model here on the common test set, (p,); of a shared one, rank 0 tells the others."""
-    if not shared:
-        return on_common(x, setting.task, test_sets, together)
-    said = setting.world.from_root(
-        lambda: on_common(x, setting.task, test_sets).astype(np.float64).tobytes()
-    )
-    return np.repeat(np.frombuffer(said), len(setting.task.peers))
+    """Accuracy of the models on the common test set, (p,); rank 0 evaluates one that all peers have."""
+    if not is_global:
+        return on_common(x, task, test_sets, ensemble)
+    accuracy = world.from_root(lambda: on_common(x, task, test_sets).astype(np.float64).tobytes())
+    return np.repeat(np.frombuffer(accuracy), len(task.peers))
 
 
 def _mean(values: Floats) -> float:

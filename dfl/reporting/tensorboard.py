@@ -1,56 +1,40 @@
-"""How do the figures of a run get to TensorBoard? `--tensorboard`: every column of metrics.csv, by round."""
+"""The callback that writes every column of metrics.csv for TensorBoard, by round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from numpy.typing import NDArray
-
-from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import make_directory
+from dfl.store.callbacks import Callback, Row, RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from dfl.reporting.report import Peers
-    from dfl.simulation.loop import Setting
 
-
-def check(run: Run) -> None:
-    """Refuse what there is no package for.
-
-    Raises:
-        InputError: it is not installed.
-    """
-    if run.tensorboard and find_spec("tensorboard") is None:
-        raise InputError(
-            "--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'"
-        )
-
-
-class Events:
-    """Writes the rows of a run to `DIR/tensorboard`, for `tensorboard --logdir DIR`. On rank 0 only."""
+class TensorBoard(Callback):
+    """Writes the rows of a run for `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.writer: SummaryWriter | None = None
 
-    def start(self, setting: Setting) -> None:
-        """Nothing is written before there is a row."""
-
-    def tick(self, t: int) -> None:
-        """Only what is evaluated is shown."""
-
-    def row(self, row: Mapping[str, float]) -> None:
-        """Write a scalar per column; a run that goes on takes back what was written of later rounds.
+    def start(self, info: RunInfo) -> None:
+        """Check that the package is there.
 
         Raises:
-            InputError: the disk does not take it.
+            InputError: it is not installed.
+        """
+        check()
+
+    def row(self, row: Row) -> None:
+        """Write a scalar per column; a resumed run removes what was written of later rounds.
+
+        Raises:
+            InputError: the folder cannot be written to.
         """
         t = int(row["round"])
         try:
@@ -67,11 +51,20 @@ class Events:
                 f"{self.folder} cannot be written to: {error.strerror or error}"
             ) from None
 
-    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
-        """All figures have been written."""
-
     def close(self, error: BaseException | None) -> None:
         """End the file, whatever the disk does."""
         with suppress(OSError):
             if self.writer:
                 self.writer.close()
+
+
+def check() -> None:
+    """Check that TensorBoard is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if find_spec("tensorboard") is None:
+        raise InputError(
+            "--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'"
+        )

@@ -1,61 +1,50 @@
-"""What does the user see while a run goes on? A header, a bar, a table; lines where there is no terminal.
+"""The callback that shows a run on the terminal: a header, a progress bar, a summary; lines where output is piped.
 
-All text is ASCII and unwrapped, so that it may be piped, kept in a cluster's log and searched.
+All text is ASCII and unwrapped, so that it can be piped, kept in a cluster's log and searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dfl.reporting.shares import shares, span
-from dfl.simulation.cost import memory_of_state, payload_per_round
-from dfl.simulation.watch import reached
+from dfl.config import Run
+from dfl.evaluation.goals import reached
+from dfl.reporting.distribution import distribution, ends, span
+from dfl.store.callbacks import Callback, Outcome, Peers, Row, RunInfo
 from dfl.store.logs import LOG
 
-if TYPE_CHECKING:
-    from typing import Any
-
-    from dfl.config import Run
-    from dfl.reporting.report import Peers
-    from dfl.simulation.loop import Setting
-    from dfl.simulation.setup import RunInfo
-
-WORK_ROWS = 2
-"""Rows per peer that a round needs besides the state: what a peer trained to, and the state to come."""
-
 NO_CONTRACTION = (
-    "messages do not contract: ||Q(x) - x||^2 is {:.3g} times ||x||^2 at some peer in round {}, so the peers may drift "
-    "apart (more bits or smaller blocks help)"
+    "messages do not contract: ||Q(x) - x||^2 is {:.3g} times ||x||^2 at some peer in round {}, "
+    "so consensus distance may grow (more bits or smaller blocks help)"
 )
-"""What is said, once, when the measured error of the messages is 1 or more."""
+"""Warning, given once, where the measured relative error of the messages is 1 or more."""
 
 Line = tuple[str, str]
 
 
-class Terminal:
-    """Shows a run on a terminal, or in lines where output is piped. On rank 0 only."""
+class Terminal(Callback):
+    """Shows a run on a terminal, or in lines where output is piped."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.rounds = 0
         self.bar: Progress | None = None
-        self.last: Mapping[str, float] = {}
-        self.setting: Setting
+        self.last: Row = {}
+        self.run: Run
         self.warned = False
 
-    def start(self, setting: Setting) -> None:
+    def start(self, info: RunInfo) -> None:
         """Print the header, and start the bar if this is a terminal."""
-        self.setting, self.rounds = setting, setting.run.rounds
-        self._print(header(setting))
-        self._warn(_run_info(setting).notes)
+        self.run = info.run
+        self.rounds = info.run.rounds
+        self._print(header(info))
+        self._warn(info.notes)
         if self.console.is_terminal:
             figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
             columns = (
@@ -69,18 +58,19 @@ class Terminal:
             self.bar.add_task("", total=self.rounds)
             self.bar.start()
 
-    def tick(self, t: int) -> None:
+    def round(self, t: int) -> None:
         """Move the bar to t rounds done."""
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=t)
 
-    def row(self, row: Mapping[str, float]) -> None:
+    def row(self, row: Row) -> None:
         """Show an evaluation: beside the bar, or as a line of its own."""
         self.last, t = row, int(row["round"])
         if row.get("quantization_error", 0) >= 1 and not self.warned:
             self.warned = True
-            self._warn([said := NO_CONTRACTION.format(row["quantization_error"], t)])
-            LOG.warning(said)
+            warning = NO_CONTRACTION.format(row["quantization_error"], t)
+            self._warn([warning])
+            LOG.warning(warning)
         figures = _figures(row)
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=t, description=", ".join(figures))
@@ -91,32 +81,25 @@ class Terminal:
             ", ".join([f"round {t}/{self.rounds}", *figures, *ahead]), soft_wrap=True, markup=False
         )
 
-    def finish(self, peers: Peers, models: NDArray[Any]) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Print how the peers did, what it cost, and where the files are."""
         self._stop()
-        run = self.setting.run
-        goal = (
-            [
-                (
-                    "until",
-                    f"{run.until} {'reached' if reached(self.last, run.goal) else 'not reached'}",
-                )
-            ]
-            if run.until
-            else []
-        )
-        self._print([*goal, *outcome(peers, self.last), ("files", str(run.out or "none"))])
+        run = self.run
+        goal: list[Line] = []
+        if run.until:
+            met = reached(self.last, run.goal)
+            goal.append(("until", f"{run.until} {'reached' if met else 'not reached'}"))
+        self._print([*goal, *summary(outcome.peers, self.last), ("files", str(run.out or "none"))])
 
     def close(self, error: BaseException | None) -> None:
         """Leave the terminal tidy; whoever catches the error prints it."""
         self._stop()
 
-    def dry_run(self, setting: Setting) -> None:
-        """Print what a run would be: header, memory, and who has how much of what."""
-        run_info = _run_info(setting)
-        self._print([*header(setting), *memory(setting)])
-        self._warn(run_info.notes)
-        for line in shares(run_info):
+    def dry_run(self, info: RunInfo) -> None:
+        """Print what a run would be: header, memory, and how the examples are distributed."""
+        self._print([*header(info), *memory(info)])
+        self._warn(info.notes)
+        for line in distribution(info):
             self.console.print(line, soft_wrap=True, markup=False)
 
     def _print(self, lines: Iterable[Line]) -> None:
@@ -133,96 +116,92 @@ class Terminal:
             self.bar = None
 
 
-def header(setting: Setting) -> list[Line]:
-    """What is about to run: names, peers, graph, model, messages, training."""
-    run, starts, attackers = (
-        setting.run,
-        setting.layout.starts,
-        setting.network.threat_model.attackers,
-    )
-    hosted, steps = span(np.diff(starts)), local_steps(setting)
-    batch, layout = setting.task.solver.batch_size or "all", setting.task.parameter_layout
-    part = f", {layout.shared:,} of them shared" if layout.shared < layout.d else ""
-    return [
-        ("run", f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}"),
-        ("peers", f"{setting.layout.peers:,} on {_many(setting.layout.ranks, 'rank')}, {hosted} per rank, "
-                  f"{_many(run.threads, 'thread')} each"),
-        *_company(setting),
-        ("model", f"{layout.d:,} parameters of {str(setting.task.scale.dtype).removeprefix('torch.')}{part}"),
-        ("training", f"{run.rounds:,} rounds, local steps per round {span(steps)}, batch size {batch}, "
-                     f"lr {run.lr:g} ({run.lr_schedule}), momentum {run.momentum:g}"),
-        *_learning(run),
-        *_evaluated(setting),
-        ("messages", f"{run.compressor}: {_messages(setting)}"),
-        *_begun(setting),
-        *([("attack", f"{run.attack}: {_many(len(attackers), 'peer')} of {setting.layout.peers:,}")] if len(attackers) else []),
-        *([("faults", run.faults)] if setting.network.threat_model.faults else []),
-        *([("links", run.links)] if setting.network.clock else []),
-    ]  # fmt: skip
+def header(info: RunInfo) -> list[Line]:
+    """Return what is about to run: names, peers, graph, model, messages, training."""
+    run = info.run
+    per_rank = np.diff(info.layout.starts)
+    hosted = ends(int(per_rank.min()), int(per_rank.max()))
+    part = f", of which {info.shared:,} are shared" if info.shared < info.parameters else ""
+    lines = [
+        (
+            "run",
+            f"{run.algorithm} on {run.dataset} ({run.partition}), model {run.model}, seed {run.seed}",
+        ),
+        (
+            "peers",
+            f"{info.layout.peers:,} on {_many(info.layout.ranks, 'rank')}, {hosted} per rank, "
+            f"{_many(run.threads, 'thread')} each",
+        ),
+        *_graph(info),
+        ("model", f"{info.parameters:,} parameters of {info.dtype}{part}"),
+        (
+            "training",
+            f"{run.rounds:,} rounds, local steps per round {span(info.local_steps)}, "
+            f"batch size {info.batch_size or 'all'}, lr {run.lr:g} ({run.lr_schedule}), "
+            f"momentum {run.momentum:g}",
+        ),
+        *_objective(run),
+    ]
+    if run.eval_examples is not None:
+        own = f"at most {_many(info.evaluated_train, 'training example')} of each peer"
+        lines.append(("evaluation", f"on {_many(run.eval_examples, 'test example')} and {own}"))
+    lines.append(("messages", f"{run.compressor}: {_payload(info)}"))
+    if info.resumed:
+        t, path = info.resumed
+        lines.append(("resumed", f"after round {t:,}, from {path}"))
+    if len(info.attackers):
+        count = f"{_many(len(info.attackers), 'peer')} of {info.layout.peers:,}"
+        lines.append(("attack", f"{run.attack}: {count}"))
+    if run.faults != "none":
+        lines.append(("faults", run.faults))
+    if run.links != "none":
+        lines.append(("links", run.links))
+    return lines
 
 
-def _begun(setting: Setting) -> list[Line]:
-    """Where a run goes on, if it does."""
-    found = _run_info(setting).begun.found
-    return [("resumed", f"after round {found.round:,}, from {found.path}")] if found else []
-
-
-def _learning(run: Run) -> list[Line]:
-    """What a step does besides descending the loss of the examples as they are."""
-    asked = {
+def _objective(run: Run) -> list[Line]:
+    """Return what training adds to the loss on the examples as they are."""
+    given = {
         "augment": run.augment,
         "auxiliary": run.auxiliary,
         "fairness_adversary": run.fairness_adversary,
     }
-    return [(name, spec) for name, spec in asked.items() if spec != "none"]
+    return [(name, spec) for name, spec in given.items() if spec != "none"]
 
 
-def _evaluated(setting: Setting) -> list[Line]:
-    """What peers are evaluated on, if that is a part."""
-    run, test_sets = setting.run, setting.test_sets
-    if run.eval_examples is None:
-        return []
-    own = f"at most {_many(test_sets.longest_train, 'training example')} of each peer"
-    return [("evaluation", f"on {_many(run.eval_examples, 'test example')} and {own}")]
-
-
-def _messages(setting: Setting) -> str:
-    """Bytes of a round, and of all rounds where it is known how long everything is shared."""
-    run, once = setting.run, setting.payload_per_round
-    whole = payload_per_round(
-        setting.algorithm,
-        setting.network,
-        setting.task.parameter_layout.d,
-        setting.task.scale.dtype,
-    )
+def _payload(info: RunInfo) -> str:
+    """Return the bytes of a round, and of all rounds where it is known how long all is shared."""
+    run, whole, shared = info.run, info.payload_whole, info.payload_shared
     if not isinstance(run.opening, int):
-        return f"{size(whole)} per round until {run.share_all_until}, {size(once)} from then on"
+        until = f"per round until {run.share_all_until}"
+        return f"{size(whole)} {until}, {size(shared)} from then on"
     first = min(run.opening, run.rounds)
     opening = f"{size(whole)} per round for {_many(first, 'round')}, then " if first else ""
-    return f"{opening}{size(once)} per round, {size(whole * first + once * (run.rounds - first))} in all"
+    total = whole * first + shared * (run.rounds - first)
+    return f"{opening}{size(shared)} per round, {size(total)} in all"
 
 
-def _company(setting: Setting) -> list[Line]:
-    """Who talks to whom: the graph, or the server; and what is made of what is said."""
-    run, run_info = setting.run, _run_info(setting)
+def _graph(info: RunInfo) -> list[Line]:
+    """Return the graph and its mixing matrix, or the server; and the aggregation rule."""
+    run, graph = info.run, info.graph
     rule = [("aggregator", str(run.aggregator))] if run.aggregator != "mean" else []
-    if run_info.graph is None:
-        return [("server", f"told {_many(setting.algorithm.traffic(setting.layout.peers, 0)[1], 'model')} per round"
-                           if setting.algorithm.serves else "none: peers are alone"), *rule]  # fmt: skip
-    spectrum, kind = run_info.spectrum, "directed edges" if run_info.graph.directed else "edges"
-    pace = _pace(spectrum.half_rounds, len(setting.network.weights))
+    if graph is None:
+        sent = f"sends {_many(info.broadcasts, 'model')} per round"
+        return [("server", sent if info.has_server else "none: no messages"), *rule]
+    kind = "directed edges" if graph.directed else "edges"
+    pace = _pace(graph.half_rounds, len(graph.weights))
     return [
         (
             "graph",
-            f"{run.topology} ({run.mixing}): {run_info.graph.edges:,} {kind}, degree {span(run_info.graph.degrees)}",
+            f"{run.topology} ({run.mixing}): {graph.edges:,} {kind}, degree {span(graph.degrees)}",
         ),
-        ("mixing", f"spectral gap {spectrum.gap:.4g}, {pace}, lambda_min {spectrum.smallest:.4g}"),
+        ("mixing", f"spectral gap {graph.gap:.4g}, {pace}, lambda_min {graph.smallest:.4g}"),
         *rule,
     ]
 
 
-def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
-    """How a run ended: the spread of the peers, the mean model, the distance between them, and the cost.
+def summary(peers: Peers, row: Row) -> list[Line]:
+    """Return how a run ended: spread of the peers, mean model, consensus distance, cost.
 
     Args:
         peers: every peer's figures (P,), by name.
@@ -239,21 +218,18 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
             )
         ]
     if "trust" in peers:
-        of = {
-            whom: peers["trust"][peers["is_attacker"] == lies]
-            for lies, whom in enumerate(("the honest", "liars"))
-        }
-        said = [
-            f"{np.nanmean(trust):.3f} in {whom}"
-            for whom, trust in of.items()
-            if not np.isnan(trust).all()
+        attacker = peers["is_attacker"] == 1
+        trust = {"honest peers": peers["trust"][~attacker], "attackers": peers["trust"][attacker]}
+        means = [
+            f"{np.nanmean(values):.3f} in {group}"
+            for group, values in trust.items()
+            if not np.isnan(values).all()
         ]
-        lines += [("trust", ", ".join(said))] if said else []
-    payload = f"{size(row['payload_bytes'])} said by the peers"
+        lines += [("trust", ", ".join(means))] if means else []
+    payload = f"{size(row['payload_bytes'])} sent by the peers"
     if "upload_bytes" in row:
-        payload = (
-            f"{size(row['upload_bytes'])} up to the server, {size(row['download_bytes'])} down"
-        )
+        upload, download = size(row["upload_bytes"]), size(row["download_bytes"])
+        payload = f"{upload} up to the server, {download} down"
     if not _one(row):
         lines += [
             ("consensus", f"{row['consensus_distance']:.4g} distance of the peers from their mean")
@@ -266,8 +242,8 @@ def outcome(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     ]
 
 
-def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
-    """Accuracies over the honest: of one model for all, or their spread."""
+def _quality(peers: Peers, row: Row) -> list[Line]:
+    """Return accuracies over honest peers: of one model for all, or their spread."""
     accuracy = np.where(peers["is_attacker"] == 0, peers["accuracy"], np.nan)
     local = [
         (
@@ -293,57 +269,27 @@ def _quality(peers: Peers, row: Mapping[str, float]) -> list[Line]:
     ]
 
 
-def memory(setting: Setting) -> list[Line]:
-    """An estimate of what the fullest rank needs: models, its peers' examples, the test set."""
-    task, run_info, starts = setting.task, _run_info(setting), np.asarray(setting.layout.starts)
-    hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
-    state = memory_of_state(
-        setting.algorithm,
-        setting.network,
-        (len(task.peers), task.parameter_layout),
-        task.scale.dtype,
-    )
-    work = WORK_ROWS * hosted * task.parameter_layout.d * task.scale.element_size()
-    models = (state + work) / hosted * widest
-    ends = np.concatenate([[0], np.cumsum(run_info.sizes.sum(1))])
-    inputs = setting.test_sets.inputs
-    example = (
-        inputs.element_size() * int(np.prod(run_info.shape))
-        + setting.test_sets.labels.element_size()
-    )
-    data, test = int(np.diff(ends[starts]).max()) * example, run_info.n_test * example
-    parts = f"{size(models)} models and work, {size(data)} examples, {size(test)} test set"
-    return [
-        (
-            "memory",
-            f"about {size(models + data + test)} on the fullest rank, besides the programs: {parts}",
-        )
-    ]
-
-
-def local_steps(setting: Setting) -> NDArray[np.int64]:
-    """Local steps of every peer in a round, (P,)."""
-    return setting.task.solver.steps_for(_run_info(setting).sizes[:, 0])
+def memory(info: RunInfo) -> list[Line]:
+    """Return the estimate of what the fullest rank needs."""
+    models, examples, test = info.memory
+    parts = f"{size(models)} models and work, {size(examples)} examples, {size(test)} test set"
+    total = size(models + examples + test)
+    return [("memory", f"about {total} on the fullest rank, besides the programs: {parts}")]
 
 
 def size(count: float) -> str:
-    """A number of bytes for people: 1234567 -> 1.23 MB."""
+    """Return a number of bytes as text: 1234567 -> 1.23 MB."""
     return decimal(round(count), precision=2)
 
 
-def _run_info(setting: Setting) -> RunInfo:
-    assert setting.run_info is not None, "facts are on rank 0"
-    return setting.run_info
-
-
-def _one(row: Mapping[str, float]) -> bool:
+def _one(row: Row) -> bool:
     """Whether all peers have the server's model."""
     return (
         "upload_bytes" in row and row["consensus_distance"] == 0 and not row["accuracy_std"] > 1e-9
     )
 
 
-def _figures(row: Mapping[str, float]) -> list[str]:
+def _figures(row: Row) -> list[str]:
     accuracy, least = row["accuracy_mean"], row["accuracy_min"]
     spread = "" if _one(row) else f" (min {least:.3f})"
     how_well = (
@@ -351,8 +297,8 @@ def _figures(row: Mapping[str, float]) -> list[str]:
         if np.isnan(accuracy)
         else f"accuracy {accuracy:.3f}{spread}"
     )
-    apart = [] if _one(row) else [f"apart {row['consensus_distance']:.3g}"]
-    return [how_well, *apart, size(row["payload_bytes"])]
+    distance = [] if _one(row) else [f"consensus distance {row['consensus_distance']:.3g}"]
+    return [how_well, *distance, size(row["payload_bytes"])]
 
 
 def _many(count: int, thing: str) -> str:
@@ -371,12 +317,12 @@ def _pace(half_rounds: float, graphs: int) -> str:
     )
 
 
-def _simulated(row: Mapping[str, float]) -> str:
-    """What it would have taken on the network that was asked for."""
+def _simulated(row: Row) -> str:
+    """Return the simulated time, where links are simulated."""
     if "sim_seconds" not in row:
         return ""
     seconds = row["sim_seconds"]
-    return f", {f'{seconds:.3g} s' if seconds < 60 else _clock(seconds)} on the simulated network"
+    return f", {f'{seconds:.3g} s' if seconds < 60 else _clock(seconds)} on the simulated links"
 
 
 def _clock(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""How does a run survive? All that it knows between two rounds is kept, and taken up again on any number of ranks.
+"""Checkpoints: all that a run knows between two rounds, written and taken up again on any number of ranks.
 
-A checkpoint holds what there is before an evaluation that is due: a run that goes on begins with that evaluation, as
-every run begins with one. Nothing in it is about the launch. `dfl.store.checkpoint_files` is about its files.
+A checkpoint holds the state before an evaluation that is due: a resumed run begins with that evaluation, as every run
+begins with one. Nothing in it depends on the launch. `dfl.store.checkpoint_files` is about its files.
 """
 
 from __future__ import annotations
@@ -9,201 +9,85 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from signal import Signals
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dfl.config import Run
 from dfl.core.errors import InputError, Suspended
-from dfl.core.files import read_bytes
-from dfl.simulation.distribute import Arrays, packed, unpack
-from dfl.store import checkpoint_files, fingerprints
-from dfl.store.manifest import damage
+from dfl.simulation.distribute import Arrays, pack, unpack
+from dfl.store import checkpoint_files
 from dfl.store.record import versions
-from dfl.store.resume import before, comparable, refuse_others, refuse_too_late
-from dfl.store.run_directory import outputs
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from dfl.comm.mpi import World
-    from dfl.simulation.loop import Setting
-    from dfl.simulation.watch import Watch
+    from dfl.simulation.monitor import Monitor
+    from dfl.simulation.prepare import Prepared
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
+Table = Callable[[], str]
+
 COUNTERS = "counters"
-"""Under which name there is what is counted of every peer; fields of states have other names."""
+"""Name of the traffic counters of the peers among the arrays; fields of states have other names."""
 CLOCK = "clock"
-"""Under which name there is the simulated time of every peer."""
+"""Name of the simulated time of the peers among the arrays."""
 
 
 class Moment(NamedTuple):
-    """Where a run is between two rounds: how many it has done, on which problem, and the state."""
+    """Where a run is between two rounds: rounds done, the learning problem, and the state."""
 
     t: int
     task: Task
     state: Any
 
 
-class Begun(NamedTuple):
-    """What rank 0 knows of how far a run has come: its last checkpoint, and what tells its data and graph from others.
-
-    Attributes:
-        found: None where there is none.
-        data: a checksum.
-        trace: what its folder held then, as `checkpoint_files.trace` says.
-        notes: what to warn of, one line each.
-        given: checksums of what else it is given, by what that is called; see `dfl.store.fingerprints`.
-    """
-
-    found: checkpoint_files.Found | None
-    data: str
-    trace: tuple[bytes, ...]
-    notes: tuple[str, ...] = ()
-    given: Mapping[str, str] = MappingProxyType({})
-
-
-def found(run: Run, schedule: Callable[[int, int], float]) -> checkpoint_files.Found | None:
-    """The checkpoint from which a run is to go on, on rank 0; None where it begins.
-
-    Args:
-        run: as it is settled.
-        schedule: its factor on the learning rate in round t of so many.
-
-    Raises:
-        InputError: what is in `run.resume` is damaged, or of another run.
-    """
-    if run.resume is None or (begun := before(run.resume)) is None:
-        return None
-    refuse_others(run.resume, begun, run)
-    last = checkpoint_files.find(run.resume)
-    if last is None:
-        if line := damage(run.resume):
-            raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
-        return None
-    if comparable(last.content["run"]) != comparable(run.to_dict()):
-        raise InputError(f"{last.path} is a checkpoint of another run than {run.resume}/run.json")
-    refuse_too_late(run.resume, run, (last.round, begun.rounds), schedule)
-    return last
-
-
-def begun(
-    run: Run,
-    last: checkpoint_files.Found | None,
-    trace: tuple[bytes, ...],
-    data: str,
-    given: Mapping[str, str] = MappingProxyType({}),
-) -> Begun:
-    """The checkpoint together with what it must go with: the data and the graph (a checksum), and what else is given.
-
-    A checkpoint of an earlier version of dfl, which kept no checksums of what else was given, is not compared by them.
-
-    Raises:
-        InputError: it does not.
-    """
-    if last is None or run.resume is None:
-        late = run.resume is not None and outputs(run.resume)
-        late_note = (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ()
-        return Begun(None, data, trace, late_note, given)
-    if last.content["data"] != data:
-        raise InputError(
-            f"--resume {run.resume}: the data set or the graph is not the one that the run began with"
-        )
-    other = {
-        n: v
-        for n, v in versions().items()
-        if last.content["versions"].get(n) != v and n != "mpi4py"
-    }
-    said = ", ".join(
-        f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items()
-    )
-    notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
-    again = _unlike(run.resume, last.content["table"])
-    return Begun(
-        last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given
-    )
-
-
-def _unlike(folder: Path, table: str) -> tuple[str, ...]:
-    """What in a run's folder is not as the run wrote it, in one line; it is written again."""
-    try:
-        rows = read_bytes(folder / "metrics.csv")
-    except OSError:
-        rows = b""
-    line = "" if rows.startswith(table.encode()) else f"{folder}/metrics.csv is damaged"
-    return (f"{line}: it is written again",) if (line := damage(folder) or line) else ()
-
-
-def _compared(run: Run, last: checkpoint_files.Found, given: Mapping[str, str]) -> tuple[str, ...]:
-    """What to warn of where what is given is not what the run began with, and does not change how it goes on.
-
-    Raises:
-        InputError: it does.
-    """
-    before = last.content.get("given")
-    if before is None:
-        return ()
-    minor = [
-        str(each).rsplit(".", 1)[0]
-        for each in (last.content["versions"].get("python"), versions().get("python"))
-    ]
-    skipped = fingerprints.BYTECODE if minor[0] != minor[1] else ()
-    for name in sorted((before.keys() | given.keys()) - {fingerprints.VALUES, *skipped}):
-        if before.get(name) != given.get(name):
-            raise InputError(
-                f"--resume {run.resume}: the {name} is not the one that the run began with"
-            )
-    if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
-        return (
-            "the model given has other initial values than at the start of the run, which goes on with its own",
-        )
-    return ()
-
-
-def keep(moment: Moment, setting: Setting, watch: Watch, told: int) -> None:
-    """Write a checkpoint if it is time to, or if the run was told to stop; and stop it then.
+def keep(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table, number: int) -> None:
+    """Write a checkpoint if one is due or the run is told to stop by a signal; in that case, stop it.
 
     Args:
         moment: where the run is.
-        setting, watch: the run, and what has been seen of it.
-        told: the signal, 0 for none.
+        prepared: the run.
+        monitor: what has been evaluated.
+        table: returns metrics.csv so far, on rank 0.
+        number: the signal, 0 for none.
 
     Raises:
-        InputError: on every rank, if it cannot be written; the earlier ones are still there.
-        Suspended: on every rank, if the run was told to stop.
+        InputError: on every rank, if it cannot be written; earlier checkpoints stay.
+        Suspended: on every rank, if a signal stops the run.
     """
-    out = setting.run.out
-    if out is not None and (told or due(moment.t, setting)):
-        save(moment, setting, watch)
-    if told:
-        on = f"go on with --resume {out}" if out else "there is no folder to keep it in"
-        raise Suspended(
-            f"stopped by {Signals(told).name} after round {moment.t} of {setting.run.rounds}: {on}"
-        )
+    run = prepared.run
+    if run.out is not None and (number or due(moment.t, run)):
+        save(moment, prepared, monitor, table)
+    if number:
+        resume = f"go on with --resume {run.out}" if run.out else "it has no folder to be kept in"
+        name = Signals(number).name
+        raise Suspended(f"stopped by {name} after round {moment.t} of {run.rounds}: {resume}")
 
 
-def due(t: int, setting: Setting) -> bool:
-    """Whether a checkpoint is to be written after t rounds."""
-    every = setting.run.checkpoint_every
-    return every is not None and (t % every == 0 or t == setting.run.rounds)
+def due(t: int, run: Run) -> bool:
+    """Return whether a checkpoint is written after t rounds."""
+    every = run.checkpoint_every
+    return every is not None and (t % every == 0 or t == run.rounds)
 
 
-def save(moment: Moment, setting: Setting, watch: Watch) -> None:
-    """Write a checkpoint, on every rank at a time, and remove those that are too old.
+def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> None:
+    """Write a checkpoint; called on every rank. Checkpoints that are too old are removed.
 
     Raises:
-        InputError: on every rank, if it cannot be written; the earlier ones are still there.
+        InputError: on every rank, if it cannot be written; earlier checkpoints stay.
     """
-    world, network, (t, task, state) = setting.world, setting.network, moment
-    begun, arrays = time.perf_counter(), dict[str, Any]()
+    world, network, run = prepared.world, prepared.network, prepared.run
+    state = moment.state
+    begun = time.perf_counter()
+    arrays: dict[str, Any] = {}
     for name, value in _tensors(state).items():
         rows = value.cpu().numpy()
         arrays[name] = rows if name in state.replicated else world.gather(rows)
@@ -211,62 +95,60 @@ def save(moment: Moment, setting: Setting, watch: Watch) -> None:
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
     counts = world.gather(np.array([[network.wire, network.lost]]))
     content = {
-        "round": t,
-        "run": replace(setting.run, resume=None).to_dict(),
-        "parted": task is setting.task,
-        "opening": watch.opening,
-        "seconds": time.perf_counter() - watch.begun,
+        "round": moment.t,
+        "run": replace(run, resume=None).to_dict(),
+        "split": moment.task is prepared.task,
+        "opening": monitor.opening,
+        "seconds": time.perf_counter() - monitor.begun,
         "parameters": network.parameters,
     }
 
     def write() -> bytes:
-        assert setting.run.out is not None
-        assert setting.run_info is not None
+        assert run.out is not None
+        assert prepared.progress is not None
         assert counts is not None
-        table = watch.report.table() if watch.report else ""
         wire, lost = counts.sum(0).tolist()
-        content.update(wire=wire, lost=lost, table=table, versions=versions())
-        content.update(data=setting.run_info.begun.data, given=dict(setting.run_info.begun.given))
-        checkpoint_files.write(setting.run.out, arrays, content)
+        content.update(wire=wire, lost=lost, table=table(), versions=versions())
+        content.update(data=prepared.progress.data, given=dict(prepared.progress.given))
+        checkpoint_files.write(run.out, arrays, content)
         return b""
 
     world.from_root(write)
-    logging.getLogger("dfl").info(
-        "checkpoint after round %d in %.2f s", t, time.perf_counter() - begun
-    )
+    seconds = time.perf_counter() - begun
+    logging.getLogger("dfl").info("checkpoint after round %d in %.2f s", moment.t, seconds)
 
 
-def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
-    """Where a run goes on: at the checkpoint that rank 0 has found, else where it would begin.
+def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
+    """Return where a run goes on: at the checkpoint that rank 0 has found, else where it begins.
 
     Args:
-        moment: where it would begin, from which is learned what its state looks like here.
-        setting, watch: the run; what has been counted is put back into them.
+        moment: where it begins; its state has the form of this rank's state.
+        prepared, monitor: the run; what has been counted is put back into them.
 
     Raises:
-        InputError: on every rank, if the checkpoint is of another state.
+        InputError: on every rank, if the checkpoint holds another state.
     """
-    world, network, (_, task, state) = setting.world, setting.network, moment
-    last = setting.run_info.begun.found if setting.run_info else None
-    said = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
-    if not said:
+    world, network = prepared.world, prepared.network
+    task, state = moment.task, moment.state
+    last = prepared.progress.found if prepared.progress else None
+    message = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
+    if not message:
         return moment
-    content = json.loads(said)
-    if content["parted"] and task is not setting.task:
-        task, state = (
-            setting.task,
-            setting.algorithm.part(state, setting.task.parameter_layout.shared),
-        )
+    content = json.loads(message)
+    if content["split"] and task is not prepared.task:
+        task = prepared.task
+        state = prepared.algorithm.part(state, task.parameter_layout.shared)
     like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
     like[COUNTERS] = np.stack([network.payload, network.told], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}
-    rows = _handed_out(last, like, (*state.replicated, CLOCK), world)
+    rows = _scatter(last, like, (*state.replicated, CLOCK), world)
     network.payload[:], network.told[:] = rows.pop(COUNTERS).T
     network.wire, network.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
     if network.clock:
         network.clock.now = rows.pop(CLOCK)
-    network.parameters, watch.opening = content["parameters"], content["opening"]
-    watch.begun -= content["seconds"]
+    network.parameters = content["parameters"]
+    monitor.opening = content["opening"]
+    monitor.begun -= content["seconds"]
     values = {
         name: torch.from_numpy(value).to(getattr(state, name).device)
         for name, value in rows.items()
@@ -274,10 +156,10 @@ def restore(moment: Moment, setting: Setting, watch: Watch) -> Moment:
     return Moment(content["round"], task, replace(state, **values))
 
 
-def _handed_out(
+def _scatter(
     found: checkpoint_files.Found | None, like: Arrays, replicated: tuple[str, ...], world: World
 ) -> Arrays:
-    """The rows of a checkpoint that are this rank's: as many of each field as `like` has."""
+    """Return this rank's rows of a checkpoint: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
     everyone = world.everywhere(mine)
@@ -301,7 +183,7 @@ def _handed_out(
 
     def part(rank: int) -> bytes:
         cut = {name: slice(begins[rank, k], ends[rank, k]) for k, name in enumerate(names)}
-        return packed(
+        return pack(
             {name: whole[name][slice(None) if name in replicated else cut[name]] for name in names}
         )
 
@@ -310,6 +192,6 @@ def _handed_out(
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
-    """The fields of a state that are tensors; others are the same in every round."""
+    """Return the fields of a state that are tensors; the others are the same in every round."""
     values = {each.name: getattr(state, each.name) for each in fields(state)}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

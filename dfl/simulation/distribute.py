@@ -187,10 +187,10 @@ def scatter(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Ar
     """Give every rank what rank 0 has for its peers; `hand` is only called there."""
     if world.size == 1:
         return hand(layout.block(0))
-    return unpack(world.scatter(lambda rank: packed(hand(layout.block(rank)))))
+    return unpack(world.scatter(lambda rank: pack(hand(layout.block(rank)))))
 
 
-def packed(arrays: Arrays) -> bytes:
+def pack(arrays: Arrays) -> bytes:
     """Arrays by name as bytes that can be sent or stored; nothing is pickled."""
     from safetensors.numpy import save
 
@@ -198,7 +198,7 @@ def packed(arrays: Arrays) -> bytes:
 
 
 def unpack(message: bytes) -> Arrays:
-    """The inverse of `packed`."""
+    """The inverse of `pack`."""
     from safetensors.numpy import load
 
     return load(message)

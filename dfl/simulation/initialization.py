@@ -14,7 +14,7 @@ from dfl.core.errors import InputError
 from dfl.models.modules import frozen
 from dfl.models.parameter_layout import draw
 from dfl.models.sharing import split_shared
-from dfl.simulation.distribute import Arrays, packed, scatter, unpack
+from dfl.simulation.distribute import Arrays, pack, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
 
@@ -51,7 +51,7 @@ def given(run: Run, world: World, layout: Layout) -> Starts | None:
 
     def read() -> bytes:
         found.update(_models(run))
-        return packed({"models": np.array(len(next(iter(found.values()))))})
+        return pack({"models": np.array(len(next(iter(found.values()))))})
 
     alike = int(unpack(world.from_root(read))["models"]) == 1
     return Starts(scatter(world, layout, lambda peers: _some(found, peers)), alike)

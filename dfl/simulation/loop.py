@@ -1,112 +1,35 @@
-"""The loop: peers train, speak, and are looked at. The only file that knows where mixing matrices come from."""
+"""The round loop: peers train and exchange messages, and their models are evaluated."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.algorithms import ALGORITHMS, Algorithm, State
 from dfl.comm.heartbeat import alive
-from dfl.comm.mpi import World, connect
+from dfl.comm.mpi import connect
 from dfl.comm.net import Net
-from dfl.comm.transport import Network, ThreatModel
-from dfl.compression.compressors import COMPRESSORS
 from dfl.config import Run
-from dfl.core import randomness
 from dfl.core.errors import DivergedError, InputError
 from dfl.core.isolation import isolated
-from dfl.core.layout import Layout
 from dfl.core.parse import shown
-from dfl.core.registry import Component, choose, choose_several, flag
-from dfl.datasets.server_data import everything
-from dfl.environment.faults import FAULTS
-from dfl.environment.link_models import LINK_MODELS, with_clock
 from dfl.evaluation import metrics
-from dfl.models.modules import modules_of
-from dfl.models.zoo import MODELS
-from dfl.reporting import tensorboard
-from dfl.robust.aggregators import AGGREGATORS
-from dfl.robust.attacks import ATTACKS
-from dfl.simulation import checkpointing, cost, distribute, initialization, setup, watch
-from dfl.simulation.preflight import rehearse
-from dfl.store import checkpoint_files, fingerprints, logs
+from dfl.simulation import checkpointing, initialization, monitor
+from dfl.simulation.prepare import Prepared, prepare
+from dfl.store import logs
+from dfl.store.callbacks import Callback, Callbacks
 from dfl.store.run_directory import refuse_unusable
-from dfl.training.augmentation import AUGMENTS
-from dfl.training.auxiliaries import AUXILIARIES
-from dfl.training.losses import cross_entropy
-from dfl.training.objectives import ADVERSARIES, objective
-from dfl.training.schedules import SCHEDULES
+from dfl.store.run_files import RunFiles
 
 if TYPE_CHECKING:
-    import torch
-
-    import topologies
+    from dfl.algorithms import State
     from dfl.datasets.data import Data
-    from dfl.reporting.report import Report
     from dfl.simulation.setup import Models
     from dfl.training.losses import Loss
     from dfl.training.task import Task
-else:
-    from dfl.core.lazy import torch
-
-LOCAL: dict[str, Mapping[str, Component]] = {
-    "algorithm": ALGORITHMS,
-    "compressor": COMPRESSORS,
-    "aggregator": AGGREGATORS,
-    "attack": ATTACKS,
-    "model": MODELS,
-    "augment": AUGMENTS,
-    "auxiliary": AUXILIARIES,
-    "fairness_adversary": ADVERSARIES,
-    "lr_schedule": SCHEDULES,
-    "links": LINK_MODELS,
-    "faults": FAULTS,
-}
-"""The kinds of component that every rank has a use for, by the field of `Run` that chooses one."""
-
-
-def components() -> dict[str, Mapping[str, Component]]:
-    """Every kind of component; graphs and data come in here because only rank 0 should pay for their imports."""
-    import topologies
-    from dfl.datasets import DATASETS, PARTITIONS
-
-    graphs: dict[str, Mapping[str, Component]] = {
-        "topology": topologies.TOPOLOGIES,
-        "mixing": topologies.MIXINGS,
-    }
-    return {**graphs, "dataset": DATASETS, "partition": PARTITIONS, **LOCAL}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A run that is ready to start, as one rank sees it; `facts` are on rank 0."""
-
-    run: Run
-    world: World
-    task: Task
-    network: Network
-    algorithm: Algorithm
-    test_sets: setup.TestSets
-    own_module: bool
-    starts: initialization.Starts | None
-    run_info: setup.RunInfo | None
-
-    @property
-    def layout(self) -> Layout:
-        """Which peers live where."""
-        return self.network.layout
-
-    @cached_property
-    def payload_per_round(self) -> float:
-        """Bytes that all peers, and a server, say in a round."""
-        return cost.payload_per_round(
-            self.algorithm, self.network, self.task.parameter_layout.shared, self.task.scale.dtype
-        )
 
 
 def simulate(
@@ -114,42 +37,39 @@ def simulate(
     model: Models | None = None,
     data: Data | None = None,
     loss: Loss | None = None,
-    report: Report | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Iterator[dict[str, float]]:
-    """Run a simulation and yield a row of figures at round 0, at every `eval_every`-th round and at the last.
+    """Run a simulation and yield a row of figures at round 0, every `eval_every` rounds and at the end.
 
     Args:
-        run: what to simulate; `run.out` is the folder to write to, if any.
-        model: the caller's own module in place of `run.model`; its parameters are the common starting point. Of
-            several, which agree in what `run.share` says is shared, peer i has the one numbered i mod their number. The
-            run works on copies. Frozen parameters (`requires_grad=False`) are neither trained nor sent; tied weights
-            are one parameter. All parameters are float32 or all float64.
-        data: the caller's own data in place of `run.dataset`; lists and torch tensors will do for arrays.
+        run: what to simulate. `run.out` is the folder to write to, if any.
+        model: the caller's own module in place of `run.model`; its parameters are the common
+            starting point. Of several modules, which agree in the shared parameters, peer i has the
+            one numbered i modulo their number. The run works on copies. Frozen parameters
+            (`requires_grad=False`) are neither trained nor sent; tied weights are one parameter. All
+            parameters are float32 or all float64.
+        data: the caller's own data in place of `run.dataset`.
         loss: (outputs, labels) -> (n,); cross entropy where not given.
-        report: who is told of the progress; by default the files of `run.out`.
+        callbacks: watch the run on rank 0, after the one that writes `run.out`.
 
     Yields:
         The columns of metrics.csv, on every rank.
 
     Raises:
-        InputError: something asked for cannot be done.
-        DivergedError: an honest peer's model is no longer finite, or its training loss or accuracy at an evaluation
-            although it has examples.
+        InputError: something cannot be done.
+        DivergedError: the model of an honest peer is no longer finite, or its training loss or
+            accuracy at an evaluation although it has examples.
     """
     if not isinstance(run, Run):
         raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
-    if run.tensorboard and run.out is None:
-        raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect(run.timeout)
     world.busy = True
-    world.from_root(lambda: _usable(run, report))
+    world.from_root(lambda: _usable(run, callbacks))
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
-            decided = _decide(run, world, model, data, loss)
-            with isolated(run.threads):
-                setting = _build(decided, world, model, loss)
-            report = report or _reported(setting)
-        rows = _rounds(setting, report)
+            prepared = prepare(run, world, model, data, loss)
+            watched = _callbacks(prepared, callbacks)
+        rows = _rounds(prepared, *watched)
         try:
             while True:
                 with logs.listening(world, run), isolated(run.threads):
@@ -157,301 +77,104 @@ def simulate(
                 if row is None:
                     break
                 yield row
-        finally:  # of a caller that leaves as well
+        finally:  # also where the caller leaves
             with logs.listening(world, run), isolated(run.threads):
                 rows.close()
     world.busy = False
 
 
-def _check_report(report: Any) -> None:
-    """Refuse a report that lacks a method of `dfl.reporting.report.Listener`.
-
-    Raises:
-        InputError: it does.
-    """
-    methods = ("start", "tick", "row", "finish", "close")
-    missing = [name for name in methods if not callable(getattr(report, name, None))]
-    if report is not None and missing:
-        raise InputError(
-            f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}"
-        )
-
-
-def _usable(run: Run, report: Any) -> bytes:
-    """On rank 0: refuse a report or a folder that cannot be used, before anything is written."""
-    _check_report(report)
+def _usable(run: Run, callbacks: Sequence[Callback]) -> bytes:
+    """Refuse callbacks or a folder that cannot be used, on rank 0, before anything is written."""
+    for each in callbacks:
+        if not isinstance(each, Callback):
+            raise InputError(f"callbacks must be objects of dfl.Callback, not {shown(each)}")
     if run.out is not None:
         refuse_unusable(run.out, run.resume is not None)
     return b""
 
 
-def _reported(setting: Setting) -> Report | None:
-    """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
-    if setting.run.out is not None and setting.run_info:
-        from dfl.reporting.report import Report
+def _callbacks(
+    prepared: Prepared, callbacks: Sequence[Callback]
+) -> tuple[Callback | None, RunFiles | None]:
+    """Return all callbacks as one, and the one that writes the folder; (None, None) but on rank 0.
 
-        return Report(setting.run.out)
-    for note in setting.run_info.notes if setting.run_info else ():
-        warnings.warn(note, stacklevel=3)
-    return None
+    Where nobody watches, the notes of the run are issued as warnings.
+    """
+    if prepared.info is None or prepared.progress is None:
+        return None, None
+    out = prepared.run.out
+    files = RunFiles(out, prepared.progress) if out is not None else None
+    every = (*((files,) if files else ()), *callbacks)
+    if not every:
+        for note in prepared.info.notes:
+            warnings.warn(note, stacklevel=3)
+        return None, None
+    return Callbacks(every), files
 
 
-def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, float], None, None]:
-    run, algorithm, network = setting.run, setting.algorithm, setting.network
-    with watch.told(report, setting) as watching:
-        t, task, state = checkpointing.restore(_beginning(setting), setting, watching)
-        yield from watching.look(t, state)
-        while not watching.done:
-            task, state = _phase(setting, watching.opening, task, state)
-            net = Net(network, t, seen=watch.due(t + 1, run) or checkpointing.due(t + 1, setting))
+def _rounds(
+    prepared: Prepared, callback: Callback | None, files: RunFiles | None
+) -> Generator[dict[str, float], None, None]:
+    run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
+    table = files.table if files else str
+    with monitor.monitored(prepared, callback) as watch:
+        moment = checkpointing.restore(_beginning(prepared), prepared, watch)
+        t, task, state = moment
+        yield from watch.evaluate(t, state)
+        while not watch.done:
+            task, state = _phase(prepared, watch.opening, task, state)
+            observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
+            net = Net(network, t, seen=observed)
             state = algorithm.round(state, net.paced(task), net)
             network.turn(t)
-            told = _agreed(state, setting, t)
+            number = _agree(state, prepared, t)
             t += 1
-            checkpointing.keep(checkpointing.Moment(t, task, state), setting, watching, told)
-            yield from watching.look(t, state)
+            moment = checkpointing.Moment(t, task, state)
+            checkpointing.keep(moment, prepared, watch, table, number)
+            yield from watch.evaluate(t, state)
     network.close()
 
 
-def _beginning(setting: Setting) -> checkpointing.Moment:
-    """Where a run starts that nobody has begun."""
-    run, task, algorithm = setting.run, setting.task, setting.algorithm
+def _beginning(prepared: Prepared) -> checkpointing.Moment:
+    """Return where a run begins."""
+    run, task, algorithm = prepared.run, prepared.task, prepared.algorithm
     task = (
         replace(task, parameter_layout=task.parameter_layout.whole) if run.share_all_until else task
     )
-    x, known = initialization.start(run, task, setting.own_module, algorithm.serves, setting.starts)
-    return checkpointing.Moment(0, task, algorithm.init(x, known, Net(setting.network, 0)))
+    x, known = initialization.start(
+        run, task, prepared.own_module, algorithm.serves, prepared.starts
+    )
+    state = algorithm.init(x, known, Net(prepared.network, 0))
+    return checkpointing.Moment(0, task, state)
 
 
-def _phase(setting: Setting, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
-    """The problem and the state of the next round: when everything has been shared long enough, a part of it is."""
-    if opening or task is setting.task:
+def _phase(prepared: Prepared, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
+    """Return task and state of the next round, in which a part is shared once `opening` is over."""
+    if opening or task is prepared.task:
         return task, state
-    return setting.task, setting.algorithm.part(state, setting.task.parameter_layout.shared)
+    return prepared.task, prepared.algorithm.part(state, prepared.task.parameter_layout.shared)
 
 
-def _agreed(state: State, setting: Setting, t: int) -> int:
-    """By which signal some rank was told to stop, 0 for none; and an end where some model is no longer finite.
+def _agree(state: State, prepared: Prepared, t: int) -> int:
+    """Return the signal that stops the run on some rank, 0 for none; end it if a model is not finite.
 
-    What becomes of a liar's model is its own affair.
+    Attackers' models are not checked for finiteness.
+
+    Raises:
+        DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
-    (*shared, own), nobody = [metrics.broken(part) for part in state.parts], setting.layout.peers
-    served = any(map(len, shared)) or (state.is_global and len(own))
-    honest = np.setdiff1d(
-        setting.task.peers[[] if state.is_global else own], setting.network.threat_model.attackers
-    )
-    peer, told = setting.world.smallest(
-        int(honest[0]) if len(honest) else nobody, -setting.world.told
-    )
-    if served or peer < nobody:
+    world, peers = prepared.world, prepared.task.peers
+    *shared, own = [metrics.broken(part) for part in state.parts]
+    server_broken = any(map(len, shared)) or (state.is_global and len(own))
+    broken = peers[:0] if state.is_global else peers[own]
+    honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
+    nobody = prepared.layout.peers
+    first = int(honest[0]) if len(honest) else nobody
+    peer, negative = world.smallest(first, -world.told)
+    if server_broken or peer < nobody:
+        whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(
-            f"{'the server' if served else f'peer {peer}'}'s model is no longer finite after round {t + 1}: "
-            f"try a smaller --lr (it is {setting.run.lr}) or other messages"
+            f"{whose}'s model is no longer finite after round {t + 1}: try a smaller --lr "
+            f"(it is {prepared.run.lr}) or other messages"
         )
-    return -told
-
-
-def prepare(
-    run: Run,
-    world: World,
-    model: Models | None = None,
-    data: Data | None = None,
-    loss: Loss | None = None,
-) -> Setting:
-    """Check a run, read and deal its data, and set every rank up.
-
-    Raises:
-        InputError: on every rank, if anything asked for cannot be done.
-    """
-    return _build(_decide(run, world, model, data, loss), world, model, loss)
-
-
-class Decided(NamedTuple):
-    """What is known of a run before torch is needed.
-
-    Attributes:
-        run, asked: the settled run, with and without the names of what the caller brings.
-        common: what every rank was told.
-        found: what only rank 0 knows; nothing elsewhere.
-    """
-
-    run: Run
-    asked: Run
-    common: distribute.Arrays
-    found: dict[str, Any]
-
-
-def _decide(
-    run: Run, world: World, model: Models | None, data: Data | None, loss: Loss | None
-) -> Decided:
-    """Check a run, and read and deal its data."""
-    asked = run.settled(world.size)
-    brought: dict[str, Any] = {
-        name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None
-    }
-    run = replace(asked, **brought)
-    found: dict[str, Any] = {}
-    if world.rank:  # import torch while rank 0 reads and decides
-        torch.get_num_threads()
-    common = distribute.unpack(
-        world.from_root(lambda: _decided(run, asked, (model, data, loss), found))
-    )
-    return Decided(run, asked, common, found)
-
-
-def _build(decided: Decided, world: World, model: Models | None, loss: Loss | None) -> Setting:
-    """Set every rank up."""
-    run, asked, common, found = decided
-    if loss is not None and not callable(loss):
-        raise InputError(f"loss must be a function of outputs and labels, not {shown(loss)}")
-    torch.set_num_threads(run.threads)
-    parts = _chosen(asked, LOCAL)
-    layout = Layout(len(common["sizes"]), world.size)
-    mine, attack = layout.block(world.rank), parts["attack"]
-    attack, attackers = (
-        attack.knowing(float(common["largest"])),
-        attack.chosen(layout.peers, run.seed),
-    )
-    run_info = _run_info(found, parts["algorithm"]) if found else None
-    own = distribute.scatter(
-        world,
-        layout,
-        lambda peers: distribute.owned(found["data"], found["deal"], peers, attack, attackers),
-    )
-    given = initialization.given(run, world, layout)
-    root = distribute.root(found["data"], found["deal"]) if found else None
-    found.clear()  # the data set, which everybody has its part of
-    modules = setup.make_modules(run, parts, common, model)
-    place = setup.Place(np.arange(mine.start, mine.stop), setup.device(run.device, world))
-    task = setup.make_task(run, parts, (modules, loss or cross_entropy), (common, own), place)
-    initialization.check(
-        run, task, given or model is not None, (parts["algorithm"].serves, layout.widest), world
-    )
-    task = setup.tried(run, task, common, model is not None)
-    if root is not None and len(root["labels"]):
-        task = setup.with_server(
-            task, root, common["sizes"][:, 0], parts["algorithm"].server_data_rule is everything
-        )
-    threat_model = ThreatModel(
-        parts["compressor"], parts["aggregator"], attack, attackers, parts["faults"]
-    )
-    graphs = distribute.matrices(common), distribute.stationary(common)
-    network = Network(layout, graphs[0], world, threat_model, run.seed, stationary=graphs[1])
-    task = with_clock(network, parts["links"], task, common["sizes"][:, 0])
-    test_sets = setup.make_test_sets(run, task, (common, own), attack)
-    world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
-    return Setting(
-        run, world, task, network, parts["algorithm"], test_sets, model is not None, given, run_info
-    )
-
-
-def _decided(
-    run: Run, asked: Run, own: tuple[Models | None, Data | None, Loss | None], found: dict[str, Any]
-) -> bytes:
-    """On rank 0: what everybody is told; what only rank 0 needs to know is put into `found`.
-
-    `own` is a caller's own model, data and loss.
-    """
-    model, data, loss = own
-    parts = check(asked)
-    trace = checkpoint_files.trace(run.out) if run.out else ()
-    last = checkpointing.found(run, parts["lr_schedule"])
-    read, dealt = distribute.read(
-        run, parts, data
-    )  # before the graph: too many peers are refused at once
-    graph = _graph(run, parts) if parts["algorithm"].gossips else None
-    weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
-    notes = rehearse(run, parts, read, weights, stationary)
-    said = distribute.packed(distribute.known_to_all(read, dealt, weights, stationary))
-    mark = distribute.fingerprint(said, read, dealt) if run.out else ""
-    given = _given(run, parts, model, loss) if run.out else {}
-    begun = checkpointing.begun(run, last, trace, mark, given)
-    found.update(data=read, deal=dealt, graph=graph, notes=notes, begun=begun)
-    return said
-
-
-def _given(run: Run, parts: setup.Parts, model: Models | None, loss: Loss | None) -> dict[str, str]:
-    """Checksums of a caller's own model and loss, and of the files that a run reads besides its data and its graph."""
-    files = {f"file of --links {run.links}": getattr(parts["links"], "path", None)}
-    if run.init_from is not None:
-        files |= {
-            f"{name} of --init-from {run.init_from}": run.init_from / name
-            for name in ("state.safetensors", "peers.csv")
-        }
-    found = fingerprints.of_files(
-        {asked: path for asked, path in files.items() if path is not None}
-    )
-    if model is not None:
-        found |= fingerprints.of_models(modules_of(model))
-    return found | (fingerprints.of_loss(loss) if loss is not None else {})
-
-
-def check(run: Run) -> setup.Parts:
-    """The components that a settled run names, with their options; needs no torch.
-
-    Raises:
-        InputError: an unknown component or option, or a bad value.
-    """
-    tensorboard.check(run)
-    return _chosen(run, components())
-
-
-def _chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> setup.Parts:
-    named = {name: getattr(run, name) for name in registries}  # no graph where peers do not gossip
-    several = named.pop("faults")
-    parts: setup.Parts = {
-        n: choose(flag(n), spec, registries[n]) for n, spec in named.items() if spec is not None
-    }
-    made = (
-        "algorithm",
-        "compressor",
-        "attack",
-        "augment",
-        "auxiliary",
-        "fairness_adversary",
-        "links",
-    )
-    parts |= {name: parts[name]() for name in made}
-    faults = (each() for each in choose_several(flag("faults"), several, registries["faults"]))
-    parts["faults"] = tuple(each for each in faults if each.touches != "nothing")
-    parts["objective"] = objective(parts["auxiliary"], parts["fairness_adversary"])
-    parts["lr_schedule"](0, run.rounds)
-    return parts
-
-
-def _graph(run: Run, parts: setup.Parts) -> topologies.Network:
-    """Build the peers' graph and its mixing matrices."""
-    import topologies
-
-    assert run.peers is not None
-    try:
-        return topologies.build(
-            parts["topology"],
-            parts["mixing"],
-            run.peers,
-            randomness.generator(run.seed, "topology"),
-        )
-    except topologies.GraphError as error:
-        raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
-
-
-def _run_info(found: Mapping[str, Any], algorithm: Algorithm) -> setup.RunInfo:
-    graph, data, deal = found["graph"], found["data"], found["deal"]
-    counts, shape = distribute.count_labels(data, deal), data.train_inputs.shape[1:]
-    known, begun = (counts, distribute.sizes(deal), shape, len(data.test_labels)), found["begun"]
-    if graph is None:
-        return setup.RunInfo(None, None, *known, (*begun.notes, *data.notes), begun)
-    alone = (
-        ("one peer talks to nobody: say --peers 16, or start several ranks",)
-        if len(graph.degrees) == 1
-        else ()
-    )
-    notes = (
-        *begun.notes,
-        *data.notes,
-        *graph.notes,
-        *algorithm.notes(graph.spectrum.smallest),
-        *found["notes"],
-        *alone,
-    )
-    return setup.RunInfo(graph, graph.spectrum, *known, notes, begun)
+    return -negative

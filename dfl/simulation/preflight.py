@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from dfl.datasets.data import Data
-    from dfl.simulation.setup import Parts
+    from dfl.simulation.components import Parts
 else:
     from dfl.core.lazy import torch
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.config import MOST, Run
-from dfl.core import randomness
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.models.modules import fill, frozen, modules_of
 from dfl.models.parameter_layout import ParameterLayout
+from dfl.simulation.components import Parts
 from dfl.simulation.distribute import Arrays
 from dfl.training.batches import widths
-from dfl.training.examples import Examples, normal
+from dfl.training.examples import Examples, as_tensor, ready
 from dfl.training.losses import Loss
 from dfl.training.solver import Solver
 from dfl.training.task import Task
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.comm.mpi import World
-    from dfl.robust.attacks import Attack
-    from dfl.simulation.checkpointing import Begun
     from dfl.training.objectives import RepresentationObjective
 
     Models = Module | Sequence[Module]
@@ -39,36 +37,8 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-Parts = dict[str, Any]
-
 AFFORDABLE = 2**20
 """Parameters times examples of a batch up to which any model but a convolutional one gains from training together."""
-
-
-@dataclass(frozen=True)
-class TestSets:
-    """What this rank's peers are measured on.
-
-    Attributes:
-        inputs, labels: the common test set, or the fixed part of it that `--eval-examples` asks for.
-        train: each peer's own training examples, or the fixed part of them that `--eval-examples` asks for.
-        local: each peer's own part of the whole test set.
-        held_out: each peer's validation examples.
-        classes: number of labels; 0 where labels are no classes, and nothing is called accuracy.
-        longest: the most examples that any peer anywhere has of its own, of one kind.
-        longest_train: the most that any has in `train`, where that is a part.
-        triggered: inputs and labels on which a backdoor would show; None where there is none.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    train: Examples
-    local: Examples
-    held_out: Examples
-    classes: int
-    longest: int
-    longest_train: int
-    triggered: tuple[Tensor, Tensor] | None
 
 
 class Place(NamedTuple):
@@ -76,31 +46,6 @@ class Place(NamedTuple):
 
     peers: NDArray[np.int64]
     device: torch.device
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What rank 0 knows of a run before it starts, for the header, --dry-run and the report.
-
-    Attributes:
-        graph: edges, directed, degrees (P,), notes (`topologies.Network`); None where peers do not gossip.
-        spectrum: second, smallest, gap, half_rounds (`topologies.Spectrum`); None likewise.
-        label_counts: (P, classes) training examples; (P, 0) where labels are no classes.
-        sizes: (P, 3) training, validation and own test examples.
-        shape: shape of one example.
-        n_test: examples of the common test set.
-        notes: what to warn of, one line each.
-        begun: what there is to go on from, and from which data.
-    """
-
-    graph: Any
-    spectrum: Any
-    label_counts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    shape: tuple[int, ...]
-    n_test: int
-    notes: tuple[str, ...]
-    begun: Begun
 
 
 def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
@@ -196,14 +141,14 @@ def make_task(
         fill(each, {name: value.to(place.device) for name, value in frozen(each).items()})
     parameter_layout, module = replace(layouts[0], d=max(each.d for each in layouts)), modules[0]
     dtype = next(module.parameters()).dtype
-    scale, shift = (_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
+    scale, shift = (as_tensor(common[name]).to(place.device, dtype) for name in ("scale", "shift"))
     inputs, labels = (
-        _tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels")
+        as_tensor(own[f"train {name}"]).to(place.device) for name in ("inputs", "labels")
     )
     mine, solver = place.peers, parts["algorithm"].solver(_solver(run, parts))
     padded = widths(sizes, solver.batch_size)
     train = Examples.of(
-        _ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device)
+        ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device)
     )
     task = Task(
         module, parameter_layout, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
@@ -282,8 +227,8 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             form than (n, outputs) or (n,).
     """
     two = [0, len(common["labels"]) - 1]
-    inputs = _ready(_tensor(common["inputs"][two]).to(task.device), task.scale, task.shift)
-    inputs, labels = task.inputs(inputs), _tensor(common["labels"][two]).to(task.device)
+    inputs = ready(as_tensor(common["inputs"][two]).to(task.device), task.scale, task.shift)
+    inputs, labels = task.inputs(inputs), as_tensor(common["labels"][two]).to(task.device)
     drawn, batched = torch.get_rng_state(), task.solver.batched
     forms: list[tuple[int, ...]] = [] if given else [(len(two), task.classes)]
     try:
@@ -390,13 +335,13 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
         pools: whether the server has the examples of all, and goes through them as often as a peer through its own;
             else it takes as many steps as the peer that takes most.
     """
-    inputs, labels = (_tensor(root[name]).to(task.device) for name in ("inputs", "labels"))
+    inputs, labels = (as_tensor(root[name]).to(task.device) for name in ("inputs", "labels"))
     held, solver = np.array([len(labels)]), task.solver
     if not pools:
         most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
         solver = replace(solver, steps=int(solver.steps or most))
     protected = _protected(root, "", task.device)
-    examples = Examples.of(_ready(inputs, task.scale, task.shift), labels, held, protected)
+    examples = Examples.of(ready(inputs, task.scale, task.shift), labels, held, protected)
     server = np.array([len(sizes)])  # its address, behind all peers
     return replace(
         task,
@@ -443,57 +388,6 @@ def _together(run: Run, task: Task, widest: int) -> bool:
     )
 
 
-def make_test_sets(run: Run, task: Task, arrays: tuple[Arrays, Arrays], attack: Attack) -> TestSets:
-    """Put together what a rank's peers are measured on."""
-    common, own = arrays
-    sizes = common["sizes"][task.peers]
-    inputs, held_inputs = (
-        _ready(_tensor(each).to(task.device), task.scale, task.shift)
-        for each in (common["inputs"], own["held inputs"])
-    )
-    labels, held_labels = (
-        _tensor(each).to(task.device) for each in (common["labels"], own["held labels"])
-    )
-    local = Examples.of(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
-    held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
-    if run.eval_examples:
-        chosen = np.sort(
-            randomness.generator(run.seed, "eval-examples").permutation(len(labels))[
-                : run.eval_examples
-            ]
-        )
-        inputs, labels = inputs[chosen], labels[chosen]
-    longest, bound = int(common["sizes"].max()), per_peer(run, len(common["sizes"]))
-    longest_train = min(int(common["sizes"][:, 0].max()), bound) if run.eval_examples else longest
-    shown = attack.triggered(common["inputs"], common["labels"])
-    triggered = None
-    if shown is not None:
-        triggered = (
-            _ready(_tensor(shown[0]).to(task.device), task.scale, task.shift),
-            _tensor(shown[1]).to(task.device),
-        )
-    return TestSets(
-        inputs, labels, _bounded(task, bound, run) if run.eval_examples else task.train, local, held_out,
-        int(common["classes"]), longest, longest_train, triggered,
-    )  # fmt: skip
-
-
-def per_peer(run: Run, peers: int) -> int:
-    """Return the most training examples of a peer that `--eval-examples` allows: N in all, rounded up."""
-    return -(-(run.eval_examples or MOST) // peers)
-
-
-def _bounded(task: Task, bound: int, run: Run) -> Examples:
-    """Return at most so many training examples of each peer, drawn by the seed and the peer."""
-    drawn = (randomness.generator(run.seed, "eval-train", int(peer)) for peer in task.peers)
-    return task.train.subset(
-        [
-            np.sort(one.permutation(n)[:bound])
-            for one, n in zip(drawn, task.train.sizes, strict=True)
-        ]
-    )
-
-
 def device(asked: str, world: World) -> torch.device:
     """The device that `--device` means on this rank; ranks that share a machine take its GPUs in turn.
 
@@ -517,16 +411,7 @@ def _rate(run: Run, factor: Callable[..., float], t: int) -> float:
     return run.lr * factor(t, run.rounds)
 
 
-def _ready(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Floats as the model sees them, once and for all; whole numbers stay what they are until they are used."""
-    return normal(inputs, scale, shift) if inputs.is_floating_point() else inputs
-
-
 def _protected(arrays: Arrays, which: str, device: torch.device) -> Tensor | None:
     """The protected attributes of some examples, where there are any."""
     name = f"{which}protected"
-    return _tensor(arrays[name]).to(device) if name in arrays else None
-
-
-def _tensor(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.asarray(values, order="C"))
+    return as_tensor(arrays[name]).to(device) if name in arrays else None

@@ -25,7 +25,7 @@ from dfl.store.manifest import checksum
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORMAT = 2
+FORMAT = 3
 """The version of what is written; another one is refused."""
 KEPT = 2
 """How many checkpoints there are at a time."""

@@ -1,4 +1,4 @@
-"""What did each rank do, and when? `DIR/logs/rank-3.log`, by the logger "dfl"; none of it is printed."""
+"""The log of each rank, `DIR/logs/rank-3.log`, written by the logger "dfl". Nothing of it is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from logging.handlers import MemoryHandler
@@ -22,7 +22,6 @@ from dfl.store.record import ending, versions
 
 if TYPE_CHECKING:
     from dfl.comm.mpi import World
-    from dfl.simulation.loop import Setting
 
 LOG = logging.getLogger("dfl")
 LOG.addHandler(logging.NullHandler())  # else Python prints what no other handler takes
@@ -116,14 +115,19 @@ def listening(world: World, run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def opened(setting: Setting) -> Iterator[None]:
-    """Write down how this rank starts, what it does, and how it ends; a run without a folder has no log.
+def opened(run: Run, world: World, notes: Sequence[str]) -> Iterator[None]:
+    """Write the log of this rank while a run goes on; a run without a folder has none.
+
+    Args:
+        run: the run.
+        world: the ranks.
+        notes: warnings to log first.
 
     Raises:
         InputError: on every rank, if the log of some rank cannot be written.
     """
-    file = None if setting.run.out is None else _open(setting, setting.run.out / "logs")
-    for note in setting.run_info.notes if file and setting.run_info else ():
+    file = None if run.out is None else _open(run, world, run.out / "logs")
+    for note in notes if file else ():
         LOG.warning(note)
     try:
         yield
@@ -136,17 +140,14 @@ def opened(setting: Setting) -> Iterator[None]:
         _close(file)
 
 
-def _open(setting: Setting, folder: Path) -> LogFile:
-    world, file, failed = setting.world, None, 0
+def _open(run: Run, world: World, folder: Path) -> LogFile:
     known = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
     who = f"rank {world.rank} of {world.size}, {world.pulse.doing}"
+    first = f"start: {who}, on {platform.node()}, process {os.getpid()}; {known}"
+    file = None
+    failed = 0
     try:
-        path = folder / f"rank-{world.rank}.log"
-        file = LogFile(
-            path,
-            _level(setting.run),
-            f"start: {who}, on {platform.node()}, process {os.getpid()}; {known}",
-        )
+        file = LogFile(folder / f"rank-{world.rank}.log", _level(run), first)
     except OSError as error:
         failed = error.errno or errno.EIO
     (worst,) = world.smallest(world.rank << 16 | failed if failed else MOST << 16)

@@ -1,4 +1,4 @@
-"""Under what circumstances does a run happen, and how did it end? What run.json holds."""
+"""Contents of run.json: settings, versions, host, and how the run ended."""
 
 from __future__ import annotations
 
@@ -12,38 +12,34 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dfl import __version__
 from dfl.core.errors import DivergedError, InputError, Suspended
-
-if TYPE_CHECKING:
-    from dfl.simulation.loop import Setting
+from dfl.core.version import VERSION
+from dfl.store.callbacks import RunInfo
 
 PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
-"""Whose versions a run depends on, besides Python's and our own."""
+"""Packages whose versions a run depends on, besides Python's and our own."""
 
 
-def circumstances(setting: Setting) -> dict[str, Any]:
-    """What run.json holds at the start: enough to replay the run, and to rebuild its model."""
-    run_info, task = setting.run_info, setting.task
-    assert run_info is not None
+def circumstances(info: RunInfo) -> dict[str, Any]:
+    """Return what run.json holds at the start: enough to replay the run, and to rebuild its model."""
     return {
-        "run": replace(setting.run, resume=None).to_dict(),
+        "run": replace(info.run, resume=None).to_dict(),
         "model": {
-            "own_module": setting.own_module,
-            "shape": list(run_info.shape),
-            "classes": setting.test_sets.classes,
-            "parameters": task.parameter_layout.d,
-            "dtype": str(task.scale.dtype).removeprefix("torch."),
+            "own_module": info.own_module,
+            "shape": list(info.shape),
+            "classes": info.classes,
+            "parameters": info.parameters,
+            "dtype": info.dtype,
         },
         "versions": versions(),
         "git": _checkout(),
         "host": platform.node(),
         "platform": platform.platform(),
-        "ranks": setting.world.size,
-        "threads": setting.run.threads,
-        "device": str(task.device),
+        "ranks": info.layout.ranks,
+        "threads": info.run.threads,
+        "device": info.device,
         "command": shlex.join(sys.orig_argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "seconds": None,
@@ -53,8 +49,8 @@ def circumstances(setting: Setting) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of all that a run depends on."""
-    ours = {"python": platform.python_version(), "dfl": __version__}
+    """Return the versions of all that a run depends on."""
+    ours = {"python": platform.python_version(), "dfl": VERSION}
     return ours | {name: _version(name) for name in PACKAGES}
 
 

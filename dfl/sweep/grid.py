@@ -138,7 +138,7 @@ def _cells(
     Raises:
         InputError: one cannot be run, or is the same as another.
     """
-    from dfl.simulation.loop import check
+    from dfl.simulation.components import check
 
     optional = {name for name, hint in get_type_hints(Run).items() if NoneType in get_args(hint)}
     seen: dict[Run, str] = {}

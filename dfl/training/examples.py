@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,3 +68,13 @@ class Examples:
         return inputs.view(*index.shape, *inputs.shape[1:]), labels.view(
             *index.shape, *labels.shape[1:]
         )
+
+
+def ready(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return floats normalised, as the model takes them; integers are normalised batch by batch."""
+    return normal(inputs, scale, shift) if inputs.is_floating_point() else inputs
+
+
+def as_tensor(values: NDArray[Any]) -> Tensor:
+    """Return an array as a contiguous tensor that shares its memory where it can."""
+    return torch.from_numpy(np.asarray(values, order="C"))

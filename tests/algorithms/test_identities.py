@@ -12,7 +12,7 @@ from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import digits, final, quadratic, spread
 
 
@@ -45,7 +45,7 @@ def test_one_step_without_momentum_is_dpsgd() -> None:
     assert torch.allclose(models(local_steps=1, momentum=0.0, batch_size=0), x, rtol=0, atol=2e-6)
 
 
-def gradient(module: nn.Module, row: Tensor, setting: Setting, i: int) -> Tensor:
+def gradient(module: nn.Module, row: Tensor, setting: Prepared, i: int) -> Tensor:
     """torch's own gradient of peer i's mean loss at `row`, by its modules and autograd."""
     torch.nn.utils.vector_to_parameters(row, module.parameters())
     first, n = int(setting.task.train.starts[i]), int(setting.task.train.sizes[i])
@@ -72,7 +72,7 @@ def test_the_heavy_ball_is_torch_sgd_with_a_new_buffer(engine: str, decay: float
     assert torch.allclose(final(setting, 4)[0], reached, rtol=0, atol=2e-6)
 
 
-def walk(module: nn.Module, optimiser: torch.optim.Optimizer, setting: Setting) -> None:
+def walk(module: nn.Module, optimiser: torch.optim.Optimizer, setting: Prepared) -> None:
     """Seven steps on all examples of the only peer, as torch takes them."""
     train = setting.task.train
     for _ in range(7):
@@ -111,7 +111,7 @@ def test_training_does_not_depend_on_the_company(engine: str, partition: str) ->
         assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])
 
 
-def part(setting: Setting, first: int, stop: int) -> Any:
+def part(setting: Prepared, first: int, stop: int) -> Any:
     """The task as a rank with the peers first..stop-1 sees it."""
     from dataclasses import replace
 

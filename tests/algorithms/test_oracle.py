@@ -136,7 +136,7 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
 def test_independent_starts_leave_copies_at_zero() -> None:
     from dfl.comm.mpi import World
     from dfl.config import Run
-    from dfl.simulation.loop import prepare
+    from dfl.simulation.prepare import prepare
 
     setting = prepare(Run(peers=4, init="independent", bits=4), World())
     state = next(states(setting, 0))

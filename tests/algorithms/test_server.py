@@ -15,7 +15,7 @@ from dfl.comm.net import Net
 from dfl.core.layout import Layout
 from dfl.robust import aggregators
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.quadratic import FEW, centres, digits, final, quadratic
 
@@ -54,7 +54,7 @@ def test_one_step_on_everything_is_fedsgd_and_gradient_descent() -> None:
     assert near(server("pooled", **WHOLE), expected)
 
 
-def descent(setting: Setting, rounds: int) -> Tensor:
+def descent(setting: Prepared, rounds: int) -> Tensor:
     """Gradient descent on all examples, by torch's own modules and autograd."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     x = start(setting.run, setting.task, False)[0][0].clone()
@@ -99,7 +99,7 @@ def test_clipping_that_clips_nothing_is_the_mean(beta: float) -> None:
     assert torch.allclose(clipped, mean, rtol=0, atol=1e-12)
 
 
-def distances(setting: Setting, rounds: int) -> list[float]:
+def distances(setting: Prepared, rounds: int) -> list[float]:
     """How far the server is from the optimum before each round, 8 or so at first."""
     state = setting.algorithm.init(
         *start(setting.run, setting.task, True, True), Net(setting.network, 0)

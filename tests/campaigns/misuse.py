@@ -350,47 +350,63 @@ CASES += [
 
 
 # Reports, generators, and where a run happens.
-class Report:
-    """A report of the caller's that counts what it is told."""
+class Calls(dfl.Callback):
+    """Keeps the names of the methods that were called."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *given: self.told.append(name)
+    def start(self, info: Any) -> None:
+        self.calls.append("start")
 
+    def row(self, row: Any) -> None:
+        self.calls.append("row")
 
-@case("report: an object without methods", "report")
-def _(_: Path) -> Any:
-    return run(report=object())
+    def finish(self, outcome: Any) -> None:
+        self.calls.append("finish")
 
-
-@case("report: a function", "report")
-def _(_: Path) -> Any:
-    return run(report=print)
+    def close(self, error: BaseException | None) -> None:
+        self.calls.append("close")
 
 
-@case("report: one of the caller's", RUNS)
-def _(_: Path) -> Any:
-    report = Report()
-    run(report=report)
-    assert report.told == ["start", "row", "row", "row", "finish", "close"]
+class Failing(Calls):
+    """Raises at the first row."""
 
-
-@case("report: one that raises", RUNS)
-def _(_: Path) -> Any:
-    report: Any = Report()
-
-    def fail(*given: Any) -> None:
+    def row(self, row: Any) -> None:
         raise KeyError("of the caller's own")
 
-    report.row = fail
+
+@case("callbacks: an object without methods", "callbacks")
+def _(_: Path) -> Any:
+    return run(callbacks=[object()])
+
+
+@case("callbacks: a function", "callbacks")
+def _(_: Path) -> Any:
+    return run(callbacks=[print])
+
+
+@case("callbacks: one of the caller's", RUNS)
+def _(_: Path) -> Any:
+    calls = Calls()
+    run(callbacks=[calls])
+    assert calls.calls == ["start", "row", "row", "row", "finish", "close"]
+
+
+@case("callbacks: one of the caller's, with a folder and checkpoints", RUNS)
+def _(folder: Path) -> Any:
+    calls = Calls()
+    run(callbacks=[calls], out=folder / "run", checkpoint_every=1)
+    assert calls.calls == ["start", "row", "row", "row", "finish", "close"]
+
+
+@case("callbacks: one that raises", RUNS)
+def _(_: Path) -> Any:
+    calls = Failing()
     try:
-        run(report=report)
+        run(callbacks=[calls])
     except KeyError:
-        assert report.told == ["start", "close"]
+        assert calls.calls == ["start", "close"]
     else:
         raise AssertionError("nothing was raised")
 

@@ -15,7 +15,7 @@ from dfl.comm.plan import peer_plan
 from dfl.core.layout import Layout
 from dfl.evaluation import metrics
 from dfl.simulation import distribute
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from tests.support.quadratic import digits
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -127,5 +127,5 @@ def test_the_data_set_is_let_go_after_it_was_dealt() -> None:
         setting = prepare(dfl.Run(peers=3, dataset="mnist"), World())
     gc.collect()
     assert loaded[0]() is None
-    assert setting.run_info is not None
-    assert setting.run_info.label_counts.sum() == 1438
+    assert setting.info is not None
+    assert setting.info.label_counts.sum() == 1438

@@ -46,7 +46,7 @@ def same(folder: Path, alone: Path) -> None:
 
 
 PLACES = """
-from dfl.mpi import connect
+from dfl.comm.mpi import connect
 import platform, os
 world = connect()
 os.write(1, f"{world.rank} {platform.node()} {world.beside} {world.smallest(-world.rank)}\\n".encode())

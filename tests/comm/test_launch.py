@@ -211,12 +211,12 @@ def test_an_own_module_on_several_ranks(tmp_path: Path) -> None:
 
 
 FULL = """
-import dfl, dfl.report
+import dfl, dfl.store.run_files
 from pathlib import Path
 import sys
 def full(path, flags):
     raise OSError(28, "No space left on device")
-dfl.reporting.report.no_follow = full
+dfl.store.run_files.no_follow = full
 for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", out=Path(sys.argv[0] + ".run"))):
     pass
 """
@@ -231,15 +231,16 @@ def test_a_full_disk_on_rank_0_ends_the_job(tmp_path: Path) -> None:
 
 
 ONE_SIDED = """
-import dfl, dfl.mpi, dfl.setup
+import dfl, dfl.comm.mpi
 from functools import partialmethod
+from dfl.simulation import prepare
 dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
-known = dfl.simulation.setup.make_exam
-def refuse(run, task, *more):
+known = prepare.make_test_sets
+def refuse(task, *more, **named):
     if task.peers.tolist() == [2]:
         raise dfl.InputError("only rank 2 thinks so")
-    return known(run, task, *more)
-dfl.simulation.setup.make_exam = refuse
+    return known(task, *more, **named)
+prepare.make_test_sets = refuse
 for row in dfl.simulate(dfl.Run(peers=3, rounds=10**6, model="softmax")):
     pass
 """

@@ -18,7 +18,7 @@ from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets import DATASETS, deal, partition
 from dfl.simulation import distribute
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from tests.support.mpirun import mpirun
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -128,7 +128,7 @@ def test_what_everyone_is_told_does_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
     dealt = deal(partition.iid, data, run().settled(1))
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
-    told = distribute.packed(distribute.known_to_all(data, dealt, graph.weights))
+    told = distribute.pack(distribute.known_to_all(data, dealt, graph.weights))
     assert len(told) < data.train_inputs.nbytes
     everyone = [
         distribute.owned(data, dealt, range(first, first + 500)) for first in range(0, PEERS, 500)

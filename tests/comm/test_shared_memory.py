@@ -73,7 +73,7 @@ def test_what_somebody_has_open_or_mapped_stays(tmp_path: Path) -> None:
 
 WAITS = """
 import pathlib, sys, time
-from dfl.mpi import connect
+from dfl.comm.mpi import connect
 rank = connect().rank
 pathlib.Path(sys.argv[1], str(rank)).touch()
 while not pathlib.Path(sys.argv[1], "end").exists():

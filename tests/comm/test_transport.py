@@ -12,8 +12,8 @@ from dfl.comm.net import Net
 from dfl.comm.transport import Network
 from dfl.comm.weighting import weighted_sum
 from dfl.compression.compressors import COMPRESSORS
-from dfl.simulation.loop import Setting, prepare
-from tests.support.quadratic import quadratic, states
+from dfl.simulation.prepare import Prepared, prepare
+from tests.support.quadratic import info, quadratic, states
 
 
 def size(bits: int | None, d: int, block: int = 0) -> int:
@@ -54,7 +54,7 @@ def test_payload_on_a_changing_graph(algorithm: str) -> None:
 def test_the_header_foretells_the_payload() -> None:
     for topology in ("star", "one_peer_exponential"):
         setting = prepare(dfl.Run(peers=8, topology=topology, bits=3, rounds=3), World())
-        foretold = setting.payload_per_round
+        foretold = info(setting).payload_shared
         list(states(setting, 3))
         assert setting.network.payload.sum() == 3 * foretold
 
@@ -65,11 +65,11 @@ def said(network: Network, t: int, slot: str = "x", **more: Any) -> torch.Tensor
 
 
 @pytest.fixture
-def coarse() -> Setting:
+def coarse() -> Prepared:
     return prepare(dfl.Run(peers=4, compressor="quantize:bits=4", algorithm="qdfedavgm"), World())
 
 
-def test_chance_has_an_address(coarse: Setting) -> None:
+def test_chance_has_an_address(coarse: Prepared) -> None:
     network = coarse.network
     once = said(network, 0)
     assert torch.equal(once, said(network, 0))
@@ -84,7 +84,7 @@ def test_chance_has_an_address(coarse: Setting) -> None:
     assert not torch.equal(once, said(other.network, 0))
 
 
-def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
+def test_words_over_edges_have_addresses_of_their_own(coarse: Prepared) -> None:
     net = Net(coarse.network, 0)
     words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
     heard = net.exchange(words, edges=net.edges)
@@ -92,7 +92,7 @@ def test_words_over_edges_have_addresses_of_their_own(coarse: Setting) -> None:
     assert heard.words.shape == (8, 40)
 
 
-def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
+def test_an_average_weighs_what_was_decoded(coarse: Prepared) -> None:
     words = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
     heard = Net(coarse.network, 0).exchange(words)
     expected = torch.from_numpy(coarse.network.weights[0].toarray()).float() @ heard.own
@@ -102,7 +102,7 @@ def test_an_average_weighs_what_was_decoded(coarse: Setting) -> None:
     assert (heard.error > 0).all()
 
 
-def test_the_error_of_silence_is_zero(coarse: Setting) -> None:
+def test_the_error_of_silence_is_zero(coarse: Prepared) -> None:
     assert Net(coarse.network, 0).exchange(torch.zeros(4, 9)).error.tolist() == [0.0] * 4
 
 

@@ -16,8 +16,8 @@ SLOW = """
 import sys, time, dfl
 from dfl import datasets
 from pathlib import Path
-from dfl.report import Folder
-digits, finish, out = datasets.DATASETS["digits"], Folder.finish, Path(sys.argv[1])
+from dfl.store.run_files import RunFiles
+digits, finish, out = datasets.DATASETS["digits"], RunFiles.finish, Path(sys.argv[1])
 def slow(directory):
     time.sleep(6)
     print("shown", len(list((out / "heartbeats").iterdir())), flush=True)
@@ -26,7 +26,7 @@ def draw(self, *given):
     time.sleep(6)
     finish(self, *given)
 datasets.DATASETS["digits"] = slow
-Folder.finish = draw
+RunFiles.finish = draw
 for row in dfl.simulate(dfl.Run(peers=3, rounds=2, timeout=2, out=out)):
     pass
 """

@@ -15,7 +15,7 @@ import pytest
 from dfl.config import Run
 from dfl.core.parse import KINDS as VALUES
 from dfl.core.registry import flag, options
-from dfl.simulation.loop import components
+from dfl.simulation.components import components
 from tests.conftest import Command
 
 KINDS = components()

@@ -19,7 +19,7 @@ import dfl
 from dfl.config import Run
 from dfl.core.registry import describe, flag, options
 from dfl.run import _new_folder
-from dfl.simulation.loop import components
+from dfl.simulation.components import components
 from tests.conftest import Command
 
 KINDS = components()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import dfl
 from dfl.config import GOALS, Run
 from dfl.core.registry import Component, options
-from dfl.simulation.loop import components
+from dfl.simulation.components import components
 
 KINDS: dict[str, st.SearchStrategy[str]] = {
     "int": st.sampled_from(["0", "1", "2", "3", "4", "7", "16", "-1"]),

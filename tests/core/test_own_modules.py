@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import dfl
 from dfl.comm.mpi import World
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 
 ENGINES = ["loop", "batched"]
 FEW: dict[str, Any] = {

@@ -16,8 +16,8 @@ from dfl.comm.transport import Network
 from dfl.core.errors import InputError
 from dfl.environment.link_models import CLASSES, LINK_MODELS
 from dfl.reporting import plots
-from dfl.simulation.loop import prepare
-from dfl.simulation.watch import COLUMNS
+from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.prepare import prepare
 from tests.comm.test_transport import size
 from tests.conftest import Command
 from tests.support.mpirun import mpirun

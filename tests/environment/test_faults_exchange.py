@@ -16,7 +16,7 @@ from dfl import Data, InputError, Run
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from tests.algorithms.test_oracle import dense, sgd
 from tests.support.quadratic import Point, centres, final, half_square, quadratic, spread, states
 from topologies import TOPOLOGIES
@@ -25,7 +25,7 @@ GRAPHS = ("ring", "star", "exponential", "one_peer_exponential", "small_world:k=
 SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
 
 
-def fate(setting: Setting, t: int) -> tuple[Tensor, Tensor, Tensor]:
+def fate(setting: Prepared, t: int) -> tuple[Tensor, Tensor, Tensor]:
     """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to i."""
     sky, P = setting.network.fault_effects(t), setting.layout.peers
     up = torch.from_numpy(sky.up)
@@ -35,7 +35,7 @@ def fate(setting: Setting, t: int) -> tuple[Tensor, Tensor, Tensor]:
     return up, both, both & arrive
 
 
-def trained(setting: Setting, x: Tensor, up: Tensor) -> Tensor:
+def trained(setting: Prepared, x: Tensor, up: Tensor) -> Tensor:
     """Heavy ball for those who are up."""
     return torch.where(up[:, None], sgd(x, centres(setting), 0.1, 0.0, 3), x)
 
@@ -115,7 +115,7 @@ ROW_STOCHASTIC = ("star", "barabasi_albert:m=2", "directed")
 """Graphs on which uniform weights, or those of a file, are not doubly stochastic."""
 
 
-def row_stochastic(topology: str, folder: Path, **settings: Any) -> Setting:
+def row_stochastic(topology: str, folder: Path, **settings: Any) -> Prepared:
     """A run with such weights; `directed` is a file of weights on a graph of which many edges have no way back."""
     if topology == "directed":
         hears = np.eye(8) + np.eye(8, k=1) + np.eye(8, k=-7) + np.eye(8, k=3)
@@ -224,8 +224,8 @@ def test_a_round_in_which_some_only_hear_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned: bool) -> None:
     setting = quadratic(**{"algorithm": "qdfedavgm", "peers": 16, "rounds": 200, **more})
-    assert setting.run_info is not None
-    assert any(f"--faults {more['faults']}" in note for note in setting.run_info.notes) == warned
+    assert setting.info is not None
+    assert any(f"--faults {more['faults']}" in note for note in setting.info.notes) == warned
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, None])

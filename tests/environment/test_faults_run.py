@@ -18,16 +18,16 @@ from dfl.comm.net import Net
 from dfl.reporting.terminal import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.batches import batches, groups
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
 from tests.algorithms.test_oracle import sgd as heavy_ball
 from tests.conftest import Command
-from tests.support.quadratic import centres, digits, final, quadratic, states
+from tests.support.quadratic import centres, digits, final, info, quadratic, states
 
 
-def taking_part(setting: Setting, t: int) -> tuple[list[int], list[int]]:
+def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
     """Whom the server's word reaches in a round, and whose word then reaches the server, where all are asked."""
     sky, everyone = setting.network.fault_effects(t), np.arange(setting.layout.peers)
     reached = everyone[sky.up & sky.arrive(setting.layout.peers, everyone)]
@@ -193,9 +193,9 @@ def test_a_run_says_who_is_up_and_what_is_lost() -> None:
 
 
 def test_the_header_names_the_faults() -> None:
-    shown = dict(header(digits(faults="outage:p=0.2+stragglers")))
+    shown = dict(header(info(digits(faults="outage:p=0.2+stragglers"))))
     assert shown["faults"] == "outage:p=0.2+stragglers"
-    assert "faults" not in dict(header(digits()))
+    assert "faults" not in dict(header(info(digits())))
 
 
 def test_no_faults_cost_nothing() -> None:
@@ -243,7 +243,7 @@ def test_a_dry_run_knows_of_the_copies_per_edge() -> None:
     said = []
     for faults in ("none", "link_loss"):
         console = Console(file=io.StringIO(), width=200)
-        Terminal(console).dry_run(digits(bits=8, faults=faults, topology="complete"))
+        Terminal(console).dry_run(info(digits(bits=8, faults=faults, topology="complete")))
         assert isinstance(console.file, io.StringIO)
         said.append(re.findall(r"about ([0-9.]+) ", console.file.getvalue())[0])
     assert float(said[1]) > float(said[0])

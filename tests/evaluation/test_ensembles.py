@@ -21,6 +21,7 @@ from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble, tally
 from dfl.reporting import plots
 from dfl.run import _asked
+from dfl.simulation import monitor
 from dfl.training.examples import normal
 from dfl.training.task import Task
 from experiments import lab
@@ -135,7 +136,7 @@ def test_a_planted_vote() -> None:
         ([0, 1, 0, 2], 0.5, 0.5),
     ):
         heard = room(3)
-        heard.hear([PLANTED], torch.tensor(labels))
+        heard.add([PLANTED], torch.tensor(labels))
         assert heard.figures(0.1) == {"accuracy_ensemble": mean, "accuracy_vote": vote}, labels
 
 
@@ -146,7 +147,7 @@ def test_a_peer_that_cannot_decide_votes_for_the_lowest_label() -> None:
 
 def test_liars_are_not_heard() -> None:
     heard = room(3, attackers=(0,))
-    heard.hear([PLANTED[:2], PLANTED[2:]], torch.tensor([1, 0, 0, 1]))
+    heard.add([PLANTED[:2], PLANTED[2:]], torch.tensor([1, 0, 0, 1]))
     assert heard.figures(0.1) == {
         "accuracy_ensemble": 1.0,
         "accuracy_vote": 1.0,
@@ -155,10 +156,10 @@ def test_liars_are_not_heard() -> None:
 
 def test_what_is_said_is_passed_on_and_one_row_may_stand_for_all() -> None:
     heard, labels = room(4), torch.tensor([0, 1, 2, 1])
-    passed = heard.hear((part for part in [PLANTED[:1]]), labels)
+    passed = heard.add((part for part in [PLANTED[:1]]), labels)
     assert len(passed) == 1
     assert torch.equal(passed[0], PLANTED[:1])
-    heard.hear([PLANTED[:1]], torch.tensor([1, 1, 1, 1]))
+    heard.add([PLANTED[:1]], torch.tensor([1, 1, 1, 1]))
     assert heard.figures(0.1) == {
         "accuracy_ensemble": 0.5,
         "accuracy_vote": 0.5,
@@ -170,7 +171,7 @@ def test_the_mean_is_taken_in_float64_and_in_peer_order() -> None:
     """In float32 the small number is lost beside the large ones."""
     outputs = torch.tensor([[[1e8, 1e8]], [[0.0, 1.0]], [[-1e8, -1e8]]])
     heard = room(3)
-    heard.hear([outputs], torch.tensor([1]))
+    heard.add([outputs], torch.tensor([1]))
     assert heard.figures(0.1)["accuracy_ensemble"] == 1
     wide = np.random.default_rng(0).normal(size=(9, 700, 10))  # more than a block
     mean = room(9)._mean(wide)
@@ -209,8 +210,8 @@ def test_a_rank_without_peers_listens() -> None:
         Ensemble(Halves(rank, kept), layout, layout.group(np.arange(1), rank)) for rank in (0, 1)
     ]
     assert [len(each.honest.here) for each in ranks] == [0, 1]
-    ranks[1].hear([PLANTED[:1]], labels)
-    assert ranks[0].hear([], labels) == []
+    ranks[1].add([PLANTED[:1]], labels)
+    assert ranks[0].add([], labels) == []
     assert ranks[0].figures(0.1) == {"accuracy_ensemble": 0.75, "accuracy_vote": 0.75}
 
 
@@ -239,13 +240,12 @@ def test_models_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_examples_with_a_trigger_are_not_heard() -> None:
     setting = digits(attack="backdoor:peers=0", ensemble=True)
-    together = Ensemble.of(setting)
-    assert together is not None
+    nobody = np.array([], np.int64)
+    together = Ensemble.of(setting.world, setting.layout, nobody)
     assert "backdoor_success" in (
-        metrics.measure(list(states(setting, 1))[-1], setting, together) or {}
+        monitor.measure(list(states(setting, 1))[-1], setting, together) or {}
     )
-    assert together.heard == len(setting.test_sets.labels) == 359
-    assert Ensemble.of(digits()) is None
+    assert together.examples == len(setting.test_sets.labels) == 359
 
 
 def test_labels_that_are_no_classes_have_no_ensemble() -> None:

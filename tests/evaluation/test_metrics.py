@@ -15,14 +15,15 @@ from dfl.datasets.data import Data
 from dfl.evaluation import metrics
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
-from dfl.simulation.loop import Setting, prepare
-from dfl.simulation.watch import COLUMNS
+from dfl.simulation import monitor
+from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import states
 
 ENGINES = ("batched", "loop")
 
 
-def trained(**settings: Any) -> tuple[Setting, Any]:
+def trained(**settings: Any) -> tuple[Prepared, Any]:
     run = dfl.Run(
         **{
             "peers": 5,
@@ -37,14 +38,14 @@ def trained(**settings: Any) -> tuple[Setting, Any]:
     return setting, last
 
 
-def probabilities(row: Tensor, setting: Setting, inputs: Tensor) -> np.ndarray[Any, Any]:
+def probabilities(row: Tensor, setting: Prepared, inputs: Tensor) -> np.ndarray[Any, Any]:
     """Softmax regression by hand: the row is 10x64 weights, then 10 biases."""
     x = (inputs.flatten(1).double() * setting.task.scale + setting.task.shift).double()
     logits = x @ row[:640].view(10, 64).double().T + row[640:].double()
     return torch.softmax(logits, 1).numpy()
 
 
-def own(setting: Setting, examples: Any, i: int) -> tuple[Tensor, Tensor]:
+def own(setting: Prepared, examples: Any, i: int) -> tuple[Tensor, Tensor]:
     first = int(examples.starts[i])
     part = slice(first, first + int(examples.sizes[i]))
     return examples.inputs[part], examples.labels[part]
@@ -53,7 +54,7 @@ def own(setting: Setting, examples: Any, i: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_peer_is_measured_on_its_own(engine: str) -> None:
     setting, last = trained(engine=engine)
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     test_sets, everything = setting.test_sets, np.arange(10)
     for i, row in enumerate(last.x):
@@ -75,7 +76,7 @@ def test_every_peer_is_measured_on_its_own(engine: str) -> None:
 
 def test_the_row_sums_the_peers_up() -> None:
     setting, last = trained(bits=4)
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     row = metrics.summary(peers, setting.algorithm.columns)
     accuracy = peers["accuracy"]
@@ -83,7 +84,7 @@ def test_the_row_sums_the_peers_up() -> None:
         accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
     )  # fmt: skip
     assert row["quantization_error"] == float(last.error.max())
-    assert metrics.traffic(peers, setting) == {"payload_bytes": setting.network.payload.sum()}
+    assert monitor.traffic(peers, None) == {"payload_bytes": setting.network.payload.sum()}
 
 
 def test_consensus_distance_and_mean_model() -> None:
@@ -105,10 +106,10 @@ def test_equal_rows_are_measured_like_different_ones() -> None:
 
 def test_more_examples_and_peers_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     setting, last = trained()
-    whole = metrics.measure(last, setting)
+    whole = monitor.measure(last, setting)
     monkeypatch.setattr(metrics, "CHUNK", 37)
     monkeypatch.setattr(metrics, "LANES", 2)
-    parts = metrics.measure(last, setting)
+    parts = monitor.measure(last, setting)
     assert whole is not None
     assert parts is not None
     for name in whole:
@@ -130,7 +131,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     setting, last = trained(eval_examples=203)
     again, _ = trained(eval_examples=203)
     other, _ = trained(eval_examples=203, seed=1)
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     everything, chosen = setting.task.train, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))

@@ -12,7 +12,7 @@ import torch
 from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.core.layout import Layout
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from experiments import benchmark_limits, codec, floors, limits
 from tests.experiments.test_experiments import launch as run_page
 from tests.support.mpirun import mpirun
@@ -207,7 +207,7 @@ def test_buffers_hold_what_is_sent() -> None:
 
 BARE = """
 import numpy as np
-from dfl.mpi import connect
+from dfl.comm.mpi import connect
 from experiments.floors import _bare
 world = connect()
 counts = {other: 1 for other in range(world.size) if other != world.rank}

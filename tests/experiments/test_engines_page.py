@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dfl.comm.mpi import World
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from experiments import engines
 from experiments.stopwatch import WORK, examples, seconds
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from dfl.comm.mpi import connect
 from dfl.comm.transport import Network
 from dfl.core.errors import InputError
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from experiments import robust_fltrust2021 as page_of
 from experiments.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.experiments.test_experiments import launch

@@ -17,7 +17,7 @@ from dfl.models.layers import Dropout
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from dfl.training.batches import batches, groups
 from dfl.training.gradients import masks
 from dfl.training.sgd import sgd

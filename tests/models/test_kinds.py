@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dfl import InputError, Run, load, simulate
 from dfl.comm.mpi import World
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.mpirun import mpirun
 from tests.support.quadratic import final, states
@@ -48,7 +48,7 @@ def kinds() -> list[nn.Module]:
     return [Half(True), Half(False, 12)]
 
 
-def setting_of(modules: Sequence[nn.Module], **settings: Any) -> Setting:
+def setting_of(modules: Sequence[nn.Module], **settings: Any) -> Prepared:
     return prepare(Run(**{**FEW, **settings}), World(), modules)
 
 

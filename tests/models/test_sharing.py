@@ -11,11 +11,11 @@ from dfl import Data, Run
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.core.errors import InputError
-from dfl.evaluation import metrics
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import merge_shared, shared_names, split_shared
 from dfl.models.zoo import MODELS
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation import monitor
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, states
 
@@ -129,7 +129,7 @@ def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None
     assert whole.network.payload.tolist() == pattern.network.payload.tolist()
 
 
-def by_hand(setting: Setting, rounds: int, mix: Tensor) -> Tensor:
+def by_hand(setting: Prepared, rounds: int, mix: Tensor) -> Tensor:
     """X = W @ sgd(X) in the shared coordinates, X = sgd(X) in the others."""
     x, s = next(states(setting, 0)).x, setting.task.parameter_layout.shared
     for t in range(rounds):
@@ -232,13 +232,13 @@ def test_refusals(settings: dict[str, Any], said: str) -> None:
 def test_figures_of_a_split_run_are_of_every_peer() -> None:
     setting = digits(algorithm="fedavg", share="head:1", **MLP)
     last = list(states(setting, 2))[-1]
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     assert len(np.unique(peers["accuracy"])) > 1
-    models = metrics.models(last, setting)
+    models = monitor.gathered(last, setting.world)
     assert models is not None
     assert models.shape == (6, setting.task.parameter_layout.d)
-    distance, mean = metrics.apart(last, setting)
+    distance, mean = monitor.consensus(last, setting)
     assert distance > 0
     assert mean is not None
     assert torch.equal(mean[: setting.task.parameter_layout.shared], last.w[0])

@@ -133,7 +133,7 @@ def test_mpi_takes_tensors_as_they_are(world: World) -> None:
 def test_wire_is_what_mpi_was_handed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count at the call into mpi4py itself."""
     import dfl
-    from dfl.simulation.loop import prepare
+    from dfl.simulation.prepare import prepare
     from tests.support.quadratic import states
 
     handed = [0]

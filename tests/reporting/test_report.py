@@ -11,19 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import dfl
 from dfl.comm.mpi import World
 from dfl.core.files import atomically
-from dfl.reporting.report import Report
-from dfl.simulation.loop import Setting, prepare
-from dfl.simulation.watch import COLUMNS
+from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import manifest
 from dfl.store.results import Result
 from dfl.store.run_directory import OUTPUTS, claim
+from dfl.store.run_files import RunFiles
 
 PEERS = [
     "peer",
@@ -54,7 +53,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, float
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path) -> Prepared:
     return prepare(small(out=tmp_path / "run"), World())
 
 
@@ -185,6 +184,15 @@ def test_unfinished_run_has_rows_but_no_models(tmp_path: Path) -> None:
     assert (record["exit"], record["ending"]) == (130, "interrupted")
 
 
+def started(prepared: Prepared, folder: Path) -> RunFiles:
+    """The callback that writes a folder, started."""
+    assert prepared.info
+    assert prepared.progress
+    files = RunFiles(folder, prepared.progress)
+    files.start(prepared.info)
+    return files
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -196,11 +204,10 @@ def test_unfinished_run_has_rows_but_no_models(tmp_path: Path) -> None:
         (GeneratorExit(), 130),
     ],
 )
-def test_exit_codes(setting: Setting, error: BaseException | None, code: int) -> None:
-    report = Report(setting.run.out)
-    report.start(setting)
-    report.close(error)
+def test_exit_codes(setting: Prepared, error: BaseException | None, code: int) -> None:
     assert setting.run.out is not None
+    files = started(setting, setting.run.out)
+    files.close(error)
     record = dfl.load(setting.run.out).record
     assert record["exit"] == code
     assert str(error or "") in record["ending"]
@@ -276,23 +283,23 @@ def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_runs_are_not_overwritten(setting: Setting, name: str) -> None:
+def test_runs_are_not_overwritten(setting: Prepared, name: str) -> None:
     folder = setting.run.out
     assert folder is not None
     claim(folder)
     (folder / name).write_text("precious")
     with pytest.raises(dfl.InputError, match="holds a run already") as caught:
-        Report(folder).start(setting)
+        started(setting, folder)
     assert str(folder) in str(caught.value)
     assert sorted(each.name for each in folder.iterdir()) == [".dfl", name]
     assert (folder / name).read_text() == "precious"
 
 
-def test_folder_that_cannot_be(setting: Setting, tmp_path: Path) -> None:
+def test_folder_that_cannot_be(setting: Prepared, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         with pytest.raises(dfl.InputError, match=f"--out {folder} cannot be written to"):
-            Report(folder).start(setting)
+            started(setting, folder)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -340,18 +347,3 @@ def test_figures_are_drawn(done: tuple[list[dict[str, float]], Result]) -> None:
         "accuracy_by_bytes", "accuracy_by_round", "consensus_distance", "graph", "label_distribution",
     ]  # fmt: skip
     assert all(each.read_bytes().startswith(b"\x89PNG") for each in figures)
-
-
-def test_report_of_nothing_is_silent(setting: Setting) -> None:
-    report = Report(None)
-    calls: list[Callable[[], None]] = [
-        lambda: report.start(setting),
-        lambda: report.tick(1),
-        lambda: report.row({"round": 2}),
-        lambda: report.finish({}, np.zeros((4, 385))),
-        lambda: report.close(None),
-    ]
-    for call in calls:
-        call()
-    assert setting.run.out is not None
-    assert not setting.run.out.exists()

@@ -10,11 +10,11 @@ from rich.console import Console
 
 import dfl
 from dfl.comm.mpi import World
-from dfl.reporting.report import Report
 from dfl.reporting.terminal import Terminal, size
-from dfl.simulation.loop import Setting, prepare
-from dfl.simulation.watch import COLUMNS
+from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.prepare import Prepared, prepare
 from tests.reporting.test_report import small
+from tests.support.quadratic import info
 
 
 def screen(tty: bool = False) -> tuple[Terminal, io.StringIO]:
@@ -26,19 +26,19 @@ def screen(tty: bool = False) -> tuple[Terminal, io.StringIO]:
 def shown(run: dfl.Run, tty: bool = False) -> str:
     """What the user sees of a run."""
     terminal, text = screen(tty)
-    for _ in dfl.simulate(run, report=Report(run.out, terminal)):
+    for _ in dfl.simulate(run, callbacks=[terminal]):
         pass
     return text.getvalue()
 
 
 def dry(run: dfl.Run) -> str:
     terminal, text = screen()
-    terminal.dry_run(prepare(run, World()))
+    terminal.dry_run(info(prepare(run, World())))
     return text.getvalue()
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting() -> Prepared:
     return prepare(small(), World())
 
 
@@ -70,19 +70,18 @@ def test_bar_on_a_terminal() -> None:
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
 
 
-def test_bar_is_closed_by_an_error(setting: Setting) -> None:
+def test_bar_is_closed_by_an_error(setting: Prepared) -> None:
     terminal, text = screen(tty=True)
-    report = Report(None, terminal)
-    report.start(setting)
-    report.tick(1)
-    report.close(ValueError("oh"))
+    terminal.start(info(setting))
+    terminal.round(1)
+    terminal.close(ValueError("oh"))
     assert text.getvalue().endswith("\n\x1b[?25h")
     assert "oh" not in text.getvalue()
 
 
-def test_messages_that_do_not_contract_are_warned_of_once(setting: Setting) -> None:
+def test_messages_that_do_not_contract_are_warned_of_once(setting: Prepared) -> None:
     terminal, text = screen()
-    terminal.start(setting)
+    terminal.start(info(setting))
     row = dict.fromkeys(COLUMNS, 0.0)
     for t, error in enumerate((0.0, 0.5, 1.0, 2.0)):
         terminal.row(row | {"round": t, "quantization_error": error})

@@ -15,8 +15,9 @@ from dfl.evaluation import metrics
 from dfl.robust.aggregators import AGGREGATORS, Updates
 from dfl.robust.attacks import ATTACKS
 from dfl.robust.attacks.blind import SignFlip
+from dfl.simulation import monitor
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting
+from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.reporting.test_report import small
@@ -32,7 +33,7 @@ RULES = {
 }
 
 
-def spoken(setting: Setting, **threat_model: Any) -> Setting:
+def spoken(setting: Prepared, **threat_model: Any) -> Prepared:
     """The setting with another manner of speaking."""
     setting.network.threat_model = setting.network.threat_model._replace(**threat_model)
     return setting
@@ -139,15 +140,15 @@ def test_poisoned_examples_are_the_liars_only() -> None:
 def test_figures_are_over_the_honest() -> None:
     setting = digits(attack="sign_flip:peers=0+4")
     *_, last = states(setting, 3)
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     assert peers["is_attacker"].tolist() == [1, 0, 0, 0, 1, 0]
     row, honest = metrics.summary(peers, ()), [1, 2, 3, 5]
     assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
     assert row["accuracy_min"] == peers["accuracy"][honest].min()
-    apart, mean = metrics.apart(last, setting)
+    distance, mean = monitor.consensus(last, setting)
     x = last.x[honest].double()
-    assert apart == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
+    assert distance == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
     assert mean is not None
     assert torch.allclose(mean.double(), x.mean(0), atol=1e-6)
 
@@ -159,7 +160,7 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     assert set(labels.tolist()) == {3}
     assert len(labels) == (setting.test_sets.labels != 3).sum()
     *_, last = states(setting, 2)
-    peers = metrics.measure(last, setting)
+    peers = monitor.measure(last, setting)
     assert peers is not None
     said = setting.task.outputs(
         setting.task.parameter_layout.views(last.x), setting.task.inputs(inputs), each=False

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from dfl import InputError, Run, load, simulate
 from dfl.comm.mpi import World
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import prepare
+from dfl.simulation.prepare import prepare
 from tests.support.mpirun import mpirun
 
 FEW: dict[str, Any] = {

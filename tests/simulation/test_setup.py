@@ -15,8 +15,8 @@ from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.datasets.partition import DataSplit
 from dfl.simulation import cost, distribute, initialization
-from dfl.simulation.loop import Setting, prepare
-from tests.support.quadratic import digits, points
+from dfl.simulation.prepare import Prepared, prepare
+from tests.support.quadratic import digits, info, points
 
 
 def data(n: int = 24, classes: int = 3) -> Data:
@@ -31,7 +31,7 @@ def data(n: int = 24, classes: int = 3) -> Data:
     )
 
 
-def own(module: nn.Module | None = None, given: Data | None = None, **settings: Any) -> Setting:
+def own(module: nn.Module | None = None, given: Data | None = None, **settings: Any) -> Prepared:
     return prepare(
         dfl.Run(**{"peers": 4, **settings}), World(), module or nn.Linear(4, 3), given or data()
     )
@@ -55,7 +55,7 @@ def test_arrays_survive_the_way_between_ranks() -> None:
         "b": np.array(0.5),
         "c": np.zeros((0, 4), np.float32),
     }
-    back = distribute.unpack(distribute.packed(arrays))
+    back = distribute.unpack(distribute.pack(arrays))
     assert set(back) == set(arrays)
     for name, value in arrays.items():
         np.testing.assert_array_equal(back[name], value)
@@ -64,8 +64,9 @@ def test_arrays_survive_the_way_between_ranks() -> None:
 
 def test_matrices_survive_the_way_between_ranks() -> None:
     setting = digits(topology="one_peer_exponential", peers=8)
-    assert setting.run_info is not None
-    for told, made in zip(setting.network.weights, setting.run_info.graph.weights, strict=True):
+    graph = info(setting).graph
+    assert graph
+    for told, made in zip(setting.network.weights, graph.weights, strict=True):
         np.testing.assert_array_equal(told.toarray(), made.toarray())
 
 
@@ -96,8 +97,8 @@ def test_more_test_examples_than_there_are() -> None:
 
 def test_a_lone_peer_is_told_that_it_is_alone() -> None:
     setting = own(peers=1)
-    assert setting.run_info is not None
-    assert any("one peer talks to nobody" in note for note in setting.run_info.notes)
+    assert setting.info is not None
+    assert any("one peer talks to nobody" in note for note in setting.info.notes)
 
 
 def test_notes_reach_callers_from_python() -> None:
@@ -108,8 +109,8 @@ def test_notes_reach_callers_from_python() -> None:
 def test_weights_of_a_file_are_said_to_be_those_of_the_file(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "w.csv", np.full((4, 4), 0.25), delimiter=",")
     setting = own(topology=f"edges:path={tmp_path / 'w.csv'}", mixing="lazy")
-    assert setting.run_info is not None
-    assert any("no mixing rule is applied" in note for note in setting.run_info.notes)
+    assert setting.info is not None
+    assert any("no mixing rule is applied" in note for note in setting.info.notes)
     np.testing.assert_allclose(setting.network.weights[0].toarray(), 0.25)
 
 
@@ -194,7 +195,7 @@ def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
 def test_doubles_stay_doubles() -> None:
     setting = prepare(dfl.Run(peers=3), World(), nn.Linear(4, 3).double(), data())
     assert initialization.start(setting.run, setting.task, True)[0].dtype == torch.float64
-    assert setting.payload_per_round == 15 * 8 * 6
+    assert info(setting).payload_shared == 15 * 8 * 6
     assert points(3, 2).classes == 0
 
 
@@ -206,4 +207,4 @@ def test_sizes_are_counted_by_peer() -> None:
 
 def test_the_payload_of_a_directed_graph_counts_every_arc() -> None:
     setting = digits(topology="exponential", peers=8)
-    assert setting.payload_per_round == 8 * 3 * setting.task.parameter_layout.d * 4
+    assert info(setting).payload_shared == 8 * 3 * setting.task.parameter_layout.d * 4

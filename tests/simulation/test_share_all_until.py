@@ -16,7 +16,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import cost
 from dfl.simulation.setup import make_module
 from dfl.training.sgd import sgd
-from tests.support.quadratic import digits, final, states
+from tests.support.quadratic import digits, final, info, states
 
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
 
@@ -135,4 +135,4 @@ def test_everyone_can_be_told() -> None:
     assert chosen.network.told.sum() == 3 * 3 * 4 * s
     assert everyone.network.told.tolist() == [3 * 4 * s] * 6
     assert chosen.network.parameters == everyone.network.parameters == 3 * 9 * s
-    assert everyone.payload_per_round == (3 + 6) * 4 * s
+    assert info(everyone).payload_shared == (3 + 6) * 4 * s

@@ -15,11 +15,11 @@ import torch
 import dfl
 from dfl.comm.mpi import World
 from dfl.datasets.data import Data
-from dfl.reporting.report import Folder, Report
-from dfl.simulation import checkpointing
-from dfl.simulation.loop import prepare
-from dfl.store import checkpoint_files, manifest
+from dfl.simulation.prepare import prepare
+from dfl.store import checkpoint_files, manifest, progress
+from dfl.store.progress import progress_of
 from dfl.store.results import load
+from dfl.store.run_files import RunFiles
 from tests.models.test_kinds import Half
 from tests.support.stopping import crash, record, same
 
@@ -211,12 +211,10 @@ def test_a_state_that_is_no_longer_finite_is_never_kept(tmp_path: Path) -> None:
 
 def test_another_version_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crash(small(out=tmp_path / "run"), 4)
-    monkeypatch.setattr(checkpointing, "versions", lambda: {"torch": "9", "mpi4py": "0"})
+    monkeypatch.setattr(progress, "versions", lambda: {"torch": "9", "mpi4py": "0"})
     last = checkpoint_files.find(tmp_path / "run")
     assert last
-    (note,) = checkpointing.begun(
-        small(resume=tmp_path / "run"), last, (), last.content["data"]
-    ).notes
+    (note,) = progress_of(small(resume=tmp_path / "run"), last, (), last.content["data"]).notes
     assert note.startswith("the checkpoint is of torch 2.")
     assert note.endswith(", now 9: last bits may differ")
 
@@ -228,8 +226,10 @@ def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
     setting = prepare(late, World())
     list(dfl.simulate(late))
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    with pytest.raises(dfl.InputError, match="has been gone on with meanwhile: ask for it again"):
-        Report(tmp_path / "run").start(setting)
+    with pytest.raises(dfl.InputError, match="another program resumed this run meanwhile"):
+        assert setting.info
+        assert setting.progress
+        RunFiles(tmp_path / "run", setting.progress).start(setting.info)
     assert {
         file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
     } == before
@@ -259,7 +259,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
 def test_without_rows_there_is_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dfl.reporting.report.Folder.row", lambda *given: None)
+    monkeypatch.setattr("dfl.store.run_files.RunFiles.row", lambda *given: None)
     with pytest.raises(dfl.InputError, match=r"metrics.csv was removed or changed"):
         list(dfl.simulate(small(out=tmp_path / "run")))
 
@@ -299,8 +299,8 @@ def test_rows_that_are_damaged_are_written_again(
     list(dfl.simulate(replace(run, out=tmp_path / "whole")))
     damage(tmp_path / "cut" / "metrics.csv")
     setting = prepare(dfl.resumed(tmp_path / "cut"), World())
-    assert setting.run_info
-    assert any("metrics.csv" in note for note in setting.run_info.begun.notes)
+    assert setting.progress
+    assert any("metrics.csv" in note for note in setting.progress.notes)
     list(dfl.simulate(dfl.resumed(tmp_path / "cut")))
     same(tmp_path / "whole", tmp_path / "cut")
 
@@ -343,15 +343,15 @@ def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(tmp_path: Path, na
 def test_rows_that_vanish_during_a_run_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, damage: Callable[[Path], None]
 ) -> None:
-    known, seen = getattr(Folder, end), list[object]()
+    known, seen = getattr(RunFiles, end), list[object]()
 
-    def late(self: Folder, *given: Any) -> None:
+    def late(self: RunFiles, *given: Any) -> None:
         seen.append(given)
         if end == "finish" or len(seen) == 3:
             damage(tmp_path / "run" / "metrics.csv")
         known(self, *given)
 
-    monkeypatch.setattr(Folder, end, late)
+    monkeypatch.setattr(RunFiles, end, late)
     with pytest.raises(dfl.InputError, match=r"metrics\.csv was removed or changed"):
         list(dfl.simulate(small(out=tmp_path / "run")))
     assert record(tmp_path / "run")["exit"] == 2

@@ -133,7 +133,7 @@ def test_a_failure_is_written_down_with_where_it_was(
     def broken(*given: Any) -> int:
         raise RuntimeError("deliberately broken")
 
-    monkeypatch.setattr("dfl.simulation.loop._agreed", broken)
+    monkeypatch.setattr("dfl.simulation.loop._agree", broken)
     with pytest.raises(RuntimeError):
         list(dfl.simulate(run(tmp_path / "run")))
     level, text = logged(tmp_path / "run")[-1]

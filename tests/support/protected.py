@@ -12,7 +12,7 @@ from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.datasets.data import Data
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.batches import batches, groups
 from dfl.training.objectives import RepresentationObjective
 from dfl.training.task import Task
@@ -49,7 +49,7 @@ def one_attribute() -> Data:
     return replace(data, **first, protected=("left",))
 
 
-def setting(module: nn.Module | None = None, data: Data | None = None, **more: Any) -> Setting:
+def setting(module: nn.Module | None = None, data: Data | None = None, **more: Any) -> Prepared:
     """Five peers, ready to start."""
     few = {"peers": 5, "model": MODEL, "batch_size": 4, "lr": 0.1, "init": "independent"}
     return prepare(Run(**{**few, **more}), World(), module, data or shaded())

@@ -12,7 +12,8 @@ from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
+from dfl.store.callbacks import RunInfo
 
 H = 0.7
 
@@ -38,14 +39,14 @@ def points(peers: int, d: int) -> Data:
     return Data(c, labels, c[:1], labels[:1], classes=0)
 
 
-def quadratic(d: int = 5, **settings: Any) -> Setting:
+def quadratic(d: int = 5, **settings: Any) -> Prepared:
     """A run on points of d coordinates, ready to start."""
     run = Run(**{"peers": 8, "momentum": 0.0, "lr": 0.1, "local_epochs": 3, **settings})
     assert run.peers is not None
     return prepare(run, World(), Point(d), points(run.peers, d), half_square)
 
 
-def states(setting: Setting, rounds: int) -> Iterator[Any]:
+def states(setting: Prepared, rounds: int) -> Iterator[Any]:
     """The states after round 0, 1, …; the first is the start."""
     network = setting.network
     state = setting.algorithm.init(
@@ -59,13 +60,13 @@ def states(setting: Setting, rounds: int) -> Iterator[Any]:
         yield state
 
 
-def final(setting: Setting, rounds: int) -> Tensor:
+def final(setting: Prepared, rounds: int) -> Tensor:
     """The models (P, d) after some rounds."""
     x: Tensor = list(states(setting, rounds))[-1].x
     return x
 
 
-def centres(setting: Setting) -> Tensor:
+def centres(setting: Prepared) -> Tensor:
     """(P, d), the point that each peer holds."""
     return setting.task.train.inputs
 
@@ -78,6 +79,12 @@ def spread(x: Tensor) -> float:
 FEW = {"model": "mlp:hidden=8", "examples_per_peer": 25, "peers": 6, "rounds": 4}
 
 
-def digits(**settings: Any) -> Setting:
+def digits(**settings: Any) -> Prepared:
     """A small run on digits, ready to start."""
     return prepare(Run(**{**FEW, **settings}), World())
+
+
+def info(prepared: Prepared) -> RunInfo:
+    """The facts that callbacks receive."""
+    assert prepared.info
+    return prepared.info

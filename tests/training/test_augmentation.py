@@ -15,7 +15,7 @@ from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.evaluation.metrics import on_own
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.augmentation import AS_THEY_ARE, CropFlip
 from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups
@@ -85,7 +85,7 @@ def test_numbers_next_to_one_stay_within_the_border() -> None:
         assert CropFlip(padding=padding)._shift(largest * 0) == -padding
 
 
-def shaded(kind: type, **more: Any) -> Setting:
+def shaded(kind: type, **more: Any) -> Prepared:
     """Five peers with images whose pixels enter a model as x / 255 * 2 - 1, as bytes or as floats."""
     rng = np.random.default_rng(1)
     inputs: Any = rng.integers(0, 256, (60, 1, 6, 6)).astype(kind)

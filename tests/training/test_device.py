@@ -16,8 +16,8 @@ from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.simulation import setup
-from dfl.simulation.loop import prepare
-from dfl.simulation.watch import COLUMNS
+from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.prepare import prepare
 from tests.conftest import Command
 from tests.support.quadratic import FEW
 from tests.support.standin import DEVICE, Held, Standin

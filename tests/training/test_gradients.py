@@ -16,7 +16,7 @@ from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.models.modules import dense_layers
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.gradients import accelerate
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
@@ -30,7 +30,7 @@ def stack(*widths: int, bias: bool = True, last: bool = False) -> nn.Sequential:
     return nn.Sequential(*(layers if last else layers[:-1]))
 
 
-def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Setting:
+def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Prepared:
     """Five peers with examples of as many features as the module takes."""
     rng, features = np.random.default_rng(0), next(module.parameters()).shape[1]
     inputs = rng.normal(size=(5 * n, features)).astype(np.float32)
@@ -42,7 +42,7 @@ def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Se
     return prepare(run, World(), module, data, loss)
 
 
-def stepped(setting: Setting, **more: Any) -> Tensor:
+def stepped(setting: Prepared, **more: Any) -> Tensor:
     """The models after a round of training, with some settings of the task changed."""
     return sgd(start(setting.run, setting.task, False)[0], replace(setting.task, **more), 1)
 
@@ -53,7 +53,7 @@ class ByAutograd(Task):
     dense = ()
 
 
-def by_autograd(setting: Setting, batched: bool) -> Tensor:
+def by_autograd(setting: Prepared, batched: bool) -> Tensor:
     same = {each.name: getattr(setting.task, each.name) for each in fields(setting.task)}
     task = ByAutograd(**{**same, "solver": replace(setting.task.solver, batched=batched)})
     return sgd(start(setting.run, setting.task, False)[0], task, 1)

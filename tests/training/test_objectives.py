@@ -16,7 +16,7 @@ from dfl.models.layers import Split
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
-from dfl.simulation.loop import Setting, prepare
+from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.auxiliaries import AUXILIARIES, Jigsaw, Rotation
 from dfl.training.examples import Examples
 from dfl.training.objectives import ADVERSARIES, Adversary, RepresentationObjective
@@ -28,7 +28,7 @@ from tests.support.protected import BOTH, one_attribute, setting, shaded, traine
 KINDS = [name for name in AUXILIARIES if name != "none"]
 
 
-def at_start(given: Setting) -> Tensor:
+def at_start(given: Prepared) -> Tensor:
     return start(given.run, given.task, given.own_module)[0]
 
 

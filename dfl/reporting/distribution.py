@@ -1,29 +1,27 @@
-"""Who has how much of what? Lines of text for --dry-run."""
+"""How training examples are distributed over the peers, as lines of text for --dry-run."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from dfl.simulation.setup import RunInfo
+from dfl.store.callbacks import RunInfo
 
 MATRIX = (32, 20)
-"""Up to how many peers and labels --dry-run shows who has how much of what."""
+"""Most peers and labels that are shown as a matrix."""
 BARS = 8
 """Bars of a histogram."""
 
 
-def shares(run_info: RunInfo) -> list[str]:
-    """Who has how much of what: a matrix where it fits, else the spread over the peers and a histogram."""
-    counts, train = run_info.label_counts, run_info.sizes[:, 0]
+def distribution(info: RunInfo) -> list[str]:
+    """Return examples by peer and label: a matrix where it fits, else the spread and a histogram."""
+    counts, train = info.label_counts, info.sizes[:, 0]
     columns = dict(
         zip(
             ("training examples", "validation examples", "own test examples"),
-            run_info.sizes.T,
+            info.sizes.T,
             strict=True,
         )
     )
@@ -36,17 +34,17 @@ def shares(run_info: RunInfo) -> list[str]:
 
 
 def span(values: NDArray[np.int64]) -> str:
-    """From the smallest to the largest."""
+    """Return the range of some values."""
     return ends(int(values.min()), int(values.max()))
 
 
 def ends(low: int, high: int) -> str:
-    """One number, or from one to another."""
+    """Return one number, or a range."""
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _matrix(counts: NDArray[np.int64]) -> list[str]:
-    """Peers by labels; nothing where a peer has none."""
+    """Return a table of peers by labels, with a dot where a peer has no example."""
     wide = max(len(str(counts.max())), len(str(counts.shape[1]))) + 1
     head = "peer / label" + "".join(f"{label:>{wide}}" for label in range(counts.shape[1]))
     body = (
@@ -57,7 +55,7 @@ def _matrix(counts: NDArray[np.int64]) -> list[str]:
 
 
 def _histogram(values: NDArray[np.int64]) -> list[str]:
-    """How many peers have how many training examples."""
+    """Return a histogram of training examples per peer."""
     low, high = int(values.min()), int(values.max())
     edges = np.unique(np.linspace(low, high + 1, BARS + 1).round().astype(np.int64))
     peers, _ = np.histogram(values, edges)

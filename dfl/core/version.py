@@ -1,0 +1,3 @@
+"""The version of dfl."""
+
+VERSION = "0.1.0"

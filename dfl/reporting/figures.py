@@ -1,0 +1,61 @@
+"""The callback that draws the figures of a run into its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dfl.config import Run
+from dfl.core.errors import InputError
+from dfl.core.files import atomically, make_directory
+from dfl.store.callbacks import Callback, Outcome, RunInfo
+
+
+class Figures(Callback):
+    """Draws `figures/*.png` after the last round, from the tables of the run directory.
+
+    Args:
+        folder: the run directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info: RunInfo
+
+    def start(self, info: RunInfo) -> None:
+        """Keep the facts that the figures show."""
+        self.info = info
+
+    def finish(self, outcome: Outcome) -> None:
+        """Draw the figures.
+
+        Raises:
+            InputError: the folder cannot be written to.
+        """
+        import pandas as pd
+
+        from dfl.reporting import plots
+
+        rows = pd.read_csv(self.folder / "metrics.csv")
+        weights = self.info.graph.weights if self.info.graph else ()
+        drawn = plots.figures(
+            rows, outcome.peers, weights, self.info.label_counts, title(self.info.run)
+        )
+        try:
+            make_directory(self.folder / "figures")
+            for name, figure in drawn.items():
+                with atomically(self.folder / "figures" / f"{name}.png") as part:
+                    figure.savefig(part, format="png", dpi=150)
+        except OSError as error:
+            raise InputError(
+                f"--out {self.folder} cannot be written to: {error.strerror or error}"
+            ) from None
+
+
+def title(run: Run) -> str:
+    """Return the settings of a run in one line, without those that have their usual value."""
+    graph = f"{run.topology}, " if run.topology else ""
+    ways = (f"sharing {run.share}", run.aggregator, run.attack, run.faults)
+    usual = ("sharing all", "mean", "none", "fltrust")
+    unusual = "".join(f", {each}" for each in ways if each not in usual)
+    data = f"{run.dataset} ({run.partition}), {run.model}"
+    return f"{graph}{run.peers} peers, {run.algorithm}{unusual}, {data}"

@@ -1,0 +1,264 @@
+"""Evaluation of a run: when it is due, its row of figures, and whether the run has reached its goal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.config import Run
+from dfl.core.errors import DivergedError
+from dfl.evaluation import metrics
+from dfl.evaluation.ensembles import Ensemble
+from dfl.evaluation.goals import reached
+from dfl.models.modules import frozen
+from dfl.store import logs
+from dfl.store.callbacks import Callback, Outcome
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.algorithms import State
+    from dfl.comm.mpi import World
+    from dfl.simulation.prepare import Prepared
+    from dfl.training.task import Task
+else:
+    from dfl.core.lazy import torch
+
+COLUMNS = (
+    "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
+    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
+)  # fmt: skip
+"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those of the method."""
+
+
+def due(t: int, run: Run) -> bool:
+    """Return whether the state after t rounds is evaluated."""
+    return t % run.eval_every == 0 or t == run.rounds
+
+
+@contextmanager
+def monitored(prepared: Prepared, callback: Callback | None) -> Iterator[Monitor]:
+    """Start the callback, log the run, and close the callback with the error that ends the run, if any."""
+    monitor = Monitor(prepared, callback)
+    notes = prepared.info.notes if prepared.info else ()
+    try:
+        with logs.opened(prepared.run, prepared.world, notes):
+            yield monitor
+            monitor.finish()
+    except BaseException as error:
+        if callback:
+            callback.close(error)
+        raise
+
+
+class Monitor:
+    """Evaluates states when it is due, and passes the figures to a callback, which only rank 0 has.
+
+    Attributes:
+        done: whether the run has ended, by its rounds or its goal.
+        opening: whether all parameters are still shared, see `--share-all-until`.
+        begun: time at which the run began, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, prepared: Prepared, callback: Callback | None) -> None:
+        self.prepared = prepared
+        self.callback = callback
+        self.begun = time.perf_counter()
+        self.since = self.begun
+        self.last: tuple[Any, metrics.Figures | None] | None = None
+        self.done = False
+        self.opening = True
+        self.watched = bool(prepared.world.from_root(self._start))
+
+    def _start(self) -> bytes:
+        if self.callback is None or self.prepared.info is None:
+            return b""
+        self.callback.start(self.prepared.info)
+        return b"watched"
+
+    def evaluate(self, t: int, state: Any) -> Iterator[dict[str, float]]:
+        """Yield a row of figures on the state after t rounds, if one is due.
+
+        Raises:
+            DivergedError: on every rank, if a loss or an accuracy of an honest peer is not finite.
+        """
+        run, world = self.prepared.run, self.prepared.world
+        world.pulse.round = t
+        logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
+        if isinstance(run.opening, int):
+            self.opening = t < run.opening
+        if not due(t, run):
+            if self.callback:
+                self.callback.round(t)
+            self.since = time.perf_counter()
+            return
+        begun = time.perf_counter()
+        figures, peers = _row(t, state, self.prepared)
+        logs.LOG.info("evaluation after round %d in %.2f s", t, time.perf_counter() - begun)
+
+        def pass_on() -> bytes:
+            if wrong := self._not_finite(peers):
+                return json.dumps({"wrong": wrong}).encode()
+            row = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
+            if self.callback:
+                self.callback.row(json.loads(row))
+            logs.LOG.info("%s", row)
+            return row.encode()
+
+        row = json.loads(world.from_root(pass_on))
+        if "wrong" in row:
+            raise DivergedError(
+                f"{row['wrong']} after round {t} while all models are finite: try a smaller --lr "
+                f"(it is {run.lr}), or look at the data and the loss"
+            )
+        self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
+        if not isinstance(run.opening, int) and reached(row, run.opening):
+            self.opening = False
+        if self.done:  # not before: the state would be kept beside those to come
+            self.last = state, peers
+        yield row
+        self.since = time.perf_counter()
+
+    def finish(self) -> None:
+        """Pass the last state to the callback, and close it."""
+        self.prepared.world.pulse.round = None
+        if not self.watched or self.last is None:
+            return
+        state, peers = self.last
+        models = gathered(state, self.prepared.world)
+
+        def pass_on() -> bytes:
+            if self.callback and models is not None and peers is not None:
+                named = by_name(self.prepared.task, torch.from_numpy(models))
+                state = {name: np.ascontiguousarray(v.numpy()) for name, v in named.items()}
+                self.callback.finish(Outcome(peers, state))
+                self.callback.close(None)
+            return b""
+
+        self.prepared.world.from_root(pass_on)
+
+    def _not_finite(self, peers: metrics.Figures | None) -> str:
+        """Return what is not finite among the figures of honest peers, on rank 0."""
+        info = self.prepared.info
+        return metrics.not_finite(peers, info.sizes, info.classes) if peers and info else ""
+
+
+def _row(
+    t: int, state: State, prepared: Prepared
+) -> tuple[dict[str, float], metrics.Figures | None]:
+    """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank 0."""
+    world, network, task = prepared.world, prepared.network, prepared.task
+    ensemble = None
+    if prepared.run.ensemble:
+        attackers = np.asarray(network.threat_model.attackers)
+        ensemble = Ensemble.of(world, prepared.layout, attackers)
+    peers = measure(state, prepared, ensemble)
+    distance, mean = consensus(state, prepared)
+    counts = world.gather(np.array([[network.wire, network.lost]]))
+    if peers is None or mean is None or counts is None:
+        return {}, None
+    wire, lost = counts.sum(0).tolist()
+    row = metrics.summary(peers, prepared.algorithm.columns)
+    row |= traffic(peers, network.parameters if prepared.algorithm.serves else None)
+    row |= {"consensus_distance": distance, "wire_bytes": wire}
+    if network.threat_model.faults:  # of the round that ended here
+        up = network.fault_effects(max(t - 1, 0)).up
+        row |= {"peers_up": int(up.sum()), "messages_lost": lost}
+    if state.is_global:
+        row["accuracy_mean_model"] = row["accuracy_mean"]
+    else:
+        row["accuracy_mean_model"] = metrics.of_mean(mean, task, prepared.test_sets)
+    if ensemble:
+        row |= ensemble.figures(row["accuracy_mean"])
+    if network.clock:
+        row["sim_seconds"] = network.clock.seconds
+    ordered = (*COLUMNS, "sim_seconds", *row)
+    return {name: row[name] for name in ordered if name in row}, peers
+
+
+def measure(
+    state: State, prepared: Prepared, ensemble: Ensemble | None = None
+) -> metrics.Figures | None:
+    """Return all peers' figures, (P,) each by name, on rank 0; None elsewhere.
+
+    Args:
+        state: the method's state on this rank.
+        prepared: the run.
+        ensemble: receives the outputs on the common test set.
+    """
+    network, task = prepared.network, prepared.task
+    own = metrics.of_peers(
+        state.x,
+        task,
+        prepared.test_sets,
+        prepared.world,
+        is_global=state.is_global,
+        ensemble=ensemble,
+    )
+    observed = prepared.algorithm.observe(state)
+    own |= {name: value.double().cpu().numpy() for name, value in observed.items()}
+    own["payload_bytes"] = network.payload.astype(np.float64)
+    own["told_bytes"] = network.told.astype(np.float64)
+    own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
+    everyone = prepared.world.gather(np.stack(list(own.values()), axis=1))
+    return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+
+
+def consensus(state: State, prepared: Prepared) -> tuple[float, Tensor | None]:
+    """Return the consensus distance of the honest peers and their mean model.
+
+    Models of several kinds are compared in the shared parameters.
+    """
+    if state.is_global:
+        return 0.0, state.x[0]
+    task = prepared.task
+    x = state.x[:, : task.parameter_layout.shared] if task.kinds else state.x
+    attackers = prepared.network.threat_model.attackers
+    return metrics.consensus(x, prepared.world, prepared.layout, attackers)
+
+
+def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) -> dict[str, float]:
+    """Return the bytes sent so far, by peers and server; and the parameters, where there is a server.
+
+    `parameters_k_plus_m` counts as Table 1 of LG-FedAvg: the server sends to all K peers, and m answer.
+    """
+    up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
+    if parameters is None:
+        return {"payload_bytes": up}
+    return {
+        "payload_bytes": up + down,
+        "upload_bytes": up,
+        "download_bytes": down,
+        "parameters_k_plus_m": parameters,
+    }
+
+
+def gathered(state: State, world: World) -> NDArray[Any] | None:
+    """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
+    mine = state.x[:0] if state.is_global and world.rank else state.x
+    return world.gather(mine.cpu().numpy())
+
+
+def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
+    """Return models (P, d) by parameter name, (P, *shape).
+
+    Frozen parameters have one row, (1, *shape). Of several kinds of model, personal parameters are named
+    `kind/name`, with a row for each peer of the kind.
+    """
+    if not task.kinds:
+        fixed = {name: value[None].cpu() for name, value in frozen(task.module).items()}
+        return task.parameter_layout.views(models) | fixed
+    shared = task.parameter_layout.common
+    named = {name: v for name, v in task.parameter_layout.views(models).items() if name in shared}
+    for k, (module, spec) in enumerate(task.kinds):
+        own = spec.views(models[k :: len(task.kinds)])
+        own |= {name: value[None].cpu() for name, value in frozen(module).items()}
+        named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
+    return named

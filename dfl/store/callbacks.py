@@ -1,0 +1,183 @@
+"""Callbacks of a run: the base class, and the plain data that callbacks receive.
+
+Terminal, figures, TensorBoard, the run directory and a user's own callback watch the round loop through `Callback`.
+All methods are called on rank 0 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.config import Run
+from dfl.core.layout import Layout
+
+Row = Mapping[str, float]
+"""One evaluation, by column of metrics.csv."""
+Peers = Mapping[str, NDArray[np.float64]]
+"""Figures of all peers, (P,) each, by name."""
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """The graph of the peers.
+
+    Attributes:
+        edges: number of edges.
+        directed: whether they are directed.
+        degrees: (P,), neighbours of each peer.
+        weights: the mixing matrices, (P, P) each; round t uses the one numbered t modulo their number.
+        gap: spectral gap.
+        smallest: smallest eigenvalue of the mixing matrix.
+        half_rounds: rounds in which plain averaging halves disagreement; NaN where not computed.
+    """
+
+    edges: int
+    directed: bool
+    degrees: NDArray[np.int64]
+    weights: Sequence[csr_array]
+    gap: float
+    smallest: float
+    half_rounds: float
+
+
+class Memory(NamedTuple):
+    """Estimated bytes on the fullest rank: models and work, examples of its peers, test set."""
+
+    models: int
+    examples: int
+    test_set: int
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Facts of a run before round 0.
+
+    Attributes:
+        run: the settled run.
+        layout: peers and ranks.
+        device: where rank 0 trains.
+        own_module: whether the caller gave the model.
+        parameters: d.
+        shared: s, the parameters that peers share.
+        dtype: of the parameters, as "float32".
+        attackers: ids of the attackers.
+        local_steps: (P,), local steps of every peer in a round.
+        batch_size: examples per local step; 0 is all that a peer has.
+        classes: number of labels; 0 where labels are no classes.
+        shape: shape of one example.
+        label_counts: (P, classes) training examples; (P, 0) where labels are no classes.
+        sizes: (P, 3) training, validation and own test examples.
+        n_test: examples of the common test set.
+        evaluated_train: most training examples of a peer that are evaluated.
+        graph: None where peers have no neighbours.
+        has_server: whether the method has a server.
+        broadcasts: models that the server sends in a round.
+        payload_shared: bytes of a round, by all peers and the server.
+        payload_whole: the same while all parameters are shared.
+        memory: estimate for the fullest rank.
+        notes: warnings, one line each.
+        resumed: round and path of the checkpoint at which the run goes on; None where it begins.
+    """
+
+    run: Run
+    layout: Layout
+    device: str
+    own_module: bool
+    parameters: int
+    shared: int
+    dtype: str
+    attackers: NDArray[np.int64]
+    local_steps: NDArray[np.int64]
+    batch_size: int
+    classes: int
+    shape: tuple[int, ...]
+    label_counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    n_test: int
+    evaluated_train: int
+    graph: GraphInfo | None
+    has_server: bool
+    broadcasts: int
+    payload_shared: float
+    payload_whole: float
+    memory: Memory
+    notes: tuple[str, ...]
+    resumed: tuple[int, Path] | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        peers: figures of all peers.
+        state: the models by parameter name, axis 0 = peers, or one row where all have the same.
+    """
+
+    peers: Peers
+    state: Mapping[str, NDArray[Any]]
+
+
+class Callback:
+    """Watches a run. A subclass overrides the methods that it needs; all of them do nothing here."""
+
+    def start(self, info: RunInfo) -> None:
+        """Called before round 0."""
+
+    def round(self, t: int) -> None:
+        """Called after t rounds where no evaluation is due."""
+
+    def row(self, row: Row) -> None:
+        """Called after each evaluation."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Called after the last round."""
+
+    def close(self, error: BaseException | None) -> None:
+        """Called at the end, with the error that ended the run or None."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one: they start and finish in order, and close in reverse order."""
+
+    def __init__(self, callbacks: tuple[Callback, ...]) -> None:
+        self.callbacks = callbacks
+
+    def start(self, info: RunInfo) -> None:
+        """Start each; where one fails, close those that were started."""
+        started: list[Callback] = []
+        try:
+            for each in self.callbacks:
+                each.start(info)
+                started.append(each)
+        except BaseException as error:
+            for each in reversed(started):
+                each.close(error)
+            raise
+
+    def round(self, t: int) -> None:
+        """Pass on a round without an evaluation."""
+        for each in self.callbacks:
+            each.round(t)
+
+    def row(self, row: Row) -> None:
+        """Pass on an evaluation."""
+        for each in self.callbacks:
+            each.row(row)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Pass on the outcome."""
+        for each in self.callbacks:
+            each.finish(outcome)
+
+    def close(self, error: BaseException | None) -> None:
+        """Close each, the last one first: a terminal is left tidy whatever the disk does."""
+        for each in reversed(self.callbacks):
+            each.close(error)
