@@ -75,7 +75,7 @@ def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
     Returns:
         run.rounds - warm_up - 1 times, on rank 0; nothing elsewhere.
     """
-    world = connect()
+    connect()
     watch = Stopwatch()
     for _ in dfl.simulate(run, data=data, callbacks=[watch]):
         pass
@@ -124,7 +124,7 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
         | settings
     )
     times = seconds(run, examples((it.features,), number * it.examples), warm_up)
-    world = connect()
+    connect()
     if world.rank == 0:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(

@@ -226,10 +226,11 @@ def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
     setting = prepare(late, World())
     list(dfl.simulate(late))
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert setting.info
+    assert setting.progress
+    files = RunFiles(tmp_path / "run", setting.progress)
     with pytest.raises(dfl.InputError, match="another program resumed this run meanwhile"):
-        assert setting.info
-        assert setting.progress
-        RunFiles(tmp_path / "run", setting.progress).start(setting.info)
+        files.start(setting.info)
     assert {
         file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
     } == before
