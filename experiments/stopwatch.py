@@ -75,7 +75,6 @@ def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
     Returns:
         run.rounds - warm_up - 1 times, on rank 0; nothing elsewhere.
     """
-    connect()
     watch = Stopwatch()
     for _ in dfl.simulate(run, data=data, callbacks=[watch]):
         pass
@@ -124,7 +123,7 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
         | settings
     )
     times = seconds(run, examples((it.features,), number * it.examples), warm_up)
-    connect()
+    world = connect()
     if world.rank == 0:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(
