@@ -23,13 +23,13 @@ from tests.support.quadratic import FEW
 from tests.support.standin import DEVICE, Held, Standin
 
 ALLOWED = {
-    "net.py",
-    "network.py",
-    "heard.py",
-    "metrics.py",
-    "ensembles.py",
-    "watch.py",
-    "report.py",
+    "comm/net.py",
+    "comm/transport.py",
+    "comm/received.py",
+    "evaluation/metrics.py",
+    "evaluation/ensembles.py",
+    "simulation/watch.py",
+    "reporting/report.py",
 }
 """The only files that may move a tensor to the processor."""
 
@@ -64,7 +64,7 @@ def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -
         there = rows(**settings)
     np.testing.assert_equal(there, here)
     assert {file for file, _ in standin.moved} <= ALLOWED
-    assert ("metrics.py", "_to_copy") in standin.moved  # it was noticed at all
+    assert ("evaluation/metrics.py", "_to_copy") in standin.moved  # it was noticed at all
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
