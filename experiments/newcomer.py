@@ -26,7 +26,7 @@ from dfl.store.callbacks import Callback, Outcome
 from dfl.training.examples import normal
 
 if TYPE_CHECKING:
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.core.layout import Group
     from dfl.training.task import Task
 

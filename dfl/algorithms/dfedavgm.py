@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.base import Algorithm, algorithm
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.training.task import Task
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.base import Algorithm, algorithm
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.models.sharing import merge_shared, split_shared
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.core.layout import Group
     from dfl.training.task import Task
 else:

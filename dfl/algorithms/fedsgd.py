@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dfl.algorithms import algorithm
+from dfl.algorithms.base import algorithm
 from dfl.algorithms.fedavg import FedAvg
 from dfl.core.errors import InputError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms import algorithm
+from dfl.algorithms.base import algorithm
 from dfl.algorithms.fedavg import FedAvg
 from dfl.core.errors import InputError
 from dfl.datasets.server_data import root_examples
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms.fedavg import State
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.datasets.server_data import ServerDataRule
     from dfl.training.task import Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.base import Algorithm, algorithm
 from dfl.algorithms.dfedavgm import State
 from dfl.datasets.server_data import everything
 from dfl.training.sgd import sgd
@@ -13,7 +13,7 @@ from dfl.training.sgd import sgd
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.datasets.server_data import ServerDataRule
     from dfl.training.task import Task
 

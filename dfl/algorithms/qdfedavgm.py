@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms import Algorithm, algorithm
+from dfl.algorithms.base import Algorithm, algorithm
 from dfl.core.errors import InputError
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.comm.net import Net
+    from dfl.algorithms.protocols import Net
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch

@@ -1,0 +1,175 @@
+"""What a method is handed: the network, as protocols that `dfl.comm` meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dfl.core.layout import Group
+    from dfl.robust.aggregators import Aggregate
+
+    Ints = NDArray[np.int64]
+
+
+class Received(Protocol):
+    """What an exchange brought."""
+
+    @property
+    def own(self) -> Tensor:
+        """This rank's messages as their receivers decode them, (p, m) or (a, m) over a edges.
+
+        Zeros where an edge lost the message. An attacker keeps what it would have sent if it were
+        honest.
+        """
+
+    @property
+    def words(self) -> Tensor:
+        """The messages received over each of b edges, (b, m); zeros where nothing arrived."""
+
+    @property
+    def error(self) -> Tensor:
+        """||Q(x) - x||^2 / ||x||^2 of each peer's message, (p,), the worst over its edges."""
+
+    def average(self) -> Tensor:
+        """Return sum_j w_ij message_j over the closed neighbourhood, (p, m)."""
+
+    def combine(self, rule: partial[Aggregate]) -> Tensor:
+        """Return what an aggregation rule makes of each closed neighbourhood, (p, m)."""
+
+
+class ServerAggregate(Protocol):
+    """What a server made of updates."""
+
+    @property
+    def row(self) -> Tensor:
+        """The aggregate, (1, m)."""
+
+    @property
+    def scores(self) -> Tensor:
+        """The score of each peer, (p,); NaN for those that the rule did not judge."""
+
+
+class Edges(Protocol):
+    """The directed edges that this rank's peers use in a round.
+
+    The union graph is that of all edges that any round uses.
+    """
+
+    @property
+    def owner(self) -> Ints:
+        """The position on this rank of the sender of each of the a outgoing edges, (a,)."""
+
+    @property
+    def out(self) -> Ints:
+        """The positions of these edges among the outgoing edges of the union graph, (a,)."""
+
+    @property
+    def into(self) -> Ints:
+        """The positions of the b incoming edges among those of the union graph, (b,)."""
+
+
+class Union(Protocol):
+    """The directed edges that any round uses."""
+
+    @property
+    def out_owner(self) -> Ints:
+        """The position on this rank of the sender of each outgoing edge, (e,)."""
+
+    @property
+    def into_owner(self) -> Ints:
+        """The position on this rank of the receiver of each incoming edge, (e',)."""
+
+
+class Net(Protocol):
+    """The network in round t."""
+
+    @property
+    def t(self) -> int:
+        """The round."""
+
+    @property
+    def peers(self) -> int:
+        """P."""
+
+    @property
+    def hosted(self) -> int:
+        """p."""
+
+    @property
+    def everyone(self) -> Group:
+        """All peers."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the graph is the same in every round, and no fault takes edges or peers away."""
+
+    @property
+    def rule(self) -> partial[Aggregate]:
+        """The aggregation rule of the run."""
+
+    @property
+    def union(self) -> Union:
+        """Every edge that any round uses, by which memory per edge is sorted."""
+
+    @property
+    def edges(self) -> Any:
+        """The edges of this round, as `Edges`."""
+
+    def exchange(
+        self, messages: Tensor, /, origin: Tensor | None = None, edges: Any = None
+    ) -> Received:
+        """Send messages to the neighbours of this round and return what was received.
+
+        Args:
+            messages: (p, m), one row per peer; or (a, m), one row per edge.
+            origin: (p, m), the point from which each peer made a step to its message; attacks and
+                aggregation rules work on these steps. None where messages are steps.
+            edges: `net.edges` where there is a row per edge.
+        """
+
+    def pull(self, received: Tensor, /) -> Tensor:
+        """Return sum_j w_ij y_(j->i), (p, m), over the incoming edges of this round.
+
+        Args:
+            received: (e', m), y_(j->i) for every incoming edge of the union graph.
+        """
+
+    def push(self, sent: Tensor, /) -> Tensor:
+        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges; v is W reversed in time.
+
+        Args:
+            sent: (e, m), y_(i->k) for every outgoing edge of the union graph.
+        """
+
+    def group(self, ids: Ints, /) -> Group:
+        """Return some peers, by their numbers."""
+
+    def present(self, ids: Ints, /) -> Ints:
+        """Return those of some peers who are up in this round, in their order."""
+
+    def reached(self, group: Group, /) -> Group:
+        """Return those of a group who receive the server's message in this round."""
+
+    def broadcast(self, row: Tensor, to: Group, /) -> Tensor:
+        """Send the server's row (1, m) to a group and return it as it arrives."""
+
+    def aggregate(
+        self, updates: Tensor, group: Group, weights: NDArray[Any], trusted: Tensor | None = None, /
+    ) -> ServerAggregate:
+        """Send updates to the server and return what its rule makes of them.
+
+        Args:
+            updates: (a, m), one row per member of the group on this rank: steps, not models.
+            group: the senders.
+            weights: (a,), the weight of each of them.
+            trusted: (1, m), the server's own step, where it has one.
+        """
+
+    def at_server(self, compute: Callable[[Any], Tensor], task: Any, /) -> Tensor:
+        """Return on every rank the row (1, d) that rank 0 computes."""
