@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dfl.config import Run
 from dfl.reporting.default import default_callbacks
 from dfl.simulation import loop
-from dfl.store.callbacks import Callback
+from dfl.store.callbacks import Callback, as_callbacks
 
 if TYPE_CHECKING:
     from dfl.datasets.data import Data
@@ -24,8 +24,8 @@ def simulate(
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[dict[str, float]]:
     """Run a simulation as `dfl.simulation.loop.simulate` does, with figures in `run.out`."""
-    callbacks = (*default_callbacks(run), *callbacks)
-    return loop.simulate(run, model, data, loss, callbacks)
+    every = (*default_callbacks(run), *as_callbacks(callbacks))
+    return loop.simulate(run, model, data, loss, every)
 
 
 simulate.__doc__ = loop.simulate.__doc__

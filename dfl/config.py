@@ -202,16 +202,20 @@ class Run:
         if not equals:
             also = "a number of rounds or " if where == "share_all_until" else ""
             raise InputError(
-                f"--{where} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}"
+                f"{flag(where)} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {said!r}"
             )
         if name not in GOALS:
-            raise InputError(f"--{where}: unknown figure {name!r}{nearest(name, list(GOALS))}")
+            raise InputError(f"{flag(where)}: unknown figure {name!r}{nearest(name, list(GOALS))}")
         column, at_least = GOALS[name]
         if column == "validation_accuracy_mean" and not self.validation:
-            raise InputError(f"--{where} {said} needs validation examples: say --validation 0.1")
+            raise InputError(
+                f"{flag(where)} {said} needs validation examples: say --validation 0.1"
+            )
         if name in ("accuracy_ensemble", "accuracy_vote") and not self.ensemble:
-            raise InputError(f"--{where} {said} needs what all models say together: say --ensemble")
-        return column, read(f"--{where} {name}", text, "float"), at_least
+            raise InputError(
+                f"{flag(where)} {said} needs what all models say together: say --ensemble"
+            )
+        return column, read(f"{flag(where)} {name}", text, "float"), at_least
 
     def settled(self, ranks: int) -> Run:
         """The same run with peers, algorithm, graph, compressor and aggregator written out.

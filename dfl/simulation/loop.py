@@ -20,7 +20,7 @@ from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, initialization, monitor
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import logs
-from dfl.store.callbacks import Callback, Callbacks
+from dfl.store.callbacks import Callback, Callbacks, as_callbacks
 from dfl.store.run_directory import refuse_unusable
 from dfl.store.run_files import RunFiles
 
@@ -85,9 +85,7 @@ def simulate(
 
 def _usable(run: Run, callbacks: Sequence[Callback]) -> bytes:
     """Refuse callbacks or a folder that cannot be used, on rank 0, before anything is written."""
-    for each in callbacks:
-        if not isinstance(each, Callback):
-            raise InputError(f"callbacks must be objects of dfl.Callback, not {shown(each)}")
+    as_callbacks(callbacks)
     if run.out is not None:
         refuse_unusable(run.out, run.resume is not None)
     return b""
@@ -104,7 +102,7 @@ def _callbacks(
         return None, None
     out = prepared.run.out
     files = RunFiles(out, prepared.progress) if out is not None else None
-    every = (*((files,) if files else ()), *callbacks)
+    every = (*((files,) if files else ()), *as_callbacks(callbacks))
     if not every:
         for note in prepared.info.notes:
             warnings.warn(note, stacklevel=3)

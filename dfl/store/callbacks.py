@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.config import Run
+from dfl.core.errors import InputError
 from dfl.core.layout import Layout
+from dfl.core.parse import shown
 
 Row = Mapping[str, float]
 """One evaluation, by column of metrics.csv."""
@@ -142,6 +144,20 @@ class Callback:
 
     def close(self, error: BaseException | None) -> None:
         """Called at the end, with the error that ended the run or None."""
+
+
+def as_callbacks(given: object) -> tuple[Callback, ...]:
+    """Return the callbacks that a caller gives.
+
+    Raises:
+        InputError: something else than a list or a tuple of them.
+    """
+    if not isinstance(given, list | tuple):
+        raise InputError(f"callbacks must be a list of dfl.Callback objects, not {shown(given)}")
+    for each in given:
+        if not isinstance(each, Callback):
+            raise InputError(f"callbacks must be objects of dfl.Callback, not {shown(each)}")
+    return tuple(given)
 
 
 class Callbacks(Callback):

@@ -76,10 +76,10 @@ FEW: dict[str, Any] = {"peers": 4, "rounds": 2, "eval_every": 1, "lr": 0.05, "mo
 
 
 def run(
-    model: Any = None, data: Any = GOOD, loss: Any = None, report: Any = None, **settings: Any
+    model: Any = None, data: Any = GOOD, loss: Any = None, callbacks: Any = (), **settings: Any
 ) -> Any:
     """Run to the end and check that the rows are sound."""
-    rows = list(dfl.simulate(dfl.Run(**{**FEW, **settings}), model, data, loss, report))
+    rows = list(dfl.simulate(dfl.Run(**{**FEW, **settings}), model, data, loss, callbacks))
     sound(rows)
     return rows
 

@@ -93,12 +93,12 @@ def test_other_bad_input_is_printed_once(bad: list[str]) -> None:
 
 FAILING = """
 import sys, time, dfl
-from dfl import simulation
+from dfl.simulation import loop
 def broken(x, setting, t):
     if t == 2 and setting.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0
-simulation._agreed = broken
+loop._agree = broken
 for row in dfl.simulate(dfl.Run(peers=6, rounds=10**6, model="softmax")):
     print("round", row["round"], flush=True)
 """

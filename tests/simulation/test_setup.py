@@ -95,10 +95,10 @@ def test_more_test_examples_than_there_are() -> None:
         own(eval_examples=7)
 
 
-def test_a_lone_peer_is_told_that_it_is_alone() -> None:
+def test_a_single_peer_is_warned_of() -> None:
     setting = own(peers=1)
     assert setting.info is not None
-    assert any("one peer talks to nobody" in note for note in setting.info.notes)
+    assert any("one peer has no neighbours" in note for note in setting.info.notes)
 
 
 def test_notes_reach_callers_from_python() -> None:

@@ -121,7 +121,7 @@ def test_a_server_is_shown_in_place_of_a_graph(tmp_path: Path) -> None:
         out=tmp_path / "run",
     )
     text = shown(run)
-    assert "server     told 2 models per round" in text
+    assert "server     sends 2 models per round" in text
     assert "aggregator median" in text
     assert "attack     alie:peers=1: 1 peer of 4" in text
     assert "6.16 kB per round" in text  # two rows down and two up, of 385 parameters
@@ -146,7 +146,7 @@ def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
     text = dry(run)
     said = size(last["payload_bytes"])
     assert f"none: {said} per round, {said} in all" in text
-    assert ("server     none: peers are alone" in text) == (algorithm == "local_only")
+    assert ("server     none: no messages" in text) == (algorithm == "local_only")
 
 
 def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:

@@ -187,9 +187,9 @@ def test_where_all_are_damaged_it_is_said(run: Path) -> None:
 
 
 def test_another_format_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint_files, "FORMAT", 9)
     with pytest.raises(
-        InputError, match=r"0000000009.json is of format 2: this version of dfl reads 3"
+        InputError, match=r"0000000009.json is of format 3: this version of dfl reads 9"
     ):
         checkpoint_files.find(run)
 

@@ -219,15 +219,15 @@ def test_a_disk_that_fills_up_stops_no_run(
 
 WARNING = """
 import sys, warnings, dfl
-from dfl import simulation
+from dfl.simulation import loop
 from pathlib import Path
-agreed = simulation._agreed
+agreed = loop._agree
 def warning(state, setting, t):
     warnings.warn("every rank says this", stacklevel=1)
     if t == 2 and setting.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return agreed(state, setting, t)
-simulation._agreed = warning
+loop._agree = warning
 for row in dfl.simulate(dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")):
     pass
 """

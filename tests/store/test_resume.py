@@ -233,7 +233,7 @@ def test_a_run_without_a_folder_is_told_so() -> None:
     try:
         world.told = signal.SIGTERM
         with pytest.raises(
-            dfl.Suspended, match=r"after round 1 of 6: there is no folder to keep it in"
+            dfl.Suspended, match=r"after round 1 of 6: it has no folder to be kept in"
         ):
             list(dfl.simulate(small()))
     finally:
