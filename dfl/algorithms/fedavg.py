@@ -151,7 +151,7 @@ class FedAvg(Algorithm):
     def _counts(self, steps: Tensor, task: Task, group: Group) -> NDArray[np.float64]:
         """How much the steps (a, s) of the members of a group that are here count."""
         if self.weighting == "examples":
-            return task.train.sizes[group.here].astype(np.float64)
+            return task.examples.sizes[group.here].astype(np.float64)
         if self.weighting == "uniform":
             return np.ones(len(steps))
         squares: NDArray[np.float64] = np.square(steps.cpu().numpy(), dtype=np.float64).sum(1)

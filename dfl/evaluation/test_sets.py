@@ -74,7 +74,7 @@ def make_test_sets(
     held_inputs, held_labels = _on_device(task, own["held inputs"], own["held labels"])
     local = Examples.of(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
     held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
-    train, longest = task.train, int(everyone.max())
+    train, longest = task.examples, int(everyone.max())
     longest_train = longest
     if eval_examples:
         order = randomness.generator(seed, "eval-examples").permutation(len(labels))
@@ -107,10 +107,10 @@ def per_peer(eval_examples: int | None, peers: int) -> int:
 def _bounded(task: Task, bound: int, seed: int) -> Examples:
     """Return at most so many training examples of each peer, drawn by the seed and the peer."""
     generators = (randomness.generator(seed, "eval-train", int(peer)) for peer in task.peers)
-    return task.train.subset(
+    return task.examples.subset(
         [
             np.sort(generator.permutation(n)[:bound])
-            for generator, n in zip(generators, task.train.sizes, strict=True)
+            for generator, n in zip(generators, task.examples.sizes, strict=True)
         ]
     )
 

@@ -348,7 +348,7 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
         server=replace(
             task,
             peers=server,
-            train=examples,
+            examples=examples,
             padded=widths(held, solver.batch_size),
             solver=solver,
         ),

@@ -60,7 +60,8 @@ def groups(problem: Problem) -> list[Ints]:
         np.split(order, np.flatnonzero(np.diff(padded[order])) + 1) if len(order) else ()
     ):
         each = max(
-            problem.parameter_layout.d, int(padded[members[0]]) * problem.train.inputs[:1].numel()
+            problem.parameter_layout.d,
+            int(padded[members[0]]) * problem.examples.inputs[:1].numel(),
         )
         many = max(2, ROOM.get(problem.device.type, ROOM["cpu"]) // each)
         parts += np.split(members, range(many, len(members), many))
@@ -86,10 +87,10 @@ def batches(problem: Problem, t: int, lanes: Ints) -> Iterator[Batch]:
     """
     sizes, width, per_epoch, steps = (
         each[lanes]
-        for each in (problem.train.sizes, problem.width, problem.per_epoch, problem.steps)
+        for each in (problem.examples.sizes, problem.width, problem.per_epoch, problem.steps)
     )
     alike = all(np.ptp(each) == 0 for each in (sizes, width, steps))
-    starts = torch.from_numpy(problem.train.starts[lanes, None]).to(problem.device)
+    starts = torch.from_numpy(problem.examples.starts[lanes, None]).to(problem.device)
     padded, peers, orders = (
         int(problem.padded[lanes[0]]),
         problem.peers[lanes],
@@ -114,7 +115,7 @@ class _Orders:
 
     def __init__(self, problem: Problem, t: int, lanes: Ints) -> None:
         self.address = (problem.seed, "order", problem.peers[lanes], t)
-        self.sizes, self.device = problem.train.sizes[lanes], problem.device
+        self.sizes, self.device = problem.examples.sizes[lanes], problem.device
         self.first, self.drawn = 0, torch.empty(0)
 
     def of(self, epochs: Ints) -> Tensor:

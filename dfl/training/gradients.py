@@ -32,7 +32,7 @@ def accelerate(v: Parameters, y: Parameters, problem: Problem, batch: Batch, rat
         batch: the examples.
         rate: η.
     """
-    raw, labels = problem.train.at(batch.index)
+    raw, labels = problem.examples.at(batch.index)
     inputs, decay = (
         problem.inputs(problem.augment(raw, batch, problem.zero)),
         problem.solver.weight_decay,

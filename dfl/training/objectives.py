@@ -205,8 +205,8 @@ class RepresentationObjective:
     def _deception(self, say: Say, point: Tensor, problem: Problem, seen: Seen) -> Tensor:
         """The adversary's loss at h."""
         assert self.adversary is not None
-        assert problem.train.protected is not None
-        wanted = problem.train.protected[seen[2].index]
+        assert problem.examples.protected is not None
+        wanted = problem.examples.protected[seen[2].index]
         return mean_loss(say(point, part="adversary"), wanted, seen[2].weight, self.adversary.loss)
 
 

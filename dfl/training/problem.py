@@ -69,7 +69,7 @@ class Problem:
         parameter_layout: where each parameter lies in a row.
         loss: (outputs, labels) -> (n,), the loss of every example.
         peers: (p,), global ids of this rank's peers, ascending.
-        train: their training examples.
+        examples: their training examples.
         padded: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
         classes: number of labels; 0 where labels are no classes.
         scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the device of it all.
@@ -86,7 +86,7 @@ class Problem:
     parameter_layout: ParameterLayout
     loss: Loss
     peers: Ints
-    train: Examples
+    examples: Examples
     padded: Ints
     classes: int
     scale: Tensor
@@ -116,8 +116,8 @@ class Problem:
             here: (a,) their positions on this rank, ascending.
             work: (a,) their epochs, or their steps where steps are counted; those of the solver where not given.
         """
-        train, solver = self.train, self.solver
-        train = train.only(here)
+        examples, solver = self.examples, self.solver
+        examples = examples.only(here)
         cut = {name: _cut(getattr(solver, name), here) for name in ("epochs", "steps", "most")}
         solver = replace(solver, **cut)
         if work is not None:
@@ -127,7 +127,7 @@ class Problem:
                 else replace(solver, epochs=work)
             )
         return replace(
-            self, peers=self.peers[here], train=train, padded=self.padded[here], solver=solver
+            self, peers=self.peers[here], examples=examples, padded=self.padded[here], solver=solver
         )
 
     def paced(self, share: NDArray[np.float64]) -> Self:
@@ -148,7 +148,7 @@ class Problem:
     @cached_property
     def dense(self) -> tuple[Dense, ...]:
         """The layers of the model if it is a plain stack of dense ones, else nothing."""
-        return dense_layers(self.module, self.train.inputs.shape[1:])
+        return dense_layers(self.module, self.examples.inputs.shape[1:])
 
     @cached_property
     def dropouts(self) -> dict[str, Dropout]:
@@ -182,7 +182,7 @@ class Problem:
     @cached_property
     def zero(self) -> Tensor:
         """What a raw number of zero is among the training examples."""
-        inputs = self.train.inputs
+        inputs = self.examples.inputs
         return self.shift if inputs.is_floating_point() else inputs.new_zeros(())
 
     @cached_property
@@ -235,16 +235,16 @@ class Problem:
     @cached_property
     def steps(self) -> Ints:
         """(p,), the local steps of this round."""
-        asked, most = self.solver.steps_for(self.train.sizes), self.solver.most
+        asked, most = self.solver.steps_for(self.examples.sizes), self.solver.most
         return asked if most is None else np.minimum(asked, most)
 
     @cached_property
     def width(self) -> Ints:
         """(p,), examples in a peer's full batch."""
-        sizes = self.train.sizes
+        sizes = self.examples.sizes
         return np.full_like(sizes, self.solver.batch_size) if self.solver.batch_size else sizes
 
     @cached_property
     def per_epoch(self) -> Ints:
         """(p,), batches in one pass over a peer's own data."""
-        return -(-self.train.sizes // self.width)
+        return -(-self.examples.sizes // self.width)

@@ -48,9 +48,11 @@ def test_one_step_without_momentum_is_dpsgd() -> None:
 def gradient(module: nn.Module, row: Tensor, setting: Prepared, i: int) -> Tensor:
     """torch's own gradient of peer i's mean loss at `row`, by its modules and autograd."""
     torch.nn.utils.vector_to_parameters(row, module.parameters())
-    first, n = int(setting.task.train.starts[i]), int(setting.task.train.sizes[i])
-    inputs = setting.task.inputs(setting.task.train.inputs[first : first + n])
-    loss = nn.functional.cross_entropy(module(inputs), setting.task.train.labels[first : first + n])
+    first, n = int(setting.task.examples.starts[i]), int(setting.task.examples.sizes[i])
+    inputs = setting.task.inputs(setting.task.examples.inputs[first : first + n])
+    loss = nn.functional.cross_entropy(
+        module(inputs), setting.task.examples.labels[first : first + n]
+    )
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
 
 
@@ -74,7 +76,7 @@ def test_the_heavy_ball_is_torch_sgd_with_a_new_buffer(engine: str, decay: float
 
 def walk(module: nn.Module, optimiser: torch.optim.Optimizer, setting: Prepared) -> None:
     """Seven steps on all examples of the only peer, as torch takes them."""
-    train = setting.task.train
+    train = setting.task.examples
     for _ in range(7):
         optimiser.zero_grad()
         nn.functional.cross_entropy(
@@ -117,13 +119,13 @@ def part(setting: Prepared, first: int, stop: int) -> Any:
 
     from dfl.training.examples import Examples
 
-    train = setting.task.train
+    train = setting.task.examples
     begin, end = int(train.starts[first]), int((train.starts + train.sizes)[stop - 1])
     own = Examples.of(train.inputs[begin:end], train.labels[begin:end], train.sizes[first:stop])
     return replace(
         setting.task,
         peers=np.arange(first, stop),
-        train=own,
+        examples=own,
         padded=setting.task.padded[first:stop],
     )
 

@@ -62,8 +62,8 @@ def descent(setting: Prepared, rounds: int) -> Tensor:
     sgd = torch.optim.SGD(module.parameters(), lr=setting.run.lr)
     for _ in range(rounds):
         sgd.zero_grad()
-        inputs = setting.task.inputs(setting.task.train.inputs)
-        nn.functional.cross_entropy(module(inputs), setting.task.train.labels).backward()
+        inputs = setting.task.inputs(setting.task.examples.inputs)
+        nn.functional.cross_entropy(module(inputs), setting.task.examples.labels).backward()
         sgd.step()
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
@@ -162,7 +162,7 @@ def test_weights_are_the_examples_of_the_chosen() -> None:
     """n_k over the sum of the chosen ones, by hand: w + sum n_k (z_k - w) / m_t."""
     setting = digits(algorithm="fedavg:fraction=0.5", partition="dirichlet:alpha=0.5")
     w = start(setting.run, setting.task, False, True)[0]
-    sizes, z = setting.task.train.sizes, sgd(w.expand(6, -1), setting.task, 1)
+    sizes, z = setting.task.examples.sizes, sgd(w.expand(6, -1), setting.task, 1)
     state = setting.algorithm.init(w, w, Net(setting.network, 1))
     moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1))
     chosen = np.flatnonzero(setting.network.payload)
@@ -284,7 +284,7 @@ def test_a_pull_holds_peers_near_the_start() -> None:
     """FedProx's subproblem by hand on a quadratic: z <- z - eta (h (z - c) + mu (z - w))."""
     setting = quadratic(algorithm="fedprox:mu=3", local_epochs=5)
     w = torch.ones(1, 5, dtype=torch.float64)
-    z, c = w.clone(), setting.task.train.inputs
+    z, c = w.clone(), setting.task.examples.inputs
     for _ in range(5):
         z = z - 0.1 * (0.7 * (z - c) + 3 * (z - w))
     got = setting.algorithm.round(
@@ -303,9 +303,9 @@ def test_local_only_says_nothing_and_pooled_has_everything() -> None:
     )
     assert not alone.network.payload.any()
     assert pooled.task.server is not None
-    assert pooled.task.server.train.sizes.tolist() == [pooled.task.train.sizes.sum()]
-    assert sorted(pooled.task.server.train.labels.tolist()) == sorted(
-        pooled.task.train.labels.tolist()
+    assert pooled.task.server.examples.sizes.tolist() == [pooled.task.examples.sizes.sum()]
+    assert sorted(pooled.task.server.examples.labels.tolist()) == sorted(
+        pooled.task.examples.labels.tolist()
     )
     assert pooled.task.server.steps.tolist() == [-(-150 // 10)]
 

@@ -218,7 +218,7 @@ def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
     models = []
     setting = prepare(dfl.Run(**{**FEW, **settings}), World(), module, data())
     for i in range(2):
-        inputs, labels = setting.task.train.at(torch.arange(40)[None] + 40 * i)
+        inputs, labels = setting.task.examples.at(torch.arange(40)[None] + 40 * i)
         own = copy.deepcopy(module)
         solver = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         for _ in range(4):

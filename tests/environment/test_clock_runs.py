@@ -92,7 +92,7 @@ def test_peers_that_train_longer_are_waited_for() -> None:
     setting = prepare(
         dfl.Run(**{**FEW, "partition": "quantity:alpha=0.5", "local_epochs": 2}), World()
     )
-    most = 2 * int(np.ceil(setting.task.train.sizes / 10).max())
+    most = 2 * int(np.ceil(setting.task.examples.sizes / 10).max())
     network = "datacenter:compute=constant,step_ms=1000"
     found = seconds(network, partition="quantity:alpha=0.5", local_epochs=2, algorithm="fedavg")
     assert found[-1] == pytest.approx(3 * most, rel=0.01)

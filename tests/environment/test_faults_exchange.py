@@ -168,7 +168,7 @@ def test_peers_that_agree_go_on_agreeing(topology: str, faults: str) -> None:
     )
     setting = prepare(run, World(), Point(5), same, half_square)
     rows = (
-        setting.task.train.inputs
+        setting.task.examples.inputs
     )  # peers that are down stay where they are, so all begin at the optimum
     state = setting.algorithm.init(rows, rows, Net(setting.network, 0))
     for t in range(12):

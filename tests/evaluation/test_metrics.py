@@ -60,7 +60,7 @@ def test_every_peer_is_measured_on_its_own(engine: str) -> None:
     for i, row in enumerate(last.x):
         said = probabilities(row, setting, test_sets.inputs).argmax(1)
         assert peers["accuracy"][i] == accuracy_score(test_sets.labels, said)
-        inputs, labels = own(setting, setting.task.train, i)
+        inputs, labels = own(setting, setting.task.examples, i)
         loss = log_loss(labels, probabilities(row, setting, inputs), labels=everything)
         assert peers["train_loss"][i] == pytest.approx(loss, rel=1e-4)
         for name, examples in (
@@ -133,7 +133,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     other, _ = trained(eval_examples=203, seed=1)
     peers = monitor.measure(last, setting)
     assert peers is not None
-    everything, chosen = setting.task.train, setting.test_sets.train
+    everything, chosen = setting.task.examples, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))
     assert chosen.sizes.max() == setting.test_sets.longest_train == 41
     for i, row in enumerate(last.x):
@@ -150,7 +150,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
 
 def test_without_a_subset_all_training_examples_count() -> None:
     setting, _ = trained()
-    assert setting.test_sets.train is setting.task.train
+    assert setting.test_sets.train is setting.task.examples
     assert setting.test_sets.longest_train == setting.test_sets.longest
 
 

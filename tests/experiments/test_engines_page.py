@@ -48,4 +48,4 @@ def test_the_work_is_that_of_the_rivals(work: str, d: int) -> None:
     setting = prepare(engines._run(engines.Shape(it.peers, 1, (it.features,), it.model, it.batch_size), "auto", 1),
                       World(), data=data)  # fmt: skip
     assert setting.task.parameter_layout.d == d
-    assert setting.task.train.inputs.dtype.itemsize == 4
+    assert setting.task.examples.inputs.dtype.itemsize == 4

@@ -52,7 +52,10 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
             break
         weight = batch.weight.expand(batch.index.shape)[place]
         index = batch.index[place][weight > 0]
-        inputs, labels = task.inputs(task.train.inputs[index]).flatten(1), task.train.labels[index]
+        inputs, labels = (
+            task.inputs(task.examples.inputs[index]).flatten(1),
+            task.examples.labels[index],
+        )
         h = layers[0](inputs).relu() * mask(task, i, (t, k), ("3", 12))[: len(index)]
         h = layers[1](h).relu() * mask(task, i, (t, k), ("6", 9))[: len(index)]
         optimiser.zero_grad()

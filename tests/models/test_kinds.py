@@ -115,7 +115,7 @@ def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Pa
         outputs = torch.stack([result.model(i)(seen) for i in range(7)])
     accuracy = (outputs.argmax(2) == test_sets.labels).double().mean(1).numpy()
     assert result.peers["accuracy"].to_numpy() == pytest.approx(accuracy)
-    inputs, labels = setting.task.train.at(torch.arange(7 * 30).view(7, 30))
+    inputs, labels = setting.task.examples.at(torch.arange(7 * 30).view(7, 30))
     with torch.no_grad():
         losses = [
             nn.functional.cross_entropy(result.model(i)(setting.task.inputs(inputs[i])), labels[i])

@@ -157,10 +157,10 @@ def test_with_a_server_it_is_lg_fedavg() -> None:
     """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is everybody's."""
     setting = digits(algorithm="fedavg:fraction=0.5", share="head:1", **MLP)
     s, run = setting.task.parameter_layout.shared, list(states(setting, 3))
-    x, sizes = next(states(setting, 0)).x, torch.from_numpy(setting.task.train.sizes).double()
+    x, sizes = next(states(setting, 0)).x, torch.from_numpy(setting.task.examples.sizes).double()
     x = x.expand(6, -1).clone()
     for t in range(3):
-        chosen, *_ = setting.algorithm._draw(setting.task, Net(setting.network, t), t)  # type: ignore[attr-defined]
+        chosen, *_ = setting.algorithm._draw(setting.task, Net(setting.network, t))  # type: ignore[attr-defined]
         z = sgd(x, setting.task, t)
         weight = sizes[chosen.here] / sizes[chosen.here].sum()
         x[chosen.here, s:] = z[chosen.here, s:]

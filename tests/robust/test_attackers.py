@@ -128,7 +128,7 @@ def test_a_server_hears_the_lie() -> None:
 
 def test_poisoned_examples_are_the_liars_only() -> None:
     honest, poisoned = (
-        digits(attack=attack).task.train for attack in ("none", "label_flip:peers=1+3")
+        digits(attack=attack).task.examples for attack in ("none", "label_flip:peers=1+3")
     )
     for i in range(6):
         part = slice(int(honest.starts[i]), int(honest.starts[i] + honest.sizes[i]))
@@ -176,8 +176,8 @@ def test_trust_is_in_what_the_server_learned_itself(t: int) -> None:
     server = setting.task.server
     assert server is not None
     assert server.steps.tolist() == [3] == [int(setting.task.steps.max())]
-    assert len(server.train.labels) == 20
-    assert (server.train.labels == 1).sum() == 2
+    assert len(server.examples.labels) == 20
+    assert (server.examples.labels == 1).sum() == 2
     w = start(setting.run, setting.task, False, True)[0]
     g = (sgd(w.expand(6, -1), setting.task, t) - w).double()
     g[[1, 2]] *= -1
@@ -249,7 +249,7 @@ def test_root_examples_are_no_peers() -> None:
     few, plain = (
         digits(algorithm=a, examples_per_peer=None) for a in ("fltrust:root=30", "fedavg")
     )
-    assert few.task.train.sizes.sum() == plain.task.train.sizes.sum() - 30
+    assert few.task.examples.sizes.sum() == plain.task.examples.sizes.sum() - 30
 
 
 def test_a_run_with_liars_says_so(tmp_path: Path) -> None:

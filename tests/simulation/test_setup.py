@@ -116,7 +116,7 @@ def test_weights_of_a_file_are_said_to_be_those_of_the_file(tmp_path: Path) -> N
 
 def test_a_batch_is_normalised_as_the_data_say() -> None:
     setting = digits()
-    raw = setting.task.train.inputs[:5]
+    raw = setting.task.examples.inputs[:5]
     assert raw.dtype == torch.uint8
     seen = setting.task.inputs(raw)
     assert seen.dtype == torch.float32
@@ -140,7 +140,7 @@ def test_another_seed_is_another_run() -> None:
         initialization.start(first.run, first.task, False)[0],
         initialization.start(second.run, second.task, False)[0],
     )
-    assert not torch.equal(first.task.train.inputs, second.task.train.inputs)
+    assert not torch.equal(first.task.examples.inputs, second.task.examples.inputs)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
             break
         place = list(lanes).index(i)
         index = batch.index[place][batch.weight.expand(batch.index.shape)[place] > 0]
-        inputs, labels = task.inputs(task.train.inputs[index]), task.train.labels[index]
+        inputs, labels = task.inputs(task.examples.inputs[index]), task.examples.labels[index]
 
         def u(purpose: str, n: int, k: int = k) -> Tensor:
             return randomness.uniform(task.seed, purpose, [i], t, k, n=4 * n)[0].view(4, n)
@@ -167,10 +167,12 @@ def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
             terms["auxiliary.",] = loss_a(peer, kind, (inputs, labels), u(kind, 1)[:, 0])
             whole = whole + objective.auxiliary.weight * terms["auxiliary.",]
         if objective.adversary:
-            assert task.train.protected is not None
-            whole = whole - objective.strength * peer.loss_r(h, task.train.protected[index])
+            assert task.examples.protected is not None
+            whole = whole - objective.strength * peer.loss_r(h, task.examples.protected[index])
         peer.step({**terms, ("1.", "4."): whole})
         if objective.adversary:
-            assert task.train.protected is not None
-            peer.step({("adversary.",): peer.loss_r(peer.h(inputs), task.train.protected[index])})
+            assert task.examples.protected is not None
+            peer.step(
+                {("adversary.",): peer.loss_r(peer.h(inputs), task.examples.protected[index])}
+            )
     return peer.row()

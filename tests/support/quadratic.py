@@ -68,7 +68,7 @@ def final(setting: Prepared, rounds: int) -> Tensor:
 
 def centres(setting: Prepared) -> Tensor:
     """(P, d), the point that each peer holds."""
-    return setting.task.train.inputs
+    return setting.task.examples.inputs
 
 
 def spread(x: Tensor) -> float:

@@ -101,7 +101,7 @@ def test_zero_is_that_of_the_raw_pixels() -> None:
     for kind in (np.uint8, np.float32):
         task = shaded(kind, augment="crop_flip:padding=5").task
         batch = next(batches(task, 0, np.arange(5)))
-        raw, _ = task.train.at(batch.index)
+        raw, _ = task.examples.at(batch.index)
         seen.append(task.inputs(task.augment(raw, batch, task.zero)))
     assert torch.allclose(seen[0], seen[1], rtol=0, atol=1e-6)
     assert float((seen[0] == -1).float().mean()) > 0.3
@@ -122,7 +122,7 @@ def test_a_round_is_sgd_on_altered_images(engine: str, kind: type) -> None:
         lane = next(lanes for lanes in groups(task) if i in lanes)
         for k, batch in enumerate(batches(task, 2, lane)):
             index = batch.index[list(lane).index(i)]
-            raw, labels = task.train.inputs[index], task.train.labels[index]
+            raw, labels = task.examples.inputs[index], task.examples.labels[index]
             drawn = randomness.uniform(0, "crop and flip", [i], 2, k, n=12)[0].view(4, 3)
             pixels = ((raw + 1) / 2 * 255).round().numpy() if kind is np.float32 else raw.numpy()
             new = np.stack([cropped(one, u, 2, 0.3) for one, u in zip(pixels, drawn, strict=False)])
@@ -164,9 +164,12 @@ def test_engines_agree_and_none_changes_nothing() -> None:
 def test_nobody_is_measured_on_altered_images() -> None:
     setting = digits(augment=CROP)
     x = start(setting.run, setting.task, False)[0]
-    loss, _ = on_own(x, setting.task, setting.task.train, setting.test_sets.longest)
+    loss, _ = on_own(x, setting.task, setting.task.examples, setting.test_sets.longest)
     plain, _ = on_own(
-        x, replace(setting.task, augment=AS_THEY_ARE), setting.task.train, setting.test_sets.longest
+        x,
+        replace(setting.task, augment=AS_THEY_ARE),
+        setting.task.examples,
+        setting.test_sets.longest,
     )
     np.testing.assert_array_equal(loss, plain)
 

@@ -98,8 +98,8 @@ def test_one_step_is_written_out() -> None:
     moved = (sgd(x, setting.task, 0) - x).double().numpy()
     for i, row in enumerate(x.double().numpy()):
         mine = slice(4 * i, 4 * i + 4)
-        inputs = setting.task.train.inputs[mine].double().numpy()
-        onehot = np.eye(2)[setting.task.train.labels[mine].numpy()]
+        inputs = setting.task.examples.inputs[mine].double().numpy()
+        onehot = np.eye(2)[setting.task.examples.labels[mine].numpy()]
         scores = np.exp(inputs @ row[:6].reshape(2, 3).T + row[6:])
         slope = (scores / scores.sum(1, keepdims=True) - onehot) / 4
         expected = -0.1 * np.concatenate([(slope.T @ inputs).ravel(), slope.sum(0)])
@@ -187,7 +187,7 @@ def test_gradients_may_share_memory(engine: str) -> None:
     )
     x = start(setting.run, setting.task, True)[0]
     moved = sgd(x, setting.task, 0) - x
-    module, train = Shared(), setting.task.train
+    module, train = Shared(), setting.task.examples
     for i in range(5):
         mine = slice(12 * i, 12 * i + 12)
         loss = nn.functional.cross_entropy(module(train.inputs[mine]), train.labels[mine])

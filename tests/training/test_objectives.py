@@ -87,12 +87,12 @@ def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
         A, c, w1, b1, w2, b2 = (
             views[n][i] for n in ("1.weight", "1.bias", *parts(task)["adversary"])
         )
-        mine = slice(task.train.starts[i], task.train.starts[i] + task.train.sizes[i])
-        inputs = task.inputs(task.train.inputs[mine]).flatten(1).double().numpy()
-        assert task.train.protected is not None
+        mine = slice(task.examples.starts[i], task.examples.starts[i] + task.examples.sizes[i])
+        inputs = task.inputs(task.examples.inputs[mine]).flatten(1).double().numpy()
+        assert task.examples.protected is not None
         h = inputs @ A.T + c
         s = np.maximum(h @ w1.T + b1, 0) @ w2.T + b2
-        up = (1 / (1 + np.exp(-s)) - task.train.protected[mine].numpy()) / len(h)  # dL_r / ds
+        up = (1 / (1 + np.exp(-s)) - task.examples.protected[mine].numpy()) / len(h)  # dL_r / ds
         back = (up @ w2 * (h @ w1.T + b1 > 0)) @ w1
         climbed = 0.1 * 2.5 * np.concatenate([(back.T @ inputs).ravel(), back.sum(0)])
         moved = (of(task, rows[2.5], "f") - of(task, rows[0.0], "f"))[i].double().numpy()
@@ -128,13 +128,13 @@ def deception(task: Task, x: Tensor) -> float:
     """The mean of the peers' adversaries' losses on all examples, with all units."""
     assert isinstance(task.objective, RepresentationObjective)
     assert task.objective.adversary is not None
-    assert task.train.protected is not None
+    assert task.examples.protected is not None
     views = task.parameter_layout.views(x)
-    h = task.outputs(views, task.inputs(task.train.inputs), each=False, part="f")
+    h = task.outputs(views, task.inputs(task.examples.inputs), each=False, part="f")
     said = task.outputs(views, h, part="adversary")
     return float(
         torch.stack(
-            [task.objective.adversary.loss(each, task.train.protected) for each in said]
+            [task.objective.adversary.loss(each, task.examples.protected) for each in said]
         ).mean()
     )
 
@@ -156,9 +156,11 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
     x = sgd(x, given.task.server, 0)
     assert least < deception(given.task, x) < most
     said = given.task.outputs(
-        given.task.parameter_layout.views(x), given.task.inputs(given.task.train.inputs), each=False
+        given.task.parameter_layout.views(x),
+        given.task.inputs(given.task.examples.inputs),
+        each=False,
     )
-    assert float((said[0].argmax(1) == given.task.train.labels).float().mean()) > 0.7
+    assert float((said[0].argmax(1) == given.task.examples.labels).float().mean()) > 0.7
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
@@ -172,7 +174,7 @@ def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) ->
         "batch_size": batch_size,
     }
     given = setting(engine=engine, auxiliary=auxiliary, fairness_adversary=BOTH, **uneven)
-    x, train = at_start(given), given.task.train
+    x, train = at_start(given), given.task.examples
     together = sgd(x, given.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 5), (3, 7)):
         mine = slice(int(train.starts[first]), int((train.starts + train.sizes)[stop - 1]))
@@ -183,7 +185,7 @@ def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) ->
         task = replace(
             given.task,
             peers=np.arange(first, stop),
-            train=own,
+            examples=own,
             padded=given.task.padded[first:stop],
         )
         assert torch.equal(sgd(x[first:stop], task, 3), together[first:stop])
@@ -222,14 +224,14 @@ def test_a_server_that_trains_knows_the_attributes(algorithm: str) -> None:
     )
     server = given.task.server
     assert server is not None
-    assert server.train.protected is not None
-    whole, mine = shaded(), server.train.inputs.flatten(1)
+    assert server.examples.protected is not None
+    whole, mine = shaded(), server.examples.inputs.flatten(1)
     places = [
         int((torch.from_numpy(whole.train_inputs).flatten(1) == each).all(1).int().argmax())
         for each in mine
     ]
     assert whole.train_protected is not None
-    np.testing.assert_array_equal(server.train.protected.numpy(), whole.train_protected[places])
+    np.testing.assert_array_equal(server.examples.protected.numpy(), whole.train_protected[places])
     x = start(given.run, given.task, False, serves=True)[0]
     assert (of(server, sgd(x, server, 0) - x, "adversary").abs().sum()) > 0
 

@@ -14,7 +14,7 @@ from tests.support.quadratic import digits, final, quadratic
 
 def test_every_epoch_uses_every_example_once() -> None:
     setting = digits(partition="dirichlet:alpha=0.3", local_epochs=3, batch_size=4)
-    seen = np.zeros(int(setting.task.train.sizes.sum()), int)
+    seen = np.zeros(int(setting.task.examples.sizes.sum()), int)
     for lanes in groups(setting.task):
         own = lanes[int(len(lanes) > 1 and lanes[0] == lanes[1]) :]  # a double trains the same
         for batch in batches(setting.task, 1, own):
@@ -27,7 +27,7 @@ def test_rounds_and_peers_shuffle_differently() -> None:
     setting = digits(batch_size=0)
     first, second = (next(batches(setting.task, t, np.arange(6))).index for t in (0, 1))
     assert not torch.equal(first, second)
-    own = first - torch.from_numpy(setting.task.train.starts[:, None])
+    own = first - torch.from_numpy(setting.task.examples.starts[:, None])
     assert len({tuple(row) for row in own.tolist()}) == 6
 
 
@@ -60,7 +60,7 @@ def test_a_schedule_scales_the_steps(schedule: str, factors: list[float]) -> Non
     left = 1.0
     for factor in factors:
         left *= 1 - 0.1 * factor * 0.7
-    c = setting.task.train.inputs[0]
+    c = setting.task.examples.inputs[0]
     assert torch.allclose(final(setting, 4)[0], c * (1 - left), rtol=0, atol=1e-12)
 
 
@@ -125,7 +125,7 @@ def test_only_the_epochs_that_peers_are_in_are_kept(monkeypatch: pytest.MonkeyPa
         for lane, own, weight in zip(lanes, batch.index, batch.weight, strict=True):
             seen[lane] += own[weight > 0].tolist()
     assert max(held) < epochs.max()
-    for i, size in enumerate(setting.task.train.sizes):
+    for i, size in enumerate(setting.task.examples.sizes):
         whole = [seen[i][k : k + size] for k in range(0, len(seen[i]) - size + 1, size)]
         assert all(len(set(epoch)) == size for epoch in whole)
         assert len({tuple(epoch) for epoch in whole}) == len(whole) or size < 3
@@ -141,13 +141,13 @@ def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_floats_are_normalised_once_and_bytes_when_they_are_used() -> None:
     setting = digits()
-    raw = setting.task.train.inputs
+    raw = setting.task.examples.inputs
     assert raw.dtype == torch.uint8
     assert torch.allclose(
         setting.task.inputs(raw), (raw - 0.0) * setting.task.scale + setting.task.shift
     )
     floats = quadratic(d=3).task
-    assert floats.inputs(floats.train.inputs) is floats.train.inputs
+    assert floats.inputs(floats.examples.inputs) is floats.examples.inputs
 
 
 @pytest.mark.parametrize("engine", ["batched", "loop"])
