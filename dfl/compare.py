@@ -22,10 +22,11 @@ from dfl.config import Run
 from dfl.core import command_line
 from dfl.core.errors import InputError, printable
 from dfl.core.files import atomically, read_bytes
+from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import progress
-from dfl.sweep.cells import DAMAGED, DONE, CellState, look, record
 from dfl.sweep.grid import shown
+from dfl.sweep.status import DAMAGED, DONE, CellState, read_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +91,7 @@ def _asked(tokens: Sequence[str]) -> None:
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, progress.console())
+        compare(list(dict.fromkeys(folders)), out, progress.make_console())
 
     command_line.call(app, tokens)
 
@@ -121,8 +122,8 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None
     console.print(screen(runs))
     for run in runs:
         if run.seen.status == DAMAGED:
-            progress.say(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
-    progress.say(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
+            progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
+    progress.print_line(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
 
 
 def gather(folders: Sequence[Path]) -> list[Compared]:
@@ -133,10 +134,10 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     """
     import pandas as pd
 
-    asked = [record(folder)["run"] for folder in folders]
+    asked = [manifest.read(folder)["run"] for folder in folders]
     found = []
     for folder, differs in zip(folders, differences(asked, folders), strict=True):
-        seen = look(folder)
+        seen = read_state(folder)
         rows = pd.read_csv(StringIO(seen.table)) if seen.row else pd.DataFrame()
         if missing := [name for name in DRAWN if name not in rows]:
             rows = rows.reindex(columns=[*rows, *missing])
@@ -176,7 +177,7 @@ def table(runs: Sequence[Compared]) -> pd.DataFrame:
 def screen(runs: Sequence[Compared]) -> Table:
     """The same for a terminal, of the columns that matter most."""
     found = Table(*runs[0].differs, "status", box=None, pad_edge=False, header_style="bold")
-    for name in ("round", "accuracy", "worst peer", "loss", "apart", "payload"):
+    for name in ("round", "accuracy", "worst peer", "loss", "consensus distance", "payload"):
         found.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         row = {name: float(value or "nan") for name, value in run.seen.row.items()}

@@ -1,1 +1,32 @@
-"""Grids of runs: cells, scheduler, status, tables, figures, Slurm."""
+"""Grids of runs: cells, scheduler, status, tables, figures, Slurm.
+
+From the command line, `python -m dfl.sweep GRID`. From Python:
+
+    from dfl.sweep import combinations, run_grid
+
+    cells = combinations({"peers": 16}, {"topology": ["ring", "torus"], "seed": [0, 1]})
+    rows = run_grid(cells, "sweeps/graphs", jobs=2)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dfl.sweep.grid import Cell, combinations
+    from dfl.sweep.runner import run_grid
+
+__all__ = ["Cell", "combinations", "run_grid"]
+
+_MODULES = {
+    "Cell": "dfl.sweep.grid",
+    "combinations": "dfl.sweep.grid",
+    "run_grid": "dfl.sweep.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the entry points on first use: the command reacts to Ctrl-C before its imports."""
+    from importlib import import_module
+
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'dfl.sweep' has no attribute {name!r}")

@@ -1,4 +1,6 @@
-"""What does a file of settings make of one run when some of them vary? A grid of cells, each with a name and a folder.
+"""Grids of runs: settings that are fixed, and lists of values whose combinations are the cells.
+
+As a TOML file, which `read` reads:
 
     peers = 16
     rounds = 50
@@ -7,19 +9,21 @@
     bits = ["none", 8, 4]
     seed = [0, 1]
 
-A cell is a run with the settings at the top and one of every list; the last list changes fastest.
+From Python:
+
+    combinations({"peers": 16, "rounds": 50}, {"topology": ["ring", "torus"], "seed": [0, 1]})
+
+The last list changes fastest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from types import NoneType
@@ -27,24 +31,16 @@ from typing import Any, get_args, get_type_hints
 
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.core.files import Lock, atomically, make_directory, read_bytes
 from dfl.core.parse import nearest
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.core.registry import options
-from dfl.store import manifest
-from dfl.store.run_directory import claim, refuse_foreign
 
-OURS = ("out", "resume")
-"""The fields of `Run` that a sweep gives to its cells."""
-FREE = ("checkpoint_every", "timeout", "log_level")
-"""The fields that may change from one call to the next: no result depends on them."""
-LONGEST = 40
-"""Characters of a value in a name; the middle of a longer one is left out."""
-PATIENCE = 60.0
-"""Seconds for which a sweep waits while another writes its tables into the same folder."""
-LONGEST_PATH = Path("checkpoint") / ".0000000000.safetensors.part"
-"""No path that a run writes to in its folder is longer."""
-_WHOLE = 200
+SET_BY_SWEEP = ("out", "resume")
+"""The fields of `Run` that a sweep sets for its cells."""
+LONGEST_VALUE = 40
+"""Maximum number of characters of a value in a name; the middle of a longer one is left out."""
+LONGEST_NAME = 200
+"""Maximum number of characters of a name without its checksum."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +48,23 @@ class Cell:
     """A run of a grid.
 
     Attributes:
-        name: what it is called, its folder too.
-        values: what it has of everything that varies; None where that is not given.
+        values: what distinguishes the cell, by label: the values of the fields that vary, or labels
+            of the caller's own. None is a field that is not given.
         run: all its settings.
     """
 
-    name: str
     values: Mapping[str, Any]
     run: Run
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the cell and of its folder, as `name_of` makes it."""
+        return name_of(self.values)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a sweep is to run.
+    """The cells of a sweep.
 
     Attributes:
         text: the file, as it was written.
@@ -78,14 +78,14 @@ class Grid:
 
 
 def read(path: Path, ranks: int) -> Grid:
-    """Read a grid from a TOML file, and check every cell of it.
+    """Read a grid from a TOML file and check every cell.
 
     Args:
         path: the file.
-        ranks: on how many a cell is to run, and so the number of its peers where the file says none.
+        ranks: the number of ranks of a cell, which is its number of peers where the file gives none.
 
     Raises:
-        InputError: it cannot be read, names something unknown, or some cell cannot be run.
+        InputError: the file cannot be read, names something unknown, or some cell cannot be run.
     """
     try:
         text = read_bounded(path, SETTINGS).decode("utf-8")
@@ -96,44 +96,72 @@ def read(path: Path, ranks: int) -> Grid:
         raise InputError(f"{path}: not a TOML file of settings ({error})") from None
     try:
         lists = settings.pop("sweep", None)
-        varies = _varying(lists, settings)
-        if ranks == 1 and "peers" not in settings and "peers" not in varies:
+        if not isinstance(lists, dict) or not lists:
             raise InputError(
-                "peers is missing: write how many there are, as peers = 16, or give --ranks"
+                'a table [sweep] must list what varies, as topology = ["ring", "torus"]'
             )
-        return Grid(text, tuple(varies), tuple(_cells(settings, varies, ranks)))
+        return Grid(text, tuple(lists), combinations(settings, lists, ranks))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _varying(lists: Any, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What the table [sweep] says.
+def combinations(
+    settings: Mapping[str, Any], lists: Mapping[str, Iterable[Any]], ranks: int = 1
+) -> tuple[Cell, ...]:
+    """Return a cell for every combination of the values of some fields, the last changing fastest.
+
+    Every cell is checked as a command line is.
+
+    Args:
+        settings: the fields of `Run` that all cells have.
+        lists: the values of the fields that vary; "none" or None for an optional one not given.
+        ranks: the number of ranks of a cell, which is its number of peers where none is given.
 
     Raises:
-        InputError: it is missing, or says something that cannot vary.
+        InputError: an unknown field or a bad value, a cell that cannot be run, or two that are the
+            same run.
     """
-    if not isinstance(lists, dict) or not lists:
-        raise InputError('a table [sweep] must say what varies, as topology = ["ring", "torus"]')
-    known = [name for name in options(Run) if name not in OURS]
+    _check_lists(lists, settings)
+    lists = {name: tuple(values) for name, values in lists.items()}
+    if ranks == 1 and "peers" not in settings and "peers" not in lists:
+        raise InputError(
+            "peers is missing: write how many there are, as peers = 16, or give --ranks"
+        )
+    return tuple(_cells(settings, lists, ranks))
+
+
+def _check_lists(lists: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse fields that cannot vary, and fields that are given twice.
+
+    Raises:
+        InputError: there is one.
+    """
+    known = [name for name in options(Run) if name not in SET_BY_SWEEP]
     for name, values in lists.items():
         if name not in known:
             raise InputError(f"[sweep]: unknown setting {name!r}{nearest(name, known)}")
-        if not isinstance(values, list) or not values:
+        if not _is_list(values):
             raise InputError(f"[sweep] {name} must be a list of values, not {values!r}")
         if name in settings:
             raise InputError(f"{name} is given twice, at the top and in [sweep]: give it once")
-    for name in OURS:
+    for name in SET_BY_SWEEP:
         if name in settings:
             raise InputError(
-                f"{name} has no part in a grid: every cell has a folder of its own, in --out"
+                f"{name} cannot be set in a grid: every cell has a folder of its own, in --out"
             )
-    return lists
+
+
+def _is_list(values: Any) -> bool:
+    """Return whether there are values, one or more; a text or a table is not a list of them."""
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        return False
+    return not isinstance(values, Sized) or len(values) > 0
 
 
 def _cells(
-    settings: Mapping[str, Any], varies: Mapping[str, list[Any]], ranks: int
+    settings: Mapping[str, Any], lists: Mapping[str, Iterable[Any]], ranks: int
 ) -> Iterator[Cell]:
-    """All combinations, each checked as a command line is.
+    """Yield all combinations, each checked.
 
     Raises:
         InputError: one cannot be run, or is the same as another.
@@ -141,11 +169,11 @@ def _cells(
     from dfl.simulation.components import check
 
     optional = {name for name, hint in get_type_hints(Run).items() if NoneType in get_args(hint)}
-    seen: dict[Run, str] = {}
-    for chosen in product(*varies.values()):
-        pairs = zip(varies, chosen, strict=True)
+    names: dict[Run, str] = {}
+    for combination in product(*lists.values()):
         values = {
-            name: None if name in optional and value == "none" else value for name, value in pairs
+            name: None if name in optional and value == "none" else value
+            for name, value in zip(lists, combination, strict=True)
         }
         name = name_of(values)
         try:
@@ -155,126 +183,40 @@ def _cells(
             check(settled)
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from None
-        if settled in seen:
+        if settled in names:
             raise InputError(
-                f"cell {name} is the same run as {seen[settled]}: leave one of them out"
+                f"cell {name} is the same run as {names[settled]}: leave one of them out"
             )
-        if name in seen.values():
+        if name in names.values():
             raise InputError(f"two cells are called {name}: write one of them otherwise")
-        seen[settled] = name
-        yield Cell(name, values, run)
+        names[settled] = name
+        yield Cell(values, run)
 
 
 def shown(value: Any) -> str:
-    """A value as it is written in a grid, without quotes."""
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    """Return a value as it is written in a grid, without quotes."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """What a cell is called: the values that it has, in letters that suit every disk and every shell.
+    """Return the name of a cell: its values in characters that suit every disk and every shell.
 
-    small_world:k=4 becomes small_world-k=4. Where more had to go than the colon, as in a path, or is too long, a
-    checksum of it all stands behind, so that different cells have different names, whatever else is in the grid.
+    small_world:k=4 becomes small_world-k=4. Where more than that colon is replaced, as in a path,
+    or a value is too long, a checksum of all values follows, so that different cells have different
+    names in every grid.
     """
     texts = {name: shown(value) for name, value in values.items()}
     plain = ",".join(f"{name}={text}" for name, text in texts.items())
     kept = {name: re.sub(r"^(\w+):", r"\1-", text, flags=re.ASCII) for name, text in texts.items()}
     short = {name: re.sub(r"[^\w.+=,-]+", "-", text, flags=re.ASCII) for name, text in kept.items()}
-    half = LONGEST // 2 - 1
+    half = LONGEST_VALUE // 2 - 1
     short = {
-        n: text if len(text) <= LONGEST else f"{text[:half]}..{text[-half:]}"
-        for n, text in short.items()
+        name: text if len(text) <= LONGEST_VALUE else f"{text[:half]}..{text[-half:]}"
+        for name, text in short.items()
     }
     name = ",".join(f"{field}={text}" for field, text in short.items())
-    if short == kept and len(name) <= _WHOLE:
+    if short == kept and len(name) <= LONGEST_NAME:
         return name
-    return f"{name[:_WHOLE]},{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
-
-
-def keep(grid: Grid, folder: Path) -> None:
-    """Write grid.toml, and a cell.toml for every cell, into the folder of a sweep.
-
-    Cells may be added to those that it holds, and what is `FREE` may change; all else must be as it was.
-
-    Raises:
-        InputError: the folder holds something else, or cannot be written to.
-    """
-    fits(grid, folder)
-    files = {folder / "grid.toml": grid.text}
-    files |= {folder / cell.name / "cell.toml": as_toml(cell.run) for cell in grid.cells}
-    claim(folder)
-    try:
-        with Lock(folder, patience=PATIENCE):
-            fits(grid, folder)  # another sweep may have been faster
-            for cell in grid.cells:
-                make_directory(folder / cell.name)
-                claim(folder / cell.name)
-            for path, text in files.items():
-                _write(path, text)
-    except OSError as error:
-        raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
-
-
-def fits(grid: Grid, folder: Path) -> None:
-    """See that a folder holds cells of a grid, which may be all, some or none, and nothing else.
-
-    Raises:
-        InputError: it holds something that is no sweep, a cell that is none of the grid's, or one with other settings.
-    """
-    refuse_foreign("--out", folder)
-    if os.path.lexists(folder / manifest.NAME):
-        raise InputError(f"--out {folder} holds a run, which is no sweep: give another folder")
-    cells = {cell.name: cell.run for cell in grid.cells}
-    for name in cells:
-        try:
-            (folder / name / LONGEST_PATH).lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise InputError(
-                f"--out {folder} cannot hold the cell {name}: {error.strerror}"
-            ) from None
-    found = [path.parent.name for path in folder.glob("*/cell.toml")]
-    for name in sorted(found):
-        if name not in cells:
-            raise InputError(
-                f"--out {folder} holds a cell that is not in this grid, {name}: give another folder"
-            )
-        if (other := _differing(folder / name / "cell.toml", cells[name])) is not None:
-            raise InputError(
-                f"--out {folder} holds {name} with another {other}: give another folder"
-            )
-
-
-def _differing(path: Path, run: Run) -> str | None:
-    """The first setting that a cell's file says otherwise, if there is one."""
-    try:
-        ours, theirs = (
-            run.to_dict(),
-            Run.from_dict(tomllib.loads(read_bytes(path).decode())).to_dict(),
-        )
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path} is damaged ({why}): remove it") from None
-    fixed = (name for name in options(Run) if name not in FREE)
-    return next((name for name in fixed if ours.get(name) != theirs.get(name)), None)
-
-
-def as_toml(run: Run) -> str:
-    """A run as a file for --config."""
-    lines = [
-        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-        for name, value in run.to_dict().items()
-    ]
-    return "".join(lines).replace("\x7f", "\\u007f")  # which only JSON takes as it is
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file unless it is as it should be."""
-    with suppress(OSError):
-        if read_bytes(path) == text.encode():
-            return
-    with atomically(path) as part:
-        part.write_text(text, encoding="utf-8")
+    return f"{name[:LONGEST_NAME]},{hashlib.sha256(plain.encode()).hexdigest()[:8]}"

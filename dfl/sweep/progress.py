@@ -1,11 +1,11 @@
-"""What does the user of a sweep see? A bar, or a line per cell where there is no terminal; the state of every cell."""
+"""What a sweep prints: a bar, a line per cell where there is no terminal, and states."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dfl.core.errors import printable
-from dfl.sweep.cells import (
+from dfl.sweep.grid import Grid
+from dfl.sweep.scheduler import Callback, Scheduler
+from dfl.sweep.status import (
     DAMAGED,
     DIVERGED,
     DONE,
@@ -24,39 +26,38 @@ from dfl.sweep.cells import (
     STATUSES,
     STOPPED,
     CellState,
-    Sight,
+    States,
 )
-from dfl.sweep.grid import Grid
-from dfl.sweep.scheduler import Jobs
 
 WIDEST = 10_000
-"""Columns of what is no terminal."""
+"""Columns of an output that is not a terminal."""
 
 
-def console() -> Console:
-    """Where to print: the terminal, or a pipe, in which tables are as wide as they are. Text means what it says."""
+def make_console(stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr that prints text as it is, without markup.
+
+    Where it is not a terminal, tables are as wide as they need to be.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows é as \xe9
-    there = Console(highlight=False, markup=False, emoji=False)
-    return (
-        there
-        if there.is_terminal
-        else Console(highlight=False, markup=False, emoji=False, width=WIDEST)
-    )
+    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, markup=False, emoji=False, stderr=stderr, width=WIDEST)
 
 
-def say(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     """Print a line, however wide."""
     console.print(printable(text), soft_wrap=True)
 
 
-def overview(grid: Grid, sight: Sight, queue: Mapping[str, str]) -> Table:
-    """Every cell: its status, the round that it has reached, its accuracy, and what else there is to say.
+def overview(grid: Grid, states: States, queue: Mapping[str, str]) -> Table:
+    """Return a table of the cells: status, last evaluated round, accuracy and remarks.
 
     Args:
         grid: the cells.
-        sight: how they were seen.
-        queue: what is said of them in the queue of a cluster.
+        states: their states.
+        queue: remarks on cells in the queue of a cluster, by name.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
@@ -65,99 +66,106 @@ def overview(grid: Grid, sight: Sight, queue: Mapping[str, str]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for cell in grid.cells:
-        seen = sight[cell.name]
-        reached = f"{seen.row['round']}/{cell.run.rounds}" if seen.row else "-"
-        said = "; ".join(filter(None, (queue.get(cell.name, ""), seen.reason)))
-        table.add_row(cell.name, seen.status, reached, accuracy(seen) or "-", printable(said))
+        state = states[cell.name]
+        rounds = f"{state.row['round']}/{cell.run.rounds}" if state.row else "-"
+        remarks = "; ".join(filter(None, (queue.get(cell.name, ""), state.reason)))
+        table.add_row(cell.name, state.status, rounds, accuracy(state) or "-", printable(remarks))
     return table
 
 
-def accuracy(seen: CellState) -> str:
-    """The accuracy that a cell has reached; empty where there is none."""
-    value = float(seen.row.get("accuracy_mean") or "nan")
+def accuracy(state: CellState) -> str:
+    """Return the last accuracy of a cell as text; empty where there is none."""
+    value = float(state.row.get("accuracy_mean") or "nan")
     return "" if math.isnan(value) else f"{value:.4f}"
 
 
-def counts(sight: Sight) -> str:
-    """How many cells are in which state."""
-    many = Counter(seen.status for seen in sight.values())
-    said = ", ".join(f"{many[status]} {status}" for status in STATUSES if many[status])
-    return f"{len(sight)} cell{'s' * (len(sight) != 1)}: {said}"
+def counts(states: States) -> str:
+    """Return the number of cells of each status, as "6 cells: 5 done, 1 waiting"."""
+    number = Counter(state.status for state in states.values())
+    listed = ", ".join(f"{number[status]} {status}" for status in STATUSES if number[status])
+    return f"{len(states)} cell{'s' * (len(states) != 1)}: {listed}"
 
 
-def ending(sight: Sight) -> Iterator[str]:
-    """What is to be said of the cells that are not done: a line for each that ended badly or that others write to."""
-    for name, seen in sight.items():
-        if seen.status in (FAILED, DIVERGED, DAMAGED):
-            yield f"{seen.status:<10} {name}: {seen.reason}"
-        elif seen.status == RUNNING:
-            yield f"{seen.status:<10} {name}: another program writes to it, to which it is left"
-        elif seen.status == STOPPED:
-            yield f"{seen.status:<10} {name}: {_so_far(seen)}"
+def remarks_at_end(states: States) -> Iterator[str]:
+    """Yield a line for every cell that failed, stopped, or is run by another program."""
+    for name, state in states.items():
+        if state.status in (FAILED, DIVERGED, DAMAGED):
+            yield f"{state.status:<10} {name}: {state.reason}"
+        elif state.status == RUNNING:
+            yield f"{state.status:<10} {name}: another program is running it"
+        elif state.status == STOPPED:
+            yield f"{state.status:<10} {name}: {_where_stopped(state)}"
 
 
-def _so_far(seen: CellState) -> str:
-    return (
-        f"interrupted after round {seen.row['round']} or later"
-        if seen.row
-        else "interrupted before its first row"
-    )
+def _where_stopped(state: CellState) -> str:
+    if not state.row:
+        return "interrupted before its first row"
+    return f"interrupted after round {state.row['round']} or later"
 
 
 @contextmanager
-def following(
-    console: Console, jobs: Jobs, done: int, total: int
-) -> Iterator[Callable[[Path | None], None]]:
-    """Show how a sweep goes on, as `Jobs.work` tells it.
+def progress_bar(
+    console: Console, scheduler: Scheduler, done: int, total: int
+) -> Iterator[Callback]:
+    """Show the progress of a sweep; yield the callback of `Scheduler.run`.
 
     Args:
-        console: the terminal, or a pipe.
-        jobs: what runs.
-        done: cells that had ended before.
-        total: cells of the grid.
+        console: a terminal or a pipe.
+        scheduler: of the cells.
+        done: number of cells that had ended before.
+        total: number of cells of the grid.
     """
     columns = (
         TextColumn("cells"),
         MofNCompleteColumn(),
         BarColumn(bar_width=None),
         TextColumn("{task.description}"),
+        TimeElapsedColumn(),
     )
     with Progress(
-        *columns, TimeElapsedColumn(), console=console, expand=True, disable=not console.is_terminal
+        *columns, console=console, expand=True, disable=not console.is_terminal
     ) as progress:
-        bar, spoken, waiting = progress.add_task("", total=total, completed=done), done, False
+        bar = progress.add_task("", total=total, completed=done)
+        printed = done
+        waiting = False
 
-        def tell_of_waiting() -> None:
+        def print_waiting() -> None:
             nonlocal waiting
-            before, waiting = waiting, bool(jobs.elsewhere) and not (jobs.running or jobs.waiting)
+            before = waiting
+            waiting = bool(scheduler.elsewhere) and not (scheduler.running or scheduler.waiting)
             if waiting and not before and not console.is_terminal:
-                names = ", ".join(folder.name for folder in jobs.elsewhere)
-                say(progress.console, f"waiting for what another program runs: {names}")
+                names = ", ".join(folder.name for folder in scheduler.elsewhere)
+                print_line(progress.console, f"waiting for what another program runs: {names}")
 
-        def tell(folder: Path | None) -> None:
-            nonlocal spoken
-            ended = done + len(jobs.ended)
-            bad = Counter(seen.status for seen in jobs.ended.values() if seen.status != DONE)
-            now = [
-                f"{len(jobs.running)} running",
-                *(f"{count} {status}" for status, count in bad.items()),
-            ]
-            now += [f"{len(jobs.elsewhere)} run by another program"] if jobs.elsewhere else []
-            progress.update(bar, completed=ended, description=", ".join(now))
+        def callback(folder: Path | None) -> None:
+            nonlocal printed
+            ended = done + len(scheduler.ended)
+            progress.update(bar, completed=ended, description=_description(scheduler))
             if folder is None:
-                tell_of_waiting()
+                print_waiting()
                 return
-            spoken, seen = spoken + 1, jobs.ended[folder]
-            if not (console.is_terminal and seen.status == DONE):
-                say(progress.console, f"[{spoken}/{total}] {folder.name}: {_brief(seen)}")
+            printed += 1
+            state = scheduler.ended[folder]
+            if not (console.is_terminal and state.status == DONE):
+                line = f"[{printed}/{total}] {folder.name}: {_summary(state)}"
+                print_line(progress.console, line)
 
-        yield tell
+        yield callback
 
 
-def _brief(seen: CellState) -> str:
-    """A cell that has ended, in a few words."""
-    if seen.status == DONE:
-        return ", ".join(
-            filter(None, (DONE, f"round {seen.row['round']}", f"accuracy {accuracy(seen)}"))
-        )
-    return f"{seen.status}: {seen.reason}" if seen.reason else seen.status
+def _description(scheduler: Scheduler) -> str:
+    """Return the number of cells that run, that ended badly, and that another program runs."""
+    bad = Counter(state.status for state in scheduler.ended.values() if state.status != DONE)
+    parts = [f"{len(scheduler.running)} running"]
+    parts += [f"{number} {status}" for status, number in bad.items()]
+    if scheduler.elsewhere:
+        parts.append(f"{len(scheduler.elsewhere)} run by another program")
+    return ", ".join(parts)
+
+
+def _summary(state: CellState) -> str:
+    """Return a few words on a cell that has ended."""
+    if state.status == DONE:
+        parts = (DONE, f"round {state.row['round']}", f"accuracy {accuracy(state)}")
+        return ", ".join(filter(None, parts))
+    return f"{state.status}: {state.reason}" if state.reason else state.status

@@ -1,4 +1,4 @@
-"""How are the cells of a sweep run on one machine? Each as a program of its own, so many at a time, to the last."""
+"""The scheduler of a sweep: runs cells on this machine, each as a program, several at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, no_follow
-from dfl.sweep.cells import (
+from dfl.sweep.folder import CELL
+from dfl.sweep.status import (
     CELL_LOCK,
     DIVERGED,
     DONE,
@@ -28,24 +29,27 @@ from dfl.sweep.cells import (
     STOPPED,
     WAITING,
     CellState,
-    last_words,
-    look,
-    running,
+    is_running,
+    last_message,
+    read_state,
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""By which a sweep is told to stop; SIGUSR1 is Slurm's warning."""
+"""The signals that stop a sweep; SIGUSR1 is Slurm's warning."""
 PAUSE = 0.1
-"""Seconds between two looks at what runs."""
+"""Seconds between two checks of the programs that run."""
+
+Callback = Callable[[Path | None], None]
+"""Called with the folder of every cell that has ended, and with None after every check."""
 
 
 class Started(NamedTuple):
-    """A cell that a program of ours runs.
+    """A cell that a program of this sweep runs.
 
     Attributes:
         folder: of the cell.
-        claim: keeps other sweeps from starting the cell.
-        stamp: which run.json the folder had before.
+        claim: the lock that keeps other sweeps from starting the cell.
+        stamp: identifies the run.json that the folder had before, as `_stamp` does.
     """
 
     folder: Path
@@ -54,17 +58,17 @@ class Started(NamedTuple):
 
 
 @dataclass
-class Jobs:
-    """Cells that wait, run and have ended.
+class Scheduler:
+    """Runs the cells of a sweep.
 
     Attributes:
         waiting: folders of the cells that are to run, in order.
-        at_once: how many may run at a time.
-        ranks: on how many ranks each runs.
-        running: the programs, and the cells that they run.
+        at_once: the number of cells that may run at a time.
+        ranks: the number of ranks of each cell.
+        running: the programs and the cells that they run.
         elsewhere: folders of cells that another program runs.
-        ended: how every cell that ran was last seen.
-        told: the signals that came, in order.
+        ended: the state of every cell that has ended.
+        signals: the signals that were received, in order.
     """
 
     waiting: deque[Path]
@@ -73,124 +77,133 @@ class Jobs:
     running: dict[subprocess.Popen[bytes], Started] = field(default_factory=dict)
     elsewhere: list[Path] = field(default_factory=list)
     ended: dict[Path, CellState] = field(default_factory=dict)
-    told: list[int] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
 
-    def work(self, tell: Callable[[Path | None], None]) -> None:
-        """Run the cells, until all have ended, those too that another program runs, or a signal came.
+    def run(self, callback: Callback) -> None:
+        """Run the cells until all have ended, those of other programs too, or a signal came.
 
         Args:
-            tell: called with the folder of every cell that has ended, and with None now and then.
+            callback: called with the folder of every cell that has ended, and with None after
+                every check.
 
         Raises:
-            InputError: several ranks are asked for, and there is no mpirun.
+            InputError: several ranks are needed, and there is no mpirun.
         """
-        words, obeyed = [*launcher(self.ranks), sys.executable], 0
-        with _listening(self.told):
-            while self.running or ((self.waiting or self.elsewhere) and not self.told):
-                self._fill(words, tell)
+        start_of_command = [*launcher(self.ranks), sys.executable]
+        obeyed = 0
+        with _collect_signals(self.signals):
+            while self.running or ((self.waiting or self.elsewhere) and not self.signals):
+                self._start_waiting(start_of_command, callback)
                 obeyed = self._obey(obeyed)
-                self._collect(tell)
-                self._take_back()
-                tell(None)
+                self._collect(callback)
+                self._queue_released()
+                callback(None)
                 time.sleep(PAUSE)
 
-    def _take_back(self) -> None:
-        """Once nothing else waits, put those cells in line that the other program has let go of."""
+    def _queue_released(self) -> None:
+        """Once no cell waits, queue the cells that the other program has released."""
         if not self.waiting:
-            self.waiting.extend(folder for folder in self.elsewhere if not running(folder))
+            self.waiting.extend(folder for folder in self.elsewhere if not is_running(folder))
             self.elsewhere = [folder for folder in self.elsewhere if folder not in self.waiting]
 
-    def _fill(self, words: Sequence[str], tell: Callable[[Path | None], None]) -> None:
+    def _start_waiting(self, start_of_command: Sequence[str], callback: Callback) -> None:
         """Start as many cells as may run."""
-        while self.waiting and len(self.running) < self.at_once and not self.told:
-            self._begin(words, self.waiting.popleft(), tell)
+        while self.waiting and len(self.running) < self.at_once and not self.signals:
+            self._start(start_of_command, self.waiting.popleft(), callback)
 
-    def _begin(
-        self, words: Sequence[str], folder: Path, tell: Callable[[Path | None], None]
-    ) -> None:
-        """Start a cell, unless another program runs it, or has done so since the sweep began."""
+    def _start(self, start_of_command: Sequence[str], folder: Path, callback: Callback) -> None:
+        """Start a cell, unless another program runs it or has finished it since the sweep began."""
         try:
             claim = Lock(folder, CELL_LOCK, patience=0)
         except InputError:
             self.elsewhere.append(folder)
             return
         except OSError as error:
-            self._end(folder, _unwritable(folder, error), tell)
+            self._end(folder, _unwritable(folder, error), callback)
             return
-        seen = look(folder, (RUN_LOCK,))
-        if seen.status in (DONE, DIVERGED):
-            self._end(folder, seen, tell)
-        elif seen.status == RUNNING:
+        state = read_state(folder, (RUN_LOCK,))
+        if state.status in (DONE, DIVERGED):
+            self._end(folder, state, callback)
+        elif state.status == RUNNING:
             self.elsewhere.append(folder)
         else:
             try:
                 stamp = _stamp(folder)
-                self.running[_started(words, folder, claim)] = Started(folder, claim, stamp)
+                program = _started(start_of_command, folder, claim)
+                self.running[program] = Started(folder, claim, stamp)
                 return
             except OSError as error:
-                self._end(folder, _unwritable(folder, error), tell)
+                self._end(folder, _unwritable(folder, error), callback)
         claim.release()
 
-    def _end(self, folder: Path, seen: CellState, tell: Callable[[Path | None], None]) -> None:
-        self.ended[folder] = seen
-        tell(folder)
+    def _end(self, folder: Path, state: CellState, callback: Callback) -> None:
+        self.ended[folder] = state
+        callback(folder)
 
     def _obey(self, obeyed: int) -> int:
-        """Have what runs end well where a signal came, and at once where a second one did; how many came so far."""
-        if len(self.told) > obeyed:
+        """Terminate the programs after a first signal, and kill them after a second one.
+
+        Returns:
+            The number of signals received so far.
+        """
+        if len(self.signals) > obeyed:
             for program in self.running:
                 os.killpg(program.pid, signal.SIGKILL) if obeyed else program.terminate()
-        return len(self.told)
+        return len(self.signals)
 
-    def _collect(self, tell: Callable[[Path | None], None]) -> None:
-        """Tell of the cells that have ended since the last call."""
+    def _collect(self, callback: Callback) -> None:
+        """Record the cells whose program has ended since the last call."""
         for program in [each for each in self.running if each.poll() is not None]:
             folder, claim, stamp = self.running.pop(program)
-            seen = _outcome(folder, program.returncode, stamp, bool(self.told))
+            state = _outcome(folder, program.returncode, stamp, bool(self.signals))
             claim.release()
-            if seen is None:
+            if state is None:
                 self.elsewhere.append(folder)
             else:
-                self._end(folder, seen, tell)
+                self._end(folder, state, callback)
 
 
-def _started(words: Sequence[str], folder: Path, claim: Lock) -> subprocess.Popen[bytes]:
-    """The program of a cell. It keeps the claim on the cell if the sweep is killed."""
+def _started(start_of_command: Sequence[str], folder: Path, claim: Lock) -> subprocess.Popen[bytes]:
+    """Start the program of a cell. It keeps the claim on the cell if the sweep is killed."""
     with open(folder / "output.log", "ab", opener=no_follow) as log:
         return subprocess.Popen(
-            [*words, *command(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # cells side by side do not fight for the cores
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            [*start_of_command, *command(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1"},  # one core for each of the cells side by side
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             pass_fds=(claim.file.fileno(),),
-        )  # fmt: skip
+        )
 
 
-def _outcome(folder: Path, code: int, stamp: tuple[int, int], told: bool) -> CellState | None:
-    """How a cell has ended; None where another program ran it, so that its files must be read again later.
+def _outcome(folder: Path, code: int, stamp: tuple[int, int], stopped: bool) -> CellState | None:
+    """Return how a cell has ended, and None where another program runs it or has run it meanwhile.
 
     Args:
         folder: of the cell.
-        code: with which our program of the cell ended.
-        stamp: which run.json the folder had before that program started.
-        told: whether the sweep was told to stop.
+        code: the exit code of this sweep's program of the cell.
+        stamp: identifies the run.json that the folder had before that program started.
+        stopped: whether the sweep was stopped by a signal.
     """
-    seen = look(folder, (RUN_LOCK,))
-    if told or seen.status == DONE:
-        return seen
-    if seen.status == RUNNING:
+    state = read_state(folder, (RUN_LOCK,))
+    if stopped or state.status == DONE:
+        return state
+    if state.status == RUNNING:
         return None
     if (
         code == InputError.code and _stamp(folder) != stamp
-    ):  # refused for what another program was doing?
-        return None if seen.status in (STOPPED, WAITING) else seen
+    ):  # refused because another program was running it
+        return None if state.status in (STOPPED, WAITING) else state
     if code in (0, DivergedError.code, Suspended.code, 130):
-        return seen
-    said = last_words(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
-    return CellState(FAILED, seen.row, said or f"exit code {code}")
+        return state
+    message = last_message(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
+    return CellState(FAILED, state.row, message or f"exit code {code}")
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
-    """What tells one run.json of a folder from the next; zeros where there is none."""
+    """Return what identifies the run.json of a folder; zeros where there is none."""
     try:
         found = (folder / "run.json").stat()
     except OSError:
@@ -199,53 +212,54 @@ def _stamp(folder: Path) -> tuple[int, int]:
 
 
 def _unwritable(folder: Path, error: OSError) -> CellState:
-    """A cell whose program cannot be started."""
-    return CellState(FAILED, look(folder).row, f"{error.filename or folder}: {error.strerror}")
+    """Return the state of a cell whose program cannot be started."""
+    return CellState(
+        FAILED, read_state(folder).row, f"{error.filename or folder}: {error.strerror}"
+    )
 
 
 def command(folder: Path) -> list[str]:
-    """The words after `python` that begin the cell in a folder, go on with it, or find it done."""
-    return ["-m", "dfl.run", "--config", str(folder / "cell.toml"), "--resume", str(folder)]
+    """Return the arguments of `python` that start the cell in a folder, or resume it."""
+    return ["-m", "dfl.run", "--config", str(folder / CELL), "--resume", str(folder)]
 
 
 def launcher(ranks: int) -> list[str]:
-    """The words before `python`; none for one rank.
+    """Return the start of a command line on some ranks, which comes before `python`.
 
     Raises:
-        InputError: there is none.
+        InputError: several ranks are needed, and there is no mpirun.
     """
     if ranks == 1:
         return []
     return [mpirun(f"--ranks {ranks} needs"), "-n", str(ranks)]
 
 
-def mpirun(whoever_needs: str) -> str:
-    """The mpirun of this Python, or that of the path.
+def mpirun(needed_by: str) -> str:
+    """Return the path of the mpirun beside this Python, or of that on the PATH.
 
     Args:
-        whoever_needs: the beginning of what is said where there is none.
+        needed_by: the start of the message where there is none, as "--ranks 3 needs".
 
     Raises:
         InputError: there is none.
     """
-    found = shutil.which(
-        "mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("mpirun", path=path)
     if found is None:
-        raise InputError(f"{whoever_needs} mpirun: pip install 'dfl[mpi]'")
+        raise InputError(f"{needed_by} mpirun: pip install 'dfl[mpi]'")
     return found
 
 
 @contextmanager
-def _listening(told: list[int]) -> Iterator[None]:
-    """Keep the signals that come, in place of what they do otherwise."""
+def _collect_signals(received: list[int]) -> Iterator[None]:
+    """Append the signals that come to a list, in place of their usual handling."""
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+    def handler(number: int, frame: FrameType | None) -> None:
+        received.append(number)
 
-    before = {each: signal.signal(each, hear) for each in SIGNALS}
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,7 +1,8 @@
-"""How do the cells of a sweep become a job array of Slurm?
+"""Submission of the cells of a sweep to Slurm, as a job array.
 
-Each submission has a number N and files of its own in FOLDER/slurm: the script N.sh, and N.cells with the cell of every
-task, a line each. Neither is written to again, so that tasks that wait mean the same cells whatever comes after.
+Each submission has a number N and files of its own in FOLDER/slurm: the script N.sh, and N.cells
+with the folder of the cell of every task, a line each. Neither is written to again, so that a
+waiting task keeps its cell whatever is submitted later.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from dfl.core.files import make_directory, read_bytes
 from dfl.core.registry import flag
 
 STOPPED = Suspended.code
-"""The exit code of a run that was warned, wrote a checkpoint and can be resumed (sysexits.h: EX_TEMPFAIL)."""
+"""The exit code of a run that was warned, wrote a checkpoint and can be resumed (sysexits.h:
+EX_TEMPFAIL)."""
 
-LATE = 30
-"""Seconds after which the ranks that are left are ended when one has ended, as those wait that miss a dead one."""
+SRUN_WAIT = 30
+"""Seconds after the end of one rank at which srun ends the others, which may be waiting for it."""
 
 _NAME = r"[\w.,@+-]+"
-_MEANT = {
+_FORMATS = {
     "time": (
         r"\d+(:[0-5]?\d){0,2}|\d+-\d+(:[0-5]?\d){0,2}|UNLIMITED",
         "MINUTES, M:SS, H:MM:SS, DAYS-H, DAYS-H:MM, DAYS-H:MM:SS or UNLIMITED",
@@ -42,7 +44,8 @@ _MEANT = {
         "an option of sbatch without its dashes, as gres=gpu:1",
     ),
 }
-_OURS = (
+"""A pattern for the values of an option, and a description of them, by option."""
+_SET_BY_SWEEP = (
     "array",
     "cpus-per-task",
     "no-requeue",
@@ -59,22 +62,23 @@ _TEMPLATE = """\
 {directives}
 
 # Task N has line N of {listed} for its cell. The line with srun may run any number of times:
-# it starts the cell, goes on with it, or finds it done.
+# it starts the cell, resumes it, or finds it done.
 cd {here} || exit
 {setup}cell=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {cells})
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-echo "$(date '+%F %T') task $task on $SLURM_JOB_NODELIST, restarts ${{SLURM_RESTART_COUNT:-0}}: $cell"
+restarts=${{SLURM_RESTART_COUNT:-0}}
+echo "$(date '+%F %T') task $task on $SLURM_JOB_NODELIST, restarts $restarts: $cell"
 export OMP_NUM_THREADS=1
-# Ranks that were killed leave shared memory behind, which MPICH names by job and step: take a step that is new.
-for ((step = 0; step < ${{SLURM_RESTART_COUNT:-0}}; step++)); do srun --nodes=1 --ntasks=1 true; done
+# Killed ranks leave shared memory behind, which MPICH names by job and step: take a new step.
+for ((step = 0; step < restarts; step++)); do srun --nodes=1 --ntasks=1 true; done
 {srun} {python} -m dfl.run --config "$cell/cell.toml" --resume "$cell"
 code=$?
 echo "$(date '+%F %T') task $task ends with exit code $code"
 {after}exit $code
 """
-_AGAIN = """\
+_REQUEUE = """\
 if [ $code -eq {stopped} ]; then
-    echo "task $task was told to stop, has written a checkpoint and goes back into the queue"
+    echo "task $task was stopped, has written a checkpoint and is requeued"
     scontrol requeue "$task"
 fi
 """
@@ -82,10 +86,10 @@ fi
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """What each task of a job array asks for; where something is not given, what the site has as its default.
+    """The options of each task of a job array; those not given have the defaults of the site.
 
     Raises:
-        InputError: a value that Slurm would not read as what it is meant to be.
+        InputError: a value that Slurm would refuse or misread.
     """
 
     nodes: int | None = None
@@ -95,7 +99,8 @@ class Slurm:
     cpus_per_task: int = 1
     """Cores of a rank: as many as the --threads of the runs."""
     time: str | None = None
-    """Time limit of a task, as Slurm writes it: 90, 1:30:00, 2-12. What is not done by then goes on in another."""
+    """Time limit of a task, as Slurm writes it: 90, 1:30:00, 2-12. A cell that needs longer resumes
+    in another task."""
     partition: str | None = None
     """The partition to submit to."""
     account: str | None = None
@@ -103,13 +108,13 @@ class Slurm:
     mpi: str | None = None
     """How srun starts the ranks: pmi2, pmix or another that srun --mpi=list shows."""
     signal: int = 120
-    """Seconds before the time limit at which a run is told to write a checkpoint and stop."""
+    """Seconds before the time limit at which a run is signalled to write a checkpoint and stop."""
     requeue: bool = True
-    """Whether a task that is stopped by its time limit or by its node is put back into the queue."""
+    """Whether a task that its time limit or its node stops is put back into the queue."""
     at_once: int | None = None
     """Most tasks to run at a time."""
     setup: tuple[str, ...] = ()
-    """Lines of shell to run first, as module load mpich."""
+    """Lines of shell to run first, such as module load mpich."""
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, without their dashes: mem-per-cpu=2G, gres=gpu:1, qos=low."""
 
@@ -117,29 +122,33 @@ class Slurm:
         for name in ("nodes", "ntasks", "cpus_per_task", "signal", "at_once"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError(f"{flag(name)} must be at least 1, not {number}")
-        texts = {
-            name: (given,) if isinstance(given := getattr(self, name), str) else given or ()
-            for name in _MEANT
-        }
-        for name, text in ((name, text) for name, given in texts.items() for text in given):
-            pattern, meant = _MEANT[name]
-            if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
-                raise InputError(f"{flag(name)} must be {meant}, not {text!r}")
-        for name in (option.partition("=")[0] for option in self.sbatch):
-            for ours in _OURS:
-                if ours.startswith(name):  # sbatch takes a beginning for the whole
-                    meant = "" if name == ours else f", which sbatch may read as {ours},"
-                    raise InputError(
-                        f"--sbatch {name}{meant} is for the sweep to say: leave it out"
-                    )
+        for name, (pattern, meaning) in _FORMATS.items():
+            given = getattr(self, name) or ()
+            for text in (given,) if isinstance(given, str) else given:
+                if not re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII):
+                    raise InputError(f"{flag(name)} must be {meaning}, not {text!r}")
+        for option in self.sbatch:
+            _refuse_if_set_by_sweep(option.partition("=")[0])
         if self.nodes and self.nodes > self.ntasks:
             raise InputError(
                 f"--nodes {self.nodes} needs as many ranks: --ntasks {self.ntasks} is less"
             )
         if self.time and self.time.upper() != "UNLIMITED" and _seconds(self.time) <= self.signal:
             raise InputError(
-                f"--time {self.time} is over before runs are told to stop, --signal {self.signal} s earlier"
+                f"--time {self.time} ends before the warning, --signal {self.signal} s earlier"
             )
+
+
+def _refuse_if_set_by_sweep(name: str) -> None:
+    """Refuse an option of sbatch that the sweep sets itself, and the start of its name.
+
+    Raises:
+        InputError: it is one.
+    """
+    for option in _SET_BY_SWEEP:
+        if option.startswith(name):  # sbatch accepts the start of a name for the whole
+            read_as = "" if name == option else f", which sbatch may read as {option},"
+            raise InputError(f"--sbatch {name}{read_as} is set by the sweep: leave it out")
 
 
 def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
@@ -147,15 +156,15 @@ def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
 
     Args:
         folder: of the sweep.
-        cells: folders with a cell.toml each, of the cells that have not finished and are not queued.
-        options: what each task asks for.
+        cells: folders with a cell.toml each.
+        options: of each task.
 
     Returns:
         The script, FOLDER/slurm/N.sh for the smallest N that is free.
 
     Raises:
-        InputError: a path that cannot stand in a script, lines of shell that are not whole commands, or a folder that
-            cannot be written to.
+        InputError: a path that cannot be written in a script, lines of shell that are not whole
+            commands, or a folder that cannot be written to.
     """
     _check_paths(folder, *cells)
     slurm = folder.absolute() / "slurm"
@@ -180,42 +189,43 @@ def submit(script: Path) -> str:
     Raises:
         InputError: there is no Slurm here, or it refuses.
     """
-    answer = _ask("sbatch", "--parsable", str(script)).strip()
-    if not (job := re.match(r"\d+", answer, re.ASCII)):
+    output = _output_of("sbatch", "--parsable", str(script)).strip()
+    if not (job := re.match(r"\d+", output, re.ASCII)):
         raise InputError(
-            f"--slurm: sbatch says {answer!r}, which is no number of a job: is {script} submitted?"
+            f"--slurm: sbatch printed {output!r}, not the number of a job: check whether {script} "
+            "is submitted"
         )
     return job[0]
 
 
 def queued(folder: Path) -> dict[str, str]:
-    """The cells of a sweep that are in the queue, running or not.
+    """Return the cells of a sweep that are in the queue, running or not.
 
     Returns:
-        Name of a cell's folder -> its task and state and, as squeue has it, the reason why it waits or the nodes it is
-        on: "task 7_1 pending (Resources)", "task 7_2 running n[1-2]". Empty where there is no Slurm.
+        Name of a cell -> its task, its state and, as squeue prints it, the reason why it waits or
+        the nodes that it is on: "task 7_1 pending (Resources)", "task 7_2 running n[1-2]". Empty
+        where there is no Slurm.
 
     Raises:
-        InputError: Slurm does not answer.
+        InputError: squeue fails.
     """
     scripts = {os.path.realpath(path): path for path in (folder / "slurm").glob("*.sh")}
     if not scripts or not shutil.which("squeue"):
         return {}
-    found = {}
-    for line in _ask(
-        "squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o"
-    ).splitlines():
+    lines = _output_of("squeue", "--me", "--array", "--noheader", "--format=%i|%K|%T|%R|%o")
+    cells = {}
+    for line in lines.splitlines():
         task, number, state, where, command = [*line.split("|", 4), "", "", "", ""][:5]
         if script := scripts.get(os.path.realpath(command)):
-            found[_cell(script, number)] = f"task {task} {state.lower()} {where}"
-    return found
+            cells[_cell(script, number)] = f"task {task} {state.lower()} {where}"
+    return cells
 
 
 def _cell(script: Path, number: str) -> str:
-    """The name of the cell of a task.
+    """Return the name of the cell of a task.
 
     Raises:
-        InputError: the list of cells does not say so.
+        InputError: the list of cells is damaged.
     """
     cells = script.with_suffix(".cells")
     try:
@@ -230,19 +240,19 @@ def _check_paths(*paths: Path) -> None:
     for path in (*paths, Path.cwd(), Path(sys.executable)):
         if found := re.search(r'[\x00-\x1f\x7f\ud800-\udfff"\\]', str(path)):
             raise InputError(
-                f"--slurm: {str(path)!r} has {found[0]!r} in it, which a script of Slurm cannot say"
+                f"--slurm: {str(path)!r} has {found[0]!r} in it, which no script of Slurm can have"
             )
 
 
 def _check_setup(script: str, setup: Sequence[str]) -> None:
-    """Refuse lines of shell that are not whole commands, such as would swallow the rest of a script.
+    """Refuse lines of shell that are not whole commands and would change the rest of a script.
 
     Args:
-        script: with the lines between braces, which must match.
+        script: has the lines between braces, which must match.
         setup: the lines.
 
     Raises:
-        InputError: bash cannot read the script, or is not there.
+        InputError: bash cannot parse the script, or is not there.
     """
     if not setup:
         return
@@ -250,25 +260,26 @@ def _check_setup(script: str, setup: Sequence[str]) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "BASH_ENV"}
         done = subprocess.run(
             [shutil.which("bash") or "bash", "-n"],
-            input=script.encode(), capture_output=True, env=environment, check=False,
-        )  # fmt: skip
+            input=script.encode(),
+            capture_output=True,
+            env=environment,
+            check=False,
+        )
     except OSError as error:
         raise InputError(
             f"--setup cannot be checked: bash cannot be started ({error.strerror})"
         ) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
+        messages = done.stderr.decode(errors="replace").strip().splitlines() or ["bash -n fails"]
         lines = "; ".join(map(repr, setup))
-        raise InputError(
-            f"--setup must be whole commands of bash, not {lines}: {said[-1] if said else 'bash -n fails'}"
-        )
+        raise InputError(f"--setup must be whole commands of bash, not {lines}: {messages[-1]}")
 
 
-def _ask(*command: str) -> str:
-    """What a program of Slurm answers.
+def _output_of(*command: str) -> str:
+    """Run a program of Slurm and return what it prints.
 
     Raises:
-        InputError: it is not there, or says no.
+        InputError: it cannot be started, or fails.
     """
     try:
         done = subprocess.run(
@@ -276,42 +287,47 @@ def _ask(*command: str) -> str:
         )
     except OSError as error:
         raise InputError(
-            f"--slurm: {command[0]} cannot be started ({error.strerror}): is this a cluster?"
+            f"--slurm: {command[0]} cannot be started ({error.strerror}): Slurm is needed"
         ) from None
     if done.returncode:
-        said = re.sub(rf"\s*{command[0]}: (error: )?", " ", done.stderr).strip()
-        raise InputError(f"--slurm: {command[0]} refuses: {said or f'exit code {done.returncode}'}")
+        message = re.sub(rf"\s*{command[0]}: (error: )?", " ", done.stderr).strip()
+        message = message or f"exit code {done.returncode}"
+        raise InputError(f"--slurm: {command[0]} refuses: {message}")
     return done.stdout
 
 
 def _free(slurm: Path) -> Path:
-    """The script with the smallest number that is free."""
+    """Return the path of a script with the smallest number that is free."""
     make_directory(slurm)
     scripts = (slurm / f"{number}.sh" for number in count(1))
     return next(
-        each
-        for each in scripts
-        if not any(map(os.path.lexists, (each, each.with_suffix(".cells"))))
+        script
+        for script in scripts
+        if not any(map(os.path.lexists, (script, script.with_suffix(".cells"))))
     )
 
 
 def _script(script: Path, tasks: int, options: Slurm) -> str:
-    cells, started = (
-        script.with_suffix(".cells"),
-        f"--cpus-per-task={options.cpus_per_task} --wait={LATE}",
-    )
+    """Return the text of a batch script."""
+    cells = script.with_suffix(".cells")
+    directives = _directives(script.parent, tasks, options)
+    srun = [
+        "srun",
+        f"--cpus-per-task={options.cpus_per_task}",
+        f"--wait={SRUN_WAIT}",
+        "--kill-on-bad-exit=0",
+    ]
+    if options.mpi:
+        srun.append(f"--mpi={options.mpi}")
     return _TEMPLATE.format(
-        directives="\n".join(
-            f"#SBATCH --{line}" for line in _directives(script.parent, tasks, options)
-        ),
+        directives="\n".join(f"#SBATCH --{line}" for line in directives),
         setup="\n".join(["{", *options.setup, "}\n"]) if options.setup else "",
         listed=cells.name,
         here=shlex.quote(os.getcwd()),
         cells=shlex.quote(str(cells)),
-        srun=f"srun {started} --kill-on-bad-exit=0"
-        + (f" --mpi={options.mpi}" if options.mpi else ""),
+        srun=" ".join(srun),
         python=shlex.quote(sys.executable),
-        after=_AGAIN.format(stopped=STOPPED) if options.requeue else "",
+        after=_REQUEUE.format(stopped=STOPPED) if options.requeue else "",
     )
 
 
@@ -329,7 +345,10 @@ def _directives(slurm: Path, tasks: int, options: Slurm) -> Iterator[str]:
 
 
 def _seconds(time: str) -> int:
-    """A time limit of Slurm: minutes, and what is behind them, unless there are days or all three of a clock."""
+    """Return the seconds of a time limit of Slurm.
+
+    It is minutes and seconds, unless there are days or three numbers: then it starts with hours.
+    """
     days, dash, clock = time.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)

@@ -1,7 +1,9 @@
-"""What came out of a sweep? A row per cell, and means over the seeds.
+"""Tables of a sweep: a row per cell, and means over the seeds.
 
-DIR/sweep.csv      name, what varies, status, and the last row of the cell's metrics.csv, in the order of the grid
-DIR/summary.csv    a row per group of cells that differ in their seed only: means and deviations over the finished
+DIR/sweep.csv      name, what varies, status, and the last row of the cell's metrics.csv, in the
+                   order of the grid
+DIR/summary.csv    a row per group of cells that differ in their seed only: means and standard
+                   deviations over the finished ones
 """
 
 from __future__ import annotations
@@ -17,83 +19,85 @@ from rich.table import Table
 
 from dfl.core.errors import printable
 from dfl.core.files import atomically
-from dfl.sweep.cells import DONE, Sight
 from dfl.sweep.grid import Grid, shown
+from dfl.sweep.status import DONE, States
 
 CLOCKS = ("seconds",)
-"""Columns of metrics.csv that another launch of the same run has other values of; they come last."""
+"""Columns of metrics.csv that differ between two launches of the same run; they come last."""
 MEASURES = ("accuracy_mean", "accuracy_min", "payload_bytes")
-"""What is averaged over seeds; where there is no accuracy, the loss takes its place."""
+"""Columns that are averaged over seeds; without accuracies, the loss takes their place."""
 TITLES = {
-    "accuracy_mean": "accuracy", "accuracy_min": "worst peer", "train_loss": "loss", "payload_bytes": "payload",
-}  # fmt: skip
-"""What the measures are called on a terminal."""
+    "accuracy_mean": "accuracy",
+    "accuracy_min": "worst peer",
+    "train_loss": "loss",
+    "payload_bytes": "payload",
+}
+"""Headings of the measures on a terminal."""
 
 
-def cells(grid: Grid, sight: Sight) -> pd.DataFrame:
-    """A row per cell, as text: what a cell's metrics.csv says last is taken as it is written there."""
+def cells(grid: Grid, states: States) -> pd.DataFrame:
+    """Return a row per cell as text, with the last row of its metrics.csv as it stands there."""
     rows = []
     for cell in grid.cells:
-        seen = sight[cell.name]
+        state = states[cell.name]
         varies = {field: shown(value) for field, value in cell.values.items()}
-        rows.append({"name": cell.name, **varies, "status": seen.status, **seen.row})
+        rows.append({"name": cell.name, **varies, "status": state.status, **state.row})
     table = pd.DataFrame(rows, dtype=object)
-    return table[
-        [
-            *(name for name in table if name not in CLOCKS),
-            *(name for name in CLOCKS if name in table),
-        ]
-    ]
+    clocks = [name for name in CLOCKS if name in table]
+    return table[[*(name for name in table if name not in clocks), *clocks]]
 
 
-def grouped(grid: Grid) -> list[str]:
-    """By what cells are told apart when seeds are averaged over."""
+def group_fields(grid: Grid) -> list[str]:
+    """Return the fields that vary besides the seed, by which cells are grouped."""
     return [name for name in grid.varies if name != "seed"]
 
 
-def curves(grid: Grid, sight: Sight) -> pd.DataFrame:
-    """All rows of metrics.csv of the finished cells, with `cell` and what varies, as text, in further columns."""
-    found = []
+def curves(grid: Grid, states: States) -> pd.DataFrame:
+    """Return all rows of metrics.csv of the finished cells.
+
+    Further columns, as text, are `cell` and the fields that vary.
+    """
+    tables = []
     for cell in grid.cells:
-        seen = sight[cell.name]
-        if seen.status == DONE and seen.row:
+        state = states[cell.name]
+        if state.status == DONE and state.row:
             varies = {field: shown(value) for field, value in cell.values.items()}
-            found.append(pd.read_csv(StringIO(seen.table)).assign(cell=cell.name, **varies))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+            tables.append(pd.read_csv(StringIO(state.table)).assign(cell=cell.name, **varies))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Means and deviations over the seeds, of the cells that have finished.
+    """Return means and standard deviations over the seeds, of the cells that have finished.
 
     Args:
         table: as `cells` makes it.
-        by: what tells groups apart, as `grouped` says.
+        by: the fields that tell groups apart, as `group_fields` returns them.
 
     Returns:
-        A row per group in the order of the table: what it has of `by`, how many cells have finished and how many
-        there are, and for every measure its mean and its standard deviation, empty for less than two.
+        A row per group in the order of the table: its values of `by`, how many cells have finished
+        (`seeds`) and how many there are (`of`), and for every measure its mean and its standard
+        deviation, empty for less than two.
     """
     done = table["status"] == DONE
     names = measures(table)
     numbers = table[list(names)].apply(pd.to_numeric).where(done)
     keys: Any = [table[name] for name in by] or [pd.Series(0, table.index)]
-    each = numbers.groupby(keys, sort=False)
-    found = pd.DataFrame({"seeds": done.groupby(keys, sort=False).sum(), "of": each.size()})
+    groups = numbers.groupby(keys, sort=False)
+    result = pd.DataFrame({"seeds": done.groupby(keys, sort=False).sum(), "of": groups.size()})
     for name in names:
-        found[name], found[f"{name}_deviation"] = each[name].mean(), each[name].std()
-    return found.reset_index(drop=not by)
+        result[name] = groups[name].mean()
+        result[f"{name}_deviation"] = groups[name].std()
+    return result.reset_index(drop=not by)
 
 
 def measures(table: pd.DataFrame) -> tuple[str, ...]:
-    """The columns worth a mean: accuracies and bytes, or the loss where nothing is called accuracy."""
-    there = [
+    """Return the columns that are averaged: accuracies and bytes, or loss and bytes."""
+    present = [
         name for name in MEASURES if name in table and pd.to_numeric(table[name]).notna().any()
     ]
-    return (
-        tuple(there)
-        if "accuracy_mean" in there
-        else tuple(n for n in ("train_loss", *there) if n in table)
-    )
+    if "accuracy_mean" in present:
+        return tuple(present)
+    return tuple(name for name in ("train_loss", *present) if name in table)
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
@@ -102,29 +106,29 @@ def write(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(part, index=False, lineterminator="\n", errors="backslashreplace")
 
 
-def screen(found: pd.DataFrame, by: Sequence[str]) -> Table:
-    """A summary as a terminal shows it."""
-    names = [name for name in found if name in TITLES]
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def terminal_table(table: pd.DataFrame, by: Sequence[str]) -> Table:
+    """Return a summary as a table for a terminal; empty columns of deviations are left out."""
+    names = [name for name in table if name in TITLES]
+    shown_table = Table(box=None, pad_edge=False, header_style="bold")
     for name in by:
-        table.add_column(name, no_wrap=True)
-    table.add_column("seeds", justify="right")
+        shown_table.add_column(name, no_wrap=True)
+    shown_table.add_column("seeds", justify="right")
     columns = [
-        each
+        column
         for name in names
-        for each in (name, f"{name}_deviation")
-        if each in names or found[each].any()
+        for column in (name, f"{name}_deviation")
+        if column in names or table[column].any()
     ]
-    for name in columns:
-        table.add_column(TITLES.get(str(name), "std"), justify="right", no_wrap=True)
-    for row in found.to_dict("records"):
+    for column in columns:
+        shown_table.add_column(TITLES.get(str(column), "std"), justify="right", no_wrap=True)
+    for row in table.to_dict("records"):
         seeds = f"{row['seeds']}" if row["seeds"] == row["of"] else f"{row['seeds']} of {row['of']}"
-        table.add_row(
+        shown_table.add_row(
             *(printable(str(row[name])) for name in by),
             seeds,
-            *(_figure(str(name), row[name]) for name in columns),
+            *(_figure(str(column), row[column]) for column in columns),
         )
-    return table
+    return shown_table
 
 
 def _figure(name: str, value: float) -> str:

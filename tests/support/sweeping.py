@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dfl.sweep.cells import look
+from dfl.sweep.status import read_state
 from dfl.sweep.tables import CLOCKS
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,11 @@ bits = ["none", 4, 2]
 
 FAKE = """
 import sys
-from dfl import jobs, sweep, sweep_plots
+from dfl.sweep import command, plots, scheduler
 pause = sys.argv.pop(1)
-jobs.command = lambda folder: ["-m", "tests.support.fake_cell", str(folder), pause]
-sweep_plots.figures = lambda *given: {}  # they have tests of their own
-sys.exit(sweep.main())
+scheduler.command = lambda folder: ["-m", "tests.support.fake_cell", str(folder), pause]
+plots.figures = lambda *given: {}  # they have tests of their own
+sys.exit(command.main())
 """
 
 
@@ -64,7 +64,7 @@ def fake(folder: Path, pause: float, *words: str, begin: str = "") -> subprocess
 
 def statuses(folder: Path) -> list[str]:
     """How the cells are of which a sweep's folder has a file."""
-    return [look(path.parent).status for path in folder.glob("*/cell.toml")]
+    return [read_state(path.parent).status for path in folder.glob("*/cell.toml")]
 
 
 def ended(sweep: subprocess.Popen[str]) -> tuple[int, list[str]]:

@@ -56,7 +56,18 @@ def test_a_table_a_file_and_a_picture(
     said, complaint = capsys.readouterr()
     assert complaint == ""
     assert [line.split() for line in said.splitlines()] == [
-        ["topology", "status", "round", "accuracy", "worst", "peer", "loss", "apart", "payload"],
+        [
+            "topology",
+            "status",
+            "round",
+            "accuracy",
+            "worst",
+            "peer",
+            "loss",
+            "consensus",
+            "distance",
+            "payload",
+        ],
         ["ring", "done", "20", "0.5000", "0.4000", "1.8", "0.5", "2.00", "kB"],
         ["torus", "stopped", "10", "0.3000", "0.2000", "1.9", "0.5", "1.00", "kB"],
         ["files", "are", "compare.csv", "and", "compare.png"],

@@ -18,9 +18,18 @@ from dfl.core.errors import InputError
 from dfl.core.files import Lock
 from dfl.store import manifest
 from dfl.sweep import scheduler
-from dfl.sweep.cells import CELL_LOCK, DIVERGED, DONE, FAILED, RUNNING, STOPPED, WAITING, look
-from dfl.sweep.grid import as_toml
-from dfl.sweep.scheduler import Jobs
+from dfl.sweep.folder import as_toml
+from dfl.sweep.scheduler import Scheduler
+from dfl.sweep.status import (
+    CELL_LOCK,
+    DIVERGED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    read_state,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +49,10 @@ def cell(folder: Path, name: str, **settings: object) -> Path:
     return folder / name
 
 
-def work(cells: list[Path], at_once: int = 2) -> Jobs:
+def work(cells: list[Path], at_once: int = 2) -> Scheduler:
     """Run cells, and see that every one that ended was told of."""
-    told, found = list[Path | None](), Jobs(deque(cells), at_once)
-    found.work(told.append)
+    told, found = list[Path | None](), Scheduler(deque(cells), at_once)
+    found.run(told.append)
     assert {each for each in told if each} <= set(found.ended)
     return found
 
@@ -79,10 +88,10 @@ def test_so_many_run_at_a_time(tmp_path: Path, at_once: int) -> None:
         nonlocal most
         most = max(most, len(found.running))
 
-    found = Jobs(deque(cells), at_once)
-    found.work(count)
+    found = Scheduler(deque(cells), at_once)
+    found.run(count)
     assert most == at_once
-    assert [look(each).status for each in cells] == [DONE] * 4
+    assert [read_state(each).status for each in cells] == [DONE] * 4
 
 
 @pytest.fixture
@@ -96,7 +105,7 @@ def after(folder: Path, *numbers: signal.Signals) -> threading.Thread:
     """Send signals to this process as soon as a cell has written a row, a second apart."""
 
     def send() -> None:
-        while not look(folder).row:
+        while not read_state(folder).row:
             time.sleep(0.02)
         for number in numbers:
             signal.raise_signal(number)
@@ -115,7 +124,7 @@ def test_a_signal_has_cells_write_a_checkpoint(tmp_path: Path, number: signal.Si
     sender = after(cells[0], number)
     found = work(cells)
     sender.join()
-    assert found.told == [number]
+    assert found.signals == [number]
     assert set(found.ended) == set(cells[:2])
     assert found.ended[cells[0]].status == STOPPED
     assert "75" in (cells[0] / "run.json").read_text()
@@ -179,8 +188,8 @@ def test_cells_that_another_program_runs_are_waited_for(tmp_path: Path, locks: l
         elif found.elsewhere and not (found.running or found.waiting):
             locks[0].release()
 
-    found = Jobs(deque(cells), 1)
-    found.work(tell)
+    found = Scheduler(deque(cells), 1)
+    found.run(tell)
     assert order == ["1", "2", "0"]
     assert list(map(launches, cells)) == [1, 1, 1]
 
@@ -188,8 +197,8 @@ def test_cells_that_another_program_runs_are_waited_for(tmp_path: Path, locks: l
 def test_a_signal_ends_the_waiting(tmp_path: Path, locks: list[Lock]) -> None:
     one = cell(tmp_path, "one")
     locks.append(Lock(one))
-    found = Jobs(deque([one]), 1)
-    found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+    found = Scheduler(deque([one]), 1)
+    found.run(lambda folder: signal.raise_signal(signal.SIGTERM))
     assert (found.elsewhere, found.ended, launches(one)) == ([one], {}, 0)
 
 
@@ -202,7 +211,7 @@ def test_a_race_that_another_program_wins_is_no_failure(
     """Another program has the folder while ours is refused, and lets go of it before the sweep looks."""
     refused = """
         import json, pathlib, sys
-        from dfl import manifest
+        from dfl.store import manifest
         folder, code = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
         (folder / "launches").open("a").write("x")
         manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
@@ -238,11 +247,11 @@ def test_a_cell_that_was_finished_between_look_and_start_is_not_started(
 def test_only_one_sweep_at_a_time_starts_a_cell(tmp_path: Path) -> None:
     one = cell(tmp_path, "one")
     with Lock(one, CELL_LOCK):
-        assert look(one).status == RUNNING
-        found = Jobs(deque([one]), 1)
-        found.work(lambda folder: signal.raise_signal(signal.SIGTERM))
+        assert read_state(one).status == RUNNING
+        found = Scheduler(deque([one]), 1)
+        found.run(lambda folder: signal.raise_signal(signal.SIGTERM))
         assert (found.elsewhere, launches(one)) == ([one], 0)
-    assert look(one).status == WAITING
+    assert read_state(one).status == WAITING
 
 
 def test_ranks_are_started_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:

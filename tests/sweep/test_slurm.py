@@ -203,7 +203,7 @@ def test_only_what_was_told_to_stop_goes_back(
         ({"time": "soon"}, "--time must be MINUTES, M:SS, H:MM:SS"),
         ({"time": "1:60"}, "--time must be"),
         ({"time": "1:00:00:00"}, "--time must be"),
-        ({"time": "2"}, "--time 2 is over before runs are told to stop, --signal 120 s earlier"),
+        ({"time": "2"}, "--time 2 ends before"),
         ({"partition": "a b"}, "--partition must be the name of a partition"),
         ({"partition": "a\n#SBATCH --wrap=x"}, "--partition must be"),
         ({"partition": "a\n"}, "--partition must be"),
@@ -216,10 +216,10 @@ def test_only_what_was_told_to_stop_goes_back(
         ),
         ({"sbatch": ("comment=a b",)}, "--sbatch must be"),
         ({"sbatch": ("gres=gpu:1\n",)}, "--sbatch must be"),
-        ({"sbatch": ("output=x",)}, "--sbatch output is for the sweep to say"),
+        ({"sbatch": ("output=x",)}, "--sbatch output is set by the sweep"),
         (
             {"sbatch": ("arra=1-9",)},
-            "--sbatch arra, which sbatch may read as array, is for the sweep to say",
+            "--sbatch arra, which sbatch may read as array, is set by the sweep",
         ),
         ({"sbatch": ("a=1-9",)}, "--sbatch a, which sbatch may read as array,"),
         ({"sbatch": ("open=truncate",)}, "--sbatch open, which sbatch may read as open-mode,"),
@@ -290,9 +290,9 @@ def test_no_script_is_written_through_a_link(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "a\udcffb"])
-def test_paths_that_a_script_cannot_say(sweep: Path, name: str) -> None:
+def test_paths_that_no_script_can_have(sweep: Path, name: str) -> None:
     for folder, cell in ((sweep, Path(name)), (Path(name), sweep)):
-        with pytest.raises(InputError, match="which a script of Slurm cannot say") as refused:
+        with pytest.raises(InputError, match=r"^--slurm: .* has .* in it") as refused:
             write(folder, [cell], Slurm())
         assert "\n" not in str(refused.value)
     assert not (sweep / "slurm").exists()
@@ -314,9 +314,8 @@ def test_a_refusal_is_one_line(sweep: Path, programs: Path) -> None:
     script = write(sweep, cells(sweep), Slurm(partition="nowhere"))
     with pytest.raises(InputError) as absent:
         submit(script)
-    assert (
-        str(absent.value)
-        == "--slurm: sbatch cannot be started (No such file or directory): is this a cluster?"
+    assert str(absent.value).startswith(
+        "--slurm: sbatch cannot be started (No such file or directory)"
     )
     program(
         programs,
@@ -332,10 +331,10 @@ def test_a_refusal_is_one_line(sweep: Path, programs: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "no", "\\xff"])
-def test_an_answer_that_is_no_job_is_said(sweep: Path, programs: Path, answer: str) -> None:
+def test_an_output_that_is_no_job_is_refused(sweep: Path, programs: Path, answer: str) -> None:
     script = write(sweep, cells(sweep), Slurm())
     program(programs, "sbatch", f"printf '{answer}'")
-    with pytest.raises(InputError, match="which is no number of a job"):
+    with pytest.raises(InputError, match=r"^--slurm: sbatch printed "):
         submit(script)
 
 

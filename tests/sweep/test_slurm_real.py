@@ -13,9 +13,9 @@ import pytest
 
 import dfl
 from dfl.config import Run
-from dfl.sweep import __main__ as sweep
-from dfl.sweep.cells import DONE, look
+from dfl.sweep import command as sweep
 from dfl.sweep.slurm import queued
+from dfl.sweep.status import DONE, read_state
 from tests.support.mpirun import CLOCKS
 from tests.support.slurm import cluster, missing, said, wait
 
@@ -77,8 +77,8 @@ def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
     assert command("--status")[1].count(f" waiting      -         -  task {job}_") == 4
     disturb(job, slurm)
     wait_for_all()
-    assert [look(cell).status for cell in CELLS[:3]] == [DONE] * 3, logs()
-    assert look(CELLS[3]).status != DONE
+    assert [read_state(cell).status for cell in CELLS[:3]] == [DONE] * 3, logs()
+    assert read_state(CELLS[3]).status != DONE
     first = [Path(f"sweeps/grid/slurm/{job}_{task}.log").read_text() for task in (1, 2, 3, 4)]
     assert [log.count("restarts 1") for log in first] == [1, 1, 1, 0], logs()
     assert [log.count("goes back into the queue") for log in first] == [1, 0, 0, 0], logs()

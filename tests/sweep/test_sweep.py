@@ -13,9 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from dfl.core.files import Lock
-from dfl.sweep import __main__ as sweep
+from dfl.sweep import command as sweep
 from dfl.sweep import plots, scheduler
-from dfl.sweep.cells import look
+from dfl.sweep.status import read_state
 from tests.support.sweeping import (
     ROOT,
     SIX,
@@ -119,9 +119,9 @@ def test_looking_runs_nothing(here: Here) -> None:
         ),
         ("six.toml --jobs 0", "--jobs must be from 1 to 4096, not 0"),
         ("six.toml --ranks two", "--ranks must be a whole number, not 'two'"),
-        ("six.toml --time 10", "what a job array asks for has no part without --slurm"),
-        ("six.toml --no-submit", "--no-submit has no part without --slurm"),
-        ("six.toml --slurm --ranks 2", "--jobs and --ranks are for this machine"),
+        ("six.toml --time 10", "options of a job array need --slurm"),
+        ("six.toml --no-submit", "--no-submit "),
+        ("six.toml --slurm --ranks 2", "--jobs and --ranks "),
         ("six.toml --slurm --time soon", "--time must be "),
         ("six.toml other.toml", "'other.toml' belongs to no flag"),
         ("six.toml --out six.toml", "--out six.toml cannot be written to: Not a directory"),
@@ -168,15 +168,15 @@ def test_what_another_program_writes_is_listed(here: Here) -> None:
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
     here.monkeypatch.setattr(
-        scheduler.Jobs, "_take_back", lambda self: signal.raise_signal(signal.SIGTERM)
+        scheduler.Scheduler, "_queue_released", lambda self: signal.raise_signal(signal.SIGTERM)
     )
     with Lock(Path("sweeps/two/seed=1")):
         code, said, _ = here("two.toml")
     assert code == 75
     assert said[-3:] == [
-        "running    seed=1: another program writes to it, to which it is left",
+        "running    seed=1: another program is running it",
         "2 cells: 1 done, 1 running",
-        "1 left; to go on: python -m dfl.sweep two.toml",
+        "1 left; to resume: python -m dfl.sweep two.toml",
     ]
 
 
@@ -221,7 +221,7 @@ def test_what_is_left_becomes_a_job_array(here: Here) -> None:
 
 
 def has_come_to(cell: Path, row: int) -> bool:
-    return int(look(cell).row.get("round", -1)) >= row
+    return int(read_state(cell).row.get("round", -1)) >= row
 
 
 def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
         assert code == {15: 75, 2: 130, 9: -9}[how], said
         if how != 9:
             assert re.fullmatch(
-                r"\d left; to go on: python -m dfl\.sweep .*grid\.toml --out .* --jobs 2", said[-1]
+                r"\d left; to resume: python -m dfl\.sweep .*grid\.toml --out .* --jobs 2", said[-1]
             )
         assert not (tmp_path / "out/sweep.csv").exists()
     wait_for(

@@ -13,8 +13,8 @@ import pytest
 
 from dfl import compare
 from dfl.store import manifest
-from dfl.sweep import __main__ as sweep
-from dfl.sweep.cells import DAMAGED, DONE, look
+from dfl.sweep import command as sweep
+from dfl.sweep.status import DAMAGED, DONE, read_state
 from tests.support.sweeping import ENV, ROOT, ended, fake
 from tests.sweep.test_compare import run
 from tests.sweep.test_sweep import Here, here
@@ -141,7 +141,7 @@ def test_a_directory_in_the_place_of_a_file_is_one_line(
 def test_a_damaged_cell_is_shown_and_run_again(here: Here, mine: Path, done: Path) -> None:
     whole = (done / "metrics.csv").read_text()
     (done / "metrics.csv").write_text(whole.replace("accuracy", "exactness"))
-    assert look(done).status == DAMAGED
+    assert read_state(done).status == DAMAGED
     code, said, _ = here("two.toml", "--status")
     assert (code, said[1].split()[:4], said[-1]) == (
         0, ["seed=0", "damaged", "-", "-"], "2 cells: 1 done, 1 damaged, in sweeps/two"
@@ -151,7 +151,7 @@ def test_a_damaged_cell_is_shown_and_run_again(here: Here, mine: Path, done: Pat
     assert "seed=0,0,damaged" in (Path("sweeps/two") / "sweep.csv").read_text()
     code, said, _ = here("two.toml")
     assert said[0].startswith("damaged    seed=0: sweeps/two/seed=0/metrics.csv is damaged")
-    assert (code, said[-1], look(done).status) == (0, "2 cells: 2 done", DONE)
+    assert (code, said[-1], read_state(done).status) == (0, "2 cells: 2 done", DONE)
     assert (done / "launches").read_text() == "xx"
 
 
@@ -206,8 +206,8 @@ def test_hostile_words_of_a_cell_are_text(here: Here, mine: Path, done: Path) ->
 @pytest.mark.parametrize(
     ("main", "where", "words"),
     [
-        (sweep.main, "dfl.sweep.Sweep.see", ["two.toml"]),
-        (sweep.main, "dfl.sweep.Sweep.see", ["two.toml", "--status"]),
+        (sweep.main, "dfl.sweep.command.Sweep.states", ["two.toml"]),
+        (sweep.main, "dfl.sweep.command.Sweep.states", ["two.toml", "--status"]),
         (sweep.main, "dfl.sweep.tables.cells", ["two.toml", "--table"]),
         (compare.main, "dfl.compare.gather", ["runs/a"]),
     ],

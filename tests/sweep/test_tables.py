@@ -11,9 +11,10 @@ from rich.console import Console
 
 from dfl.store import manifest
 from dfl.store.run_directory import claim
-from dfl.sweep.cells import Sight, see
-from dfl.sweep.grid import Grid, keep, read
-from dfl.sweep.tables import cells, curves, grouped, screen, summary, write
+from dfl.sweep import folder as sweep_folder
+from dfl.sweep.grid import Grid, read
+from dfl.sweep.status import States, read_states
+from dfl.sweep.tables import cells, curves, group_fields, summary, terminal_table, write
 
 HEAD = "round,seconds,accuracy_mean,accuracy_min,payload_bytes\n"
 ROWS = HEAD + "0,0.5,0.1,0.1,0\n4,{seconds},{accuracy},{worst},{payload}\n"
@@ -24,7 +25,7 @@ def swept(folder: Path, lists: str) -> Grid:
     claim(folder)
     (folder / "grid.toml").write_text(f"peers = 4\nrounds = 4\n[sweep]\n{lists}")
     grid = read(folder / "grid.toml", 1)
-    keep(grid, folder)
+    sweep_folder.write(folder, grid.cells, grid.text)
     for n, cell in enumerate(grid.cells, 1):
         text = ROWS.format(seconds=n, accuracy=f"{n / 10:.4f}0", worst=n / 20, payload=1000 * n)
         (folder / cell.name / "metrics.csv").write_text(text)
@@ -37,8 +38,8 @@ def end(folder: Path, code: int | None) -> None:
     manifest.write(folder, {"run": {}, "exit": code, "ending": "as it did"}, names)
 
 
-def sight(grid: Grid, folder: Path) -> Sight:
-    return see(folder, (cell.name for cell in grid.cells))
+def sight(grid: Grid, folder: Path) -> States:
+    return read_states(folder, (cell.name for cell in grid.cells))
 
 
 LISTS = 'topology = ["ring", "complete"]\nseed = [0, 1, 2]\nbits = ["none", 4]\n'
@@ -80,7 +81,7 @@ def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:
     end(tmp_path / "topology=ring,seed=2,bits=4", 3)
     for seed in (0, 1, 2):
         end(tmp_path / f"topology=complete,seed={seed},bits=none", None)
-    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
     assert list(found) == [
         "topology", "bits", "seeds", "of", "accuracy_mean", "accuracy_mean_deviation", "accuracy_min",
         "accuracy_min_deviation", "payload_bytes", "payload_bytes_deviation",
@@ -95,7 +96,7 @@ def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:
         assert found["accuracy_mean_deviation"][row] == pytest.approx(statistics.stdev(accuracies))
         assert found["accuracy_min"][row] == pytest.approx(statistics.mean(accuracies) / 2)
     assert found["accuracy_mean"].isna().tolist() == [False, False, True, False]
-    shown = console_text(found, grouped(grid))
+    shown = console_text(found, group_fields(grid))
     assert shown[1].split()[:5] == ["ring", "none", "3", "0.3000", "0.2000"]
     assert shown[2].split()[2:5] == ["2", "of", "3"]
     assert shown[3].split()[2:] == ["0", "of", "3", *"------"]
@@ -105,13 +106,13 @@ def console_text(found: pd.DataFrame, by: list[str]) -> list[str]:
     console = Console(width=200, record=True, quiet=True)
     console.quiet = False
     with console.capture() as said:
-        console.print(screen(found, by))
+        console.print(terminal_table(found, by))
     return said.get().splitlines()
 
 
 def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
     grid = swept(tmp_path, "seed = [0, 1]\n")
-    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
     assert found.to_dict("records")[0] | {"accuracy_mean_deviation": 0} == {
         "seeds": 2, "of": 2, "accuracy_mean": pytest.approx(0.15), "accuracy_mean_deviation": 0,
         "accuracy_min": pytest.approx(0.075), "accuracy_min_deviation": pytest.approx(statistics.stdev((0.05, 0.1))),
@@ -122,7 +123,7 @@ def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
 
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     grid = swept(tmp_path, "bits = [4, 8]\n")
-    found = summary(cells(grid, sight(grid, tmp_path)), grouped(grid))
+    found = summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
     assert found["accuracy_mean_deviation"].isna().all()
     assert "std" not in console_text(found, ["bits"])[0]
 
@@ -142,7 +143,7 @@ def test_where_nothing_is_called_accuracy_the_loss_counts(tmp_path: Path) -> Non
 def test_nothing_at_all_is_a_table_too(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("peers = 4\n[sweep]\nseed = [0, 1]\n")
     grid = read(tmp_path / "grid.toml", 1)
-    keep(grid, tmp_path / "out")
+    sweep_folder.write(tmp_path / "out", grid.cells, grid.text)
     table = cells(grid, sight(grid, tmp_path / "out"))
     assert table["status"].tolist() == ["waiting", "waiting"]
     assert summary(table, [])[["seeds", "of"]].to_numpy().tolist() == [[0, 2]]

@@ -1,4 +1,7 @@
-"""How far is the run in a folder? What its files say: run.json, metrics.csv, output.log, and who holds its locks."""
+"""The status of a cell: how far the run in a folder is.
+
+It is read from the files of the folder, run.json, metrics.csv and output.log, and from its locks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import held, read_bytes
@@ -18,16 +20,18 @@ from dfl.store import manifest
 DONE, DIVERGED, FAILED, DAMAGED = "done", "diverged", "failed", "damaged"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
 STATUSES = (DONE, DIVERGED, FAILED, DAMAGED, RUNNING, STOPPED, WAITING)
-"""A run that stopped was interrupted, or killed, and goes on where it is started again; one that waits never began."""
+"""A stopped run was interrupted or killed and resumes when it is started again. A waiting run has
+never been started."""
 
 RUN_LOCK = ".lock"
-"""What a run locks in its folder while it writes there."""
+"""The file that a run locks in its folder while it writes there."""
 CELL_LOCK = ".sweep.lock"
-"""What a sweep locks in the folder of a cell while it has the cell run: no other sweep starts that cell meanwhile."""
+"""The file that a sweep locks in the folder of a cell while the cell runs, so that no other sweep
+starts it."""
 LOCKS = (RUN_LOCK, CELL_LOCK)
 
 LAST = 12
-"""Lines of output.log among which an error is looked for."""
+"""Number of lines at the end of output.log that are searched for an error."""
 
 _ENDINGS: dict[int | None, str] = {
     0: DONE,
@@ -40,13 +44,13 @@ _ENDINGS: dict[int | None, str] = {
 
 @dataclass(frozen=True)
 class CellState:
-    """What a folder tells of its run.
+    """The state of a cell, as its folder shows it.
 
     Attributes:
         status: one of `STATUSES`.
-        row: the last row of metrics.csv, as it is written there; empty where there is none, or it is damaged.
-        reason: what was said last, where it failed or diverged; what is damaged.
-        table: the rows of metrics.csv that are whole, below their header; empty where there is no row.
+        row: the last row of metrics.csv, as text; empty where there is none or the file is damaged.
+        reason: the last message of a run that failed or diverged, or the damage.
+        table: metrics.csv up to its last complete row; empty where there is no row.
     """
 
     status: str
@@ -55,64 +59,62 @@ class CellState:
     table: str = ""
 
 
-Sight = Mapping[str, CellState]
-"""How the cells of a grid were seen, by name, in its order."""
+States = Mapping[str, CellState]
+"""The states of the cells of a grid by name, in the order of the grid."""
 
 
-def see(folder: Path, names: Iterable[str]) -> dict[str, CellState]:
-    """See how far the cells of a sweep are.
+def read_states(folder: Path, names: Iterable[str]) -> dict[str, CellState]:
+    """Read the states of the cells of a sweep.
 
     Args:
         folder: of the sweep.
         names: of the cells.
     """
-    return {name: look(folder / name) for name in names}
+    return {name: read_state(folder / name) for name in names}
 
 
-def look(folder: Path, locks: Sequence[str] = LOCKS) -> CellState:
-    """See how far the run in a folder is.
+def read_state(folder: Path, locks: Sequence[str] = LOCKS) -> CellState:
+    """Read the state of the run in a folder.
 
     Args:
         folder: the folder.
-        locks: as `running` takes them.
+        locks: as in `is_running`.
     """
-    before = running(
-        folder, locks
-    )  # asked twice: the run may begin, or end, while its files are read
-    found = _at_rest(folder)
-    if before or running(folder, locks):
-        return CellState(RUNNING, found.row, table=found.table)
-    return found
+    # The locks are checked twice: the run may begin or end while its files are read.
+    running_before = is_running(folder, locks)
+    state = _state_at_rest(folder)
+    if running_before or is_running(folder, locks):
+        return CellState(RUNNING, state.row, table=state.table)
+    return state
 
 
-def _at_rest(folder: Path) -> CellState:
-    """How far a run is that nobody runs."""
+def _state_at_rest(folder: Path) -> CellState:
+    """Read the state of a run that no program is running."""
     try:
         table, row = _table(folder)
         wrong = ""
     except InputError as error:
         table, row, wrong = "", {}, str(error)
-    said = last_words(folder)
+    message = last_message(folder)
     if not os.path.lexists(folder / manifest.NAME):
         if wrong:
             return CellState(DAMAGED, row, wrong)
-        return CellState(FAILED, row, said, table) if said else CellState(WAITING, row, "", table)
+        return CellState(FAILED if message else WAITING, row, message, table)
     if damage := manifest.damage(folder) or wrong:
         vouched = not wrong and not manifest.damage(folder, "metrics.csv")
         return CellState(DAMAGED, row if vouched else {}, damage, table if vouched else "")
     record = manifest.read(folder)
     code = record.get("exit")
     status = _ENDINGS.get(code, FAILED) if isinstance(code, int | None) else FAILED
-    return CellState(
-        status,
-        row,
-        said or str(record.get("ending")) if status in (FAILED, DIVERGED) else "",
-        table,
-    )
+    reason = message or str(record.get("ending")) if status in (FAILED, DIVERGED) else ""
+    return CellState(status, row, reason, table)
 
 
 def _table(folder: Path) -> tuple[str, dict[str, str]]:
-    """The rows of metrics.csv that are whole, which the run may be adding to, as text; and the last of them.
+    """Read the complete rows of metrics.csv, to which the run may be appending.
+
+    Returns:
+        The text up to the last complete row, and that row by column; both empty without a row.
 
     Raises:
         InputError: the file is damaged.
@@ -129,39 +131,32 @@ def _table(folder: Path) -> tuple[str, dict[str, str]]:
             f"{path} is damaged: {getattr(error, 'strerror', None) or error}"
         ) from None
     if header and ("round" not in header or len(set(header)) < len(header)):
-        raise InputError(f"{path} is damaged: its first line is no header of ours")
+        raise InputError(f"{path} is damaged: its first line is not a header")
     last = -1
     for number, row in enumerate(rows, 2):
         if len(row) != len(header) or not all(map(_number, row)):
             raise InputError(f"{path} is damaged: line {number} is no row of {len(header)} numbers")
         reached = float(row[header.index("round")] or "nan")
         if not (reached > last and reached.is_integer()):
-            raise InputError(
-                f"{path} is damaged: line {number} has round {row[header.index('round')]!r} behind {last}"
-            )
+            found = row[header.index("round")]
+            raise InputError(f"{path} is damaged: line {number} has round {found!r} after {last}")
         last = int(reached)
     return (text, dict(zip(header, rows[-1], strict=True))) if rows else ("", {})
 
 
 def _number(text: str) -> bool:
-    """Whether a field of a table is a number, or empty."""
+    """Return whether a field of a table is a number or empty."""
     try:
         return not text or not math.isnan(float(text)) or text == "nan"
     except ValueError:
         return False
 
 
-def record(folder: Path) -> dict[str, Any]:
-    """The run.json of a folder.
+def last_message(folder: Path) -> str:
+    """Return the last message in output.log.
 
-    Raises:
-        InputError: it has none, or it is damaged.
+    An error line of dfl among the last lines is preferred to what MPI prints when it ends a job.
     """
-    return manifest.read(folder)
-
-
-def last_words(folder: Path) -> str:
-    """The last line of output.log; an error of ours, if it is among the last, before what an ending MPI says."""
     try:
         text = read_bytes(folder / "output.log").decode(errors="replace")
     except OSError:
@@ -171,11 +166,11 @@ def last_words(folder: Path) -> str:
     return (ours or lines or [""])[-1]
 
 
-def running(folder: Path, locks: Sequence[str] = LOCKS) -> bool:
-    """Whether some program runs the run in a folder.
+def is_running(folder: Path, locks: Sequence[str] = LOCKS) -> bool:
+    """Return whether some program is running the run in a folder.
 
     Args:
         folder: the folder.
-        locks: those of which the program holds one. A sweep leaves out the one that it holds itself.
+        locks: the lock files to check. A sweep leaves out the one that it holds itself.
     """
     return any(held(folder / name) for name in locks)

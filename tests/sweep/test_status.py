@@ -13,7 +13,7 @@ import pytest
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, held
 from dfl.store import manifest
-from dfl.sweep.cells import (
+from dfl.sweep.status import (
     DAMAGED,
     DIVERGED,
     DONE,
@@ -21,9 +21,8 @@ from dfl.sweep.cells import (
     RUNNING,
     STOPPED,
     WAITING,
-    last_words,
-    look,
-    record,
+    last_message,
+    read_state,
 )
 
 TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
@@ -50,43 +49,43 @@ def write(folder: Path, code: int | None, ending: str = "as it did", log: str = 
 )
 def test_the_status_is_the_exit_code(tmp_path: Path, code: int | None, status: str) -> None:
     write(tmp_path, code)
-    assert look(tmp_path).status == status
+    assert read_state(tmp_path).status == status
 
 
 def test_what_never_began_waits_unless_it_complained(tmp_path: Path) -> None:
-    assert look(tmp_path / "none").status == WAITING
+    assert read_state(tmp_path / "none").status == WAITING
     (tmp_path / "cell.toml").touch()
     (tmp_path / "output.log").touch()
-    assert look(tmp_path).status == WAITING
+    assert read_state(tmp_path).status == WAITING
     (tmp_path / "output.log").write_text("dfl: --topology torus with 7 peers\n\n")
-    seen = look(tmp_path)
+    seen = read_state(tmp_path)
     assert (seen.status, seen.row, seen.reason) == (FAILED, {}, "--topology torus with 7 peers")
 
 
 def test_a_reason_is_given_where_something_went_wrong(tmp_path: Path) -> None:
     write(tmp_path, 3, "DivergedError: peer 1", "round 2\ndfl: peer 1 is no longer finite\n")
-    assert look(tmp_path).reason == "peer 1 is no longer finite"
+    assert read_state(tmp_path).reason == "peer 1 is no longer finite"
     write(tmp_path, 1, "RuntimeError: oh", "")
-    assert look(tmp_path).reason == "RuntimeError: oh"
+    assert read_state(tmp_path).reason == "RuntimeError: oh"
     for code in (0, 75, None):
         write(tmp_path, code, "finished", "dfl: stopped\n")
-        assert look(tmp_path).reason == ""
+        assert read_state(tmp_path).reason == ""
 
 
-def test_the_last_words_are_ours_before_those_of_an_mpi(tmp_path: Path) -> None:
+def test_the_last_message_are_ours_before_those_of_an_mpi(tmp_path: Path) -> None:
     log = tmp_path / "output.log"
-    assert last_words(tmp_path) == ""
+    assert last_message(tmp_path) == ""
     log.write_text("dfl: before\n" + "round\n" * 20 + "ValueError: now\n  \n")
-    assert last_words(tmp_path) == "ValueError: now"
+    assert last_message(tmp_path) == "ValueError: now"
     log.write_text("dfl: the disk is full\n====\n=   BAD TERMINATION\n====\n")
-    assert last_words(tmp_path) == "the disk is full"
+    assert last_message(tmp_path) == "the disk is full"
     log.write_bytes(b"\xff\xfe oh\n")
-    assert last_words(tmp_path).endswith("oh")
+    assert last_message(tmp_path).endswith("oh")
 
 
 def test_the_last_row_is_whole_and_as_it_was_written(tmp_path: Path) -> None:
     table = tmp_path / "metrics.csv"
-    assert look(tmp_path).row == {}
+    assert read_state(tmp_path).row == {}
     for text, last in (
         (TABLE, {"round": "10", "seconds": "0.2", "accuracy_mean": "0.30"}),
         (TABLE + "20,0.3,0.4", {"round": "10", "seconds": "0.2", "accuracy_mean": "0.30"}),
@@ -95,7 +94,7 @@ def test_the_last_row_is_whole_and_as_it_was_written(tmp_path: Path) -> None:
         ("", {}),
     ):
         table.write_text(text)
-        assert look(tmp_path).row == last
+        assert read_state(tmp_path).row == last
 
 
 def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
@@ -105,9 +104,9 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     assert held(tmp_path / ".lock")
     assert held(tmp_path / ".lock")
-    assert look(tmp_path).status == RUNNING
+    assert read_state(tmp_path).status == RUNNING
     lock.release()
-    assert look(tmp_path).status == STOPPED
+    assert read_state(tmp_path).status == STOPPED
     Lock(tmp_path).release()  # looking takes nothing
     (tmp_path / ".lock").touch()
     with (tmp_path / ".lock").open() as file:
@@ -123,7 +122,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
     ):
         prepare()
         with pytest.raises(InputError, match="is no run directory") as caught:
-            record(tmp_path)
+            manifest.read(tmp_path)
         assert "\n" not in str(caught.value)
 
 
@@ -159,9 +158,9 @@ def test_a_damaged_table_is_said_and_shown_nowhere(
 ) -> None:
     (tmp_path / "metrics.csv").write_text(TABLE)
     write(tmp_path, code)
-    assert look(tmp_path).row
+    assert read_state(tmp_path).row
     replaced(tmp_path / "metrics.csv", by)
-    seen = look(tmp_path)
+    seen = read_state(tmp_path)
     assert (seen.status, seen.row, seen.table) == (DAMAGED, {}, "")
     assert seen.reason.startswith(f"{tmp_path}/metrics.csv is damaged: ")
     assert "\n" not in seen.reason
@@ -171,15 +170,15 @@ def test_what_a_finished_run_vouches_for_is_checked(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(TABLE)
     (tmp_path / "state.safetensors").write_bytes(b"1234")
     manifest.write(tmp_path, {"run": {}, "exit": 0}, ["metrics.csv", "state.safetensors"])
-    assert look(tmp_path).status == DONE
+    assert read_state(tmp_path).status == DONE
     (tmp_path / "state.safetensors").write_bytes(b"1235")
-    seen = look(tmp_path)
+    seen = read_state(tmp_path)
     assert (seen.status, seen.row["round"]) == (DAMAGED, "10")
     assert seen.reason.startswith(f"{tmp_path}/state.safetensors is damaged")
     (tmp_path / "metrics.csv").write_text(TABLE.replace("0.30", "0.31"))
-    assert (look(tmp_path).status, look(tmp_path).row) == (DAMAGED, {})
+    assert (read_state(tmp_path).status, read_state(tmp_path).row) == (DAMAGED, {})
     (tmp_path / "metrics.csv").unlink()
-    assert look(tmp_path).reason == f"{tmp_path}/metrics.csv is missing"
+    assert read_state(tmp_path).reason == f"{tmp_path}/metrics.csv is missing"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_what_a_finished_run_vouches_for_is_checked(tmp_path: Path) -> None:
 )
 def test_a_damaged_record_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text, encoding="latin-1")
-    seen = look(tmp_path)
+    seen = read_state(tmp_path)
     assert (seen.status, "\n" in seen.reason) == (DAMAGED, False)
     assert "run.json" in seen.reason
 
@@ -195,7 +194,7 @@ def test_a_damaged_record_is_said(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("code", [[], {}, "0", True, 0.0, 1e300, [0]])
 def test_an_exit_code_of_another_kind_is_no_success(tmp_path: Path, code: object) -> None:
     manifest.write(tmp_path, {"run": {}, "exit": code, "ending": None})
-    assert look(tmp_path).status == FAILED
+    assert read_state(tmp_path).status == FAILED
 
 
 @pytest.mark.parametrize("name", ["run.json", "output.log", ".lock", ".sweep.lock"])
@@ -204,7 +203,7 @@ def test_looking_survives_what_is_in_the_place_of_a_file(
     tmp_path: Path, name: str, by: str
 ) -> None:
     replaced(tmp_path / name, by)
-    assert look(tmp_path).status in (WAITING, FAILED, DAMAGED)
+    assert read_state(tmp_path).status in (WAITING, FAILED, DAMAGED)
 
 
 def test_a_file_system_without_locks_is_warned_of(
@@ -219,7 +218,7 @@ def test_a_file_system_without_locks_is_warned_of(
         Lock(tmp_path).release()
     (tmp_path / ".lock").touch()
     with pytest.warns(UserWarning, match="has no locks"):
-        assert look(tmp_path).status == WAITING
+        assert read_state(tmp_path).status == WAITING
     with warnings.catch_warnings(record=True, action="default") as said:
         for name in ("a", "b", "c"):
             (tmp_path / name).mkdir()

@@ -1,0 +1,223 @@
+"""The command `python -m dfl.sweep GRID`: its options, and what it does with the cells of a grid.
+
+Cells are known by their settings and their folders alone: the folders show what is left to run.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from dfl.core import command_line
+from dfl.core.errors import InputError
+from dfl.core.files import Lock
+from dfl.sweep import folder as sweep_folder
+from dfl.sweep import grid, progress, slurm
+from dfl.sweep.progress import print_line
+from dfl.sweep.scheduler import Scheduler, launcher
+from dfl.sweep.slurm import Slurm
+from dfl.sweep.status import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, States, read_states
+
+_ABOUT = (
+    "Run the cells of a grid that have not finished. A grid is a TOML file with settings as for "
+    "dfl.run --config, and a table [sweep] of lists, whose combinations are the cells. The same "
+    "command resumes what was interrupted."
+)
+
+BAD = (FAILED, DIVERGED, DAMAGED)
+"""The statuses of cells that have ended and are not done."""
+
+Flag = Annotated[bool, Parameter(negative="")]
+"""An option that is on where it is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command.
+
+    Raises:
+        InputError: a number out of its range, or options that exclude each other.
+    """
+
+    out: Path | None = None
+    """Folder of the sweep; sweeps/<name of the grid's file> where not given."""
+    jobs: int = 1
+    """Cells to run at a time."""
+    ranks: int = 1
+    """Ranks of each cell, started by mpirun."""
+    dry_run: Flag = False
+    """Check every cell, list them with what is done and what is left, and run nothing."""
+    status: Flag = False
+    """List how far every cell is, and run nothing."""
+    table: Flag = False
+    """Write tables and figures of what there is so far, and run nothing."""
+    slurm: Flag = False
+    """Submit what is left as a job array of Slurm, and run nothing here."""
+    no_submit: Flag = False
+    """With --slurm, write the script of the job array, and do not submit it."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "ranks"):
+            if not 1 <= getattr(self, name) <= 4096:
+                raise InputError(f"--{name} must be from 1 to 4096, not {getattr(self, name)}")
+        if self.slurm and (self.jobs, self.ranks) != (1, 1):
+            raise InputError(
+                "--jobs and --ranks are for this machine: with --slurm, give --at-once and --ntasks"
+            )
+        if self.no_submit and not self.slurm:
+            raise InputError("--no-submit needs --slurm: give both, or leave it out")
+
+
+def main() -> int:
+    """Run the command line of this process.
+
+    Returns:
+        The exit code: 0 all cells are done, 1 some failed or diverged, 2 an option or the grid is
+        refused, 75 some are left, 130 Ctrl-C.
+    """
+    return command_line.answer(_run_command_line)
+
+
+def _run_command_line(tokens: Sequence[str]) -> int | None:
+    app = command_line.app("python -m dfl.sweep", _ABOUT)
+
+    @app.default
+    def command(
+        path: Path,
+        /,
+        options: Annotated[Options, Parameter(name="*")] = Options(),
+        job: Annotated[Slurm, Parameter(name="*", group="With --slurm")] = Slurm(),  # noqa: B008
+    ) -> int:
+        """Run it.
+
+        Parameters
+        ----------
+        path: Path
+            The file of the grid.
+        """
+        if job != Slurm() and not options.slurm:
+            raise InputError("options of a job array need --slurm: --help lists them")
+        launcher(options.ranks)
+        cells = grid.read(path, job.ntasks if options.slurm else options.ranks)
+        folder = options.out or Path("sweeps") / path.stem
+        sweep_folder.check(folder, cells.cells)
+        sweep = Sweep(cells, folder, progress.make_console())
+        if options.slurm:
+            return sweep.submit(job, dry=options.no_submit)
+        if options.status or options.dry_run:
+            return sweep.show()
+        if options.table:
+            return sweep.publish(sweep.states())
+        return sweep.run(options, shlex.join(["python", "-m", "dfl.sweep", *tokens]))
+
+    code: int | None = command_line.call(app, tokens)
+    return code
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid with its folder; the methods are the actions of the command and return its exit code.
+
+    Attributes:
+        grid: the cells.
+        folder: of the cells.
+        console: a terminal or a pipe.
+    """
+
+    grid: grid.Grid
+    folder: Path
+    console: Console
+
+    def states(self) -> States:
+        """Return the states of all cells."""
+        return read_states(self.folder, (cell.name for cell in self.grid.cells))
+
+    def show(self) -> int:
+        """Print the states of all cells."""
+        queue = slurm.queued(self.folder) if self.folder.exists() else {}
+        states = self.states()
+        self.console.print(progress.overview(self.grid, states, queue))
+        print_line(self.console, f"{progress.counts(states)}, in {self.folder}")
+        return 0
+
+    def publish(self, states: States) -> int:
+        """Write the tables and figures."""
+        from dfl.sweep.publish import publish
+
+        publish(self.grid, states, self.folder, self.console)
+        return 0
+
+    def run(self, options: Options, command: str) -> int:
+        """Run the cells that have not ended, and publish the results unless a signal stopped it.
+
+        Args:
+            options: of the command.
+            command: the command line that resumes the sweep.
+        """
+        sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
+        before = self.states()
+        left = [name for name, state in before.items() if state.status not in (DONE, DIVERGED)]
+        for name in left:
+            if before[name].status == DAMAGED:
+                line = f"{DAMAGED:<10} {name}: {before[name].reason}; the run is resumed"
+                print_line(self.console, line)
+        folders = deque(self.folder / name for name in left)
+        scheduler = Scheduler(folders, options.jobs, options.ranks)
+        done = len(before) - len(left)
+        with progress.progress_bar(self.console, scheduler, done, len(before)) as callback:
+            scheduler.run(callback)
+        after = self.states()
+        ended = {folder.name: state for folder, state in scheduler.ended.items()}
+        states = {**after, **ended}
+        if not scheduler.signals:
+            self.publish(after)
+        for line in progress.remarks_at_end(states):
+            print_line(self.console, line)
+        print_line(self.console, progress.counts(states))
+        rest = sum(state.status not in (DONE, *BAD) for state in states.values())
+        if rest:
+            print_line(self.console, f"{rest} left; to resume: {command}")
+        if scheduler.signals:
+            return 130 if scheduler.signals[0] == signal.SIGINT else 75
+        if any(state.status in BAD for state in states.values()):
+            return 1
+        return 75 if rest else 0
+
+    def submit(self, job: Slurm, dry: bool) -> int:
+        """Submit the cells that neither have ended, nor run, nor are queued, as a job array.
+
+        Args:
+            job: the options of the job array.
+            dry: whether to write the script only.
+        """
+        sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
+        # The lock keeps other sweeps from submitting the same cells meanwhile.
+        with Lock(self.folder, patience=sweep_folder.PATIENCE):
+            queue = slurm.queued(self.folder)
+            states = self.states()
+            left = [
+                name
+                for name, state in states.items()
+                if state.status not in (DONE, DIVERGED, RUNNING) and name not in queue
+            ]
+            if not left:
+                line = f"{progress.counts(states)}; {len(queue)} in the queue, none to submit"
+                print_line(self.console, line)
+                return 0
+            script = slurm.write(self.folder, [self.folder / name for name in left], job)
+            submitted = (
+                f"to submit: sbatch {shlex.quote(str(script))}"
+                if dry
+                else f"job {slurm.submit(script)}"
+            )
+            line = f"{len(left)} of {len(self.grid.cells)} cells in {script}; {submitted}"
+            print_line(self.console, line)
+        return 0

@@ -1,0 +1,47 @@
+"""Writes the tables and figures of a sweep into its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from dfl.core.errors import InputError
+from dfl.core.files import Lock, atomically, make_directory
+from dfl.store.run_directory import claim
+from dfl.sweep import plots, tables
+from dfl.sweep.folder import PATIENCE
+from dfl.sweep.grid import Grid
+from dfl.sweep.progress import print_line
+from dfl.sweep.status import States
+
+
+def publish(grid: Grid, states: States, folder: Path, console: Console) -> None:
+    """Write sweep.csv, summary.csv and the figures of the cells so far, and print the summary.
+
+    Args:
+        grid: the cells.
+        states: their states.
+        folder: of the sweep.
+        console: where to print.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    claim(folder)
+    by = tables.group_fields(grid)
+    table = tables.cells(grid, states)
+    summary = tables.summary(table, by)
+    figures = plots.figures(tables.curves(grid, states), summary, by, folder.name)
+    try:
+        with Lock(folder, patience=PATIENCE):
+            tables.write(table, folder / "sweep.csv")
+            tables.write(summary, folder / "summary.csv")
+            make_directory(folder / "figures")
+            for name, figure in figures.items():
+                with atomically(folder / "figures" / f"{name}.png") as part:
+                    figure.savefig(part, format="png", dpi=150)
+    except OSError as error:
+        raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
+    console.print(tables.terminal_table(summary, by))
+    print_line(console, f"tables and figures are in {folder}")

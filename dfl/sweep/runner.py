@@ -1,0 +1,224 @@
+"""Runs a grid from Python: `run_grid`."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dfl.config import Run
+from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.files import Lock, atomically
+from dfl.store import manifest
+from dfl.sweep import folder as sweep_folder
+from dfl.sweep import progress
+from dfl.sweep.grid import SET_BY_SWEEP, Cell
+from dfl.sweep.scheduler import Scheduler, launcher
+from dfl.sweep.status import CELL_LOCK, DIVERGED, DONE, CellState, read_state, read_states
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODELS = "state.safetensors"
+"""The file of a run with its models."""
+
+
+def run_grid(
+    cells: Iterable[Cell],
+    folder: Path | str,
+    *,
+    jobs: int = 1,
+    ranks: int = 1,
+    in_process: bool = False,
+    keep_models: bool = True,
+) -> pd.DataFrame:
+    """Run the cells that have not finished, and return the evaluations of all of them.
+
+        cells = combinations({"peers": 16, "rounds": 50}, {"bits": [8, 4], "seed": range(3)})
+        rows = run_grid(cells, "sweeps/bits", jobs=2)
+        rows.groupby(["bits", "round"])["accuracy_mean"].mean()
+
+    The folder is laid out as that of `python -m dfl.sweep`, with a folder for every cell, and may
+    hold further cells. Another call with the same cells resumes those that were interrupted and
+    reads those that are done. Progress is printed to stderr.
+
+    Args:
+        cells: the cells; `combinations` makes those of all combinations of some lists.
+        folder: to write to: a new one, an empty one, or that of a sweep.
+        jobs: the number of cells to run at a time, each a launch of `dfl.run`.
+        ranks: the number of ranks of each cell, started by mpirun.
+        in_process: whether to run the cells one after the other in this process, which saves the
+            start of a program for runs of a few seconds. Of such a cell run.json and metrics.csv
+            are kept; it has no checkpoints, no models and no figures.
+        keep_models: whether to keep the models of the cells (`state.safetensors`).
+
+    Returns:
+        The rows of metrics.csv of every cell, in the order of the cells, with the cell's values as
+        further columns. A cell that diverged has the rows before that.
+
+    Raises:
+        InputError: before any run: a cell that cannot be run, two with one name, a cell in the
+            folder with other settings, or a folder that holds something else. After all other
+            cells have run: a cell that failed.
+        Suspended: SIGTERM or SIGUSR1 stopped the runs.
+        KeyboardInterrupt: Ctrl-C stopped them.
+    """
+    cells = tuple(cells)
+    folder = Path(folder)
+    _check(cells, jobs, ranks, in_process)
+    sweep_folder.write(folder, cells)
+    left = [cell for cell in cells if not _has_ended(read_state(folder / cell.name))]
+    if in_process:
+        _run_here(folder, left, len(cells))
+    else:
+        _launch(folder, left, len(cells), jobs, ranks)
+    states = read_states(folder, (cell.name for cell in cells))
+    if not keep_models:
+        for name, state in states.items():
+            if state.status == DONE:
+                _remove_models(folder / name)
+    return _rows(cells, states)
+
+
+def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> None:
+    """Refuse cells that cannot be run.
+
+    Raises:
+        InputError: there is one, or two have the same name, or the arguments exclude each other.
+    """
+    from dfl.simulation.loop import check
+
+    if min(jobs, ranks) < 1:
+        raise InputError(f"jobs and ranks must be at least 1, not {jobs} and {ranks}")
+    if in_process and (jobs, ranks) != (1, 1):
+        raise InputError("in_process runs one cell at a time on one rank: leave out jobs and ranks")
+    launcher(ranks)
+    names = set[str]()
+    for cell in cells:
+        if not cell.values:
+            raise InputError("a cell needs values, which make its name")
+        if cell.name in names:
+            raise InputError(f"two cells are called {cell.name}: give them different values")
+        names.add(cell.name)
+        for field in SET_BY_SWEEP:
+            if getattr(cell.run, field) is not None:
+                raise InputError(f"cell {cell.name}: {field} is set by the grid: leave it out")
+        try:
+            check(cell.run.settled(ranks))
+        except InputError as error:
+            raise InputError(f"cell {cell.name}: {error}") from None
+
+
+def _has_ended(state: CellState) -> bool:
+    return state.status in (DONE, DIVERGED)
+
+
+def _launch(folder: Path, cells: Sequence[Cell], total: int, jobs: int, ranks: int) -> None:
+    """Run cells as programs of their own.
+
+    Raises:
+        InputError: a cell failed.
+        Suspended: SIGTERM or SIGUSR1 stopped the runs.
+        KeyboardInterrupt: Ctrl-C stopped them.
+    """
+    scheduler = Scheduler(deque(folder / cell.name for cell in cells), jobs, ranks)
+    console = progress.make_console(stderr=True)
+    with progress.progress_bar(console, scheduler, total - len(cells), total) as callback:
+        scheduler.run(callback)
+    if scheduler.signals:
+        if scheduler.signals[0] == signal.SIGINT:
+            raise KeyboardInterrupt
+        name = signal.Signals(scheduler.signals[0]).name
+        raise Suspended(f"{folder}: stopped by {name}; the same call resumes")
+    failed = {
+        path: state for path, state in sorted(scheduler.ended.items()) if not _has_ended(state)
+    }
+    for path, state in failed.items():
+        others = f" ({len(failed) - 1} more cells failed)" if len(failed) > 1 else ""
+        raise InputError(f"{path}: {state.reason or state.status}{others}")
+
+
+def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
+    """Run cells in this process.
+
+    Raises:
+        InputError: a run cannot be done, or another program runs the cell.
+    """
+    console = progress.make_console(stderr=True)
+    for number, cell in enumerate(cells, total - len(cells) + 1):
+        try:
+            with Lock(folder / cell.name, CELL_LOCK):
+                summary = _simulate(folder / cell.name, cell.run)
+        except OSError as error:
+            raise InputError(
+                f"{folder / cell.name} cannot be written to: {error.strerror}"
+            ) from None
+        progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
+
+
+def _simulate(folder: Path, run: Run) -> str:
+    """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
+    import dfl
+
+    begun = time.perf_counter()
+    rows: list[dict[str, float]] = []
+    code = 0
+    ending = "finished"
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        try:
+            for row in dfl.simulate(run):
+                rows.append(row)
+        except DivergedError as error:
+            code = error.code
+            ending = f"{type(error).__name__}: {error}"
+    text = StringIO()
+    if rows:
+        table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    messages = [*(f"warning: {each.message}" for each in caught), ending]
+    for name, content in (
+        ("metrics.csv", text.getvalue()),
+        ("output.log", "".join(f"dfl: {' '.join(line.split())}\n" for line in messages)),
+    ):
+        with atomically(folder / name) as part:
+            part.write_text(content)
+    record = {
+        "run": replace(run.settled(1), out=folder).to_dict(),
+        "seconds": time.perf_counter() - begun,
+        "exit": code,
+        "ending": ending,
+    }
+    manifest.write(folder, record, ["metrics.csv"])
+    return f"{ending}, {record['seconds']:.0f} s"
+
+
+def _remove_models(folder: Path) -> None:
+    """Remove the models of a run, for which its run.json then no longer vouches."""
+    record = manifest.read(folder)
+    files = record.get("files", {})
+    if MODELS in files:
+        manifest.write(folder, record, [name for name in files if name != MODELS])
+    with suppress(FileNotFoundError):
+        os.unlink(folder / MODELS)
+
+
+def _rows(cells: Sequence[Cell], states: dict[str, CellState]) -> pd.DataFrame:
+    """Return the rows of metrics.csv of all cells with their values."""
+    import pandas as pd
+
+    tables = []
+    for cell in cells:
+        if table := states[cell.name].table:
+            rows = pd.read_csv(StringIO(table))
+            tables.append(rows.assign(**cell.values))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

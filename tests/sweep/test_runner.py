@@ -1,0 +1,184 @@
+"""`run_grid`: the rows of launches and of runs in this process, what is kept, and refusals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import dfl
+from dfl.core.errors import InputError, Suspended
+from dfl.store import manifest
+from dfl.sweep import Cell, combinations, run_grid, scheduler
+from dfl.sweep.status import read_state
+from tests.support.sweeping import ROOT
+
+SETTINGS: dict[str, Any] = {
+    "peers": 3,
+    "rounds": 2,
+    "eval_every": 1,
+    "model": "softmax",
+    "examples_per_peer": 20,
+}
+
+
+def cells(*seeds: int, **changes: Any) -> tuple[Cell, ...]:
+    return combinations(SETTINGS | changes, {"seed": seeds})
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of the runs that are simulated in this process."""
+    seeds: list[int] = []
+    simulate = dfl.simulate
+
+    def recording(run: dfl.Run) -> Iterator[dict[str, float]]:
+        seeds.append(run.seed)
+        return simulate(run)
+
+    monkeypatch.setattr(dfl, "simulate", recording)
+    return seeds
+
+
+@pytest.fixture
+def fake_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(scheduler, "PAUSE", 0.02)
+    monkeypatch.setattr(
+        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "0.05"]
+    )
+
+
+def test_rows_in_process_are_those_of_the_runs(tmp_path: Path) -> None:
+    grid = combinations(SETTINGS, {"seed": [0, 1], "bits": ["none", 4]})
+    rows = run_grid(grid, tmp_path / "out", in_process=True)
+    assert rows["seed"].tolist() == [0] * 6 + [1] * 6
+    assert rows["round"].tolist() == [0, 1, 2] * 4
+    for cell in grid:
+        own = rows[(rows["seed"] == cell.run.seed) & (rows["bits"].isna() == (not cell.run.bits))]
+        expected = pd.DataFrame(dfl.simulate(cell.run))
+        for name in ("accuracy_mean", "train_loss", "consensus_distance", "payload_bytes"):
+            assert own[name].tolist() == pytest.approx(expected[name].tolist(), rel=1e-14)
+    loaded = dfl.load(tmp_path / "out" / "seed=0,bits=none")
+    assert loaded.rows["round"].tolist() == [0, 1, 2]
+    assert loaded.run.seed == 0
+
+
+def test_launches_give_the_same_rows(tmp_path: Path) -> None:
+    grid = cells(0, 1)
+    here = run_grid(grid, tmp_path / "here", in_process=True)
+    launched = run_grid(grid, tmp_path / "launched", jobs=2, keep_models=False)
+    clocks = ["seconds"]
+    pd.testing.assert_frame_equal(
+        here.drop(columns=clocks), launched.drop(columns=clocks), check_exact=True
+    )
+    assert not list(tmp_path.glob("*/*/state.safetensors"))
+    assert read_state(tmp_path / "launched/seed=0").status == "done"
+    assert manifest.damage(tmp_path / "launched/seed=0") == ""
+
+
+def test_finished_cells_are_not_run_again(tmp_path: Path, simulated: list[int]) -> None:
+    first = run_grid(cells(0), tmp_path, in_process=True)
+    rows = run_grid(cells(0, 1), tmp_path, in_process=True)
+    assert simulated == [0, 1]
+    pd.testing.assert_frame_equal(rows[rows["seed"] == 0], first)
+    assert len(run_grid(cells(1), tmp_path, in_process=True)) == 3
+    moved = run_grid(cells(0, data_dir=str(tmp_path)), tmp_path, in_process=True)
+    pd.testing.assert_frame_equal(moved, first)
+    assert simulated == [0, 1]
+
+
+def test_an_interrupted_cell_is_run_again(tmp_path: Path, simulated: list[int]) -> None:
+    run_grid(cells(0), tmp_path, in_process=True)
+    (tmp_path / "seed=0/run.json").unlink()
+    run_grid(cells(0), tmp_path, in_process=True)
+    assert simulated == [0, 0]
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
+    run_grid(cells(0), tmp_path, in_process=True)
+    with pytest.raises(InputError, match="seed=0 with another lr"):
+        run_grid(cells(0, lr=0.01), tmp_path, in_process=True)
+
+
+def test_labels_may_be_of_the_callers_own(tmp_path: Path) -> None:
+    run = dfl.Run.from_dict(SETTINGS)
+    rows = run_grid([Cell({"method": "plain", "k": 3}, run)], tmp_path, in_process=True)
+    assert set(rows["method"]) == {"plain"}
+    assert set(rows["k"]) == {3}
+
+
+def test_a_diverged_cell_has_the_rows_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = cells(0, lr=1e30, model="mlp")
+    for _ in range(2):
+        rows = run_grid(grid, tmp_path, in_process=True)
+        assert 0 < len(rows) < 3
+    assert capsys.readouterr().err.count("no longer finite") == 1
+    state = read_state(tmp_path / "seed=0")
+    assert state.status == "diverged"
+    assert "no longer finite" in state.reason
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "message"),
+    [
+        ([Cell({"seed": 0}, dfl.Run(peers=3, attack="nonsense"))], {}, "cell seed=0: --attack"),
+        ([Cell({}, dfl.Run(peers=3))], {}, "a cell needs values"),
+        ([Cell({"a": 1}, dfl.Run(peers=n)) for n in (3, 4)], {}, "two cells are called a=1"),
+        ([Cell({"a": 1}, dfl.Run(peers=3, out=Path("x")))], {}, "cell a=1: out"),
+        ([Cell({"a": 1}, dfl.Run(peers=3))], {"in_process": True, "jobs": 2}, "in_process"),
+        ([Cell({"a": 1}, dfl.Run(peers=3))], {"jobs": 0}, "jobs and ranks"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_any_run(
+    tmp_path: Path, grid: list[Cell], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run_grid(grid, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("fake_cells")
+def test_a_failed_cell_is_raised_after_the_others_have_run(tmp_path: Path) -> None:
+    grid = combinations({"rounds": 3, "model": "softmax"}, {"peers": [13, 4, 5]})
+    with pytest.raises(InputError, match="peers=13: --topology torus with 13 peers"):
+        run_grid(grid, tmp_path, jobs=2)
+    assert [read_state(tmp_path / cell.name).status for cell in grid] == ["failed", "done", "done"]
+
+
+@pytest.mark.usefixtures("fake_cells")
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Suspended)]
+)
+def test_a_signal_stops_the_cells_and_the_call_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+) -> None:
+    grid = cells(0, 1, rounds=5)
+    start = scheduler.Scheduler._start_waiting
+
+    def start_and_stop(*given: Any) -> None:
+        start(*given)
+        signal.raise_signal(number)
+
+    with monkeypatch.context() as context:
+        context.setattr(scheduler.Scheduler, "_start_waiting", start_and_stop)
+        with pytest.raises(error):
+            run_grid(grid, tmp_path, jobs=1)
+    rows = run_grid(grid, tmp_path, jobs=2)
+    assert rows["round"].tolist() == [0, 1, 2, 3, 4, 5] * 2
+
+
+def test_combinations_take_any_values_but_texts() -> None:
+    grid = combinations({"peers": 3}, {"seed": range(2), "lr": (x for x in (0.1, 0.2))})
+    assert [cell.name for cell in grid] == [
+        f"seed={seed},lr={lr}" for seed in (0, 1) for lr in (0.1, 0.2)
+    ]
+    for wrong in ("ring", {"ring": 1}, 3, ()):
+        with pytest.raises(InputError, match="topology must be a list"):
+            combinations({"peers": 3}, {"topology": wrong})  # type: ignore[dict-item]
