@@ -95,7 +95,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
     Raises:
         InputError: there is one, or two have the same name, or the arguments exclude each other.
     """
-    from dfl.simulation.loop import check
+    from dfl.simulation.components import check
 
     if min(jobs, ranks) < 1:
         raise InputError(f"jobs and ranks must be at least 1, not {jobs} and {ranks}")
