@@ -134,7 +134,7 @@ def _heeding(world: "World") -> Iterator[None]:
 def _simulate(asked: dict[str, Any], world: "World") -> None:
     try:
         from dfl.api import simulate
-        from dfl.comm.heartbeat import alive
+        from dfl.simulation.liveness import alive
         from dfl.simulation.prepare import prepare
 
         run = Run.from_dict(asked["run"])

@@ -56,7 +56,7 @@ class FLTrust(FedAvg):
 
     def trusted(self, state: State, task: Task, net: Net) -> Tensor:
         """g_0, the server's step from w."""
-        return net.at_server(lambda server: sgd(state.w, server, net.t) - state.w, task)
+        return net.at_server(lambda: sgd(state.w, task.of_server, net.t) - state.w, state.w)
 
     def observe(self, state: State) -> dict[str, Tensor]:
         """How far each peer was trusted in the last round."""

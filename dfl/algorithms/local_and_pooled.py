@@ -56,6 +56,5 @@ class Pooled(LocalOnly):
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train on everything."""
-        return State(
-            net.at_server(lambda server: sgd(state.x, server, net.t), task), is_global=True
-        )
+        x = net.at_server(lambda: sgd(state.x, task.of_server, net.t), state.x)
+        return State(x, is_global=True)

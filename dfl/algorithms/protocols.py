@@ -171,5 +171,10 @@ class Net(Protocol):
             trusted: (1, m), the server's own step, where it has one.
         """
 
-    def at_server(self, compute: Callable[[Any], Tensor], task: Any, /) -> Tensor:
-        """Return on every rank the row (1, d) that rank 0 computes."""
+    def at_server(self, compute: Callable[[], Tensor], like: Tensor, /) -> Tensor:
+        """Return what the server computes by itself, a row (1, d), on every rank.
+
+        Args:
+            compute: returns the row; called on rank 0 only.
+            like: a tensor of the row's dtype and device.
+        """

@@ -14,29 +14,18 @@ rank was stopped itself, as when a machine sleeps, counts as no waiting.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
-import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dfl.comm.stalls import Sign, Signs, read, verdict
-from dfl.core.errors import DivergedError, InputError
-from dfl.core.files import Lock, make_directory, no_follow
-from dfl.store.run_directory import claim, take_back
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from dfl.comm.mpi import World
+from dfl.core.files import make_directory, no_follow
 
 AWAKE = 2e-3
 """Seconds that a waiting rank stays awake, giving way to others, before it sleeps."""
@@ -196,98 +185,7 @@ class Watch:
         }
 
 
-def make_room(folder: Path) -> list[Path]:
-    """Make a folder for the ranks' files in the folder of a run, which is claimed.
-
-    Files that the ranks of a job left there are removed; anything else stays.
-
-    Returns:
-        What `run_directory.take_back` undoes it by.
-
-    Raises:
-        InputError: it cannot be made, or another job writes to the folder of the run.
-    """
-    made = claim(folder.parent)
-    try:
-        Lock(folder.parent).release()
-        make_directory(folder)
-        for each in folder.iterdir():
-            if (
-                re.fullmatch(r"[0-9]+|\.[0-9]+\.part", each.name)
-                and not each.is_symlink()
-                and read(each)
-            ):
-                each.unlink()
-    except InputError:
-        take_back(made)
-        raise
-    except OSError as error:
-        take_back(made)
-        raise InputError(f"--out {folder.parent} cannot be written to: {error.strerror}") from None
-    return [folder, *made]
-
-
-@contextmanager
-def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
-    """Show the other ranks that this one is alive, and end the job when others are not.
-
-    Args:
-        out: the folder of the run, if it has one; without it nobody knows who is late.
-        timeout: seconds for which to wait for others.
-
-    Raises:
-        InputError: on every rank, if the folder cannot be written to.
-    """
-    if world.size == 1:
-        yield
-        return
-    folder = None if out is None else out / "heartbeats"
-    if world.start:
-        world.start.timeout = timeout
-        world.start.begin()
-    room = world.from_root(
-        lambda: b"\0".join(map(os.fsencode, make_room(folder) if folder else []))
-    )
-    made = [Path(os.fsdecode(each)) for each in room.split(b"\0")] if room else []
-
-    def late(line: str) -> None:
-        logging.getLogger("dfl").error(line)
-        _print(f"dfl: {line}")
-        world.end(1)
-
-    try:
-        with world.pulse.beating(folder, timeout, late):
-            world.smallest(0)  # all show signs of life from here on
-            if world.start:
-                world.start.met()
-            yield
-    finally:
-        take_back(made)
-
-
-def ender(
-    world: World,
-) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """What ends every rank when one of them fails."""
-
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if isinstance(
-            error, InputError | DivergedError
-        ):  # raised on every rank, in a script of the caller's
-            code = error.code
-            if world.rank == 0:
-                _print(f"dfl: {error}")
-            world.leave(code)
-        elif code != 130:
-            text = "".join(traceback.format_exception(kind, error, trace))
-            _print(f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}")
-        world.end(code)
-
-    return end
-
-
-def _print(text: str) -> None:
+def complain(text: str) -> None:
     """Print to standard error, whole, whoever else writes; nothing where nobody reads it."""
     with suppress(OSError, ValueError, AttributeError):  # its reader is gone, or it is closed
         sys.stdout.flush()

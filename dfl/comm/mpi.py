@@ -9,27 +9,32 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.comm.heartbeat import Pulse, ender, until
+from dfl.comm.heartbeat import Pulse, complain, until
 from dfl.comm.shared_memory import remove_unused
 from dfl.comm.startup import RANKS, TIMEOUT, Start, first
-from dfl.core.errors import InputError
+from dfl.core.errors import DivergedError, InputError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from mpi4py import MPI
 
 HANGING = 5.0
@@ -209,6 +214,32 @@ class World:
         self._wait(self.comm.Iallgather(np.array(numbers, np.int64), everyone))
         return tuple(everyone.min(0).tolist())
 
+    def limit_start(self, timeout: float) -> None:
+        """End the job if some rank needs more than `timeout` seconds from now on until it is `alive`."""
+        if self.start:
+            self.start.timeout = timeout
+            self.start.begin()
+
+    @contextmanager
+    def alive(self, folder: Path | None, timeout: float) -> Iterator[None]:
+        """Show the other ranks that this one is alive, and end the job when others are not.
+
+        Args:
+            folder: where the ranks' files are; without it a rank that is late cannot be named.
+            timeout: seconds for which to wait for others.
+        """
+
+        def late(line: str) -> None:
+            logging.getLogger("dfl").error(line)
+            complain(f"dfl: {line}")
+            self.end(1)
+
+        with self.pulse.beating(folder, timeout, late):
+            self.smallest(0)  # all ranks show signs of life from here on
+            if self.start:
+                self.start.met()
+            yield
+
     def leave(self, code: int = 1, seconds: float = 60.0) -> None:
         """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.
 
@@ -322,9 +353,31 @@ def _joined(timeout: float) -> World:
         )
     start.rank, start.size, start.end = world.rank, world.size, world.end
     start.waits = lambda: world.pulse.waiting
-    sys.excepthook = ender(world)
+    sys.excepthook = _ender(world)
     atexit.register(world.leave)
     return world
+
+
+def _ender(
+    world: World,
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    """Return an exception hook that ends every rank."""
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(
+            error, InputError | DivergedError
+        ):  # raised on every rank, in a script of the caller's
+            code = error.code
+            if world.rank == 0:
+                complain(f"dfl: {error}")
+            world.leave(code)
+        elif code != 130:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            complain(f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}")
+        world.end(code)
+
+    return end
 
 
 def _initialize() -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.environment.fault_effects import FaultEffects
-    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
@@ -141,11 +140,16 @@ class Net:
             own = silenced(own, meant.arrives[0])
         return Received(own, said, far, spoken, off, origin)
 
-    def paced(self, task: Task) -> Task:
-        """The problem of this round, in which some peers do less, and those who are down nothing."""
+    @property
+    def work(self) -> NDArray[np.float64] | None:
+        """(p,) share of its local steps that each peer of this rank does in this round; 0 if it is down.
+
+        None where no fault limits the work of peers.
+        """
         if all(each.touches == "links" for each in self.network.threat_model.faults):
-            return task
-        return task.paced(self._fault_effects.work[task.peers])
+            return None
+        here = self.network.layout.block(self.network.world.rank)
+        return self._fault_effects.work[here.start : here.stop]
 
     def group(self, ids: NDArray[np.int64]) -> Group:
         """Some peers, by their numbers."""
@@ -215,18 +219,20 @@ class Net:
             scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
         return ServerAggregate(row[None], scores)
 
-    def at_server(self, work: Callable[[Task], Tensor], task: Task) -> Tensor:
-        """The server's own work on its own problem, a row (1, d): done on rank 0, known to all, and said to nobody."""
+    def at_server(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
+        """Return what the server computes by itself, a row (1, d), on every rank.
 
-        def row() -> Tensor:
-            assert task.server is not None, "the method has named no examples for the server"
-            return work(task.server)
+        It is computed on rank 0. It is not sent to any peer and not counted as payload.
 
+        Args:
+            compute: returns the row; called on rank 0 only.
+            like: a tensor of the row's dtype and device.
+        """
         if self.network.world.size == 1:
-            return row()
-        said = self.network.world.from_root(lambda: row().cpu().numpy().tobytes())
-        self.network.wire += len(said) if self.network.world.rank == 0 else 0
-        return torch.frombuffer(bytearray(said), dtype=task.dtype)[None].to(task.device)
+            return compute()
+        row = self.network.world.from_root(lambda: compute().cpu().numpy().tobytes())
+        self.network.wire += len(row) if self.network.world.rank == 0 else 0
+        return torch.frombuffer(bytearray(row), dtype=like.dtype)[None].to(like.device)
 
     @property
     def _fault_effects(self) -> FaultEffects:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.comm.heartbeat import alive
 from dfl.comm.mpi import connect
 from dfl.comm.net import Net
 from dfl.config import Run
@@ -18,6 +17,7 @@ from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, initialization, monitor
+from dfl.simulation.liveness import alive
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, as_callbacks
@@ -123,7 +123,7 @@ def _rounds(
             task, state = _phase(prepared, watch.opening, task, state)
             observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
             net = Net(network, t, seen=observed)
-            state = algorithm.round(state, net.paced(task), net)
+            state = algorithm.round(state, task.paced(net.work), net)
             network.turn(t)
             number = _agree(state, prepared, t)
             t += 1

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dfl.comm import stalls
 from dfl.core.errors import InputError
-from dfl.core.files import no_follow, read_bytes
+from dfl.core.files import Lock, make_directory, no_follow, read_bytes
 
 MARKER = ".dfl"
 """The name of the marker."""
@@ -125,6 +127,37 @@ def take_back(made: Sequence[Path]) -> None:
                 each.rmdir()
             elif os.listdir(each.parent) == [each.name]:
                 each.unlink()
+
+
+def make_heartbeats(folder: Path) -> list[Path]:
+    """Make the folder of the ranks' heartbeats in the folder of a run, which is claimed.
+
+    Files that the ranks of a job left there are removed; anything else stays.
+
+    Returns:
+        What was made, for `take_back`; the folder is first.
+
+    Raises:
+        InputError: it cannot be made, or another job writes to the folder of the run.
+    """
+    made = claim(folder.parent)
+    try:
+        Lock(folder.parent).release()
+        make_directory(folder)
+        for each in folder.iterdir():
+            if (
+                re.fullmatch(r"[0-9]+|\.[0-9]+\.part", each.name)
+                and not each.is_symlink()
+                and stalls.read(each)
+            ):
+                each.unlink()
+    except InputError:
+        take_back(made)
+        raise
+    except OSError as error:
+        take_back(made)
+        raise InputError(f"--out {folder.parent} cannot be written to: {error.strerror}") from None
+    return [folder, *made]
 
 
 def _marked(folder: Path, names: Sequence[str]) -> bool:

@@ -130,8 +130,15 @@ class Problem:
             self, peers=self.peers[here], examples=examples, padded=self.padded[here], solver=solver
         )
 
-    def paced(self, share: NDArray[np.float64]) -> Self:
-        """The same problem where peers have the time for a share (p,) of their steps, but for one at least if not 0."""
+    def paced(self, share: NDArray[np.float64] | None) -> Self:
+        """Return the same problem with fewer local steps for some peers.
+
+        Args:
+            share: (p,) share of its steps that each peer does, but one step at least if it is not
+                0; None for all.
+        """
+        if share is None:
+            return self
         most = np.maximum(np.rint(share * self.steps), share > 0).astype(np.int64)
         return replace(self, solver=replace(self.solver, most=most))
 

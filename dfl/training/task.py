@@ -16,3 +16,9 @@ class Task(Problem):
     """
 
     server: Task | None = None
+
+    @property
+    def of_server(self) -> Task:
+        """The server's own problem, on rank 0."""
+        assert self.server is not None, "the method has named no examples for the server"
+        return self.server

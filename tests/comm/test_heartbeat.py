@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 
-from dfl.comm.heartbeat import Pulse, Watch, alive, make_room, until
-from dfl.comm.mpi import World
+from dfl.comm.heartbeat import Pulse, Watch, until
 from dfl.comm.stalls import Sign, read, verdict
-from dfl.core.errors import InputError
-from dfl.core.files import Lock
-from dfl.store.run_directory import claim, take_back
 from tests.support.mpirun import ENV, ROOT
 
 GAP = 10.0
@@ -235,81 +231,6 @@ def test_a_rank_that_computes_shows_that_it_is_alive(tmp_path: Path) -> None:
     assert said[0].endswith("rank 1 did not arrive: no heartbeat to tell where they are")
     assert os.listdir(tmp_path) == []
     assert not [t for t in threading.enumerate() if t.name == "pulse"]
-
-
-def test_the_folder_is_made_and_taken_back(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    for folder in (tmp_path / "kept" / "heartbeats", tmp_path / "new" / "run" / "heartbeats"):
-        made = make_room(folder)
-        for name in ("3", ".12.part"):
-            (folder / name).write_text(json.dumps(asdict(sign(3))))
-        assert make_room(folder) == [folder]  # of a job that was killed
-        assert os.listdir(folder) == []
-        take_back(made)
-    assert os.listdir(tmp_path) == ["kept"]
-    made = make_room(tmp_path / "kept" / "heartbeats")
-    (tmp_path / "kept" / "run.json").touch()
-    take_back([*made, tmp_path / "kept"])
-    assert sorted(os.listdir(tmp_path / "kept")) == [".dfl", "run.json"]
-
-
-def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "heartbeats"
-    claim(tmp_path / "run")
-    folder.mkdir()
-    (tmp_path / "own").write_text(json.dumps(asdict(sign(1))))
-    (folder / "1").symlink_to(tmp_path / "own")
-    (folder / "2").mkdir()
-    (folder / "3").write_text("mine")
-    (folder / "4 copy").write_text(json.dumps(asdict(sign(4))))
-    os.mkfifo(folder / "5")
-    before = sorted(os.listdir(folder))
-    make_room(folder)
-    assert sorted(os.listdir(folder)) == before
-
-
-@pytest.mark.parametrize("what", ["heartbeats", "rows.csv"])
-def test_a_foreign_folder_is_refused_before_anything_is_touched(tmp_path: Path, what: str) -> None:
-    (tmp_path / what).mkdir()
-    (tmp_path / what / "3").write_text(json.dumps(asdict(sign(3))))
-    with pytest.raises(InputError, match=f"--out {tmp_path}"):
-        make_room(tmp_path / "heartbeats")
-    assert sorted(tmp_path.rglob("*")) == [tmp_path / what, tmp_path / what / "3"]
-
-
-def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "3").write_text(json.dumps(asdict(sign(3))))
-    claim(tmp_path / "run")
-    (tmp_path / "run" / "heartbeats").symlink_to(tmp_path / "foreign")
-    with pytest.raises(InputError, match="heartbeats is a link"):
-        make_room(tmp_path / "run" / "heartbeats")
-    watch(tmp_path / "run" / "heartbeats").show()
-    assert os.listdir(tmp_path / "foreign") == ["3"]
-
-
-def test_a_folder_that_another_run_writes_to_keeps_its_files(tmp_path: Path) -> None:
-    claim(tmp_path)
-    folder = tmp_path / "heartbeats"
-    make_room(folder)
-    (folder / "3").write_text(json.dumps(asdict(sign(3))))
-    held = Lock(tmp_path)
-    with pytest.raises(InputError, match="another run"):
-        make_room(folder)
-    held.release()
-    assert os.listdir(folder) == ["3"]
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--out .*file/run cannot be written to: Not a directory"):
-        make_room(tmp_path / "file" / "run" / "heartbeats")
-
-
-def test_one_rank_needs_no_pulse(tmp_path: Path) -> None:
-    with alive(World(), tmp_path, 1):
-        assert os.listdir(tmp_path) == []
-        assert not [t for t in threading.enumerate() if t.name == "pulse"]
 
 
 HANGING = """

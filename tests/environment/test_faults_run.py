@@ -13,12 +13,11 @@ import torch
 from rich.console import Console
 
 import dfl
-from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.reporting.terminal import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import Prepared
 from dfl.training.batches import batches, groups
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
@@ -200,12 +199,11 @@ def test_the_header_names_the_faults() -> None:
 
 def test_no_faults_cost_nothing() -> None:
     net = Net(digits().network, 0)
-    task = prepare(dfl.Run(peers=3), World()).task
-    assert net.paced(task) is task
+    assert net.work is None
     assert net.network.peer_plan(0) is net.network.peer_plan(6)
     assert net.reached(net.everyone) is net.everyone
     assert digits(faults="none").network.threat_model.faults == ()
-    assert Net(digits(faults="link_loss").network, 0).paced(task) is task
+    assert Net(digits(faults="link_loss").network, 0).work is None
 
 
 REFUSED = [

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dfl.comm.heartbeat import alive
 from dfl.comm.mpi import World
 from dfl.comm.stalls import read
 from dfl.core.layout import Layout, columns
+from dfl.simulation.liveness import alive
 
 pytestmark = pytest.mark.mpi
 

@@ -56,7 +56,7 @@ def states(setting: Prepared, rounds: int) -> Iterator[Any]:
     yield state
     for t in range(rounds):
         net = Net(network, t)
-        state = setting.algorithm.round(state, net.paced(setting.task), net)
+        state = setting.algorithm.round(state, setting.task.paced(net.work), net)
         yield state
 
 

@@ -1,0 +1,42 @@
+"""Shows the ranks of a run to each other while it is prepared and simulated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dfl.comm.mpi import World
+from dfl.store.run_directory import make_heartbeats, take_back
+
+
+@contextmanager
+def alive(world: World, out: Path | None, timeout: float) -> Iterator[None]:
+    """Show the other ranks that this one is alive, and end the job when others are not.
+
+    Args:
+        world: the ranks; one rank alone does nothing.
+        out: the folder of the run, if it has one; without it a rank that is late cannot be named.
+        timeout: seconds for which to wait for others.
+
+    Raises:
+        InputError: on every rank, if the folder cannot be written to.
+    """
+    if world.size == 1:
+        yield
+        return
+    world.limit_start(timeout)
+    folder = None if out is None else out / "heartbeats"
+    made = [] if folder is None else _made_on_root(world, folder)
+    try:
+        with world.alive(folder, timeout):
+            yield
+    finally:
+        take_back(made)
+
+
+def _made_on_root(world: World, folder: Path) -> list[Path]:
+    """Make the folder on rank 0, and return on every rank what was made."""
+    names = world.from_root(lambda: b"\0".join(map(os.fsencode, make_heartbeats(folder))))
+    return [Path(os.fsdecode(each)) for each in names.split(b"\0")]

@@ -1,0 +1,85 @@
+"""The folder of the ranks' heartbeats: made, cleared of old files, taken back, or refused."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dfl.comm.heartbeat import Pulse, Watch
+from dfl.comm.stalls import Sign
+from dfl.core.errors import InputError
+from dfl.core.files import Lock
+from dfl.store.run_directory import claim, make_heartbeats, take_back
+
+SIGN = json.dumps(asdict(Sign(3, "vm", 103, 7, True, 30.0, "peers 3 to 3", 5, 1000.0)))
+
+
+def test_the_folder_is_made_and_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    for folder in (tmp_path / "kept" / "heartbeats", tmp_path / "new" / "run" / "heartbeats"):
+        made = make_heartbeats(folder)
+        for name in ("3", ".12.part"):
+            (folder / name).write_text(SIGN)
+        assert make_heartbeats(folder) == [folder]  # of a job that was killed
+        assert os.listdir(folder) == []
+        take_back(made)
+    assert os.listdir(tmp_path) == ["kept"]
+    made = make_heartbeats(tmp_path / "kept" / "heartbeats")
+    (tmp_path / "kept" / "run.json").touch()
+    take_back([*made, tmp_path / "kept"])
+    assert sorted(os.listdir(tmp_path / "kept")) == [".dfl", "run.json"]
+
+
+def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "heartbeats"
+    claim(tmp_path / "run")
+    folder.mkdir()
+    (tmp_path / "own").write_text(SIGN)
+    (folder / "1").symlink_to(tmp_path / "own")
+    (folder / "2").mkdir()
+    (folder / "3").write_text("mine")
+    (folder / "4 copy").write_text(SIGN)
+    os.mkfifo(folder / "5")
+    before = sorted(os.listdir(folder))
+    make_heartbeats(folder)
+    assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize("what", ["heartbeats", "rows.csv"])
+def test_a_foreign_folder_is_refused_before_anything_is_touched(tmp_path: Path, what: str) -> None:
+    (tmp_path / what).mkdir()
+    (tmp_path / what / "3").write_text(SIGN)
+    with pytest.raises(InputError, match=f"--out {tmp_path}"):
+        make_heartbeats(tmp_path / "heartbeats")
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / what, tmp_path / what / "3"]
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "3").write_text(SIGN)
+    claim(tmp_path / "run")
+    (tmp_path / "run" / "heartbeats").symlink_to(tmp_path / "foreign")
+    with pytest.raises(InputError, match="heartbeats is a link"):
+        make_heartbeats(tmp_path / "run" / "heartbeats")
+    Watch(Pulse(0, 2), tmp_path / "run" / "heartbeats", 20.0).show()
+    assert os.listdir(tmp_path / "foreign") == ["3"]
+
+
+def test_a_folder_that_another_run_writes_to_keeps_its_files(tmp_path: Path) -> None:
+    claim(tmp_path)
+    folder = tmp_path / "heartbeats"
+    make_heartbeats(folder)
+    (folder / "3").write_text(SIGN)
+    held = Lock(tmp_path)
+    with pytest.raises(InputError, match="another run"):
+        make_heartbeats(folder)
+    held.release()
+    assert os.listdir(folder) == ["3"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--out .*file/run cannot be written to: Not a directory"):
+        make_heartbeats(tmp_path / "file" / "run" / "heartbeats")
