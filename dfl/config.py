@@ -16,8 +16,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from dfl.core.errors import InputError
+from dfl.core.options import options
 from dfl.core.parse import KINDS, nearest, read, shown
-from dfl.core.registry import flag, options
+from dfl.core.registry import flag
 from dfl.models.sharing import NETS
 
 

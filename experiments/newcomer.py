@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module, Sequential
 
 import dfl
-from dfl.algorithms import ALGORITHMS
+from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.algorithms.fedavg import FedAvg
 from dfl.algorithms.fedprox import FedProx
 from dfl.config import Run
@@ -57,18 +56,10 @@ class ProxWithNewest(WithNewest, FedProx):
     """The same of FedProx."""
 
 
-NEWEST = {"newest_fedavg": WithNewest, "newest_fedprox": ProxWithNewest}
-
-
-@contextmanager
-def entered() -> Iterator[None]:
-    """Let runs know these methods, for a while."""
-    ALGORITHMS.update(NEWEST)
-    try:
-        yield
-    finally:
-        for name in NEWEST:
-            del ALGORITHMS[name]
+NEWEST: dict[str, type[Algorithm]] = {
+    "newest_fedavg": WithNewest,
+    "newest_fedprox": ProxWithNewest,
+}
 
 
 class Kept(Callback):
@@ -108,7 +99,7 @@ def cut_of(model: Sequential) -> int:
 def learn(run: Run, module: Module, data: Data) -> tuple[list[dict[str, float]], Models]:
     """A run from a model, which is left as it was, on own data: its evaluations and its models."""
     kept = Kept()
-    with entered():
+    with ALGORITHMS.replaced(**NEWEST):
         rows = list(dfl.simulate(run, module, data, callbacks=[kept]))
     return rows, kept.models
 

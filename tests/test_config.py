@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from dfl.config import Run
 from dfl.core.errors import InputError
+from dfl.core.options import options
 from dfl.core.parse import KINDS as VALUES
 from dfl.core.parse import nearest, read, shown
-from dfl.core.registry import choose, describe, flag, options
+from dfl.core.registry import choose, describe, flag
 from dfl.simulation.components import components
 from tests.conftest import Command
 
@@ -295,7 +296,7 @@ COMPLETE = [
     (field, name)
     for field, registry in KINDS.items()
     for name, component in registry.items()
-    if all(parameter.default is not parameter.empty for parameter in options(component).values())
+    if all(not parameter.required for parameter in options(component).values())
 ]
 
 

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -106,13 +107,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 import networkx as nx, numpy as np, torch
 from numpy.typing import NDArray
-from dfl.aggregators import Aggregate, Updates, aggregator
-from dfl.algorithms import Algorithm, algorithm
-from dfl.attacks import Attack, AttackView, attack
+from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.algorithms.dfedavgm import State
-from dfl.compressors import register
-from dfl.datasets.data import Data, dataset
-from dfl.local import sgd
+from dfl.compression.compressors import COMPRESSORS
+from dfl.datasets.data import DATASETS, Data
+from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
+from dfl.robust.attacks import ATTACKS, Attack, AttackView
+from dfl.training.sgd import sgd
 from topologies.graphs import pattern, topology
 """
 
@@ -120,11 +121,10 @@ from topologies.graphs import pattern, topology
 @pytest.fixture
 def registries() -> Iterator[None]:
     """Puts every registry back as it was."""
-    kept = {kind: dict(registry) for kind, registry in KINDS.items()}
-    yield
-    for kind, registry in KINDS.items():
-        cast("dict[str, Any]", registry).clear()
-        cast("dict[str, Any]", registry).update(kept[kind])
+    with ExitStack() as kept:
+        for registry in KINDS.values():
+            kept.enter_context(registry.replaced())
+        yield
 
 
 @pytest.mark.usefixtures("registries")

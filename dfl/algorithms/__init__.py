@@ -9,13 +9,12 @@ from dfl.algorithms import (
     local_and_pooled,
     qdfedavgm,
 )
-from dfl.algorithms.base import ALGORITHMS, Algorithm, State, algorithm
+from dfl.algorithms.base import ALGORITHMS, Algorithm, State
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "State",
-    "algorithm",
     "dfedavgm",
     "fedavg",
     "fedprox",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,10 +15,8 @@ if TYPE_CHECKING:
     from dfl.training.solver import Solver
     from dfl.training.task import Task
 
-ALGORITHMS: dict[str, type[Algorithm]] = {}
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "dfl.algorithms")
 """Name -> frozen dataclass whose fields are the method's options."""
-
-A = TypeVar("A", bound="type[Algorithm]")
 
 
 class State(Protocol):
@@ -100,13 +99,3 @@ class Algorithm(ABC):
     def notes(self, smallest: float) -> tuple[str, ...]:
         """What to warn of before a run on a mixing matrix whose smallest eigenvalue is `smallest`."""
         return ()
-
-
-def algorithm(name: str) -> Callable[[A], A]:
-    """Register a method under `name`."""
-
-    def register(method: A) -> A:
-        ALGORITHMS[name] = method
-        return method
-
-    return register

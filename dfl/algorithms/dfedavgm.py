@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.base import Algorithm, algorithm
+from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
@@ -34,7 +34,7 @@ class State:
         return (self.x,)
 
 
-@algorithm("dfedavgm")
+@ALGORITHMS.register("dfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class DFedAvgM(Algorithm):
     """Decentralized federated averaging with momentum (arXiv 2104.11375, Algorithm 1).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dfl.algorithms.base import Algorithm, algorithm
+from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.models.sharing import merge_shared, split_shared
@@ -58,7 +58,7 @@ class State:
         return not self.own.shape[1]
 
 
-@algorithm("fedavg")
+@ALGORITHMS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
     """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and E as the run says.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dfl.algorithms.base import algorithm
+from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
 from dfl.core.errors import InputError
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dfl.training.solver import Solver
 
 
-@algorithm("fedprox")
+@ALGORITHMS.register("fedprox")
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.base import algorithm
+from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
 from dfl.core.errors import InputError
 from dfl.datasets.server_data import root_examples
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dfl.training.task import Task
 
 
-@algorithm("fltrust")
+@ALGORITHMS.register("fltrust")
 @dataclass(frozen=True, kw_only=True)
 class FLTrust(FedAvg):
     """Byzantine-robust federated learning via trust bootstrapping (Cao, Fang, Liu, Gong, NDSS 2021, Algorithm 2).

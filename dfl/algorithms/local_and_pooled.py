@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.base import Algorithm, algorithm
+from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.dfedavgm import State
 from dfl.datasets.server_data import everything
 from dfl.training.sgd import sgd
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dfl.training.task import Task
 
 
-@algorithm("local_only")
+@ALGORITHMS.register("local_only")
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Algorithm):
     """Every peer trains on its own examples and says nothing: what a peer gains by joining is measured against it."""
@@ -39,7 +39,7 @@ class LocalOnly(Algorithm):
         return 0, 0
 
 
-@algorithm("pooled")
+@ALGORITHMS.register("pooled")
 @dataclass(frozen=True, kw_only=True)
 class Pooled(LocalOnly):
     """One model trains on the examples of all peers in one place, E passes a round: what federation costs in learning.

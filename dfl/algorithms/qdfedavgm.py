@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.base import Algorithm, algorithm
+from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core.errors import InputError
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
@@ -55,7 +55,7 @@ class Replicas(State):
     heard: Tensor
 
 
-@algorithm("qdfedavgm")
+@ALGORITHMS.register("qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class QDFedAvgM(Algorithm):
     """Quantized DFedAvgM (arXiv 2104.11375, Algorithm 2), in a form that brings the peers together.

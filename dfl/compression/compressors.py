@@ -2,7 +2,7 @@
 
 `encode` turns words (q, m) into a message (q, B) of bytes and `decode` turns it back; q counts whatever speaks, peers
 or directed edges. The bytes are what MPI sends, so what a round costs is read off the buffer. A compressor is a frozen
-dataclass whose fields are its options; to add one, decorate it with `@register("its name")`.
+dataclass whose fields are its options; to add one, decorate it with `@COMPRESSORS.register("name")`.
 
 A row's message depends on that row and on its address alone, not on the other rows. The work is done in tiles of some
 262,144 numbers, whose temporaries are used again and stay in the cache: one of the words' size costs more in page
@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from dfl.compression import packing
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -46,21 +47,10 @@ class Compressor(Protocol):
         ...
 
 
-COMPRESSORS: dict[str, type[Compressor]] = {}
-_C = TypeVar("_C", bound=type[Compressor])
+COMPRESSORS: Registry[type[Compressor]] = Registry("compressor", "dfl.compressors")
 
 
-def register(name: str) -> Callable[[_C], _C]:
-    """Enter a class into `COMPRESSORS` under the name that the command line uses."""
-
-    def enter(cls: _C) -> _C:
-        COMPRESSORS[name] = cls
-        return cls
-
-    return enter
-
-
-@register("none")
+@COMPRESSORS.register("none")
 @dataclass(frozen=True, kw_only=True)
 class Exact:
     """The floats' own bytes: B = 4m for float32, 8m for float64. Neither direction copies contiguous memory."""
@@ -77,7 +67,7 @@ class Exact:
         return _floats(message, dtype)
 
 
-@register("quantize")
+@COMPRESSORS.register("quantize")
 @dataclass(frozen=True, kw_only=True)
 class Quantize:
     """Integers of b bits and one step size s per block: a coordinate a becomes one of 2^b multiples of s.

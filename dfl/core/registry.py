@@ -1,28 +1,183 @@
-"""How is a component chosen? By a spec, `name` or `name:key=value,key=value`, against a registry."""
+"""Registries of components, of this package and of others, and the specs that choose from them.
+
+A spec is `name` or `name:key=value,key=value`.
+"""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dfl.core.errors import InputError
-from dfl.core.parse import nearest, read, shown
+from dfl.core.errors import InputError, one_line
+from dfl.core.options import Component, Option, checked, options
+from dfl.core.parse import nearest, shown
 
-Component = Callable[..., Any]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_T = TypeVar("_T", bound=Component)
+_C = TypeVar("_C", bound=Component)
 
 
 def flag(name: str) -> str:
-    """The flag of a field: local_steps -> --local-steps."""
+    """Return the flag of a field: local_steps -> --local-steps."""
     return "--" + name.replace("_", "-")
+
+
+class Registry(Mapping[str, _T]):
+    """The components of one kind, by the name that the command line uses.
+
+    Other packages add theirs by entry points of the group, name = "package.module:component". Such a package is
+    imported when one of its components is looked up, not when names are listed.
+
+    Args:
+        field: the field of `dfl.Run` that chooses a component, for messages.
+        group: the group of the entry points.
+        components: components that are there already; they are not made to check their options.
+
+    Raises:
+        InputError: on listing or looking up names: an installed package has a component of a name
+            that is registered here, or that another package has; on looking one up: the package
+            cannot be imported.
+    """
+
+    def __init__(self, field: str, group: str, components: dict[str, _T] | None = None) -> None:
+        self.flag = flag(field)
+        self.group = group
+        self._registered: dict[str, _T] = {} if components is None else components
+        self._loaded: dict[str, _T] = {}
+        self._installed: dict[tuple[str, ...], Mapping[str, EntryPoint]] = {}
+
+    def register(self, name: str) -> Callable[[_C], _C]:
+        """Return a decorator that enters a class or a function under `name`.
+
+        The component then checks its options (`dfl.core.options.checked`), and a class has its
+        name as `name`. The same definition may be entered again, as when a cell of a notebook is
+        run twice.
+
+        Raises:
+            InputError: another component has that name.
+        """
+
+        def enter(component: _C) -> _C:
+            if name in self._registered:
+                self._refuse_clash(name, _path(self._registered[name]), _path(component))
+            entered: _C = self._enter(name, component)
+            self._registered[name] = entered  # type: ignore[assignment]  # a bound cannot be _T
+            return entered
+
+        return enter
+
+    @contextmanager
+    def replaced(self, **components: _T) -> Iterator[None]:
+        """Have other components under some names, while a block lasts."""
+        before = dict(self._registered)
+        self._registered.update(components)
+        try:
+            yield
+        finally:
+            self._registered.clear()
+            self._registered.update(before)
+
+    def _refuse_clash(self, name: str, one: str, other: str) -> None:
+        if one != other:
+            raise InputError(f"{self.flag} {name} is both {one} and {other}: keep one of them")
+
+    def _enter(self, name: str, component: Any) -> Any:
+        if isinstance(component, type):
+            component.name = name  # type: ignore[attr-defined]
+        return checked(f"{self.flag} {name}", component)
+
+    @property
+    def installed(self) -> Mapping[str, EntryPoint]:
+        """The entry points of other packages, by name; they are read once.
+
+        Raises:
+            InputError: two packages, or one and this, have a component of one name.
+        """
+        if (path := tuple(sys.path)) not in self._installed:
+            found: dict[str, EntryPoint] = {}
+            for each in _entry_points(path)(self.group):
+                if each.name in found:
+                    self._refuse_clash(each.name, _source(found[each.name]), _source(each))
+                if each.name in self._registered:
+                    there = _path(self._registered[each.name])
+                    self._refuse_clash(
+                        each.name, there, there if there == each.value else _source(each)
+                    )
+                found[each.name] = each
+            self._installed[path] = dict(sorted(found.items()))
+        return self._installed[path]
+
+    def __getitem__(self, name: str) -> _T:
+        installed = self.installed
+        if name not in self._registered and name not in self._loaded:
+            self._loaded[name] = self._load(name, installed[name])
+        return self._registered[name] if name in self._registered else self._loaded[name]
+
+    def _load(self, name: str, entry: EntryPoint) -> _T:
+        try:
+            component: _T = entry.load()
+        except Exception as error:
+            raise InputError(
+                f"{self.flag} {name}: {_package(entry)} cannot be imported ({one_line(error)})"
+            ) from error
+        if not callable(component):
+            raise InputError(
+                f"{self.flag} {name}: {_source(entry)} must be a class or a "
+                f"function, not {shown(component)}"
+            )
+        if name in self._registered:  # its module entered it by `register`
+            return self._registered[name]
+        entered: _T = self._enter(name, component)
+        return entered
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.installed or name in self._registered
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._registered, *self.installed]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def describe(self) -> str:
+        """Return every component with its options and their defaults, for --help.
+
+        Of other packages' components the names and the packages: they are not imported.
+        """
+        here = [_usage(name, component) for name, component in self._registered.items()]
+        others = [n for n in self.installed if n not in self._registered]
+        return " · ".join([*here, *(f"{n} ({_package(self.installed[n])})" for n in others)])
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> Callable[[str], Iterable[EntryPoint]]:
+    """Return what lists the entry points of a group, of all packages on `sys.path`."""
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    return lambda group: found.select(group=group)
+
+
+def _source(entry: EntryPoint) -> str:
+    return f"{entry.value} of package {entry.dist.name}" if entry.dist else entry.value
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist else entry.module
+
+
+def _path(component: Component) -> str:
+    return f"{component.__module__}:{getattr(component, '__qualname__', component)}"
 
 
 def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[Any]:
     """Read a spec `name` or `name:key=value,key=value` against a registry.
-
-    A component's options are its keyword-only parameters; their annotations say how a value is read.
 
     Args:
         where: the flag, for messages.
@@ -33,7 +188,8 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
         The component with its options bound.
 
     Raises:
-        InputError: an unknown name or option, a value of the wrong kind, or a missing option.
+        InputError: an unknown name or option, a value of the wrong kind or out of its range, or a
+            missing option.
     """
     name, colon, rest = spec.partition(":")
     if name not in registry:
@@ -49,11 +205,11 @@ def choose(where: str, spec: str, registry: Mapping[str, Component]) -> partial[
             raise InputError(
                 f"{where} {name}: options are written {key}=VALUE, each once, not {shown(rest)}"
             )
-        given[key] = read(f"{where} {name}: {key}", text, _kind(known[key]))
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in given:
+        given[key] = known[key].read(f"{where} {name}: {key}", text)
+    for key, option in known.items():
+        if option.required and key not in given:
             raise InputError(
-                f"{where} {name} needs {key}: write {name}:{key}={_kind(parameter).upper()}"
+                f"{where} {name} needs {key}: write {name}:{key}={option.spelled.upper()}"
             )
     return partial(registry[name], **given)
 
@@ -70,34 +226,23 @@ def choose_several(where: str, specs: str, registry: Mapping[str, Component]) ->
     return found
 
 
-def options(component: Component) -> dict[str, inspect.Parameter]:
-    """The options of a component, by name."""
-    parameters = inspect.signature(component).parameters
-    return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-
-
 def describe(registry: Mapping[str, Component]) -> str:
-    """Every component of a registry with its options and their defaults, for --help."""
+    """Return every component of a registry with its options and their defaults, for --help."""
+    if isinstance(registry, Registry):
+        return registry.describe()
     return " · ".join(map(_usage, registry, registry.values()))
 
 
 def _usage(name: str, component: Component) -> str:
-    shown = [_option(key, parameter) for key, parameter in options(component).items()]
-    return f"{name}:{','.join(shown)}" if shown else name
+    written = [_written(key, option) for key, option in options(component).items()]
+    return f"{name}:{','.join(written)}" if written else name
 
 
-def _option(key: str, parameter: inspect.Parameter) -> str:
-    value = parameter.default
-    if value is parameter.empty or value is None:
-        text = f"{key}={_kind(parameter).upper().replace('TUPLE[INT, ...]', 'A+B')}"
+def _written(key: str, option: Option) -> str:
+    value = option.default
+    if option.required or value is None:
+        text = f"{key}={option.spelled.upper().replace('TUPLE[INT, ...]', 'A+B')}"
         return text if value is not None else f"[{text}]"
     if isinstance(value, tuple):
         return f"{key}={'+'.join(map(str, value))}"
     return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _kind(parameter: inspect.Parameter) -> str:
-    """An option's type, as its annotation spells it, without `None`."""
-    spelled = parameter.annotation
-    text = spelled if isinstance(spelled, str) else getattr(spelled, "__name__", str(spelled))
-    return text.removesuffix(" | None")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.datasets.data import Data, dataset
+from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Official, Source, differing, find, locate, unpacked
 
 FILE = "adult.data"
@@ -48,7 +48,7 @@ SPLIT = 7
 Column = NDArray[np.str_]
 
 
-@dataset("adult")
+@DATASETS.register("adult")
 def adult(directory: Path | None, *, size: int | None = None) -> Data:
     """Adult: 15,470 people for training and as many for testing, (n, 93) float32; label 1 is an income over 50K.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.datasets.data import Data, dataset
+from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Official, Source, content, differing, find, locate, look, members
 
 INNER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar"
@@ -42,7 +42,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of the training pixels of each colour divided by 255."""
 
 
-@dataset("cifar10")
+@DATASETS.register("cifar10")
 def cifar10(directory: Path | None) -> Data:
     """CIFAR-10: things and animals, 50,000 for training and 10,000 for testing, (n, 3, 32, 32) uint8.
 

@@ -1,6 +1,6 @@
 """What does every data set hand over, and which data sets are there?
 
-To add one, write a loader in a file of its own, decorate it with `@dataset("its name")` and import the file in
+To add one, write a loader in a file of its own, decorate it with `@DATASETS.register("its name")` and import the file in
 `dfl/datasets/__init__.py`.
 """
 
@@ -9,16 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
+from dfl.core.registry import Registry
 
 MOST_CLASSES = 1_000_000
 """The largest number of labels."""
+
+DATASETS: Registry[Callable[..., Data]] = Registry("dataset", "dfl.datasets")
+"""Name -> f(directory, *, options) -> Data; `directory` is a Path, or None to use the user's cache.
+
+A loader raises `InputError`, one line, for whatever keeps it from returning good data.
+"""
 
 
 @dataclass(frozen=True)
@@ -209,22 +216,3 @@ def _factor(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
             f"{name} must be finite and broadcast over examples of shape {shape}, not {shown(value)}"
         )
     return array
-
-
-_L = TypeVar("_L", bound=Callable[..., Data])
-
-DATASETS: dict[str, Callable[..., Data]] = {}
-"""Name -> f(directory, *, options) -> Data; `directory` is a Path, or None to use the user's cache.
-
-A loader raises `InputError`, one line, for whatever keeps it from handing over good data.
-"""
-
-
-def dataset(name: str) -> Callable[[_L], _L]:
-    """Enter a loader into `DATASETS` under the name that the command line uses."""
-
-    def enter(load: _L) -> _L:
-        DATASETS[name] = load
-        return load
-
-    return enter

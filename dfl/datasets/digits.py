@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dfl.core import randomness
-from dfl.datasets.data import Data, dataset
+from dfl.datasets.data import DATASETS, Data
 
 MEAN, STD = 0.3055, 0.3763
 """Of the training pixels divided by 16."""
@@ -15,7 +15,7 @@ TEST = 359
 """Examples of the test set, a fifth of all 1,797."""
 
 
-@dataset("digits")
+@DATASETS.register("digits")
 def digits(directory: Path | None) -> Data:
     """1,438 training and 359 test images, (n, 1, 8, 8) uint8 from 0 to 16, of the ten digits.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.datasets.data import Data, dataset
+from dfl.datasets.data import DATASETS, Data
 
 SEPARATION = np.float32(3)
 """Length of every mean, in standard deviations; any two of them lie sqrt(2) times that apart."""
@@ -21,7 +21,7 @@ MOST = 1 << 32
 Floats = NDArray[np.float32]
 
 
-@dataset("gaussian")
+@DATASETS.register("gaussian")
 def gaussian(
     directory: Path | None,
     *,

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.datasets.partition import Indices, Labels, Parts, partition
+from dfl.datasets.partition import PARTITIONS, Indices, Labels, Parts
 
 
-@partition("shards")
+@PARTITIONS.register("shards")
 def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
     """Every peer gets few labels, because the examples are dealt in sorted order.
 
@@ -44,7 +44,7 @@ def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: in
     return Parts(cut(labels.train), cut(labels.test))
 
 
-@partition("labels")
+@PARTITIONS.register("labels")
 def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
     """Every peer draws `per_peer` labels, and has examples of these alone.
 
@@ -85,7 +85,7 @@ def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: in
     return Parts(cut(labels.train), cut(labels.test))
 
 
-@partition("dirichlet")
+@PARTITIONS.register("dirichlet")
 def dirichlet(
     labels: Labels,
     peers: int,
@@ -131,7 +131,7 @@ def dirichlet(
     return Parts(level(spread(labels.train), min_examples), spread(labels.test))
 
 
-@partition("biased")
+@PARTITIONS.register("biased")
 def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0.5) -> Parts:
     """Peers prefer a label: an example goes to the peers of its own label with probability q.
 

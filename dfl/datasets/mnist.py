@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dfl.core.errors import InputError
-from dfl.datasets.data import Data, dataset
+from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Official, Source, differing, find, locate
 from dfl.datasets.idx import read_idx
 
@@ -80,7 +80,7 @@ SOURCES = {
 """Name -> where the official files are, and what is published of them."""
 
 
-@dataset("mnist")
+@DATASETS.register("mnist")
 def mnist(directory: Path | None, *, unit: bool = False) -> Data:
     """MNIST: handwritten digits, 60,000 for training and 10,000 for testing, (n, 1, 28, 28) uint8.
 
@@ -99,7 +99,7 @@ def mnist(directory: Path | None, *, unit: bool = False) -> Data:
     return _load("mnist", directory, *((0.0, 1.0) if unit else (0.1307, 0.3081)))
 
 
-@dataset("fashion_mnist")
+@DATASETS.register("fashion_mnist")
 def fashion_mnist(directory: Path | None, *, unit: bool = False) -> Data:
     """Fashion-MNIST: articles of clothing, otherwise just like `mnist`; the folder is fashion_mnist/.
 

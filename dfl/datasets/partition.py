@@ -3,7 +3,7 @@
 The simplest way is here, those in which peers differ are in `skews` and `uneven`.
 
 A partition looks at labels and groups only. To add one, write a function of (labels, peers, rng) with its options as
-keyword-only parameters, and decorate it with `@partition("its name")`. Test examples are dealt like the training
+keyword-only parameters, and decorate it with `@PARTITIONS.register("its name")`. Test examples are dealt like the training
 examples, for each peer's local test; where there are few of them, a peer may get none.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 from dfl.datasets.data import Data
 from dfl.datasets.server_data import ServerDataRule, everything
 
@@ -71,20 +71,8 @@ class DataSplit:
 Partition = Callable[[Labels, int, np.random.Generator], Parts]
 """A partition with its options bound."""
 
-_P = TypeVar("_P", bound=Callable[..., Parts])
-
-PARTITIONS: dict[str, Callable[..., Parts]] = {}
+PARTITIONS: Registry[Callable[..., Parts]] = Registry("partition", "dfl.partitions")
 """Name -> f(labels, peers, rng, *, options) -> Parts."""
-
-
-def partition(name: str) -> Callable[[_P], _P]:
-    """Enter a function into `PARTITIONS` under the name that the command line uses."""
-
-    def enter(divide: _P) -> _P:
-        PARTITIONS[name] = divide
-        return divide
-
-    return enter
 
 
 def deal(
@@ -177,7 +165,7 @@ def _set_aside(n: int, peer: int, run: Run) -> NDArray[np.bool_]:
     return aside
 
 
-@partition("iid")
+@PARTITIONS.register("iid")
 def iid(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
     """Every peer draws from the same distribution: a random order cut into P parts whose sizes differ by one at most.
 

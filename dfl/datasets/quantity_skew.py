@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.datasets.label_skew import by_owner, check_draw, level, proportions
-from dfl.datasets.partition import Indices, Labels, Parts, partition
+from dfl.datasets.partition import PARTITIONS, Indices, Labels, Parts
 
 
-@partition("quantity")
+@PARTITIONS.register("quantity")
 def quantity(
     labels: Labels,
     peers: int,
@@ -47,7 +47,7 @@ def quantity(
     return Parts(level(train, min_examples), level(test, 0))
 
 
-@partition("natural")
+@PARTITIONS.register("natural")
 def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
     """Every peer has what came from one person, author or place, where the data set says so.
 

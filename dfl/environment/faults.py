@@ -2,20 +2,20 @@
 
 Whatever happens is a function of the seed, the round, and the peer or the directed link, so that every rank can say it
 of all of them, in any order, and after a resume. To add a fault, write a frozen dataclass whose fields are its options
-and decorate it with `@fault("its name")`; it answers those of the three questions of `Fault` that it has a part in.
+and decorate it with `@FAULTS.register("its name")`; it answers those of the three questions of `Fault` that it has a part in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
 
 MOST = 2**31 - 1
-_F = TypeVar("_F", bound="type[Fault]")
 
-FAULTS: dict[str, type[Fault]] = {}
+FAULTS: Registry[type[Fault]] = Registry("faults", "dfl.faults")
 """Name -> frozen dataclass whose fields are the fault's options."""
 
 
@@ -61,20 +60,10 @@ class Fault:
         return np.zeros(len(links), bool)
 
 
-def fault(name: str) -> Callable[[_F], _F]:
-    """Register a fault under `name`."""
-
-    def register(kind: _F) -> _F:
-        FAULTS[name], kind.name = kind, name
-        return kind
-
-    return register
+FAULTS.register("none")(Fault)
 
 
-fault("none")(Fault)
-
-
-@fault("link_loss")
+@FAULTS.register("link_loss")
 @dataclass(frozen=True, kw_only=True)
 class LinkLoss(Fault):
     """Every link loses what is said over it in a round with the same probability, whatever else happens (Bernoulli).
@@ -95,7 +84,7 @@ class LinkLoss(Fault):
         return _drawn(round_key, "link loss", links) < self.p
 
 
-@fault("burst")
+@FAULTS.register("burst")
 @dataclass(frozen=True, kw_only=True)
 class Burst(Fault):
     """Every link has good and bad spells, and loses more in the bad ones (Gilbert 1960; Elliott 1963).
@@ -145,7 +134,7 @@ class Burst(Fault):
         return _latest(round_key, "burst", links, anew) < anew * self.p
 
 
-@fault("outage")
+@FAULTS.register("outage")
 @dataclass(frozen=True, kw_only=True)
 class Outage(Fault):
     """In every round every peer is struck with the same probability, and is down from then on for some rounds.
@@ -209,7 +198,7 @@ class _Some(Fault):
         return found
 
 
-@fault("leave")
+@FAULTS.register("leave")
 @dataclass(frozen=True, kw_only=True)
 class Leave(_Some):
     """Some peers are gone for good.
@@ -233,7 +222,7 @@ class Leave(_Some):
         return self.chosen(round_key) & (round_key.t >= self.at)
 
 
-@fault("join")
+@FAULTS.register("join")
 @dataclass(frozen=True, kw_only=True)
 class Join(Leave):
     """Some peers are not there yet; they begin where all do.
@@ -249,7 +238,7 @@ class Join(Leave):
         return self.chosen(round_key) & (round_key.t < self.at)
 
 
-@fault("stragglers")
+@FAULTS.register("stragglers")
 @dataclass(frozen=True, kw_only=True)
 class Stragglers(_Some):
     """Some peers have the time for a part of their local steps only, though for one at least.

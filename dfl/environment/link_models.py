@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy as np
 from dfl.comm.plan import Arcs
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 from dfl.environment.clock import Clock, Floats, Ints, Lines, Links, Ways
 from dfl.environment.link_files import LATENCY_MS, MBPS, of_edges
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dfl.comm.transport import Network
     from dfl.training.task import Task
 
-LINK_MODELS: dict[str, type[LinkModel]] = {}
+LINK_MODELS: Registry[type[LinkModel]] = Registry("links", "dfl.links")
 """Name -> frozen dataclass whose fields are the options of a kind of network."""
 
 
@@ -48,17 +49,7 @@ def with_clock(network: Network, speeds: LinkModel, task: Task, sizes: Ints) -> 
     return replace(task, spent=network.clock.spent) if network.clock else task
 
 
-def network(name: str) -> Callable[[type[LinkModel]], type[LinkModel]]:
-    """Register a kind of network under `name`."""
-
-    def register(kind: type[LinkModel]) -> type[LinkModel]:
-        LINK_MODELS[name] = kind
-        return kind
-
-    return register
-
-
-network("none")(LinkModel)
+LINK_MODELS.register("none")(LinkModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +117,7 @@ RANGES = {
 _NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
 
 
-@network("uplink")
+@LINK_MODELS.register("uplink")
 @dataclass(frozen=True, kw_only=True)
 class Uplink(Timed):
     """The same line for every peer; a server has its own.
@@ -149,7 +140,7 @@ class Uplink(Timed):
         return _lines([self] * network.layout.peers, self.server_mbps)
 
 
-@network("phone")
+@LINK_MODELS.register("phone")
 @dataclass(frozen=True, kw_only=True)
 class Phone(Uplink):
     """`uplink` with the means of mobile connections worldwide (Speedtest Global Index, September 2020)."""
@@ -159,7 +150,7 @@ class Phone(Uplink):
     latency_ms: float = 40.0
 
 
-@network("broadband")
+@LINK_MODELS.register("broadband")
 @dataclass(frozen=True, kw_only=True)
 class Broadband(Uplink):
     """`uplink` with the means of fixed connections worldwide (Speedtest Global Index, September 2020)."""
@@ -169,7 +160,7 @@ class Broadband(Uplink):
     latency_ms: float = 21.0
 
 
-@network("dsl")
+@LINK_MODELS.register("dsl")
 @dataclass(frozen=True, kw_only=True)
 class DSL(Uplink):
     """`uplink` with the profile "DSL" of WebPageTest, on which web pages are tested (its connectivity.ini.sample)."""
@@ -179,7 +170,7 @@ class DSL(Uplink):
     latency_ms: float = 50.0
 
 
-@network("datacenter")
+@LINK_MODELS.register("datacenter")
 @dataclass(frozen=True, kw_only=True)
 class Datacenter(Uplink):
     """`uplink` with 10 Gbit/s and half a millisecond, Dean's round trip within a data center (LADIS 2009)."""
@@ -210,7 +201,7 @@ CLASSES: dict[str, type[Uplink]] = {
 """The kinds of line that `mixed` may mix."""
 
 
-@network("mixed")
+@LINK_MODELS.register("mixed")
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Timed):
     """Peers with lines of several kinds, drawn by the run's seed.
@@ -249,7 +240,7 @@ class Mixed(Timed):
         )
 
 
-@network("links")
+@LINK_MODELS.register("links")
 @dataclass(frozen=True, kw_only=True)
 class PerEdge(Timed):
     """A line of its own for every edge of the graph, on which no other word is waited for.

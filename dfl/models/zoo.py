@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-MODELS: dict[str, Callable[..., Module]] = {}
+MODELS: Registry[Callable[..., Module]] = Registry("model", "dfl.models")
 """Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs."""
 
 WIDEST = 1_000_000
@@ -23,23 +24,13 @@ WIDEST = 1_000_000
 Shape = tuple[int, ...]
 
 
-def model(name: str) -> Callable[[Callable[..., Module]], Callable[..., Module]]:
-    """Register a model under `name`."""
-
-    def register(build: Callable[..., Module]) -> Callable[..., Module]:
-        MODELS[name] = build
-        return build
-
-    return register
-
-
-@model("softmax")
+@MODELS.register("softmax")
 def softmax(shape: Shape, classes: int) -> Module:
     """Multinomial logistic regression."""
     return mlp(shape, classes, hidden=())
 
 
-@model("mlp")
+@MODELS.register("mlp")
 def mlp(
     shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,), dropout: float = 0.0
 ) -> Module:
@@ -61,13 +52,13 @@ def mlp(
     return nn.Sequential(nn.Flatten(), *body, nn.Linear(widths[-1], classes))
 
 
-@model("2nn")
+@MODELS.register("2nn")
 def two_nn(shape: Shape, classes: int) -> Module:
     """The 2NN of McMahan et al. (2017), section 3: 784-200-200-10, 199,210 parameters on MNIST."""
     return mlp(shape, classes, hidden=(200, 200))
 
 
-@model("cnn")
+@MODELS.register("cnn")
 def cnn(shape: Shape, classes: int) -> Module:
     """The CNN of McMahan et al. (2017), section 3: 1,663,370 parameters on MNIST, which takes 'same' padding."""
     nn = torch.nn
@@ -79,7 +70,7 @@ def cnn(shape: Shape, classes: int) -> Module:
     )  # fmt: skip
 
 
-@model("lenet")
+@MODELS.register("lenet")
 def lenet(shape: Shape, classes: int, *, fc2: int = 100) -> Module:
     """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has fc2=84)."""
     if not 1 <= fc2 <= WIDEST:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
+from dfl.core.registry import Registry
 
 Floats = NDArray[np.float64]
 
@@ -101,27 +102,17 @@ class Aggregate(NamedTuple):
     scores: Floats | None = None
 
 
-AGGREGATORS: dict[str, Callable[..., Aggregate]] = {}
+AGGREGATORS: Registry[Callable[..., Aggregate]] = Registry("aggregator", "dfl.aggregators")
 """Name -> f(words, *, options) -> Aggregate."""
 
 
-def aggregator(name: str) -> Callable[[_F], _F]:
-    """Register a rule under `name`."""
-
-    def register(rule: _F) -> _F:
-        AGGREGATORS[name] = rule
-        return rule
-
-    return register
-
-
-@aggregator("mean")
+@AGGREGATORS.register("mean")
 def mean(words: Updates) -> Aggregate:
     """The weighted mean, which a single liar can move anywhere."""
     return Aggregate(words.mix(words.weights))
 
 
-@aggregator("median")
+@AGGREGATORS.register("median")
 def median(words: Updates) -> Aggregate:
     """The median of every coordinate, the mean of the two middle ones for an even n; weights do not count.
 
@@ -130,7 +121,7 @@ def median(words: Updates) -> Aggregate:
     return Aggregate(_middle(words, (len(words.rows) - 1) // 2))
 
 
-@aggregator("trimmed_mean")
+@AGGREGATORS.register("trimmed_mean")
 def trimmed_mean(words: Updates, *, f: int = 1) -> Aggregate:
     """The mean of every coordinate without its f smallest and its f largest; weights do not count.
 
@@ -167,7 +158,7 @@ def _outvoted(name: str, f: int, few: int, words: Updates) -> None:
         raise InputError(f"--aggregator {name}: f={f} needs more than {few} words, {there}")
 
 
-@aggregator("krum")
+@AGGREGATORS.register("krum")
 def krum(words: Updates, *, f: int = 1) -> Aggregate:
     """The row that is closest to most others; ties go to the lowest id, and weights do not count.
 
@@ -182,7 +173,7 @@ def krum(words: Updates, *, f: int = 1) -> Aggregate:
     return _best(words, f, 1)
 
 
-@aggregator("multi_krum")
+@AGGREGATORS.register("multi_krum")
 def multi_krum(words: Updates, *, f: int = 1, m: int | None = None) -> Aggregate:
     """The mean of the m rows with the lowest scores of `krum`, of all n - f - 2 that may be asked for by default.
 
@@ -225,7 +216,7 @@ def krum_scores(apart: Floats, f: int) -> Floats:
     return np.asarray(others[:, : len(apart) - f - 2].sum(axis=1))
 
 
-@aggregator("geometric_median")
+@AGGREGATORS.register("geometric_median")
 def geometric_median(words: Updates) -> Aggregate:
     """The row z with the least sum of w_k ||v_k - z||, by smoothed Weiszfeld from the weighted mean on.
 
@@ -258,7 +249,7 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
     return np.asarray(shares)
 
 
-@aggregator("fltrust")
+@AGGREGATORS.register("fltrust")
 @_quiet
 def fltrust(words: Updates) -> Aggregate:
     """The mean by trust of the rows, each made as long as the trusted row g_0; weights do not count, scores are trust.
@@ -284,7 +275,7 @@ def fltrust(words: Updates) -> Aggregate:
     return Aggregate(words.mix(shares), scores)
 
 
-@aggregator("clipping")
+@AGGREGATORS.register("clipping")
 def clipping(words: Updates, *, f: int = 1, tau: float | None = None) -> Aggregate:
     """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau / ||v_k - c||).
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from dfl.algorithms import ALGORITHMS
 from dfl.compression.compressors import COMPRESSORS
 from dfl.config import Run
-from dfl.core.registry import Component, choose, choose_several, flag
+from dfl.core.registry import Registry, choose, choose_several, flag
 from dfl.environment.faults import FAULTS
 from dfl.environment.link_models import LINK_MODELS
 from dfl.models.zoo import MODELS
@@ -22,7 +23,7 @@ from dfl.training.schedules import SCHEDULES
 Parts = dict[str, Any]
 """Components by the field of `Run` that names them."""
 
-ON_EVERY_RANK: dict[str, Mapping[str, Component]] = {
+ON_EVERY_RANK: dict[str, Registry[Any]] = {
     "algorithm": ALGORITHMS,
     "compressor": COMPRESSORS,
     "aggregator": AGGREGATORS,
@@ -49,19 +50,22 @@ INSTANCES = (
 """Fields whose components are made at once; the others are called with arguments later."""
 
 
-def components() -> dict[str, Mapping[str, Component]]:
-    """Return all registries, by field of `Run`; those of graphs and data are imported here, for rank 0 alone."""
+@cache
+def components() -> Mapping[str, Registry[Any]]:
+    """Return all registries, by field of `Run`; only rank 0 imports those of graphs and data."""
     import topologies
     from dfl.datasets import DATASETS, PARTITIONS
 
-    graphs: dict[str, Mapping[str, Component]] = {
-        "topology": topologies.TOPOLOGIES,
-        "mixing": topologies.MIXINGS,
+    return {
+        "topology": Registry("topology", "dfl.topologies", topologies.TOPOLOGIES),
+        "mixing": Registry("mixing", "dfl.mixings", topologies.MIXINGS),
+        "dataset": DATASETS,
+        "partition": PARTITIONS,
+        **ON_EVERY_RANK,
     }
-    return {**graphs, "dataset": DATASETS, "partition": PARTITIONS, **ON_EVERY_RANK}
 
 
-def chosen(run: Run, registries: Mapping[str, Mapping[str, Component]]) -> Parts:
+def chosen(run: Run, registries: Mapping[str, Registry[Any]]) -> Parts:
     """Return the components that a settled run names; needs no torch.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, make_directory, read_bytes
-from dfl.core.registry import options
+from dfl.core.options import options
 from dfl.store import manifest
 from dfl.store.run_directory import claim, refuse_foreign
 from dfl.sweep.grid import Cell

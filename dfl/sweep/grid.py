@@ -31,9 +31,9 @@ from typing import Any, get_args, get_type_hints
 
 from dfl.config import Run
 from dfl.core.errors import InputError
+from dfl.core.options import options
 from dfl.core.parse import nearest
 from dfl.core.reading import SETTINGS, read_bounded
-from dfl.core.registry import options
 
 SET_BY_SWEEP = ("out", "resume")
 """The fields of `Run` that a sweep sets for its cells."""

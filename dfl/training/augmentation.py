@@ -1,15 +1,15 @@
 """What becomes of an example before a peer learns from it? Ways to alter images by chance, at training only.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@augment("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with `@AUGMENTS.register("its name")`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -47,23 +47,13 @@ class Augment:
 
 AS_THEY_ARE = Augment()
 
-_A = TypeVar("_A", bound=type[Augment])
-
-AUGMENTS: dict[str, Callable[..., Augment]] = {"none": Augment}
+AUGMENTS: Registry[type[Augment]] = Registry("augment", "dfl.augmentations")
 """Name -> frozen dataclass whose fields are the options."""
 
-
-def augment(name: str) -> Callable[[_A], _A]:
-    """Register a way to alter examples under `name`."""
-
-    def register(kind: _A) -> _A:
-        AUGMENTS[name] = kind
-        return kind
-
-    return register
+AUGMENTS.register("none")(Augment)
 
 
-@augment("crop_flip")
+@AUGMENTS.register("crop_flip")
 @dataclass(frozen=True, kw_only=True)
 class CropFlip(Augment):
     """Shift every image and mirror some, as torchvision's RandomCrop(side, padding) and RandomHorizontalFlip(flip).

@@ -1,6 +1,6 @@
 """What else should a representation be good for? Losses of a small net on it, the auxiliary model of LG-FedAvg.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@auxiliary("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with `@AUXILIARIES.register("its name")`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 from dfl.models.zoo import WIDEST
 from dfl.training.augmentation import rearranged
 from dfl.training.losses import cross_entropy
@@ -93,34 +94,23 @@ def check(flag: str, hidden: tuple[int, ...], head_layers: int) -> None:
         raise InputError(f"{flag}: head_layers must be at least 1, not {head_layers}")
 
 
-_A = TypeVar("_A", bound=type[Auxiliary])
-
-
 def none() -> None:
     """No auxiliary net."""
 
 
-AUXILIARIES: dict[str, Callable[..., Auxiliary | None]] = {"none": none}
+AUXILIARIES: Registry[Callable[..., Auxiliary | None]] = Registry("auxiliary", "dfl.auxiliaries")
 """Name -> frozen dataclass whose fields are the options; nothing for none."""
 
-
-def auxiliary(name: str) -> Callable[[_A], _A]:
-    """Register an auxiliary net under `name`."""
-
-    def register(kind: _A) -> _A:
-        AUXILIARIES[name], kind.name = kind, name
-        return kind
-
-    return register
+AUXILIARIES.register("none")(none)
 
 
-@auxiliary("supervised")
+@AUXILIARIES.register("supervised")
 @dataclass(frozen=True, kw_only=True)
 class Supervised(Auxiliary):
     """The labels, by cross entropy (LG-FedAvg, Figure 1c)."""
 
 
-@auxiliary("autoencoder")
+@AUXILIARIES.register("autoencoder")
 @dataclass(frozen=True, kw_only=True)
 class Autoencoder(Auxiliary):
     """The example as the model sees it, by the mean over its numbers of the squared error (LG-FedAvg, Figure 1b)."""
@@ -173,7 +163,7 @@ class Puzzle(Auxiliary, ABC):
         """Every rearrangement by the places (height * width,) that the pixels come from."""
 
 
-@auxiliary("rotation")
+@AUXILIARIES.register("rotation")
 @dataclass(frozen=True, kw_only=True)
 class Rotation(Puzzle):
     """By how many quarters of a turn an image is turned, against the clock (Gidaris, Singh, Komodakis 2018)."""
@@ -193,7 +183,7 @@ class Rotation(Puzzle):
         return torch.stack([places.rot90(quarters).flatten() for quarters in range(4)])
 
 
-@auxiliary("jigsaw")
+@AUXILIARIES.register("jigsaw")
 @dataclass(frozen=True, kw_only=True)
 class Jigsaw(Puzzle):
     """In which of the 24 orders the four quarters of an image are put (Noroozi, Favaro 2016, with 2 x 2 pieces)."""

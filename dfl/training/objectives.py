@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfl.core.errors import InputError
+from dfl.core.registry import Registry
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.training.auxiliaries import Auxiliary, check
 from dfl.training.gradients import masks
@@ -76,8 +77,13 @@ def none() -> None:
     """No adversary."""
 
 
-ADVERSARIES: dict[str, Callable[..., Adversary | None]] = {"none": none, "adversary": Adversary}
+ADVERSARIES: Registry[Callable[..., Adversary | None]] = Registry(
+    "fairness_adversary", "dfl.adversaries"
+)
 """Name -> frozen dataclass whose fields are the options; nothing for none."""
+
+ADVERSARIES.register("none")(none)
+ADVERSARIES.register("adversary")(Adversary)
 
 
 def objective(

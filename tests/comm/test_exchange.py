@@ -122,8 +122,7 @@ def test_the_data_set_is_let_go_after_it_was_dealt() -> None:
         loaded.append(weakref.ref(data))
         return data
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "mnist", load)
+    with DATASETS.replaced(mnist=load):
         setting = prepare(dfl.Run(peers=3, dataset="mnist"), World())
     gc.collect()
     assert loaded[0]() is None

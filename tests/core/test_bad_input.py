@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dfl.config import Run
+from dfl.core.options import options
 from dfl.core.parse import KINDS as VALUES
-from dfl.core.registry import flag, options
+from dfl.core.registry import flag
 from dfl.simulation.components import components
 from tests.conftest import Command
 
@@ -38,23 +39,14 @@ GOOD = {"erdos_renyi": "p=0.5", "edges": "path=no-such.edges", "links": "path=no
 """Something to write for required options."""
 
 
-def kind(annotation: object) -> str:
-    text = (
-        annotation
-        if isinstance(annotation, str)
-        else getattr(annotation, "__name__", str(annotation))
-    )
-    return text.removesuffix(" | None")
-
-
 OPTIONS = [
-    (field, name, key, kind(parameter.annotation))
+    (field, name, key, parameter.spelled)
     for field, registry in KINDS.items()
     for name, component in registry.items()
     for key, parameter in options(component).items()
 ]
 """Field, component, option and type of all options that there are."""
-PLAIN = {name: kind(p.annotation) for name, p in options(Run).items() if name not in KINDS}
+PLAIN = {name: p.spelled for name, p in options(Run).items() if name not in KINDS}
 FLAGS = {name: each for name, each in PLAIN.items() if each in ("int", "float")}
 
 
@@ -161,7 +153,7 @@ def test_malformed_specs(dfl_run: Command, field: str, name: str) -> None:
             assert dfl_run.refused(flag(field), f"{name}:{rest}", *more).startswith(
                 f"{flag(field)} {name}: "
             )
-    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+    needed = [key for key, parameter in known.items() if parameter.required]
     for key in needed[:1]:
         assert f"{flag(field)} {name} needs {key}" in dfl_run.refused(flag(field), name)
 

@@ -17,7 +17,8 @@ from torch import nn
 
 import dfl
 from dfl.config import Run
-from dfl.core.registry import describe, flag, options
+from dfl.core.options import options
+from dfl.core.registry import describe, flag
 from dfl.run import _new_folder
 from dfl.simulation.components import components
 from tests.conftest import Command

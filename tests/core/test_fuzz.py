@@ -5,7 +5,6 @@ python -m tests.core.test_fuzz 2000      as many configurations as that
 
 from __future__ import annotations
 
-import inspect
 import signal
 import sys
 import warnings
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 import dfl
 from dfl.config import GOALS, Run
-from dfl.core.registry import Component, options
+from dfl.core.options import Component, options
 from dfl.simulation.components import components
 
 KINDS: dict[str, st.SearchStrategy[str]] = {
@@ -68,24 +67,17 @@ def spec(kind: str, name: str, component: Component) -> st.SearchStrategy[str]:
     known = {
         key: st.just(SMALL[words])
         if (words := f"{kind} {name} {key}") in SMALL
-        else KINDS[spelled(parameter)]
+        else KINDS[parameter.spelled]
         for key, parameter in options(component).items()
     }
     needed = {
         key
         for key, one in options(component).items()
-        if one.default is one.empty or f"{kind} {name} {key}" in SMALL
+        if one.required or f"{kind} {name} {key}" in SMALL
     }
     optional = {key: value for key, value in known.items() if key not in needed}
     return st.fixed_dictionaries({key: known[key] for key in needed}, optional=optional).map(
         written
-    )
-
-
-def spelled(parameter: inspect.Parameter) -> str:
-    text = parameter.annotation
-    return (text if isinstance(text, str) else getattr(text, "__name__", str(text))).removesuffix(
-        " | None"
     )
 
 
@@ -174,7 +166,7 @@ def test_whatever_is_asked_for_runs_or_is_refused_in_one_line(
 def test_types_of_options_are_known() -> None:
     everything = [each for registry in components().values() for each in registry.values()]
     assert {
-        spelled(option) for each in everything for option in options(each).values()
+        option.spelled for each in everything for option in options(each).values()
     } <= KINDS.keys()
 
 

@@ -13,7 +13,7 @@ from scipy.stats import kstest
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.robust.attacks import ATTACKS, Attack, AttackView, attack
+from dfl.robust.attacks import ATTACKS, Attack, AttackView
 from tests.support.attackers import over_ranks, rows_of, seen
 
 SPEAKERS = sorted(name for name, kind in ATTACKS.items() if kind().speaks and not kind().per_edge)
@@ -115,11 +115,14 @@ def test_one_word_for_all_neighbours(name: str) -> None:
 
 
 def test_attacks_are_registered_by_name() -> None:
-    @attack("nothing")
     class Nothing(Attack):
         pass
 
-    assert ATTACKS.pop("nothing") is Nothing
+    with ATTACKS.replaced():
+        ATTACKS.register("nothing")(Nothing)
+        assert ATTACKS["nothing"] is Nothing
+        assert Nothing.name == "nothing"
+    assert "nothing" not in ATTACKS
     assert {"none", "label_flip", "sign_flip", "gaussian", "scale", "backdoor"} < set(ATTACKS)
 
 

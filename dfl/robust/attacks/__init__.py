@@ -9,14 +9,13 @@ of a lie is a function of its block of coordinates and of sums over all blocks, 
 """
 
 from dfl.robust.attacks import blind, omniscient, optimized
-from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Honest, attack
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Honest
 
 __all__ = [
     "ATTACKS",
     "Attack",
     "AttackView",
     "Honest",
-    "attack",
     "blind",
     "omniscient",
     "optimized",

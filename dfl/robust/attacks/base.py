@@ -1,6 +1,6 @@
 """What does every attack know, and what is every attack asked? `AttackView`, `Attack` and the registry, `ATTACKS`.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@attack("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with `@ATTACKS.register("its name")`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from scipy.sparse import csr_array
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
+from dfl.core.registry import Registry
 from dfl.robust.aggregators import Updates
 
 Floats = NDArray[np.float64]
@@ -176,23 +177,11 @@ def check(good: bool, option: str, accepted: str, value: object) -> None:
         raise InputError(f"--attack {option} must be {accepted}, not {value}")
 
 
-_A = TypeVar("_A", bound=type[Attack])
-
-ATTACKS: dict[str, Callable[..., Attack]] = {}
+ATTACKS: Registry[Callable[..., Attack]] = Registry("attack", "dfl.attacks")
 """Name -> frozen dataclass whose fields are the attack's options."""
 
 
-def attack(name: str) -> Callable[[_A], _A]:
-    """Register an attack under `name`."""
-
-    def register(kind: _A) -> _A:
-        ATTACKS[name], kind.name = kind, name
-        return kind
-
-    return register
-
-
-@attack("none")
+@ATTACKS.register("none")
 @dataclass(frozen=True, kw_only=True)
 class Honest(Attack):
     """Nobody lies."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks.base import Attack, AttackView, Pointwise, attack, check
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise, check
 
 
-@attack("label_flip")
+@ATTACKS.register("label_flip")
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
     """Learn from wrong labels, classes - 1 - l in place of l, and say honestly what was learnt."""
@@ -32,7 +32,7 @@ class LabelFlip(Attack):
         return inputs, classes - 1 - labels
 
 
-@attack("sign_flip")
+@ATTACKS.register("sign_flip")
 @dataclass(frozen=True, kw_only=True)
 class SignFlip(Attack):
     """Say the opposite, -v."""
@@ -44,7 +44,7 @@ class SignFlip(Attack):
         return -seen.words.rows[seen.bad]
 
 
-@attack("scale")
+@ATTACKS.register("scale")
 @dataclass(frozen=True, kw_only=True)
 class Scale(Attack):
     """Say the truth times `factor`.
@@ -65,7 +65,7 @@ class Scale(Attack):
         return _scaled(seen, self.factor)
 
 
-@attack("gaussian")
+@ATTACKS.register("gaussian")
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Pointwise):
     """Say noise that looks like one's own kind: N(μ, σ²) in every coordinate, of what the attackers would have said.
@@ -80,7 +80,7 @@ class Gaussian(Pointwise):
         return np.asarray(own.mean(0) + own.std(0) * ndtri(seen.uniform("gaussian")))
 
 
-@attack("backdoor")
+@ATTACKS.register("backdoor")
 @dataclass(frozen=True, kw_only=True)
 class Backdoor(Attack):
     """Teach everybody that what bears a trigger, a small white square, is `target`; and say it loudly.

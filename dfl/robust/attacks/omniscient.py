@@ -13,10 +13,10 @@ from scipy.special import ndtri
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.attacks.base import Attack, AttackView, Ints, Pointwise, attack, check
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Ints, Pointwise, check
 
 
-@attack("ipm")
+@ATTACKS.register("ipm")
 @dataclass(frozen=True, kw_only=True)
 class InnerProduct(Pointwise):
     """Say -eps times the mean of the honest, a short step back.
@@ -37,7 +37,7 @@ class InnerProduct(Pointwise):
         return np.asarray(-self.eps * seen.words.rows[seen.models].mean(0))
 
 
-@attack("alie")
+@ATTACKS.register("alie")
 @dataclass(frozen=True, kw_only=True)
 class LittleIsEnough(Pointwise):
     """Say μ - zσ, in every coordinate the mean and the standard deviation of the honest: a lie that hides among them.
@@ -77,7 +77,7 @@ def _supported(n: int, m: int, honest: int) -> float:
     return float(ndtri(np.clip(won / honest, 1 / (honest + 1), honest / (honest + 1))))
 
 
-@attack("trim")
+@ATTACKS.register("trim")
 @dataclass(frozen=True, kw_only=True)
 class Trim(Pointwise):
     """Go as far as others do, and farther, against where all would go: for rules that work coordinate by coordinate.
@@ -97,7 +97,7 @@ class Trim(Pointwise):
         return np.asarray(np.where(s * far > 0, far / r, far * r))
 
 
-@attack("dissensus")
+@ATTACKS.register("dissensus")
 @dataclass(frozen=True, kw_only=True)
 class Dissensus(Attack):
     """Tell every neighbour what drives it away from its honest neighbours: a word for each edge.

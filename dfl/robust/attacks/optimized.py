@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
 from dfl.robust.aggregators import Updates
-from dfl.robust.attacks.base import Attack, AttackView, Floats, attack
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Floats
 from dfl.robust.attacks.omniscient import Trim
 
 _LEAST = 1e-5  # the smallest λ that is tried against Krum
@@ -26,7 +26,7 @@ _GAMMA, _ETA, _SPREAD = (
 )  # how far a direction is tried, how far it is followed, its deviation
 
 
-@attack("krum")
+@ATTACKS.register("krum")
 @dataclass(frozen=True, kw_only=True)
 class Krum(Attack):
     """Make Krum choose a word that points where nobody would go: -λs, with λ as large as Krum believes.
@@ -95,7 +95,7 @@ def _chosen(apart: Floats, far: Floats, bad: NDArray[np.int64], near: int) -> bo
     return bool(np.all(np.delete(scores, bad) > scores[bad].min()))
 
 
-@attack("adaptive")
+@ATTACKS.register("adaptive")
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Attack):
     """Search for the word that drives FLTrust's outcome furthest against where it would go.

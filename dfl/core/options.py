@@ -1,0 +1,253 @@
+"""Options of components and fields of settings: their kinds, ranges and choices, read off their annotations.
+
+A component is a class or a function whose keyword-only parameters are its options. A range stands in the annotation,
+in the vocabulary of `annotated-types`, and choices are a `Literal`:
+
+    fraction: Annotated[float, Interval(ge=0, le=1)] = 1.0
+    weighting: Literal["examples", "uniform"] = "examples"
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
+
+from dfl.core.errors import InputError
+from dfl.core.parse import KINDS, Kind, read, shown
+
+MOST = 2**31 - 1
+"""The largest count, as of rounds or peers."""
+
+Count = Annotated[int, Interval(ge=1, le=MOST)]
+"""A whole number from 1 on."""
+Index = Annotated[int, Interval(ge=0, le=MOST)]
+"""A whole number from 0 on."""
+Share = Annotated[float, Interval(ge=0, le=1)]
+"""A share or a probability, from 0 to 1."""
+Positive = Annotated[float, Gt(0)]
+"""A number above 0."""
+NotNegative = Annotated[float, Ge(0)]
+"""A number from 0 on."""
+BelowOne = Annotated[float, Interval(ge=0, lt=1)]
+"""A number from 0 on and below 1."""
+
+Component = Callable[..., Any]
+_C = TypeVar("_C", bound=Component)
+_BOUNDS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a component, or a field of settings.
+
+    Attributes:
+        spelled: its type as an annotation spells it, a key of `KINDS`.
+        default: its value where it is not given; `inspect.Parameter.empty` where it must be.
+        optional: None is a value.
+        choices: the texts that it may be; empty where any will do.
+        bounds: the range of its value, or of each of several values, by "ge", "gt", "le" and "lt".
+    """
+
+    spelled: str
+    default: Any
+    optional: bool
+    choices: tuple[str, ...]
+    bounds: Mapping[str, float]
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def kind(self) -> Kind:
+        """How its values are written and what holds them."""
+        return KINDS[self.spelled]
+
+    @property
+    def accepted(self) -> str:
+        """What messages call the values that it takes."""
+        if self.choices:
+            *most, last = self.choices
+            return f"{', '.join(most)} or {last}" if most else last
+        if not self.bounds:
+            return self.kind.meant
+        each = " each" if tuple in self.kind.types else ""
+        return _range(self.bounds, str if int in self.kind.types[:1] else "{:g}".format) + each
+
+    def read(self, where: str, text: str) -> Any:
+        """Read a value as it is written in a flag or a spec.
+
+        Args:
+            where: the flag or the option, for the message.
+            text: what the user wrote.
+
+        Raises:
+            InputError: it is of another kind, or out of the range.
+        """
+        return self.check(where, read(where, text, self.spelled))
+
+    def check(self, where: str, value: Any) -> Any:
+        """Return a value as a plain one of Python: numpy's numbers become Python's.
+
+        Raises:
+            InputError: it is of another kind, out of the range, or none of the choices.
+        """
+        value = value.item() if isinstance(value, np.generic) else value
+        if value is None and self.optional:
+            return value
+        if not self.kind.holds(value):
+            meant = self.accepted if self.choices else self.kind.meant
+            raise InputError(f"{where} must be {meant}, not {shown(value)}")
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(map(self._inside, values)):
+            text = "+".join(map(str, value)) if isinstance(value, tuple) else shown(value)
+            raise InputError(f"{where} must be {self.accepted}, not {text}")
+        return value
+
+    def _inside(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if float in self.kind.types and not abs(value) <= sys.float_info.max:
+            return False  # NaN, infinity, and whole numbers that no float can hold
+        low, above = self.bounds.get("ge"), self.bounds.get("gt")
+        high, below = self.bounds.get("le"), self.bounds.get("lt")
+        return (
+            (low is None or value >= low)
+            and (above is None or value > above)
+            and (high is None or value <= high)
+            and (below is None or value < below)
+        )
+
+
+def _range(bounds: Mapping[str, float], text: Callable[[float], str]) -> str:
+    """Return a range in words."""
+    low = {"ge": "at least {}", "gt": "above {}"}
+    high = {"le": "at most {}", "lt": "below {}"}
+    if set(bounds) == {"ge", "le"}:
+        return f"from {text(bounds['ge'])} to {text(bounds['le'])}"
+    if dict(bounds) == {"gt": 0}:
+        return "a positive number"
+    words = low | high
+    return " and ".join(words[name].format(text(bounds[name])) for name in words if name in bounds)
+
+
+def options(component: Component) -> Mapping[str, Option]:
+    """Return the options of a component, its keyword-only parameters, by name.
+
+    Raises:
+        InputError: an option has no annotation, or one that no text of a spec can be read as.
+    """
+    return _options(component)
+
+
+@functools.cache
+def _options(component: Component) -> Mapping[str, Option]:
+    parameters = inspect.signature(component).parameters.values()
+    return {
+        each.name: _option(component, each.name, each.default)
+        for each in parameters
+        if each.kind is each.KEYWORD_ONLY
+    }
+
+
+def _option(component: Component, name: str, default: Any) -> Option:
+    try:
+        hint = _annotation(component, name)
+        optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
+        if optional:
+            (hint,) = (each for each in get_args(hint) if each is not NoneType)
+        hint, bounds = _bounds(hint)
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        spelled = "str" if choices else _spelled(hint)
+        if get_origin(hint) is tuple:
+            element, bounds = _bounds(get_args(hint)[0])
+            spelled = f"tuple[{_spelled(element)}, ...]"
+        return Option(_known(spelled), default, optional, choices, bounds)
+    except (NameError, KeyError, ValueError, TypeError) as error:
+        where = getattr(component, "__qualname__", component)
+        raise InputError(
+            f"option {name} of {where} must be annotated as one of {', '.join(KINDS)}, or choices: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+
+
+def _spelled(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint))
+
+
+def _known(spelled: str) -> str:
+    KINDS[spelled]  # a KeyError names it
+    return spelled
+
+
+def _annotation(component: Component, name: str) -> Any:
+    """Return the annotation of one parameter, resolved where it was written.
+
+    The others may name what is imported for type checking only, so that they cannot be resolved.
+    """
+    if isinstance(component, type):
+        for each in component.__mro__:
+            if name in (found := vars(each).get("__annotations__", {})):
+                return _resolved(name, found, vars(sys.modules[each.__module__]))
+        component = component.__init__  # type: ignore[misc]  # it is a class's own
+    function = inspect.unwrap(component)
+    return _resolved(name, function.__annotations__, getattr(function, "__globals__", {}))
+
+
+def _resolved(name: str, annotations: Mapping[str, Any], names: dict[str, Any]) -> Any:
+    one = SimpleNamespace(__annotations__={name: annotations[name]})
+    return get_type_hints(one, names, include_extras=True)[name]
+
+
+def _bounds(hint: Any) -> tuple[Any, dict[str, float]]:
+    """Return a type without its annotations, and the bounds among them."""
+    if get_origin(hint) is not Annotated:
+        return hint, {}
+    kind, *metadata = get_args(hint)
+    return kind, {_BOUNDS[type(b)]: getattr(b, _BOUNDS[type(b)]) for b in _flat(metadata)}
+
+
+def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
+    for each in metadata:
+        if isinstance(each, GroupedMetadata):
+            yield from _flat(each)
+        elif type(each) in _BOUNDS:
+            yield each
+
+
+def checked(where: str, component: _C) -> _C:
+    """Have a component refuse values of its options that are of another kind or out of their ranges.
+
+    Of a class, the constructor does, before `__post_init__`; a function is wrapped.
+
+    Args:
+        where: what messages call the component, as "--faults link_loss".
+        component: the class, which is altered, or the function.
+
+    Returns:
+        The class, or the function that checks.
+    """
+    call = component.__init__ if isinstance(component, type) else component  # type: ignore[misc]
+
+    @functools.wraps(call)
+    def checking(*args: Any, **given: Any) -> Any:
+        known = options(component)
+        values = {
+            name: known[name].check(f"{where}: {name}", value) if name in known else value
+            for name, value in given.items()
+        }
+        return call(*args, **values)
+
+    if isinstance(component, type):
+        component.__init__ = checking  # type: ignore[misc]
+        return component
+    return checking  # type: ignore[return-value]
