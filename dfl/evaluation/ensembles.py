@@ -1,7 +1,8 @@
-"""The ensemble of all peers' models, evaluated as on new devices, for which no peer's model is known to fit.
+"""The ensemble of all peers' models, evaluated as on new devices, for which no peer's model is
+known to fit.
 
-The label is the likeliest by the mean output of all models, or by their majority vote (Liang et al. 2020, LG-FedAvg,
-section 2.4).
+The label is the likeliest by the mean output of all models, or by their majority vote (Liang et al.
+2020, LG-FedAvg, section 2.4).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Floats = NDArray[np.float64]
 class Ensemble:
     """Collects the outputs of honest peers on the common test set; rank 0 counts the right ones.
 
-    No rank holds the outputs of all peers on more than those, and each adds up its own of them over all peers, in
-    float64, in peer order and in fixed blocks.
+    No rank holds the outputs of all peers on more than those, and each adds up its own of them over
+    all peers, in float64, in peer order and in fixed blocks.
 
     Attributes:
         world: the ranks.
@@ -57,8 +58,8 @@ class Ensemble:
         """Add the outputs for the next examples, on every rank.
 
         Args:
-            given: outputs (a, n, classes) of this rank's peers, in ascending order and in any parts, which may be none;
-                or one row (1, n, classes) for all of them.
+            given: outputs (a, n, classes) of this rank's peers, in ascending order and in any
+                parts, which may be none; or one row (1, n, classes) for all of them.
             labels: (n,).
 
         Returns:
@@ -79,7 +80,8 @@ class Ensemble:
         """Return columns of metrics.csv, on rank 0: accuracy by the mean output and by vote.
 
         Args:
-            single: the figure where there are no examples: that of a server's one model, or of labels that are no classes.
+            single: the figure where there are no examples: that of a server's one model, or of
+                labels that are no classes.
         """
         mean, vote = self.right / self.examples if self.examples else (single, single)
         return {"accuracy_ensemble": float(mean), "accuracy_vote": float(vote)}
@@ -106,7 +108,9 @@ class Ensemble:
 
 
 def tally(outputs: Floats) -> NDArray[np.int64]:
-    """Return the votes for each label, (n, classes), by outputs (a, n, classes); ties go to the lowest."""
+    """Return the votes for each label, (n, classes), by outputs (a, n, classes); ties go to the
+    lowest.
+    """
     _, n, classes = outputs.shape
     places = np.arange(n) * classes + outputs.argmax(2)
     return np.bincount(places.ravel(), minlength=n * classes).reshape(n, classes)

@@ -1,6 +1,7 @@
 """How unlike does a model treat two groups, and how well can what it has learned tell them apart?
 
-Plain functions of arrays over n examples. A group is a protected attribute, 0 or 1 for every example.
+Plain functions of arrays over n examples. A group is a protected attribute, 0 or 1 for every
+example.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Pair = tuple[Floats, Bits]
 
 
 def auc(scores: NDArray[Any], truth: Bits) -> float:
-    """Area under the ROC curve: how probably a random 1 scores higher than a random 0, ties counted as half.
+    """Area under the ROC curve: how probably a random 1 scores higher than a random 0, ties counted
+    as half.
 
     Args:
         scores: (n,), higher where a 1 is thought more probable.
@@ -37,7 +39,8 @@ def auc(scores: NDArray[Any], truth: Bits) -> float:
         From 0 to 1, 0.5 for scores that know nothing; NaN where truth is not both.
 
     Source:
-        J. A. Hanley, B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology 143, 1982.
+        J. A. Hanley, B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology
+        143, 1982.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -46,7 +49,8 @@ def auc(scores: NDArray[Any], truth: Bits) -> float:
 
 
 def demographic_parity_gap(decisions: Bits, group: Bits) -> float:
-    """|P(d = 1 | z = 1) - P(d = 1 | z = 0)|, how much more often one group is chosen than the other.
+    """|P(d = 1 | z = 1) - P(d = 1 | z = 0)|, how much more often one group is chosen than the
+    other.
 
     Args:
         decisions: (n,), d.
@@ -56,14 +60,15 @@ def demographic_parity_gap(decisions: Bits, group: Bits) -> float:
         From 0 to 1, 0 is parity; NaN where a group is empty.
 
     Source:
-        C. Dwork, M. Hardt, T. Pitassi, O. Reingold, R. Zemel, "Fairness through awareness", ITCS 2012 (statistical
-        parity).
+        C. Dwork, M. Hardt, T. Pitassi, O. Reingold, R. Zemel, "Fairness through awareness", ITCS
+        2012 (statistical parity).
     """
     return abs(_rate(decisions, group == 1) - _rate(decisions, group == 0))
 
 
 def equalised_odds_gap(decisions: Bits, truth: Bits, group: Bits) -> float:
-    """max over y of |P(d = 1 | y, z = 1) - P(d = 1 | y, z = 0)|: the larger of the gaps in true and false positives.
+    """max over y of |P(d = 1 | y, z = 1) - P(d = 1 | y, z = 0)|: the larger of the gaps in true and
+    false positives.
 
     Args:
         decisions: (n,), d.
@@ -74,7 +79,8 @@ def equalised_odds_gap(decisions: Bits, truth: Bits, group: Bits) -> float:
         From 0 to 1, 0 is equalised odds; NaN where a group lacks one of the labels.
 
     Source:
-        M. Hardt, E. Price, N. Srebro, "Equality of opportunity in supervised learning", NIPS 2016, definition 2.1.
+        M. Hardt, E. Price, N. Srebro, "Equality of opportunity in supervised learning", NIPS 2016,
+        definition 2.1.
     """
     gaps = [demographic_parity_gap(decisions[truth == y], group[truth == y]) for y in (0, 1)]
     return float(np.max(gaps))  # NaN if one is
@@ -83,15 +89,19 @@ def equalised_odds_gap(decisions: Bits, truth: Bits, group: Bits) -> float:
 def probe_auc(
     train_h: NDArray[Any], train_z: Bits, test_h: NDArray[Any], test_z: Bits, seed: int
 ) -> Floats:
-    """How well protected attributes can be read from frozen representations: the AUC of a probe fitted afterwards.
+    """How well protected attributes can be read from frozen representations: the AUC of a probe
+    fitted afterwards.
 
-    An adversary that fails may only be poorly trained; a probe is trained to its end. Two are fitted for every
-    attribute: logistic regression, which is better where what there is to see is linear (0.84 against 0.83 on planted
-    directions, 15,000 rows of 32), and a network of two layers of 64, which is better where it is not (0.86 against
-    0.50 on a planted product; 0.89 against 0.80 for the sex of Adult in a trained network's last layer). A fifth of
-    the training rows, held out of both fits, decides after which epoch the network is taken and which of the two
-    is. They are compared by their AUC, since by accuracy a probe of a rare attribute would be stopped at saying no to
-    all. Test rows decide nothing.
+    An adversary that fails may only be poorly trained; a probe is trained to its end. Two are
+    fitted for every
+    attribute: logistic regression, which is better where what there is to see is linear (0.84
+        against 0.83 on planted
+    directions, 15,000 rows of 32), and a network of two layers of 64, which is better where it is
+    not (0.86 against 0.50 on a planted product; 0.89 against 0.80 for the sex of Adult in a trained
+    network's last layer). A fifth of the training rows, held out of both fits, decides after which
+    epoch the network is taken and which of the two is. They are compared by their AUC, since by
+    accuracy a probe of a rare attribute would be stopped at saying no to all. Test rows decide
+    nothing.
 
     Args:
         train_h: (n, m) representations to learn from.
@@ -100,12 +110,13 @@ def probe_auc(
         seed: the run's seed.
 
     Returns:
-        (k,) from 0 to 1, about 0.5 where nothing can be read; NaN for an attribute that is the same in all test rows
-        or has fewer than ten training rows of either value.
+        (k,) from 0 to 1, about 0.5 where nothing can be read; NaN for an attribute that is the same
+        in all test rows or has fewer than ten training rows of either value.
 
     Source:
-        P. P. Liang et al., "Think locally, act globally", arXiv 2001.01523, section 3.3 ("post-fit classifier");
-        Y. Elazar, Y. Goldberg, "Adversarial removal of demographic attributes from text data", EMNLP 2018.
+        P. P. Liang et al., "Think locally, act globally", arXiv 2001.01523, section 3.3 ("post-fit
+        classifier"); Y. Elazar, Y. Goldberg, "Adversarial removal of demographic attributes from
+        text data", EMNLP 2018.
     """
     mean, deviation = train_h.mean(0, dtype=np.float64), train_h.std(0, dtype=np.float64)
     scaled, seen = ((h - mean) / np.where(deviation > 0, deviation, 1) for h in (train_h, test_h))

@@ -10,7 +10,8 @@ def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> b
 
     Args:
         row: figures by column.
-        goal: `Run.goal` or `Run.opening`: a column, its value, and whether that is a least or a most.
+        goal: `Run.goal` or `Run.opening`: a column, its value, and whether that is a least or a
+            most.
     """
     if goal is None:
         return False

@@ -1,7 +1,7 @@
 """Figures of merit: loss and accuracy of every peer's model, and consensus distance.
 
-Each peer is evaluated on its own rank. Rank 0 gathers one row of numbers per peer and takes means in peer order, so
-that no figure depends on the number of ranks.
+Each peer is evaluated on its own rank. Rank 0 gathers one row of numbers per peer and takes means
+in peer order, so that no figure depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -96,14 +96,16 @@ def _outputs_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
 def on_own(
     x: Tensor, task: Task, examples: Examples, longest: int, shared: bool = False
 ) -> tuple[Floats, Floats]:
-    """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has none.
+    """Mean loss and accuracy of every peer's model on its own examples, (p,) each; NaN where it has
+    none.
 
     Accuracy is NaN where the loss is.
 
     Args:
         x: (p, d), or the one row (1, d) that all share.
         task, examples: the problem, and on what of it.
-        longest: the most examples that any peer anywhere may have there; part of the result's last bits.
+        longest: the most examples that any peer anywhere may have there; part of the result's last
+            bits.
         shared: which of the two.
     """
     starts = examples.starts
@@ -138,7 +140,9 @@ def on_own(
 
 
 def _even(longest: int) -> int:
-    """How many examples at a time, CHUNK at most, so that the last ones of the longest are about as many."""
+    """How many examples at a time, CHUNK at most, so that the last ones of the longest are about as
+    many.
+    """
     return -(-longest // -(-longest // CHUNK))
 
 
@@ -153,17 +157,20 @@ def broken(x: Tensor) -> NDArray[np.int64]:
 
 
 def of_mean(mean: Tensor, task: Task, test_sets: TestSets) -> float:
-    """Return the accuracy of a mean model (d,) on the common test set; NaN for several kinds of model."""
+    """Return the accuracy of a mean model (d,) on the common test set; NaN for several kinds of
+    model.
+    """
     return np.nan if task.kinds else float(on_common(mean[None], task, test_sets)[0])
 
 
 def consensus(
     x: Tensor, world: World, layout: Layout, attackers: Sequence[int] | NDArray[np.int64] = ()
 ) -> tuple[float, Tensor | None]:
-    """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0, else (0, None).
+    """Consensus distance sqrt(mean_i ||x_i - mean x||^2), and the mean model (d,); both on rank 0,
+    else (0, None).
 
-    The means are over all peers but attackers. Every rank adds up its own coordinates over all peers, in float64, in
-    peer order and in fixed blocks.
+    The means are over all peers but attackers. Every rank adds up its own coordinates over all
+    peers, in float64, in peer order and in fixed blocks.
     """
     cut = columns(x.shape[1], world.size)
     everyone = world.columns(
@@ -218,7 +225,8 @@ def of_peers(
 
 
 def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
-    """Return a figure of an honest peer that is not finite although the peer has examples for it, or nothing.
+    """Return a figure of an honest peer that is not finite although the peer has examples for it,
+    or nothing.
 
     Args:
         peers: every peer's figures (P,), by name.
@@ -241,7 +249,9 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
 
 
 def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, float]:
-    """The figures over honest peers that stand in a row of metrics.csv, and the trust in attackers."""
+    """The figures over honest peers that stand in a row of metrics.csv, and the trust in
+    attackers.
+    """
     trust = _mean(peers["trust"][peers["is_attacker"] == 1]) if "trust" in peers else np.nan
     peers = {name: values[peers["is_attacker"] == 0] for name, values in peers.items()}
     accuracy = peers["accuracy"]
@@ -260,9 +270,11 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
 
 
 def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float) -> float:
-    """After how many rounds a target is reached, by the best accuracy so far and a straight line between evaluations.
+    """After how many rounds a target is reached, by the best accuracy so far and a straight line
+    between evaluations.
 
-    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017, section 3.
+    NaN where it never is; evaluations without a figure are left out. Source: McMahan et al. 2017,
+    section 3.
     """
     known = ~np.isnan(accuracy)
     at, best = np.asarray(rounds)[known], np.maximum.accumulate(np.asarray(accuracy)[known])
@@ -280,7 +292,9 @@ def _on_common(
     is_global: bool,
     ensemble: Ensemble | None = None,
 ) -> Floats:
-    """Accuracy of the models on the common test set, (p,); rank 0 evaluates one that all peers have."""
+    """Accuracy of the models on the common test set, (p,); rank 0 evaluates one that all peers
+    have.
+    """
     if not is_global:
         return on_common(x, task, test_sets, ensemble)
     accuracy = world.from_root(lambda: on_common(x, task, test_sets).astype(np.float64).tobytes())

@@ -25,8 +25,10 @@ class TestSets:
     """Data sets on which the peers of this rank are evaluated.
 
     Attributes:
-        inputs, labels: the common test set, or the fixed part of it that `--eval-examples` asks for.
-        train: each peer's own training examples, or the fixed part of them that `--eval-examples` asks for.
+        inputs, labels: the common test set, or the fixed part of it that `--eval-examples` asks
+            for.
+        train: each peer's own training examples, or the fixed part of them that `--eval-examples`
+            asks for.
         local: each peer's own part of the whole test set.
         held_out: each peer's validation examples.
         classes: number of labels; 0 where labels are no classes, and nothing is called accuracy.
@@ -63,9 +65,11 @@ def make_test_sets(
     Args:
         task: the learning problem of this rank.
         common: arrays that all ranks have: inputs, labels, sizes (P, 3), classes.
-        own: arrays of this rank's peers: held inputs, held labels, test (places in the common test set).
+        own: arrays of this rank's peers: held inputs, held labels, test (places in the common test
+            set).
         attack: gives the examples with a trigger, where it plants a backdoor.
-        eval_examples: N common test examples, and ceil(N / P) training examples per peer; all where None.
+        eval_examples: N common test examples, and ceil(N / P) training examples per peer; all where
+            None.
         validates: whether validation examples are set aside.
         seed: of the run.
     """

@@ -16,7 +16,9 @@ BARS = 8
 
 
 def distribution(info: RunInfo) -> list[str]:
-    """Return examples by peer and label: a matrix where it fits, else the spread and a histogram."""
+    """Return examples by peer and label: a matrix where it fits, else the spread and a
+    histogram.
+    """
     counts, train = info.label_counts, info.sizes[:, 0]
     columns = dict(
         zip(

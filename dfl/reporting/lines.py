@@ -1,4 +1,6 @@
-"""How are the lines of many runs told apart in one figure? By colour and by dash, with a legend beside it."""
+"""How are the lines of many runs told apart in one figure? By colour and by dash, with a legend
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from dfl.core.errors import printable
 from dfl.reporting.plots import GREY
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers can tell apart; more values than these are shades of viridis."""
+"""Okabe and Ito's, which colour-blind readers can tell apart; more values than these are shades of
+viridis.
+"""
 DASHES: tuple[Any, ...] = (
     "-",
     (0, (5, 1.5)),
@@ -35,7 +39,9 @@ Y_LABELS = {
 
 
 def plain(text: str) -> str:
-    """A text as a figure shows it: in one line, and without mathematics, which matplotlib reads between two $."""
+    """A text as a figure shows it: in one line, and without mathematics, which matplotlib reads
+    between two $.
+    """
     return printable(text).replace("$", r"\$")
 
 
@@ -49,7 +55,8 @@ def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...],
 
 
 def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """The mean over cells, and the band of the standard deviation, at the rounds at which all were looked at.
+    """The mean over cells, and the band of the standard deviation, at the rounds at which all were
+    looked at.
 
     Args:
         group: rows of metrics.csv of some cells, with their names under `cell`.
@@ -94,7 +101,9 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:
 
 
 def label_x(axes: Axes, x: str) -> None:
-    """Say what is to the right, once all is drawn; bytes differ by magnitudes, and have a logarithmic axis."""
+    """Say what is to the right, once all is drawn; bytes differ by magnitudes, and have a
+    logarithmic axis.
+    """
     if x == "round":
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -124,7 +133,8 @@ def shades(count: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Styles:
-    """How lines are told apart: by colour for the first of what varies, by dash for the rest together.
+    """How lines are told apart: by colour for the first of what varies, by dash for the rest
+    together.
 
     Attributes:
         by: what varies.

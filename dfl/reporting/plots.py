@@ -1,8 +1,10 @@
-"""What does a run look like? Figures of plain tables and arrays, for a run's folder and for experiments alike.
+"""What does a run look like? Figures of plain tables and arrays, for a run's folder and for
+experiments alike.
 
     accuracy_by_round(pandas.read_csv("runs/ring/metrics.csv")).savefig("accuracy.png")
 
-Colours are Okabe and Ito's and viridis, which colour-blind readers can tell apart. Nothing here touches pyplot.
+Colours are Okabe and Ito's and viridis, which colour-blind readers can tell apart. Nothing here
+touches pyplot.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def figures(
 
 
 def accuracy_by_round(rows: pd.DataFrame, run: str = "") -> Figure:
-    """Accuracy of the peers, of the mean model, and on each peer's own part of the test set, by round.
+    """Accuracy of the peers, of the mean model, and on each peer's own part of the test set, by
+    round.
 
     Args:
         rows: metrics.csv.
@@ -100,14 +103,17 @@ def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
 
 
 def accuracy_by_sim_seconds(rows: pd.DataFrame, run: str = "") -> Figure:
-    """The same curves by the time that it would have taken on the simulated network; arguments as above."""
+    """The same curves by the time that it would have taken on the simulated network; arguments as
+    above.
+    """
     return _accuracy_by(
         rows, run, ("simulated time", "sim_seconds", "time of the slowest peer (seconds)", "s")
     )
 
 
 def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
-    """How far the peers are apart, sqrt(mean_i ||x_i - mean x||^2), by round, on a logarithmic axis.
+    """How far the peers are apart, sqrt(mean_i ||x_i - mean x||^2), by round, on a logarithmic
+    axis.
 
     Args:
         rows: metrics.csv.
@@ -181,8 +187,8 @@ def label_distribution(label_counts: NDArray[np.int64], run: str = "") -> Figure
     """Who trains on how many examples of which label.
 
     Args:
-        label_counts: (P, classes) training examples. Many peers are ordered by their most frequent label, so that
-            what they have in common shows.
+        label_counts: (P, classes) training examples. Many peers are ordered by their most frequent
+            label, so that what they have in common shows.
         run: what ran, for the title.
     """
     peers, classes = label_counts.shape
@@ -206,10 +212,11 @@ def label_distribution(label_counts: NDArray[np.int64], run: str = "") -> Figure
 
 
 def layout(hears: csr_array) -> Floats:
-    """Where to draw the peers, (P, 2) in -1 to 1: on a circle if all see the same, else near those they hear.
+    """Where to draw the peers, (P, 2) in -1 to 1: on a circle if all see the same, else near those
+    they hear.
 
-    Few peers are placed by Kamada and Kawai; more by Brandes and Pich's PivotMDS and as many spring steps on top as
-    take a second or two.
+    Few peers are placed by Kamada and Kawai; more by Brandes and Pich's PivotMDS and as many spring
+    steps on top as take a second or two.
 
     Args:
         hears: (P, P), entry (i, j) where peer i hears peer j; nobody hears itself.
@@ -234,7 +241,9 @@ def layout(hears: csr_array) -> Floats:
 
 
 def _pivots(both: csr_array, pivots: int = 50) -> Floats:
-    """Places (P, 2) whose distances resemble those on the graph, from the distances to a few peers (PivotMDS, 2006)."""
+    """Places (P, 2) whose distances resemble those on the graph, from the distances to a few peers
+    (PivotMDS, 2006).
+    """
     peers = both.shape[0]
     chosen = np.unique(np.linspace(0, peers - 1, pivots).astype(np.int64))
     squares = shortest_path(both, unweighted=True, indices=chosen) ** 2

@@ -1,4 +1,5 @@
-"""The callback that shows a run on the terminal: a header, a progress bar, a summary; lines where output is piped.
+"""The callback that shows a run on the terminal: a header, a progress bar, a summary; lines where
+output is piped.
 
 All text is ASCII and unwrapped, so that it can be piped, kept in a cluster's log and searched.
 """

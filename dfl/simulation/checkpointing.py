@@ -1,7 +1,9 @@
-"""Checkpoints: all that a run knows between two rounds, written and taken up again on any number of ranks.
+"""Checkpoints: all that a run knows between two rounds, written and taken up again on any number of
+ranks.
 
-A checkpoint holds the state before an evaluation that is due: a resumed run begins with that evaluation, as every run
-begins with one. Nothing in it depends on the launch. `dfl.store.checkpoint_files` is about its files.
+A checkpoint holds the state before an evaluation that is due: a resumed run begins with that
+evaluation, as every run begins with one. Nothing in it depends on the launch.
+`dfl.store.checkpoint_files` is about its files.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Moment(NamedTuple):
 
 
 def keep(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table, number: int) -> None:
-    """Write a checkpoint if one is due or the run is told to stop by a signal; in that case, stop it.
+    """Write a checkpoint if one is due or the run is told to stop by a signal; in that case, stop
+    it.
 
     Args:
         moment: where the run is.

@@ -1,4 +1,6 @@
-"""What will a run cost: bytes said in a round, and memory for a method's state? Answered without training."""
+"""What will a run cost: bytes said in a round, and memory for a method's state? Answered without
+training.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ else:
 def payload_per_round(
     algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype
 ) -> float:
-    """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the graphs."""
+    """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the
+    graphs.
+    """
     word = network.threat_model.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
     edges = sum(
         int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights
@@ -36,7 +40,8 @@ def payload_per_round(
 def parameters_k_plus_m(
     algorithm: Algorithm, peers: int, parameter_layout: ParameterLayout, rounds: tuple[int, int]
 ) -> int:
-    """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K, and from m.
+    """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K,
+    and from m.
 
     Args:
         algorithm: who has a server, and how many answer it in a round.
@@ -52,7 +57,9 @@ def parameters_k_plus_m(
 def memory_of_state(
     algorithm: Algorithm, network: Network, x: tuple[int, ParameterLayout], dtype: torch.dtype
 ) -> int:
-    """Bytes of a method's state for p models of a layout, found by starting it on tensors without storage."""
+    """Bytes of a method's state for p models of a layout, found by starting it on tensors without
+    storage.
+    """
     p, parameter_layout = x
     empty = torch.empty(p, parameter_layout.d, dtype=dtype, device="meta")
     start = empty.new_empty(1, parameter_layout.d) if algorithm.serves else empty

@@ -1,6 +1,7 @@
-"""Who gets which examples? Rank 0 reads and deals, the others are told.
+"""Distribution of data: rank 0 reads and partitions them, and scatters each rank its peers'
+examples.
 
-Each rank is sent its own peers' examples and nobody else's; everybody gets the common test set and the graph.
+All ranks get the common test set and the mixing matrices.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from dfl.robust.attacks import Attack
 
 Arrays = dict[str, NDArray[Any]]
 NO_LABELS = ("iid", "quantity", "natural")
-"""The partitions that do not look at labels."""
+"""Partitions that do not depend on labels."""
 
 
 def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, DataSplit]:
-    """Load the data set, on rank 0, and deal it to the peers.
+    """Load and partition the data set, on rank 0.
 
     Raises:
         InputError: missing or damaged files, or too few examples for the peers.
@@ -42,56 +43,58 @@ def read(run: Run, parts: Mapping[str, Any], given: Data | None) -> tuple[Data, 
         )
     if not data.classes and run.partition.partition(":")[0] not in NO_LABELS:
         raise InputError(
-            f"--partition {run.partition} deals by label, and these labels are no classes: choose "
+            f"--partition {run.partition} partitions by label, and these labels are no classes: choose "
             f"{', '.join(NO_LABELS[:-1])} or {NO_LABELS[-1]}"
         )
-    dealt = deal(
+    split = deal(
         parts["partition"], data, run, getattr(parts.get("algorithm"), "server_data_rule", None)
     )
-    if run.validation and not any(map(len, dealt.validation)):
-        most = max(map(len, dealt.train))
+    if run.validation and not any(map(len, split.validation)):
+        most = max(map(len, split.train))
         raise InputError(
             f"--validation {run.validation} sets no example aside where a peer has at most {most}"
         )
-    return data, dealt
+    return data, split
 
 
-def count_labels(data: Data, dealt: DataSplit) -> NDArray[np.int64]:
-    """Training examples of every label at every peer, (P, classes)."""
+def count_labels(data: Data, split: DataSplit) -> NDArray[np.int64]:
+    """Return the training examples of every label at every peer, (P, classes)."""
     return (
         np.array(
-            [np.bincount(data.train_labels[own], minlength=data.classes) for own in dealt.train],
+            [np.bincount(data.train_labels[own], minlength=data.classes) for own in split.train],
             dtype=np.int64,
         )
         if data.classes
-        else np.zeros((len(dealt.train), 0), np.int64)
+        else np.zeros((len(split.train), 0), np.int64)
     )
 
 
-def sizes(dealt: DataSplit) -> NDArray[np.int64]:
-    """Training, validation and own test examples of every peer, (P, 3)."""
+def sizes(split: DataSplit) -> NDArray[np.int64]:
+    """Return the training, validation and own test examples of every peer, (P, 3)."""
     return np.array(
         [
             [len(own) for own in one]
-            for one in zip(dealt.train, dealt.validation, dealt.test, strict=True)
+            for one in zip(split.train, split.validation, split.test, strict=True)
         ]
     )
 
 
 def known_to_all(
     data: Data,
-    dealt: DataSplit,
+    split: DataSplit,
     weights: Sequence[csr_array],
     stationary: Sequence[NDArray[np.float64] | None] = (),
 ) -> Arrays:
-    """What rank 0 tells everyone: the graphs, the test set, how a batch is normalised, and who has how much.
+    """Return what all ranks get: mixing matrices, test set, normalisation, and sizes of the peers'
+    data.
 
-    Of the graphs go the mixing matrices, and where one is not doubly stochastic, pi with pi W = pi, if there is one.
+    For a mixing matrix that is not doubly stochastic, pi with pi W = pi comes with it, if there is
+    one.
     """
     arrays = {
         "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
         "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
-        "sizes": sizes(dealt), "largest": np.asarray(data.train_inputs.max(), np.float64),
+        "sizes": sizes(split), "largest": np.asarray(data.train_inputs.max(), np.float64),
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     for k, matrix in enumerate(weights):
@@ -106,22 +109,22 @@ def known_to_all(
     return arrays | uneven
 
 
-def fingerprint(common: bytes, data: Data, dealt: DataSplit) -> str:
-    """A checksum of what everyone is told, of the training examples, and of who has which."""
+def fingerprint(common: bytes, data: Data, split: DataSplit) -> str:
+    """Return a checksum of what all ranks get, of the training examples, and of the partition."""
     seen = hashlib.sha256(common)
     for values in (
         data.train_inputs,
         data.train_labels,
-        *dealt.train,
-        *dealt.validation,
-        *dealt.test,
+        *split.train,
+        *split.validation,
+        *split.test,
     ):
         seen.update(np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
     return seen.hexdigest()
 
 
 def matrices(common: Arrays) -> list[csr_array]:
-    """The mixing matrices in what everyone was told."""
+    """Return the mixing matrices in what all ranks get."""
     peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
     parts = [
         [common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)
@@ -130,25 +133,27 @@ def matrices(common: Arrays) -> list[csr_array]:
 
 
 def stationary(common: Arrays) -> list[NDArray[np.float64] | None]:
-    """For each of these matrices pi (P,) with pi W = pi; None where all are alike."""
+    """Return pi (P,) with pi W = pi for each of these matrices; None where pi is uniform."""
     count = sum(name.startswith("indptr") for name in common)
     return [common.get(f"stationary {k}") for k in range(count)]
 
 
 def owned(
     data: Data,
-    dealt: DataSplit,
+    split: DataSplit,
     peers: range,
     attack: Attack | None = None,
     bad: Collection[int] = (),
 ) -> Arrays:
-    """The examples of some peers, one peer after the other, and which test examples are theirs.
+    """Return the examples of some peers, one peer after the other, and the places of their test
+    examples.
 
-    What the peers in `bad` train on has passed through `attack`, peer by peer; what they set aside has not.
+    Training examples of the peers in `bad` are poisoned by `attack`; their validation examples are
+    not.
     """
     train, held, test = (
         np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
-        for part in (dealt.train, dealt.validation, dealt.test)
+        for part in (split.train, split.validation, split.test)
     )
     arrays = {
         "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
@@ -157,15 +162,15 @@ def owned(
     arrays |= (
         {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     )
-    ends = np.cumsum([len(dealt.train[i]) for i in peers])
+    ends = np.cumsum([len(split.train[i]) for i in peers])
     for i, end in zip(peers, ends, strict=True):
         if attack is not None and i in bad:
-            _poison(arrays, slice(end - len(dealt.train[i]), end), attack, data.classes)
+            _poison(arrays, slice(end - len(split.train[i]), end), attack, data.classes)
     return arrays
 
 
 def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None:
-    """Put into the places of one peer's training examples what it learns from instead."""
+    """Replace one attacker's training examples by poisoned ones."""
     inputs, labels = arrays["train inputs"], arrays["train labels"]
     new = attack.poison(inputs[places], labels[places], classes)
     for old, poisoned in zip((inputs, labels), new, strict=True):
@@ -175,30 +180,30 @@ def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None
         old[places] = poisoned
 
 
-def root(data: Data, dealt: DataSplit) -> Arrays:
-    """The examples that the server has of its own, n of them: inputs (n, *shape) and labels (n,)."""
-    arrays = {"inputs": data.train_inputs[dealt.root], "labels": data.train_labels[dealt.root]}
+def root(data: Data, split: DataSplit) -> Arrays:
+    """Return the server's own examples: inputs (n, *shape) and labels (n,)."""
+    arrays = {"inputs": data.train_inputs[split.root], "labels": data.train_labels[split.root]}
     return arrays | (
-        {"protected": data.train_protected[dealt.root]} if data.train_protected is not None else {}
+        {"protected": data.train_protected[split.root]} if data.train_protected is not None else {}
     )
 
 
-def scatter(world: World, layout: Layout, hand: Callable[[range], Arrays]) -> Arrays:
-    """Give every rank what rank 0 has for its peers; `hand` is only called there."""
+def scatter(world: World, layout: Layout, part: Callable[[range], Arrays]) -> Arrays:
+    """Return the part of this rank's peers; `part` is called on rank 0 only."""
     if world.size == 1:
-        return hand(layout.block(0))
-    return unpack(world.scatter(lambda rank: pack(hand(layout.block(rank)))))
+        return part(layout.block(0))
+    return unpack(world.scatter(lambda rank: pack(part(layout.block(rank)))))
 
 
 def pack(arrays: Arrays) -> bytes:
-    """Arrays by name as bytes that can be sent or stored; nothing is pickled."""
+    """Return arrays by name as bytes that can be sent or stored; nothing is pickled."""
     from safetensors.numpy import save
 
     return save({name: np.asarray(value, order="C") for name, value in arrays.items()})
 
 
 def unpack(message: bytes) -> Arrays:
-    """The inverse of `pack`."""
+    """Return the inverse of `pack`."""
     from safetensors.numpy import load
 
     return load(message)

@@ -31,7 +31,9 @@ else:
 
 
 class Starts(NamedTuple):
-    """Models to start from: (p, *shape) of this rank's peers by parameter name, or the (1, *shape) that all have."""
+    """Models to start from: (p, *shape) of this rank's peers by parameter name, or the (1, *shape)
+    that all have.
+    """
 
     rows: Arrays
     alike: bool
@@ -101,7 +103,9 @@ def _models(run: Run) -> Arrays:
 
 
 def _some(models: Arrays, peers: range) -> Arrays:
-    """Where some peers start, a row each; the first row of all where it is the only one, or nobody is there."""
+    """Where some peers start, a row each; the first row of all where it is the only one, or nobody
+    is there.
+    """
     return {
         n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1]
         for n, rows in models.items()
@@ -111,7 +115,8 @@ def _some(models: Arrays, peers: range) -> Arrays:
 def start(
     run: Run, task: Task, given: bool, serves: bool = False, starts: Starts | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Where this rank's peers start, (p, d), or the server does, (1, d), and what others know of what they share.
+    """Where this rank's peers start, (p, d), or the server does, (1, d), and what others know of
+    what they share.
 
     Args:
         run: says whether all start at the same point.
@@ -147,7 +152,9 @@ def start(
 
 
 def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> tuple[Tensor, Tensor]:
-    """`start` for models of several kinds: what is shared starts as it does in the first, zeros end the shorter."""
+    """`start` for models of several kinds: what is shared starts as it does in the first, zeros end
+    the shorter.
+    """
     p, shared = len(task.peers), task.parameter_layout.shared
     rows = max(1, p) if serves else p  # a server starts even where there is nobody
     x = torch.zeros(rows, task.parameter_layout.d, dtype=task.dtype, device=task.device)
@@ -177,8 +184,8 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
         world: the ranks, who all refuse or none.
 
     Raises:
-        InputError: the models do not fit into memory even once; are not those of `--init-from`, or differ in what a
-            server says; or have parameters that nobody knows how to draw.
+        InputError: the models do not fit into memory even once; are not those of `--init-from`, or
+            differ in what a server says; or have parameters that nobody knows how to draw.
     """
     (serves, peers), (room,) = kind, world.smallest(memory())
     if (needed := peers * task.parameter_layout.d * task.scale.element_size()) > room:

@@ -39,15 +39,16 @@ def simulate(
     loss: Loss | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[dict[str, float]]:
-    """Run a simulation and yield a row of figures at round 0, every `eval_every` rounds and at the end.
+    """Run a simulation and yield a row of figures at round 0, every `eval_every` rounds and at the
+    end.
 
     Args:
         run: what to simulate. `run.out` is the folder to write to, if any.
         model: the caller's own module in place of `run.model`; its parameters are the common
             starting point. Of several modules, which agree in the shared parameters, peer i has the
             one numbered i modulo their number. The run works on copies. Frozen parameters
-            (`requires_grad=False`) are neither trained nor sent; tied weights are one parameter. All
-            parameters are float32 or all float64.
+            (`requires_grad=False`) are neither trained nor sent; tied weights are one parameter.
+            All parameters are float32 or all float64.
         data: the caller's own data in place of `run.dataset`.
         loss: (outputs, labels) -> (n,); cross entropy where not given.
         callbacks: watch the run on rank 0, after the one that writes `run.out`.
@@ -154,7 +155,8 @@ def _phase(prepared: Prepared, opening: bool, task: Task, state: Any) -> tuple[T
 
 
 def _agree(state: State, prepared: Prepared, t: int) -> int:
-    """Return the signal that stops the run on some rank, 0 for none; end it if a model is not finite.
+    """Return the signal that stops the run on some rank, 0 for none; end it if a model is not
+    finite.
 
     Attackers' models are not checked for finiteness.
 

@@ -1,4 +1,6 @@
-"""Evaluation of a run: when it is due, its row of figures, and whether the run has reached its goal."""
+"""Evaluation of a run: when it is due, its row of figures, and whether the run has reached its
+goal.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ COLUMNS = (
     "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
     "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes", "wire_bytes",
 )  # fmt: skip
-"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those of the method."""
+"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those of
+the method.
+"""
 
 
 def due(t: int, run: Run) -> bool:
@@ -45,7 +49,9 @@ def due(t: int, run: Run) -> bool:
 
 @contextmanager
 def monitored(prepared: Prepared, callback: Callback | None) -> Iterator[Monitor]:
-    """Start the callback, log the run, and close the callback with the error that ends the run, if any."""
+    """Start the callback, log the run, and close the callback with the error that ends the run, if
+    any.
+    """
     monitor = Monitor(prepared, callback)
     notes = prepared.info.notes if prepared.info else ()
     try:
@@ -153,7 +159,9 @@ class Monitor:
 def _row(
     t: int, state: State, prepared: Prepared
 ) -> tuple[dict[str, float], metrics.Figures | None]:
-    """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank 0."""
+    """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank
+    0.
+    """
     world, network, task = prepared.world, prepared.network, prepared.task
     ensemble = None
     if prepared.run.ensemble:
@@ -225,9 +233,11 @@ def consensus(state: State, prepared: Prepared) -> tuple[float, Tensor | None]:
 
 
 def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) -> dict[str, float]:
-    """Return the bytes sent so far, by peers and server; and the parameters, where there is a server.
+    """Return the bytes sent so far, by peers and server; and the parameters, where there is a
+    server.
 
-    `parameters_k_plus_m` counts as Table 1 of LG-FedAvg: the server sends to all K peers, and m answer.
+    `parameters_k_plus_m` counts as Table 1 of LG-FedAvg: the server sends to all K peers, and m
+    answer.
     """
     up, down = (int(peers[name].sum()) for name in ("payload_bytes", "told_bytes"))
     if parameters is None:
@@ -241,7 +251,9 @@ def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) ->
 
 
 def gathered(state: State, world: World) -> NDArray[Any] | None:
-    """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None elsewhere."""
+    """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None
+    elsewhere.
+    """
     mine = state.x[:0] if state.is_global and world.rank else state.x
     return world.gather(mine.cpu().numpy())
 
@@ -249,8 +261,8 @@ def gathered(state: State, world: World) -> NDArray[Any] | None:
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
     """Return models (P, d) by parameter name, (P, *shape).
 
-    Frozen parameters have one row, (1, *shape). Of several kinds of model, personal parameters are named
-    `kind/name`, with a row for each peer of the kind.
+    Frozen parameters have one row, (1, *shape). Of several kinds of model, personal parameters are
+    named `kind/name`, with a row for each peer of the kind.
     """
     if not task.kinds:
         fixed = {name: value[None].cpu() for name, value in frozen(task.module).items()}

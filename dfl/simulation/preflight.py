@@ -1,7 +1,8 @@
-"""Can the components of a run do what they will be asked? The attack and the aggregator are shown messages of zeros.
+"""Checks of a run's components before round 0, and warnings about its exchange.
 
-Where copies are kept per edge, averaging is rehearsed without training, under the faults and with the compressor of
-the run, to see whether it still brings the peers together.
+The attack and the aggregation rule are called with messages of zeros. Where public copies are kept
+per edge, averaging is rehearsed without training, under the faults and with the compressor of the
+run, to see whether consensus distance still shrinks.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ else:
     from dfl.core.lazy import torch
 
 
-ROUNDS, WORK = 200, 2**21
-"""Rounds of averaging that are rehearsed at the most, and coordinates of messages in all of them."""
-FEWEST, MOST = 64, 512
-"""Coordinates of the messages that are rehearsed where they are compressed."""
-NUMBERS = 4096
-"""Coordinates of the message that is rehearsed."""
+ROUNDS = 200
+"""Most rounds of averaging that are rehearsed."""
+WORK = 2**21
+"""Most coordinates of messages in a rehearsal, beyond its first 20 rounds."""
+COORDINATES = (64, 512)
+"""Fewest and most coordinates of compressed messages in a rehearsal."""
+MESSAGE = 4096
+"""Coordinates of the one message whose compression error is measured."""
 
 
 def rehearse(
@@ -52,94 +55,91 @@ def rehearse(
     weights: Sequence[csr_array],
     stationary: Sequence[NDArray[np.float64] | None] = (),
 ) -> tuple[str, ...]:
-    """Show the attack and the aggregator what they will see, so that what they cannot do is refused now.
+    """Refuse what the components of a run cannot do, and return warnings, one line each.
 
     Args:
-        run, parts: the settled run, and its components.
-        data: what attackers spoil.
-        weights: the mixing matrices; none where peers speak to a server.
-        stationary: (P,) pi with pi W = pi for each of them.
-
-    Returns:
-        What to warn of, one line each.
+        run: the settled run.
+        parts: its components.
+        data: the data set, which an attack may poison.
+        weights: the mixing matrices; none where peers have no neighbours.
+        stationary: (P,) pi with pi W = pi for each of them; None where there is none.
 
     Raises:
-        InputError: something that they cannot do.
+        InputError: a component cannot do what the run needs.
     """
     assert run.peers is not None
-    algorithm, attack, hindered = parts["algorithm"], parts["attack"], _hindered(run, parts)
+    algorithm, attack = parts["algorithm"], parts["attack"]
+    lossy = _lossy(run, parts)
     parts["augment"].check(data.train_inputs.shape[1:])
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
         if "accuracy" in goal and not data.classes:
             raise InputError(
                 f"{goal}: labels that are no classes have no accuracy, choose train_loss"
             )
-    attackers, trusted = attack.chosen(run.peers, run.seed), np.zeros(1)
-    n, _ = algorithm.traffic(run.peers, 0)
-    heard = min(int((np.diff(matrix.indptr)).min()) for matrix in weights) if weights else int(n)
-    said = run.peers if weights else int(n)
+    attackers = attack.chosen(run.peers, run.seed)
+    trusted = np.zeros(1)
+    uploads, _ = algorithm.traffic(run.peers, 0)
+    senders = run.peers if weights else int(uploads)
+    received = int(uploads)
+    if weights:
+        received = min(int(np.diff(matrix.indptr).min()) for matrix in weights)
     if "aggregator" in algorithm.takes:
-        _rule(
-            run,
-            parts,
-            (heard, 1) if hindered else (heard,),
-            trusted if weights or algorithm.server_data_rule else None,
-        )
+        counts = (received, 1) if lossy else (received,)
+        _check_rule(run, parts, counts, trusted if weights or algorithm.server_data_rule else None)
     if len(attackers):
         attack.poison(data.train_inputs[:1], data.train_labels[:1], data.classes)
     if attack.per_edge and not (weights and "aggregator" in algorithm.takes):
         raise InputError(
-            f"--attack {run.attack} tells neighbours different things: choose --algorithm dfedavgm"
+            f"--attack {run.attack} sends each neighbour another message: choose --algorithm dfedavgm"
         )
-    if attack.speaks and not said:
+    if attack.speaks and not senders:
         raise InputError(
-            f"--attack {run.attack} lies in messages, and --algorithm {run.algorithm} sends none"
+            f"--attack {run.attack} falsifies messages, and --algorithm {run.algorithm} sends none"
         )
     if attack.speaks and not attack.per_edge and len(attackers):
-        bad = np.arange(min(len(attackers), said))
+        bad = np.arange(min(len(attackers), senders))
         attack.say(
             AttackView(
-                _blank(said, trusted if algorithm.server_data_rule else None),
+                _blank(senders, trusted if algorithm.server_data_rule else None),
                 bad,
                 bad,
                 slice(0, 1),
                 (0, 0, ""),
             )
         )
-    return (*_old_copies(run, parts, weights, stationary, hindered), *_coarse_messages(run, parts))
+    return (
+        *_check_copies(run, parts, weights, stationary, lossy),
+        *_check_compressor(run, parts),
+    )
 
 
-def _old_copies(
+def _check_copies(
     run: Run,
     parts: Parts,
     weights: Sequence[csr_array],
     stationary: Sequence[NDArray[np.float64] | None],
-    hindered: bool,
+    lossy: bool,
 ) -> tuple[str, ...]:
-    """What to warn of where public copies are kept per edge, and do not move in every round.
+    """Return warnings where public copies are kept per edge and do not move in every round.
 
     Raises:
-        InputError: the weights have no form in which copies are kept per edge.
+        InputError: the mixing matrices have no form in which copies are kept per edge.
     """
     assert run.peers is not None
     algorithm = parts["algorithm"]
-    if (
-        run.peers == 1
-        or not weights
-        or algorithm.step is None
-        or not (hindered or len(weights) > 1)
-    ):
+    if run.peers == 1 or not weights or algorithm.step is None or not (lossy or len(weights) > 1):
         return ()
     if any(pi is None for pi in stationary):
         raise InputError(
-            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round peers hear others who hear "
-            "nothing from them in turn, by weights that are not doubly stochastic: choose --algorithm dfedavgm"
+            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round a link has no "
+            "link back, and the weights are not doubly stochastic: choose --algorithm dfedavgm"
         )
     exact = isinstance(parts["compressor"], Exact)
-    if exact and not hindered:
+    if exact and not lossy:
         return ()
     messages = max(1, max(matrix.nnz for matrix in weights))
-    coordinates = 1 if exact else min(max(FEWEST, WORK // (ROUNDS * messages)), MOST)
+    fewest, most = COORDINATES
+    coordinates = 1 if exact else min(max(fewest, WORK // (ROUNDS * messages)), most)
     rounds = min(run.rounds, ROUNDS, 20 + WORK // (messages * coordinates))
     network = Network(
         Layout(run.peers, 1),
@@ -150,47 +150,48 @@ def _old_copies(
         stationary=stationary,
     )
     with isolated(run.threads):
-        grown = _growth(network, algorithm.step, rounds, coordinates) if rounds else 0.0
-    if grown < 2:
+        growth = _growth(network, algorithm.step, rounds, coordinates) if rounds else 0.0
+    if growth < 2:
         return ()
-    cause = f"--faults {run.faults}" if hindered else f"--topology {run.topology}"
+    cause = f"--faults {run.faults}" if lossy else f"--topology {run.topology}"
     coarse = "" if exact else f" and --compressor {run.compressor}"
     return (
-        f"with {cause}{coarse} peers average copies so old that disagreement which training does not reduce "
-        f"grows {grown:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, "
+        f"with {cause}{coarse} peers average copies so old that consensus distance, without training, "
+        f"grows {growth:.2g}-fold in {rounds} rounds: choose a gamma below {algorithm.step:g}, "
         f"{'' if exact else 'more bits, '}or --algorithm dfedavgm",
     )
 
 
-def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
-    """What to warn of where public copies feed back the errors of messages that do not contract."""
+def _check_compressor(run: Run, parts: Parts) -> tuple[str, ...]:
+    """Return warnings where public copies feed back the errors of messages that do not contract."""
     if parts["algorithm"].step is None:
         return ()
     values = randomness.generator(run.seed, "rehearsed message").standard_normal(
-        (1, NUMBERS), np.float32
+        (1, MESSAGE), np.float32
     )
     message, compressor = torch.from_numpy(values), parts["compressor"]
 
     def draw(rows: slice, places: slice) -> torch.Tensor:
         return randomness.bits(run.seed, "rehearsed rounding", [0], n=places)
 
-    received = compressor.decode(compressor.encode(message, draw), NUMBERS, message.dtype)
+    received = compressor.decode(compressor.encode(message, draw), MESSAGE, message.dtype)
     ratio = float((received - message).square().sum() / message.square().sum())
     if ratio < 1:
         return ()
     return (
-        f"messages of --compressor {run.compressor} lose more than they hold (their squared error on normal numbers is "
-        f"{ratio:.2g} of these), and the copies feed it back: disagreement may grow; choose more bits, a smaller "
-        "block or rounding=auto",
+        f"messages of --compressor {run.compressor} do not contract (their squared error on normal numbers is "
+        f"{ratio:.2g} times the numbers'), and the copies feed it back: consensus distance may grow; "
+        "choose more bits, a smaller block or rounding=auto",
     )
 
 
 def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:
-    """Return by what factor disagreement grows where nobody trains: its maximum over the last tenth of the rounds.
+    """Return the growth of consensus distance without training: its maximum over the last tenth of
+    the rounds.
 
-    Peers start from models of as many coordinates that differ by chance, and average copies kept per edge as
-    `QDFedAvgM` does, with messages of the run's compressor. Its error is proportional to the message, so the factor
-    does not depend on how large the differences are.
+    Peers start from random models of so many coordinates, and average copies kept per edge as
+    `QDFedAvgM` does, with messages of the run's compressor. Its error is proportional to the
+    message, so the growth does not depend on the size of the differences.
     """
     start = randomness.generator(network.seed, "rehearsal").standard_normal(
         (network.layout.peers, coordinates)
@@ -226,20 +227,20 @@ def _rounding(
     return randomness.bits(seed, "rehearsed edges", edges[rows], t, n=places)
 
 
-def _hindered(run: Run, parts: Parts) -> bool:
-    """Whether faults may leave a listener with a single word.
+def _lossy(run: Run, parts: Parts) -> bool:
+    """Return whether faults may leave a peer with no message but its own.
 
     Raises:
-        InputError: faults that have no part in the algorithm, or that befall peers that there are not.
+        InputError: faults that do not apply to the algorithm, or that name a peer that does not
+            exist.
     """
     assert run.peers is not None
-    faults, algorithm, round_key = (
-        parts["faults"],
-        parts["algorithm"],
-        RoundKey(run.peers, run.seed, 0),
-    )
-    alone = algorithm.traffic(run.peers, 1) == (0, 0)
-    if alone and ((algorithm.serves and faults) or any(each.touches == "links" for each in faults)):
+    faults, algorithm = parts["faults"], parts["algorithm"]
+    round_key = RoundKey(run.peers, run.seed, 0)
+    silent = algorithm.traffic(run.peers, 1) == (0, 0)
+    if silent and (
+        (algorithm.serves and faults) or any(each.touches == "links" for each in faults)
+    ):
         raise InputError(
             f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out"
         )
@@ -249,12 +250,14 @@ def _hindered(run: Run, parts: Parts) -> bool:
     return any(each.touches in ("links", "peers") for each in faults)
 
 
-def _rule(
-    run: Run, parts: Parts, words: Sequence[int], trusted: NDArray[np.float64] | None
+def _check_rule(
+    run: Run, parts: Parts, counts: Sequence[int], trusted: NDArray[np.float64] | None
 ) -> None:
-    """Show the aggregator some numbers of words; those after the first are what faults may leave of them."""
-    for n in words:
-        after = "" if n == words[0] else f" where --faults {run.faults} leaves no more"
+    """Call the aggregation rule with so many messages; counts after the first are what faults may
+    leave.
+    """
+    for n in counts:
+        after = "" if n == counts[0] else f" where --faults {run.faults} leaves no more"
         try:
             parts["aggregator"](_blank(n, trusted))
         except InputError as error:

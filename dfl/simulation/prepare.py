@@ -141,7 +141,9 @@ def prepare(
 
 
 def on_root(world: World, work: Callable[[], T]) -> T | None:
-    """Return the result of some work on rank 0, None elsewhere; its error is raised on every rank."""
+    """Return the result of some work on rank 0, None elsewhere; its error is raised on every
+    rank.
+    """
     results: list[T] = []
 
     def run() -> bytes:
@@ -212,7 +214,8 @@ def scatter(
     common: distribute.Arrays,
     root: Root | None,
 ) -> tuple[distribute.Arrays, distribute.Arrays | None, initialization.Starts | None]:
-    """Return what this rank gets: its peers' examples, the server's on rank 0, models to start from.
+    """Return what this rank gets: its peers' examples, the server's on rank 0, models to start
+    from.
 
     What attackers learn from is falsified here.
     """

@@ -1,4 +1,6 @@
-"""What does a rank need before round 0? A problem, an exam, a starting point, and a device to compute on."""
+"""What does a rank need before round 0? A problem, an exam, a starting point, and a device to
+compute on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ else:
     from dfl.core.lazy import torch
 
 AFFORDABLE = 2**20
-"""Parameters times examples of a batch up to which any model but a convolutional one gains from training together."""
+"""Parameters times examples of a batch up to which any model but a convolutional one gains from
+training together.
+"""
 
 
 class Place(NamedTuple):
@@ -69,13 +73,15 @@ def make_module(parts: Parts, shape: tuple[int, ...], classes: int) -> Module:
 def make_modules(
     run: Run, parts: Parts, common: Arrays, model: Models | None
 ) -> tuple[Module, ...]:
-    """The kinds of model of a run, mostly one: copies of those that a caller brings, or the one that is asked for.
+    """The kinds of model of a run, mostly one: copies of those that a caller brings, or the one
+    that is asked for.
 
     They come with the nets that only training has use for.
 
     Raises:
-        InputError: a model that is no module with values, or does not fit the data or the objective; or, of several
-            kinds, everything is to be shared, or they are to start where another run ended.
+        InputError: a model that is no module with values, or does not fit the data or the
+            objective; or, of several kinds, everything is to be shared, or they are to start where
+            another run ended.
     """
     if model is None:
         model = make_module(parts, common["inputs"].shape[1:], int(common["classes"]))
@@ -102,7 +108,8 @@ def make_modules(
 
 
 def _copies(model: Models) -> tuple[Module, ...]:
-    """Copies of a caller's modules, which the run cannot alter and whose later changes it does not see.
+    """Copies of a caller's modules, which the run cannot alter and whose later changes it does not
+    see.
 
     Raises:
         InputError: something is no module, or a parameter has no values yet.
@@ -210,7 +217,8 @@ def _check_dtype(module: Module) -> None:
 
 
 def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
-    """Take the gradient of every kind of model on two test examples, and refuse what cannot be trained.
+    """Take the gradient of every kind of model on two test examples, and refuse what cannot be
+    trained.
 
     Args:
         run: says which engine is asked for.
@@ -219,12 +227,12 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
         given: whether the modules are the caller's own; those that are built here need no trial.
 
     Returns:
-        The problem; its peers train one after the other where torch.func.vmap cannot take the model and the engine is
-        for us to choose.
+        The problem; its peers train one after the other where torch.func.vmap cannot take the model
+        and the engine is for us to choose.
 
     Raises:
-        InputError: the model or the loss raises, draws from torch's own generator, or returns something of another
-            form than (n, outputs) or (n,).
+        InputError: the model or the loss raises, draws from torch's own generator, or returns
+            something of another form than (n, outputs) or (n,).
     """
     two = [0, len(common["labels"]) - 1]
     inputs = ready(as_tensor(common["inputs"][two]).to(task.device), task.scale, task.shift)
@@ -268,7 +276,9 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
 
 
 def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ...]:
-    """Return the shape of a model's outputs for n examples, after it has been differentiated on them."""
+    """Return the shape of a model's outputs for n examples, after it has been differentiated on
+    them.
+    """
     name, shape = type(task.module).__name__, tuple(inputs.shape)
     leaves = {
         key: value.detach()[None].requires_grad_()
@@ -332,8 +342,8 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
         task: the problem of this rank's peers.
         root: inputs and labels of the server's examples.
         sizes: (P,), training examples of every peer.
-        pools: whether the server has the examples of all, and goes through them as often as a peer through its own;
-            else it takes as many steps as the peer that takes most.
+        pools: whether the server has the examples of all, and goes through them as often as a peer
+            through its own; else it takes as many steps as the peer that takes most.
     """
     inputs, labels = (as_tensor(root[name]).to(task.device) for name in ("inputs", "labels"))
     held, solver = np.array([len(labels)]), task.solver
@@ -367,10 +377,12 @@ def _solver(run: Run, parts: Parts) -> Solver:
 
 
 def _together(run: Run, task: Task, widest: int) -> bool:
-    """Whether a rank's peers train together; by the model and the batches, never by how many peers a rank has.
+    """Whether a rank's peers train together; by the model and the batches, never by how many peers
+    a rank has.
 
-    Dense layers always gain from it, and on a GPU everything does. Another model gains while it is small, and
-    convolutions do not; nor do large models on several threads, which one peer keeps busy.
+    Dense layers always gain from it, and on a GPU everything does. Another model gains while it is
+    small, and convolutions do not; nor do large models on several threads, which one peer keeps
+    busy.
     """
     if run.engine != "auto":
         return run.engine == "batched"
@@ -389,7 +401,8 @@ def _together(run: Run, task: Task, widest: int) -> bool:
 
 
 def device(asked: str, world: World) -> torch.device:
-    """The device that `--device` means on this rank; ranks that share a machine take its GPUs in turn.
+    """The device that `--device` means on this rank; ranks that share a machine take its GPUs in
+    turn.
 
     Raises:
         InputError: on every rank, if a GPU is asked for that some rank does not have.

@@ -1,7 +1,7 @@
 """Callbacks of a run: the base class, and the plain data that callbacks receive.
 
-Terminal, figures, TensorBoard, the run directory and a user's own callback watch the round loop through `Callback`.
-All methods are called on rank 0 only.
+Terminal, figures, TensorBoard, the run directory and a user's own callback watch the round loop
+through `Callback`. All methods are called on rank 0 only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class GraphInfo:
         edges: number of edges.
         directed: whether they are directed.
         degrees: (P,), neighbours of each peer.
-        weights: the mixing matrices, (P, P) each; round t uses the one numbered t modulo their number.
+        weights: the mixing matrices, (P, P) each; round t uses the one numbered t modulo their
+            number.
         gap: spectral gap.
         smallest: smallest eigenvalue of the mixing matrix.
         half_rounds: rounds in which plain averaging halves disagreement; NaN where not computed.
@@ -128,7 +129,9 @@ class Outcome:
 
 
 class Callback:
-    """Watches a run. A subclass overrides the methods that it needs; all of them do nothing here."""
+    """Watches a run. A subclass overrides the methods that it needs; all of them do nothing
+    here.
+    """
 
     def start(self, info: RunInfo) -> None:
         """Called before round 0."""

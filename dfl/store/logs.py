@@ -1,4 +1,6 @@
-"""The log of each rank, `DIR/logs/rank-3.log`, written by the logger "dfl". Nothing of it is printed."""
+"""The log of each rank, `DIR/logs/rank-3.log`, written by the logger "dfl". Nothing of it is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def gathered(run: Run) -> Iterator[None]:
 
 @contextmanager
 def listening(world: World, run: Run) -> Iterator[None]:
-    """Log what is warned of, which rank 0 alone shows; while a run computes, not while its caller does."""
+    """Log what is warned of, which rank 0 alone shows; while a run computes, not while its caller
+    does.
+    """
     before, shown = LOG.level, warnings.showwarning
 
     def show(

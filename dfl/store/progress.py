@@ -25,7 +25,8 @@ class Progress(NamedTuple):
         data: checksum of data and graph.
         trace: what the folder held when it was read, see `checkpoint_files.trace`.
         notes: warnings, one line each.
-        given: checksums of everything else that the run is given, by name, see `dfl.store.fingerprints`.
+        given: checksums of everything else that the run is given, by name, see
+            `dfl.store.fingerprints`.
     """
 
     found: checkpoint_files.Found | None
@@ -114,7 +115,8 @@ def _unlike(folder: Path, table: str) -> tuple[str, ...]:
 
 
 def _compared(run: Run, last: checkpoint_files.Found, given: Mapping[str, str]) -> tuple[str, ...]:
-    """What to warn of where what is given is not what the run began with, and does not change how it goes on.
+    """What to warn of where what is given is not what the run began with, and does not change how
+    it goes on.
 
     Raises:
         InputError: it does.

@@ -23,7 +23,9 @@ PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
 
 
 def circumstances(info: RunInfo) -> dict[str, Any]:
-    """Return what run.json holds at the start: enough to replay the run, and to rebuild its model."""
+    """Return what run.json holds at the start: enough to replay the run, and to rebuild its
+    model.
+    """
     return {
         "run": replace(info.run, resume=None).to_dict(),
         "model": {
@@ -55,7 +57,9 @@ def versions() -> dict[str, str | None]:
 
 
 def continued(record: dict[str, Any], before: Mapping[str, Any], t: int) -> dict[str, Any]:
-    """What run.json holds of a run that goes on after t rounds: how it began, and every launch since."""
+    """What run.json holds of a run that goes on after t rounds: how it began, and every launch
+    since.
+    """
     launch = {"round": t} | {name: record[name] for name in ("started", "command", "host", "ranks")}
     began = {name: before[name] for name in ("started", "command", "host") if name in before}
     return record | began | {"resumed": [*before.get("resumed", []), launch]}
@@ -79,7 +83,9 @@ def _version(package: str) -> str | None:
 
 
 def _checkout() -> dict[str, Any] | None:
-    """The commit of the checkout that this file belongs to, and whether its packages differ from it."""
+    """The commit of the checkout that this file belongs to, and whether its packages differ from
+    it.
+    """
     here = Path(__file__)
 
     def git(*words: str) -> str:

@@ -11,8 +11,8 @@
     DIR/logs/rank-3.log     `dfl.store.logs`, of every rank
     DIR/checkpoint/         `dfl.simulation.checkpointing`
 
-Files except metrics.csv and logs appear whole or not at all. Nothing is written through a link, and nothing is
-pickled. `dfl.store.results` reads the directory.
+Files except metrics.csv and logs appear whole or not at all. Nothing is written through a link, and
+nothing is pickled. `dfl.store.results` reads the directory.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class RunFiles(Callback):
         """Write the models and the peers' figures.
 
         Raises:
-            InputError: metrics.csv was changed by another program, or the folder cannot be written to.
+            InputError: metrics.csv was changed by another program, or the folder cannot be written
+                to.
         """
         from safetensors.numpy import save
 

@@ -21,7 +21,14 @@ from dfl import DivergedError, InputError, Run, simulate
 
 ROUNDS = 200
 APART, LOSS = 10.0, 10.0
-CAUSES = ("drift apart", "never settles", "hardly shrinks", "so old", "overshoot", "lose more than")
+CAUSES = (
+    "drift apart",
+    "never settles",
+    "hardly shrinks",
+    "so old",
+    "overshoot",
+    "do not contract",
+)
 """Updates of the warnings that name a cause of growth."""
 
 GRAPHS = (

@@ -327,15 +327,15 @@ IMPOSSIBLE = [
     ),
     (
         "--algorithm fedavg --attack dissensus",
-        "--attack dissensus tells neighbours different things: choose --algorit",
+        "--attack dissensus sends each neighbour another message: choose --algorit",
     ),
     (
         "--algorithm qdfedavgm --attack dissensus",
-        "--attack dissensus tells neighbours different things: choose --algo",
+        "--attack dissensus sends each neighbour another message: choose --algo",
     ),
     (
         "--algorithm local_only --attack alie",
-        "--attack alie lies in messages, and --algorithm local_only sends none",
+        "--attack alie falsifies messages, and --algorithm local_only sends none",
     ),
     ("--attack sign_flip:peers=16", "--attack sign_flip: peers must be from 0 to 15, not 16"),
     (

@@ -86,7 +86,7 @@ def test_data_of_the_callers_own_are_looked_at(change: dict[str, Any], message: 
 
 
 def test_labels_that_are_no_classes_are_dealt_iid_only() -> None:
-    with pytest.raises(InputError, match="--partition shards deals by label"):
+    with pytest.raises(InputError, match="--partition shards partitions by label"):
         own(nn.Linear(4, 1), data(classes=0), partition="shards")
 
 
