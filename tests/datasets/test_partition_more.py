@@ -284,7 +284,8 @@ def test_labels_that_are_no_classes(spec: str) -> None:
     run = Run(peers=20, partition=spec)
     if name in ("biased", "shards"):
         with pytest.raises(
-            InputError, match=f"^--partition {spec} partitions by label, .*: choose iid, quantity or nat"
+            InputError,
+            match=f"^--partition {spec} partitions by label, .*: choose iid, quantity or nat",
         ):
             distribute.read(run, {"partition": divide}, data)
     else:
