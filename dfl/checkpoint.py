@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dfl import fingerprints, keeping
+from dfl import fingerprints, keeping, manifest
 from dfl.config import Run
 from dfl.dealing import Arrays, packed, unpacked
 from dfl.errors import InputError, Suspended
 from dfl.files import read_bytes
-from dfl.manifest import damage
 from dfl.record import versions
 from dfl.resume import before, comparable, refuse_others, refuse_too_late
 from dfl.run_directory import outputs
@@ -79,15 +78,20 @@ def found(run: Run, schedule: Callable[[int, int], float]) -> keeping.Found | No
         schedule: its factor on the learning rate in round t of so many.
 
     Raises:
-        InputError: what is in `run.resume` is damaged, or of another run.
+        InputError: what is in `run.resume` is damaged, of another run, or finished without a checkpoint.
     """
     if run.resume is None or (begun := before(run.resume)) is None:
         return None
     refuse_others(run.resume, begun, run)
     last = keeping.find(run.resume)
     if last is None:
-        if line := damage(run.resume):
+        if line := manifest.damage(run.resume):
             raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
+        if manifest.read(run.resume).get("exit") == 0:
+            raise InputError(
+                f"--resume {run.resume} is finished and has no checkpoint to go on from: begin another run, with "
+                "--checkpoint-every to go on with later"
+            )
         return None
     if comparable(last.content["run"]) != comparable(run.to_dict()):
         raise InputError(f"{last.path} is a checkpoint of another run than {run.resume}/run.json")
@@ -104,22 +108,23 @@ def begun(
 ) -> Begun:
     """The checkpoint together with what it must go with: the data and the graph (a checksum), and what else is given.
 
-    A checkpoint of an earlier version of dfl, which kept no checksums of what else was given, is not compared by them.
+    Where there is no checkpoint, run.json has them. What an earlier version of dfl wrote without such checksums is not
+    compared by them.
 
     Raises:
         InputError: it does not.
     """
     if last is None or run.resume is None:
-        late = run.resume is not None and outputs(run.resume)
-        late_note = (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ()
-        return Begun(None, data, trace, late_note, given)
-    if last.content["data"] != data:
-        raise InputError(f"--resume {run.resume}: the data set or the graph is not the one that the run began with")
+        if run.resume is None or not outputs(run.resume):
+            return Begun(None, data, trace, (), given)
+        notes = _compared(run.resume, manifest.read(run.resume), data, given)
+        return Begun(None, data, trace, (f"{run.resume} has no checkpoint: the run starts at round 0", *notes), given)
+    known = _compared(run.resume, last.content, data, given)
     other = {n: v for n, v in versions().items() if last.content["versions"].get(n) != v and n != "mpi4py"}
     said = ", ".join(f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items())
     notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
     again = _unlike(run.resume, last.content["table"])
-    return Begun(last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given)
+    return Begun(last, data, trace, (*last.damaged, *notes, *again, *known), given)
 
 
 def _unlike(folder: Path, table: str) -> tuple[str, ...]:
@@ -129,23 +134,30 @@ def _unlike(folder: Path, table: str) -> tuple[str, ...]:
     except OSError:
         rows = b""
     line = "" if rows.startswith(table.encode()) else f"{folder}/metrics.csv is damaged"
-    return (f"{line}: it is written again",) if (line := damage(folder) or line) else ()
+    return (f"{line}: it is written again",) if (line := manifest.damage(folder) or line) else ()
 
 
-def _compared(run: Run, last: keeping.Found, given: Mapping[str, str]) -> tuple[str, ...]:
+def _compared(folder: Path, began: Mapping[str, Any], data: str, given: Mapping[str, str]) -> tuple[str, ...]:
     """What to warn of where what is given is not what the run began with, and does not change how it goes on.
+
+    Args:
+        folder: of the run.
+        began: what its checkpoint, or its run.json, has of how it began.
+        data, given: as `begun` takes them.
 
     Raises:
         InputError: it does.
     """
-    before = last.content.get("given")
+    if began.get("data", data) != data:
+        raise InputError(f"--resume {folder}: the data set or the graph is not the one that the run began with")
+    before = began.get("given")
     if before is None:
         return ()
-    minor = [str(each).rsplit(".", 1)[0] for each in (last.content["versions"].get("python"), versions().get("python"))]
+    minor = [str(each).rsplit(".", 1)[0] for each in (began["versions"].get("python"), versions().get("python"))]
     skipped = fingerprints.BYTECODE if minor[0] != minor[1] else ()
     for name in sorted((before.keys() | given.keys()) - {fingerprints.VALUES, *skipped}):
         if before.get(name) != given.get(name):
-            raise InputError(f"--resume {run.resume}: the {name} is not the one that the run began with")
+            raise InputError(f"--resume {folder}: the {name} is not the one that the run began with")
     if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
         return ("the model given has other initial values than at the start of the run, which goes on with its own",)
     return ()

@@ -37,6 +37,8 @@ def circumstances(setting: Setting) -> dict[str, Any]:
             "parameters": task.spec.d,
             "dtype": str(task.scale.dtype).removeprefix("torch."),
         },
+        "data": facts.begun.data,
+        "given": dict(facts.begun.given),
         "versions": versions(),
         "git": _checkout(),
         "host": platform.node(),

@@ -30,6 +30,7 @@ from dfl.network import Network, Speech
 from dfl.objectives import ADVERSARIES, objective
 from dfl.pulse import alive
 from dfl.rehearsal import rehearse
+from dfl.resume import finished
 from dfl.roots import everything
 from dfl.run_directory import refuse_unusable
 from dfl.specs import Component, choose, choose_several, flag
@@ -118,7 +119,7 @@ def simulate(
         report: who is told of the progress; by default the files of `run.out`.
 
     Yields:
-        The columns of metrics.csv, on every rank.
+        The columns of metrics.csv, on every rank; nothing where the run to go on with is finished.
 
     Raises:
         InputError: something asked for cannot be done.
@@ -131,7 +132,12 @@ def simulate(
         raise InputError("--tensorboard writes into the folder of the run: give --out")
     world = connect(run.timeout)
     world.busy = True
-    world.from_root(lambda: _usable(run, report))
+    brought = _brought(model, data)
+    if done := world.from_root(lambda: _usable(run, report, replace(run.settled(world.size), **brought))):
+        if not world.rank:
+            warnings.warn(f"{done.decode()}: dfl.load reads it back", stacklevel=2)
+        world.busy = False
+        return
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
             decided = _decide(run, world, model, data, loss)
@@ -164,12 +170,16 @@ def _check_report(report: Any) -> None:
         raise InputError(f"report must have the methods {', '.join(methods)}: {shown(report)} has no {missing[0]}")
 
 
-def _usable(run: Run, report: Any) -> bytes:
-    """On rank 0: refuse a report or a folder that cannot be used, before anything is written."""
+def _usable(run: Run, report: Any, settled: Run) -> bytes:
+    """On rank 0: refuse a report or a folder that cannot be used, before anything is written.
+
+    Returns:
+        A line where the run is finished already, else nothing.
+    """
     _check_report(report)
     if run.out is not None:
         refuse_unusable(run.out, run.resume is not None)
-    return b""
+    return finished(settled).encode()
 
 
 def _reported(setting: Setting) -> Report | None:
@@ -261,15 +271,17 @@ class Decided(NamedTuple):
 def _decide(run: Run, world: World, model: Models | None, data: Data | None, loss: Loss | None) -> Decided:
     """Check a run, and read and deal its data."""
     asked = run.settled(world.size)
-    brought: dict[str, Any] = {
-        name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None
-    }
-    run = replace(asked, **brought)
+    run = replace(asked, **_brought(model, data))
     found: dict[str, Any] = {}
     if world.rank:  # import torch while rank 0 reads and decides
         torch.get_num_threads()
     common = dealing.unpacked(world.from_root(lambda: _decided(run, asked, (model, data, loss), found)))
     return Decided(run, asked, common, found)
+
+
+def _brought(model: Models | None, data: Data | None) -> dict[str, Any]:
+    """The settings in whose place a caller brings something."""
+    return {name: "own" for name, given in (("model", model), ("dataset", data)) if given is not None}
 
 
 def _build(decided: Decided, world: World, model: Models | None, loss: Loss | None) -> Setting:
