@@ -156,6 +156,7 @@ class Folder:
                 self.lock = Lock(self.path)
             self.record = circumstances(setting)
             with self.lock.unless_this_fails(), self._writing():
+                refuse_unusable(self.path, resume)  # another run may have been faster
                 if resume:
                     self._go_on()
                 manifest.write(self.path, self.record)
