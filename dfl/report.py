@@ -73,6 +73,7 @@ class Report:
     """Passes what happens on to a folder and a terminal; either may be missing. On rank 0 only."""
 
     def __init__(self, folder: Path | None, terminal: Listener | None = None) -> None:
+        self.folder = folder
         self.listeners: list[Listener] = [Folder(folder)] if folder is not None else []
         self.listeners += [terminal] if terminal is not None else []
 

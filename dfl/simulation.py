@@ -116,7 +116,7 @@ def simulate(
             are one parameter. All parameters are float32 or all float64.
         data: the caller's own data in place of `run.dataset`; lists and torch tensors will do for arrays.
         loss: (outputs, labels) -> (n,); cross entropy where not given.
-        report: who is told of the progress; by default the files of `run.out`.
+        report: who is told of the progress, on rank 0; besides it the files of `run.out` are written.
 
     Yields:
         The columns of metrics.csv, on every rank; nothing where the run to go on with is finished.
@@ -143,7 +143,7 @@ def simulate(
             decided = _decide(run, world, model, data, loss)
             with isolated(run.threads):
                 setting = _build(decided, world, model, loss)
-            report = report or _reported(setting)
+            report = _reported(setting, report)
         rows = _rounds(setting, report)
         try:
             while True:
@@ -182,12 +182,18 @@ def _usable(run: Run, report: Any, settled: Run) -> bytes:
     return finished(settled).encode()
 
 
-def _reported(setting: Setting) -> Report | None:
-    """The files of a run, on rank 0; who asked for none is warned of what the report would have said."""
+def _reported(setting: Setting, report: Report | None) -> Report | None:
+    """The files of a run besides a caller's report, on rank 0; who asked for neither is warned of what they would say.
+
+    A report of ours that writes the files is taken as it is.
+    """
     if setting.run.out is not None and setting.facts:
         from dfl.report import Report
 
-        return Report(setting.run.out)
+        if not isinstance(report, Report) or report.folder is None:
+            report = Report(setting.run.out, report)
+    if report is not None:
+        return report
     for note in setting.facts.notes if setting.facts else ():
         warnings.warn(note, stacklevel=3)
     return None

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import dfl
 from dfl import manifest
 from dfl.logs import LOG
+from dfl.mpi import connect
 
 SECONDS = 60
 """How long a case may take."""
@@ -342,6 +343,29 @@ def _(_: Path) -> Any:
 @case("report: a function", "report")
 def _(_: Path) -> Any:
     return run(report=print)
+
+
+@case("report: one of the caller's beside a folder", RUNS)
+def _(folder: Path) -> Any:
+    report = Report()
+    run(report=report, out=folder / "run", checkpoint_every=1)
+    assert report.told == ["start", "row", "row", "row", "finish", "close"]
+    assert len(dfl.load(folder / "run").rows) == 3
+
+
+@case("report: one of the caller's when SIGTERM comes", RUNS)
+def _(folder: Path) -> Any:
+    report, asked = Report(), dfl.Run(**FEW, out=folder / "run")
+    rows, world = dfl.simulate(asked, data=GOOD, report=report), connect()
+    next(rows)
+    world.told = signal.SIGTERM
+    try:
+        list(rows)
+    except dfl.Suspended:
+        world.told = 0
+    assert world.told == 0
+    assert [row["round"] for row in dfl.simulate(dfl.resumed(folder / "run"), data=GOOD, report=report)] == [1, 2]
+    assert len(dfl.load(folder / "run").rows) == 3
 
 
 @case("report: one of the caller's", RUNS)
