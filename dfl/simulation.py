@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import topologies
     from dfl.datasets.data import Data
-    from dfl.report import Report
+    from dfl.report import Listener, Report
     from dfl.setup import Models
     from dfl.task import Loss, Task
 else:
@@ -104,7 +104,7 @@ def simulate(
     model: Models | None = None,
     data: Data | None = None,
     loss: Loss | None = None,
-    report: Report | None = None,
+    report: Listener | None = None,
 ) -> Iterator[dict[str, float]]:
     """Run a simulation and yield a row of figures at round 0, at every `eval_every`-th round and at the last.
 
@@ -143,8 +143,8 @@ def simulate(
             decided = _decide(run, world, model, data, loss)
             with isolated(run.threads):
                 setting = _build(decided, world, model, loss)
-            report = _reported(setting, report)
-        rows = _rounds(setting, report)
+            reported = _reported(setting, report)
+        rows = _rounds(setting, reported)
         try:
             while True:
                 with logs.listening(world, run), isolated(run.threads):
@@ -182,21 +182,20 @@ def _usable(run: Run, report: Any, settled: Run) -> bytes:
     return finished(settled).encode()
 
 
-def _reported(setting: Setting, report: Report | None) -> Report | None:
+def _reported(setting: Setting, report: Listener | None) -> Report | None:
     """The files of a run besides a caller's report, on rank 0; who asked for neither is warned of what they would say.
 
-    A report of ours that writes the files is taken as it is.
+    A report of ours that writes files is taken as it is.
     """
-    if setting.run.out is not None and setting.facts:
-        from dfl.report import Report
+    if not setting.facts:
+        return None
+    if setting.run.out is None and report is None:
+        for note in setting.facts.notes:
+            warnings.warn(note, stacklevel=3)
+        return None
+    from dfl.report import Report
 
-        if not isinstance(report, Report) or report.folder is None:
-            report = Report(setting.run.out, report)
-    if report is not None:
-        return report
-    for note in setting.facts.notes if setting.facts else ():
-        warnings.warn(note, stacklevel=3)
-    return None
+    return report if isinstance(report, Report) and report.folder else Report(setting.run.out, report)
 
 
 def _rounds(setting: Setting, report: Report | None) -> Generator[dict[str, float], None, None]:
