@@ -142,14 +142,8 @@ def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
     """What to warn of where public copies feed back the errors of messages that do not contract."""
     if parts["algorithm"].step is None:
         return ()
-    values = keys.generator(run.seed, "rehearsed message").standard_normal((1, NUMBERS), np.float32)
-    message, compressor = torch.from_numpy(values), parts["compressor"]
-
-    def draw(rows: slice, places: slice) -> torch.Tensor:
-        return keys.bits(run.seed, "rehearsed rounding", [0], n=places)
-
-    received = compressor.decode(compressor.encode(message, draw), NUMBERS, message.dtype)
-    ratio = float((received - message).square().sum() / message.square().sum())
+    with isolated(run.threads):
+        ratio = _lost(run, parts)
     if ratio < 1:
         return ()
     return (
@@ -157,6 +151,18 @@ def _coarse_messages(run: Run, parts: Parts) -> tuple[str, ...]:
         f"{ratio:.2g} of these), and the copies feed it back: disagreement may grow; choose more bits, a smaller "
         "block or rounding=auto",
     )
+
+
+def _lost(run: Run, parts: Parts) -> float:
+    """Return the squared error of a message of normal numbers, as a share of their squares."""
+    values = keys.generator(run.seed, "rehearsed message").standard_normal((1, NUMBERS), np.float32)
+    message, compressor = torch.from_numpy(values), parts["compressor"]
+
+    def draw(rows: slice, places: slice) -> torch.Tensor:
+        return keys.bits(run.seed, "rehearsed rounding", [0], n=places)
+
+    received = compressor.decode(compressor.encode(message, draw), NUMBERS, message.dtype)
+    return float((received - message).square().sum() / message.square().sum())
 
 
 def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:

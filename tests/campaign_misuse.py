@@ -441,13 +441,13 @@ def _(_: Path) -> Any:
     assert [row["train_loss"] for row in rows] == [row["train_loss"] for row in plain]
 
 
-def inside(around: Callable[[], Any]) -> None:
+def inside(around: Callable[[], Any], **settings: Any) -> None:
     """Run under settings of the caller's, which change no number."""
     torch.manual_seed(0)
     module = layer()
-    plain = run(module)
+    plain = run(module, **settings)
     with around():
-        rows = run(module)
+        rows = run(module, **settings)
     same = [name for name in plain[0] if name != "seconds"]
     assert [[row[name] for name in same] for row in rows] == [[row[name] for name in same] for row in plain]
 
@@ -478,6 +478,14 @@ CASES += [
         ("numpy that raises", partial(np.errstate, all="raise")),
         ("other seeds", partial(changed, torch.manual_seed, 1, torch.initial_seed)),
     )
+]
+CASES += [
+    Case("messages of few bits inside a device context", calling(inside, partial(torch.device, "meta"), bits=4), RUNS),
+    Case(
+        "faults inside a device context",
+        calling(inside, partial(torch.device, "meta"), bits=8, faults="link_loss:p=0.2"),
+        RUNS,
+    ),
 ]
 
 
