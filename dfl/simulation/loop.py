@@ -18,9 +18,10 @@ from dfl.core.parse import shown
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, initialization, monitor
 from dfl.simulation.liveness import alive
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import Prepared, named, prepare
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, as_callbacks
+from dfl.store.resume import finished
 from dfl.store.run_directory import refuse_unusable
 from dfl.store.run_files import RunFiles
 
@@ -54,7 +55,7 @@ def simulate(
         callbacks: watch the run on rank 0, after the one that writes `run.out`.
 
     Yields:
-        The columns of metrics.csv, on every rank.
+        The columns of metrics.csv, on every rank; nothing where the run to resume is finished.
 
     Raises:
         InputError: something cannot be done.
@@ -65,7 +66,12 @@ def simulate(
         raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
     world = connect(run.timeout)
     world.busy = True
-    world.from_root(lambda: _usable(run, callbacks))
+    settled = named(run.settled(world.size), model, data)
+    if done := world.from_root(lambda: _usable(run, callbacks, settled)):
+        if not world.rank:
+            warnings.warn(f"{done.decode()}: dfl.load reads it back", stacklevel=2)
+        world.busy = False
+        return
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
             prepared = prepare(run, world, model, data, loss)
@@ -84,12 +90,16 @@ def simulate(
     world.busy = False
 
 
-def _usable(run: Run, callbacks: Sequence[Callback]) -> bytes:
-    """Refuse callbacks or a folder that cannot be used, on rank 0, before anything is written."""
+def _usable(run: Run, callbacks: Sequence[Callback], settled: Run) -> bytes:
+    """Refuse callbacks or a folder that cannot be used, on rank 0, before anything is written.
+
+    Returns:
+        One line where the run is finished, else nothing.
+    """
     as_callbacks(callbacks)
     if run.out is not None:
         refuse_unusable(run.out, run.resume is not None)
-    return b""
+    return finished(settled).encode()
 
 
 def _callbacks(

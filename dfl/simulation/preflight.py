@@ -166,16 +166,8 @@ def _check_compressor(run: Run, parts: Parts) -> tuple[str, ...]:
     """Return warnings where public copies feed back the errors of messages that do not contract."""
     if parts["algorithm"].step is None:
         return ()
-    values = randomness.generator(run.seed, "rehearsed message").standard_normal(
-        (1, MESSAGE), np.float32
-    )
-    message, compressor = torch.from_numpy(values), parts["compressor"]
-
-    def draw(rows: slice, places: slice) -> torch.Tensor:
-        return randomness.bits(run.seed, "rehearsed rounding", [0], n=places)
-
-    received = compressor.decode(compressor.encode(message, draw), MESSAGE, message.dtype)
-    ratio = float((received - message).square().sum() / message.square().sum())
+    with isolated(run.threads):
+        ratio = _compression_error(run, parts)
     if ratio < 1:
         return ()
     return (
@@ -183,6 +175,19 @@ def _check_compressor(run: Run, parts: Parts) -> tuple[str, ...]:
         f"{ratio:.2g} times the numbers'), and the copies feed it back: consensus distance may grow; "
         "choose more bits, a smaller block or rounding=auto",
     )
+
+
+def _compression_error(run: Run, parts: Parts) -> float:
+    """Return ||Q(x) - x||^2 / ||x||^2 of a message of normal numbers."""
+    generator = randomness.generator(run.seed, "rehearsed message")
+    message = torch.from_numpy(generator.standard_normal((1, MESSAGE), np.float32))
+    compressor = parts["compressor"]
+
+    def draw(rows: slice, places: slice) -> torch.Tensor:
+        return randomness.bits(run.seed, "rehearsed rounding", [0], n=places)
+
+    received = compressor.decode(compressor.encode(message, draw), MESSAGE, message.dtype)
+    return float((received - message).square().sum() / message.square().sum())
 
 
 def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:

@@ -124,8 +124,7 @@ def prepare(
     if loss is not None and not callable(loss):
         raise InputError(f"loss must be a function of outputs and labels, not {shown(loss)}")
     specs = run.settled(world.size)
-    run = specs if model is None else replace(specs, model="own")
-    run = run if data is None else replace(run, dataset="own")
+    run = named(specs, model, data)
     if world.rank:  # import torch while rank 0 reads
         torch.get_num_threads()
 
@@ -138,6 +137,12 @@ def prepare(
     del root  # the data set, of which every rank has its part
     with isolated(run.threads):
         return build(run, world, layout, parts, common, own, server, starts, facts, model, loss)
+
+
+def named(run: Run, model: Models | None, data: Data | None) -> Run:
+    """Return a run that names the caller's own model and data as "own"."""
+    run = run if model is None else replace(run, model="own")
+    return run if data is None else replace(run, dataset="own")
 
 
 def on_root(world: World, work: Callable[[], T]) -> T | None:

@@ -1,18 +1,23 @@
 """Checksums of what a run is given besides its settings and data: a caller's own model and loss, and files.
 
 A checkpoint keeps them, and a run that goes on is compared with them. Of code they cover what Python shows of a
-function or class: its bytecode, constants, names, default values and enclosed values. They do not cover functions and
-values that code refers to by a global name, or code of torch, whose version is noted apart.
+function or class: its bytecode, constants, names, default values and enclosed values, and what it refers to by a
+global name: functions and classes, modules of torch, tensors, arrays, and plain values, also in tuples, lists and
+dicts. Modules of Python and what installed packages define count by their names; the versions of the packages that
+matter are noted apart. Other objects that code refers to by a global name count by their class.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,26 +40,35 @@ def of_models(modules: Sequence[Module]) -> dict[str, str]:
 
     Values that are not trained, buffers and frozen parameters, count to the structure, since no checkpoint has them.
     """
-    structure, code, values = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    structure, code, values = _Walk(), _Walk(), _Walk()
     for k, module in enumerate(modules):
+        code.leave_out(module.modules())  # whose functions may enclose them
         for name, part in module.named_modules():
-            structure.update(
-                f"{k} {name} {_called(type(part))} {part.extra_repr()} {_options(part)}\n".encode()
+            structure.add(k, name, _called(type(part)), _extra(part), _options(part))
+            code.add(
+                type(part),
+                [
+                    each
+                    for each in vars(part).values()
+                    if isinstance(each, FunctionType | MethodType)
+                ],
             )
-            for text in _class(type(part)):
-                code.update(text)
-        trained = {name for name, each in module.named_parameters() if each.requires_grad}
-        for name, value in module.state_dict().items():
-            structure.update(
-                f"{k} {name} {value.dtype} {tuple(value.shape)} {name in trained}\n".encode()
-            )
-            (values if name in trained else structure).update(_bytes(value))
+        first = dict(module.named_parameters())
+        for name, value in (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(),
+        ):
+            trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
+            structure.add(k, name, str(value.dtype), tuple(value.shape), trained, name in first)
+            (values if trained else structure).add(_bytes(value))
     return {MODEL: structure.hexdigest(), CODE: code.hexdigest(), VALUES: values.hexdigest()}
 
 
 def of_loss(loss: Callable[..., Any]) -> dict[str, str]:
     """Return the checksum of a caller's loss."""
-    return {LOSS: _digest(_thing(loss, frozenset()))}
+    walk = _Walk()
+    walk.add(loss)
+    return {LOSS: walk.hexdigest()}
 
 
 def of_files(files: Mapping[str, Path]) -> dict[str, str]:
@@ -75,26 +89,23 @@ def of_files(files: Mapping[str, Path]) -> dict[str, str]:
     return found
 
 
-def _digest(parts: Iterator[bytes]) -> str:
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part + b"\n")
-    return whole.hexdigest()
+def _extra(module: Module) -> str:
+    """What a module prints of itself; nothing where it cannot."""
+    try:
+        return str(module.extra_repr())
+    except Exception:
+        return ""
 
 
-def _options(module: Module) -> str:
-    """The numbers and names that a module keeps as attributes, but for the mode that it is in."""
+def _options(module: Module) -> list[tuple[str, Any]]:
+    """The plain values and tensors that a module keeps as attributes, but for the mode that it is in."""
     own = {
         name: value
         for name, value in vars(module).items()
         if not name.startswith("_") and name != "training"
     }
-    return repr(
-        sorted(
-            (name, value)
-            for name, value in own.items()
-            if isinstance(value, bool | int | float | str)
-        )
+    return sorted(
+        ((name, value) for name, value in own.items() if _constant(value)), key=lambda item: item[0]
     )
 
 
@@ -102,85 +113,189 @@ def _called(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _class(kind: type) -> Iterator[bytes]:
-    """What the classes of a module that are not torch's do."""
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] in ("torch", "builtins"):
-            continue
-        yield _called(each).encode()
-        for name, value in sorted(vars(each).items()):
-            function = inspect.unwrap(
-                getattr(value, "__func__", getattr(value, "fget", None) or value)
-            )
-            if inspect.isfunction(function):
-                yield name.encode()
-                yield from _function(function, frozenset())
+PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
+"""Kinds of values whose representation is all that there is to them."""
+OWN_KINDS = ("torch.dtype", "torch.device", "torch.Size", "torch.memory_format")
+"""Kinds of values of torch of which the same holds."""
+INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+"""Where Python and installed packages lie."""
 
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
+class _Walk:
+    """A checksum of values and of all that they are made of. What is met again counts by where it was met first."""
+
+    def __init__(self) -> None:
+        self.whole, self.known = hashlib.sha256(), dict[int, int]()
+        self.kept: list[Any] = []  # what is known, or another value might get its id
+
+    def add(self, *values: Any) -> None:
+        """Add values to the checksum."""
+        waiting = [*reversed(values)]
+        while waiting:
+            value = waiting.pop()
+            if _plain(value) or (type(value) is tuple and all(map(_plain, value))):
+                self._note(type(value).__name__, repr(value).encode())
+            elif (number := self.known.get(id(value))) is not None:
+                self._note("again", str(number).encode())
+            else:
+                self.leave_out([value])
+                head, parts = _look(value)
+                self._note(f"{type(value).__name__} of {len(parts)}", head)
+                waiting += reversed(parts)
+
+    def leave_out(self, values: Iterable[Any]) -> None:
+        """Take values for known."""
+        for value in values:
+            self.known[id(value)] = len(self.known)
+            self.kept.append(value)
+
+    def hexdigest(self) -> str:
+        """Return the checksum."""
+        return self.whole.hexdigest()
+
+    def _note(self, kind: str, head: bytes) -> None:
+        self.whole.update(f"{kind} {len(head)} ".encode() + head)
 
 
-def _thing(value: Any, seen: frozenset[int]) -> Iterator[bytes]:
-    """What there is to see of a value, or of something that can be called; `seen` are those around it."""
-    if id(value) in seen:
-        return
-    seen |= {id(value)}
-    if isinstance(value, PLAIN):
-        yield repr(value).encode()
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield _bytes(torch.as_tensor(value))
-    elif inspect.isfunction(value):
-        yield from _function(value, seen)
-    elif (inspect.isroutine(value) and not inspect.ismethod(value)) or isinstance(value, type):
-        yield str(getattr(value, "__qualname__", value)).encode()
-    else:
-        yield _called(type(value)).encode()
-        for part in _parts(value):
-            yield from _thing(part, seen)
+def _look(value: Any) -> tuple[bytes, Sequence[Any]]:
+    """What there is to see of a value that is not plain, and the values that it is made of."""
+    if isinstance(value, ModuleType):
+        return value.__name__.encode(), ()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _array(value)
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, FunctionType | type):
+        name = _called(value).encode()
+        return name, () if _installed(value) else _function(value) if isinstance(
+            value, FunctionType
+        ) else _class(value)
+    if hasattr(value, "__wrapped__"):
+        return b"wrapper", [value.__wrapped__]
+    if inspect.isroutine(value) and not inspect.ismethod(value):
+        return str(getattr(value, "__qualname__", value)).encode(), ()
+    return _called(type(value)).encode(), _parts(value)
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """What a value that is not plain is made of."""
+    """What a value is made of that is neither plain nor code."""
     if isinstance(value, tuple | list):
         return value
     if isinstance(value, dict):
         return [each for item in value.items() for each in item]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if inspect.ismethod(value):
         return value.__func__, value.__self__
     if isinstance(value, torch.nn.Module):
-        return list(of_models([value]).values())
-    own = getattr(value, "__dict__", {})
-    return [*_class(type(value)), dict(sorted(own.items()))]
+        return _module(value)
+    own = dict(sorted(getattr(value, "__dict__", {}).items()))
+    if _installed(type(value)):
+        return [{name: each for name, each in own.items() if _constant(each)}]
+    return type(value), own
 
 
-def _function(function: Any, seen: frozenset[int]) -> Iterator[bytes]:
-    yield _called(function).encode()
-    if function.__module__.partition(".")[0] == "torch":
-        return
-    yield from _code(function.__code__, function.__doc__)
-    for each in (function.__defaults__, function.__kwdefaults__):
-        yield from _thing(each, seen)
-    for cell in function.__closure__ or ():
-        try:
-            yield from _thing(cell.cell_contents, seen)
-        except ValueError:  # an empty cell
-            yield b"empty"
+def _module(module: Module) -> Sequence[Any]:
+    parts = [
+        (name, type(part), _extra(part), _options(part)) for name, part in module.named_modules()
+    ]
+    return [parts, *module.named_parameters(remove_duplicate=False), *module.named_buffers()]
 
 
-def _code(code: CodeType, text: str | None = None) -> Iterator[bytes]:
-    """What a function does: bytecode, names and constants, but neither where it stands nor its docstring."""
-    yield code.co_code
-    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code(constant)
-        elif isinstance(constant, frozenset):
-            yield repr(sorted(map(repr, constant))).encode()
-        elif text is None or constant != text:
-            yield repr(constant).encode()
+def _installed(value: Any) -> bool:
+    """Whether a function or class is of Python, of an installed package, or of ours."""
+    name = str(value.__module__)
+    if name in sys.builtin_module_names or name.partition(".")[0] in ("dfl", "topologies"):
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and file.startswith(INSTALLED)
+
+
+def _class(kind: type) -> Sequence[Any]:
+    """What a class does: the classes that it is made of, its functions and its plain values."""
+    own: list[Any] = [*kind.__bases__]
+    for name, value in sorted(vars(kind).items()):
+        function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", None) or value))
+        if inspect.isfunction(function) or (_constant(value) and not name.startswith("__")):
+            own += [name, function]
+    return own
+
+
+def _function(function: FunctionType) -> Sequence[Any]:
+    """What a function does, and the values that it has at hand."""
+    cells = [_cell(each) for each in function.__closure__ or ()]
+    return [
+        *_code(function.__code__, function.__doc__)[1],
+        function.__code__.co_code,
+        function.__defaults__,
+        function.__kwdefaults__,
+        cells,
+        *_globals(function),
+    ]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return "empty"
+
+
+def _globals(function: FunctionType) -> Iterator[Any]:
+    """What a function, or one inside it, refers to by a global name and does not set; the name goes before it."""
+    codes, read, written = [function.__code__], set[str](), set[str]()
+    for code in codes:  # which grows
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                read.add(step.argval)
+            elif step.opname == "STORE_GLOBAL":
+                written.add(step.argval)
+    for name in sorted(read - written):
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        walked = (FunctionType, type, ModuleType, functools.partial, torch.nn.Module)
+        yield name
+        yield (
+            value
+            if isinstance(value, walked) or inspect.isroutine(value) or _constant(value)
+            else type(value)
+        )
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or _called(type(value)) in OWN_KINDS
+
+
+def _constant(value: Any) -> bool:
+    """Whether a value is plain, a tensor or an array, or a tuple, list, dict or set of such."""
+    waiting, seen = [value], set[int]()
+    for each in waiting:  # which grows
+        if isinstance(each, tuple | list | dict | set | frozenset):
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting += [*each, *each.values()] if isinstance(each, dict) else each
+        elif not _plain(each) and not isinstance(each, torch.Tensor | np.ndarray):
+            return False
+    return True
+
+
+def _code(code: CodeType, text: str | None = None) -> tuple[bytes, Sequence[Any]]:
+    """What code does: bytecode, names and constants, but neither where it stands nor its docstring."""
+    constants = [each for each in code.co_consts if text is None or each != text]
+    return code.co_code, [code.co_names, code.co_varnames, code.co_freevars, *constants]
+
+
+def _array(value: torch.Tensor | np.ndarray) -> tuple[bytes, Sequence[Any]]:
+    head = f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, torch.Tensor):
+        return head.encode(), [_bytes(value)]
+    return head.encode(), list(value.flat) if value.dtype.hasobject else [value.tobytes()]
 
 
 def _bytes(value: torch.Tensor) -> bytes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import read_bytes
-from dfl.store import checkpoint_files, fingerprints
-from dfl.store.manifest import damage
+from dfl.store import checkpoint_files, fingerprints, manifest
 from dfl.store.record import versions
 from dfl.store.resume import before, comparable, refuse_others, refuse_too_late
 from dfl.store.run_directory import outputs
@@ -46,15 +45,21 @@ def find_checkpoint(
         schedule: factor on the learning rate, by round and number of rounds.
 
     Raises:
-        InputError: what is in `run.resume` is damaged, or of another run.
+        InputError: what is in `run.resume` is damaged, of another run, or finished
+            without a checkpoint.
     """
     if run.resume is None or (begun := before(run.resume)) is None:
         return None
     refuse_others(run.resume, begun, run)
     last = checkpoint_files.find(run.resume)
     if last is None:
-        if line := damage(run.resume):
+        if line := manifest.damage(run.resume):
             raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
+        if manifest.read(run.resume).get("exit") == 0:
+            raise InputError(
+                f"--resume {run.resume} is finished and has no checkpoint to go on from: begin "
+                "another run, with --checkpoint-every to go on with later"
+            )
         return None
     if comparable(last.content["run"]) != comparable(run.to_dict()):
         raise InputError(f"{last.path} is a checkpoint of another run than {run.resume}/run.json")
@@ -69,11 +74,11 @@ def progress_of(
     data: str,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> Progress:
-    """Return the progress of a run whose checkpoint fits what the run is given.
+    """Return the progress of a run that began with what it is given now.
 
     Args:
         run: the settled run.
-        last: its last checkpoint.
+        last: its last checkpoint; without one, run.json has the checksums to compare.
         trace: what the folder held when it was read.
         data: checksum of data and graph.
         given: checksums of everything else that the run is given.
@@ -81,61 +86,66 @@ def progress_of(
     Raises:
         InputError: data, graph, or something else given is not what the run began with.
     """
-    if last is None or run.resume is None:
-        late = run.resume is not None and outputs(run.resume)
-        late_note = (f"{run.resume} has no checkpoint: the run starts at round 0",) if late else ()
-        return Progress(None, data, trace, late_note, given)
-    if last.content["data"] != data:
-        raise InputError(
-            f"--resume {run.resume}: the data set or the graph is not the one that the run began with"
-        )
-    other = {
-        n: v
-        for n, v in versions().items()
-        if last.content["versions"].get(n) != v and n != "mpi4py"
-    }
-    said = ", ".join(
-        f"{name} {last.content['versions'].get(name)}, now {now}" for name, now in other.items()
+    folder = run.resume
+    if last is None or folder is None:
+        if folder is None or not outputs(folder):
+            return Progress(None, data, trace, (), given)
+        notes = _compare(folder, manifest.read(folder), data, given)
+        late = f"{folder} has no checkpoint: the run starts at round 0"
+        return Progress(None, data, trace, (late, *notes), given)
+    known = _compare(folder, last.content, data, given)
+    before = last.content["versions"]
+    changed = ", ".join(
+        f"{name} {before.get(name)}, now {now}"
+        for name, now in versions().items()
+        if before.get(name) != now and name != "mpi4py"
     )
-    notes = (f"the checkpoint is of {said}: last bits may differ",) if said else ()
-    again = _unlike(run.resume, last.content["table"])
-    return Progress(
-        last, data, trace, (*last.damaged, *notes, *again, *_compared(run, last, given)), given
-    )
+    other = (f"the checkpoint is of {changed}: last bits may differ",) if changed else ()
+    damaged = _damaged_table(folder, last.content["table"])
+    return Progress(last, data, trace, (*last.damaged, *other, *damaged, *known), given)
 
 
-def _unlike(folder: Path, table: str) -> tuple[str, ...]:
-    """What in a run's folder is not as the run wrote it, in one line; it is written again."""
+def _damaged_table(folder: Path, table: str) -> tuple[str, ...]:
+    """Return one line where files of the folder are damaged; they are written again."""
     try:
         rows = read_bytes(folder / "metrics.csv")
     except OSError:
         rows = b""
     line = "" if rows.startswith(table.encode()) else f"{folder}/metrics.csv is damaged"
-    return (f"{line}: it is written again",) if (line := damage(folder) or line) else ()
+    return (f"{line}: it is written again",) if (line := manifest.damage(folder) or line) else ()
 
 
-def _compared(run: Run, last: checkpoint_files.Found, given: Mapping[str, str]) -> tuple[str, ...]:
-    """What to warn of where what is given is not what the run began with, and does not change how
-    it goes on.
+def _compare(
+    folder: Path, began: Mapping[str, Any], data: str, given: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return warnings where what is given differs from the beginning without changing the run.
+
+    Args:
+        folder: of the run.
+        began: its checkpoint's content, or its run.json.
+        data, given: as `progress_of` takes them.
 
     Raises:
-        InputError: it does.
+        InputError: something given is not what the run began with.
     """
-    before = last.content.get("given")
+    if began.get("data", data) != data:
+        raise InputError(
+            f"--resume {folder}: the data set or the graph is not the one that the run began with"
+        )
+    before = began.get("given")
     if before is None:
         return ()
-    minor = [
-        str(each).rsplit(".", 1)[0]
-        for each in (last.content["versions"].get("python"), versions().get("python"))
-    ]
-    skipped = fingerprints.BYTECODE if minor[0] != minor[1] else ()
+    pythons = (began["versions"].get("python"), versions().get("python"))
+    minor = {str(each).rsplit(".", 1)[0] for each in pythons}
+    skipped = fingerprints.BYTECODE if len(minor) > 1 else ()
     for name in sorted((before.keys() | given.keys()) - {fingerprints.VALUES, *skipped}):
         if before.get(name) != given.get(name):
             raise InputError(
-                f"--resume {run.resume}: the {name} is not the one that the run began with"
+                f"--resume {folder}: the {name} is not the one that the run began with"
             )
     if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
         return (
-            "the model given has other initial values than at the start of the run, which goes on with its own",
+            "the model given has other initial values than at the start of the run, which goes on "
+            "with its own",
         )
     return ()

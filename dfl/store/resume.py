@@ -160,6 +160,18 @@ def over(run: Run) -> str:
     return f"{run.resume} is finished after {done} rounds"
 
 
+def finished(asked: Run) -> str:
+    """Return a line for a run that is to be gone on with and is finished, as `over` does; empty where there is none.
+
+    Raises:
+        InputError: another run is in its folder, or it has done more rounds than are asked for.
+    """
+    if asked.resume is None or (begun := before(asked.resume)) is None:
+        return ""
+    refuse_others(asked.resume, begun, asked)
+    return over(asked)
+
+
 def _begun(folder: Path) -> Run:
     """The run in a folder.
 

@@ -29,6 +29,8 @@ FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard")
 """The folders that a run makes in its folder."""
 OUTPUTS = (*FILES, *FOLDERS[:2])
 """What tells that a run has been in a folder. A sweep writes to it before that."""
+GRID, CELL = "grid.toml", "cell.toml"
+"""The file of a sweep in its folder, and that of a cell in the cell's folder."""
 LONGEST = "x" * 100
 """No name that a run gives to a file in its folder is longer."""
 
@@ -41,11 +43,13 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
         resume: whether the run goes on with what is in it.
 
     Raises:
-        InputError: it is foreign, has a name that leaves no room for names in it, holds a run
-            already that is not to be gone on with, or something else where a run writes.
+        InputError: it is foreign, has a name that leaves no room for names in it, holds a sweep,
+            a run already that is not to be gone on with, or something else where a run writes.
     """
     flag = "--resume" if resume else "--out"
     refuse_foreign(flag, folder)
+    if os.path.lexists(folder / GRID) or next(folder.glob(f"*/{CELL}"), None):
+        raise InputError(f"{flag} {folder} holds a sweep, which is no run: give another folder")
     if not resume and outputs(folder):
         raise InputError(
             f"--out {folder} holds a run already, and runs are never overwritten: "

@@ -71,8 +71,10 @@ class RunFiles(Callback):
         try:
             with self._writing():
                 self.lock = Lock(self.path)
-            self.record = circumstances(info)
+            given = {"data": self.progress.data, "given": dict(self.progress.given)}
+            self.record = circumstances(info) | given
             with self.lock.unless_this_fails(), self._writing():
+                refuse_unusable(self.path, resume)  # another run may have been faster
                 if resume:
                     self._go_on()
                 manifest.write(self.path, self.record)

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dfl
+from dfl.comm.mpi import connect
 from dfl.store import manifest
 from dfl.store.logs import LOG
 
@@ -400,6 +401,22 @@ def _(folder: Path) -> Any:
     assert calls.calls == ["start", "row", "row", "row", "finish", "close"]
 
 
+@case("callbacks: one of the caller's when SIGTERM comes", RUNS)
+def _(folder: Path) -> Any:
+    asked, calls = dfl.Run(**FEW, out=folder / "run"), Calls()
+    rows, world = dfl.simulate(asked, data=GOOD, callbacks=[calls]), connect()
+    next(rows)
+    world.told = signal.SIGTERM
+    try:
+        list(rows)
+    except dfl.Suspended:
+        world.told = 0
+    assert world.told == 0
+    resumed = dfl.simulate(dfl.resumed(folder / "run"), data=GOOD, callbacks=[Calls()])
+    assert [row["round"] for row in resumed] == [1, 2]
+    assert len(dfl.load(folder / "run").rows) == 3
+
+
 @case("callbacks: one that raises", RUNS)
 def _(_: Path) -> Any:
     calls = Failing()
@@ -461,13 +478,13 @@ def _(_: Path) -> Any:
     assert [row["train_loss"] for row in rows] == [row["train_loss"] for row in plain]
 
 
-def inside(around: Callable[[], Any]) -> None:
+def inside(around: Callable[[], Any], **settings: Any) -> None:
     """Run under settings of the caller's, which change no number."""
     torch.manual_seed(0)
     module = layer()
-    plain = run(module)
+    plain = run(module, **settings)
     with around():
-        rows = run(module)
+        rows = run(module, **settings)
     same = [name for name in plain[0] if name != "seconds"]
     assert [[row[name] for name in same] for row in rows] == [
         [row[name] for name in same] for row in plain
@@ -508,6 +525,18 @@ CASES += [
         ("numpy that raises", partial(np.errstate, all="raise")),
         ("other seeds", partial(changed, torch.manual_seed, 1, torch.initial_seed)),
     )
+]
+CASES += [
+    Case(
+        "messages of few bits inside a device context",
+        calling(inside, partial(torch.device, "meta"), bits=4),
+        RUNS,
+    ),
+    Case(
+        "faults inside a device context",
+        calling(inside, partial(torch.device, "meta"), bits=8, faults="link_loss:p=0.2"),
+        RUNS,
+    ),
 ]
 
 

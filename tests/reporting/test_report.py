@@ -16,7 +16,7 @@ import torch
 
 import dfl
 from dfl.comm.mpi import World
-from dfl.core.files import atomically
+from dfl.core.files import Lock, atomically
 from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import manifest
@@ -280,6 +280,25 @@ def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:
     result = dfl.load(tmp_path / "run")
     assert result.record["exit"] == 3
     assert len(result.rows) >= 1
+
+
+def test_two_runs_that_begin_at_once_do_not_share_a_folder(
+    setting: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run begins and ends while this one is on its way to the lock."""
+    folder = setting.run.out
+    assert folder is not None
+
+    def late(path: Path) -> Lock:
+        monkeypatch.undo()
+        list(dfl.simulate(small(out=path, seed=1)))
+        return Lock(path)
+
+    monkeypatch.setattr("dfl.store.run_files.Lock", late)
+    with pytest.raises(dfl.InputError, match="holds a run already"):
+        started(setting, folder)
+    assert manifest.damage(folder) == ""
+    assert dfl.load(folder).run.seed == 1
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

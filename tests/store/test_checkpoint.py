@@ -153,6 +153,52 @@ def test_without_a_checkpoint_it_starts_at_round_0(tmp_path: Path) -> None:
     assert [each["round"] for each in record(cut)["resumed"]] == [0]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {
+        file: file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file() and file.parent.name != "logs"
+    }
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_again(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=None)))
+    before = contents(tmp_path)
+    with pytest.raises(dfl.InputError, match=r"--resume .*run is finished and has no checkpoint"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run", rounds=9)))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path, every: int | None) -> None:
+    list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=every)))
+    before = contents(tmp_path)
+    with pytest.warns(UserWarning, match="is finished after 7 rounds"):
+        assert list(dfl.simulate(dfl.resumed(tmp_path / "run"))) == []
+    with pytest.raises(dfl.InputError, match="has --lr"):
+        list(dfl.simulate(replace(dfl.resumed(tmp_path / "run"), lr=0.3)))
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_begins_again_is_compared_with_what_it_began_with(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    given: dict[str, Any] = {"model": torch.nn.Linear(4, 3), "data": Data(x, y, x[:9], y[:9], 3)}
+    crash(small(out=tmp_path / "run", examples_per_peer=None, checkpoint_every=None), 4, **given)
+    before = contents(tmp_path)
+    others = (
+        (
+            {"data": replace(given["data"], train_labels=(y + 1) % 3)},
+            "the data set or the graph is not the one",
+        ),
+        ({"model": torch.nn.Linear(4, 3, bias=False)}, "the model is not the one"),
+    )
+    for other, reason in others:
+        with pytest.raises(dfl.InputError, match=reason):
+            list(dfl.simulate(dfl.resumed(tmp_path / "run"), **{**given, **other}))
+    assert contents(tmp_path) == before
+    assert [row["round"] for row in dfl.simulate(dfl.resumed(tmp_path / "run"), **given)][:1] == [0]
+
+
 def test_more_rounds_are_as_if_asked_for_at_once(tmp_path: Path) -> None:
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     list(dfl.simulate(small(out=whole, rounds=10)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -129,6 +130,111 @@ def test_what_a_function_does_is_seen() -> None:
     found = [fingerprints.of_loss(loss)[fingerprints.LOSS] for loss in losses]
     assert len(set(found)) == len(losses)
     assert found == [fingerprints.of_loss(loss)[fingerprints.LOSS] for loss in losses]
+
+
+SCALE, WEIGHTS = 2.0, [1.0, 2.0, 5.0]
+TABLE = torch.ones(3)
+LAYER = nn.Linear(3, 3)
+
+
+def helper(outputs: Tensor) -> Tensor:
+    return outputs.abs() * SCALE
+
+
+def by_names(outputs: Tensor, labels: Tensor) -> Tensor:
+    def inner() -> Tensor:
+        made: Tensor = helper(outputs) * TABLE * torch.tensor(WEIGHTS) + LAYER(outputs)
+        return made
+
+    mean: Tensor = inner().mean(1)
+    return mean
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SCALE", 3.0), ("WEIGHTS", [1.0, 2.0, 6.0]), ("TABLE", torch.zeros(3)), ("LAYER", nn.Linear(3, 3)),
+        ("helper", torch.abs), ("helper", lambda outputs: outputs.abs()),
+    ],
+)  # fmt: skip
+def test_what_code_refers_to_by_a_global_name_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    before = fingerprints.of_loss(by_names)
+    assert fingerprints.of_loss(by_names) == before
+    monkeypatch.setitem(globals(), name, value)
+    assert fingerprints.of_loss(by_names) != before
+
+
+def closing_over(*values: Any) -> Any:
+    return lambda outputs, labels: (outputs * len(values)).mean(1)
+
+
+def test_modules_and_what_is_shared_cost_no_time() -> None:
+    shared: list[Any] = []
+    for _ in range(100):
+        shared = [shared, shared]
+    chain: list[Any] = []
+    for _ in range(100_000):
+        chain = [chain]
+    ring: list[Any] = []
+    ring.append(ring)
+    loops = [dfl.simulate, Net, pytest, torch.nn.functional.cross_entropy, np.random.default_rng(0)]
+    begun = time.perf_counter()
+    made = [
+        fingerprints.of_loss(closing_over(*values))[fingerprints.LOSS]
+        for values in (
+            (torch, np, nn, nn.functional),
+            (torch, np),
+            (shared,),
+            (chain,),
+            (ring,),
+            loops,
+        )
+    ]
+    assert time.perf_counter() - begun < 3
+    assert len(set(made)) == len(made)
+
+
+class Noted(Net):
+    """Has more than tensors in its state, and cannot be printed."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing to set."""
+
+    def extra_repr(self) -> str:
+        raise RuntimeError("not now")
+
+
+def test_a_model_with_other_things_than_tensors_in_its_state(tmp_path: Path) -> None:
+    given = {**GIVEN, "model": Noted()}
+    crash(small(out=tmp_path / "run"), 2, **given)
+    assert [row["round"] for row in dfl.simulate(dfl.resumed(tmp_path / "run"), **given)] == [2, 4]
+
+
+def test_a_model_that_keeps_its_own_functions() -> None:
+    def of(function: Any) -> dict[str, str]:
+        net: Any = Net()
+        net.act, net.own, net.loop = function, lambda x: net(x), net.forward
+        return fingerprints.of_models([net])
+
+    one, other = of(lambda x: x), of(lambda x: x + 1)
+    assert {name for name in one if one[name] != other[name]} == {fingerprints.CODE}
+
+
+def test_other_values_of_tied_weights_are_initial_values() -> None:
+    def tied(seed: int) -> dict[str, str]:
+        net = Net(seed=seed)
+        net.three = nn.Linear(4, 5)
+        net.three.weight = net.one.weight
+        net.three.bias.requires_grad_(False).zero_()
+        return fingerprints.of_models([net])
+
+    one, other = tied(0), tied(1)
+    assert {name for name in one if one[name] != other[name]} == {fingerprints.VALUES}
 
 
 def test_a_class_of_the_same_name_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

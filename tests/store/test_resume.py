@@ -65,6 +65,17 @@ def test_a_finished_run_says_so(dfl_run: Command, whole: Path) -> None:
     )
 
 
+def test_a_finished_run_without_a_checkpoint_is_refused(dfl_run: Command) -> None:
+    list(dfl.simulate(small(out=Path("run"), checkpoint_every=None)))
+    before = {file: file.read_bytes() for file in dfl_run.files() if file.is_file()}
+    assert "run is finished after 6 rounds" in dfl_run("--resume=run").out
+    assert "--resume run is finished and has no checkpoint" in dfl_run.refused(
+        "--resume=run", "--rounds=9"
+    )
+    after = {file: file.read_bytes() for file in dfl_run.files() if file.is_file()}
+    assert {file: after[file] for file in before} == before
+
+
 def test_how_far_and_how_often_may_change(dfl_run: Command, cut: Path) -> None:
     done = dfl_run("--resume", str(cut), "--rounds=9", "--eval-every=3", "--checkpoint-every=5")
     assert done.code == 0, done

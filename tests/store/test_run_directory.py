@@ -116,6 +116,24 @@ def test_a_path_that_leaves_no_room_for_files_is_refused_at_once(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["grid.toml", "peers=4/cell.toml"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_does_not_begin_in_the_folder_of_a_sweep(
+    tmp_path: Path, name: str, resume: bool
+) -> None:
+    claim(folder := tmp_path / "sweep")
+    claim(folder / "peers=4")
+    (folder / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=f"{folder} holds a sweep"):
+        refuse_unusable(folder, resume)
+    if not resume:
+        with pytest.raises(InputError, match=f"--out {folder} holds a sweep"):
+            list(dfl.simulate(dfl.Run(peers=2, rounds=0, out=folder)))
+    assert sorted(tmp_path.rglob("*")) == before
+    refuse_unusable(folder / "peers=4", resume=True)
+
+
 @pytest.mark.parametrize(
     "make", [Path.mkdir, Path.touch, os.mkfifo, lambda path: path.symlink_to("own")]
 )
