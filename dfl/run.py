@@ -1,6 +1,6 @@
-"""python -m dfl.run: a command line becomes a Run, is simulated, and reported.
+"""The command `python -m dfl.run`: read the command line on rank 0, broadcast it, simulate the run.
 
-Rank 0 alone reads the command line and talks to the terminal; the other ranks are told.
+Rank 0 alone reads the command line and writes to the terminal.
 """
 
 import json
@@ -10,8 +10,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,141 +27,196 @@ from dfl.store.run_directory import refuse_unusable
 
 if TYPE_CHECKING:
     from dfl.comm.mpi import World
-    from dfl.simulation.prepare import Prepared
     from dfl.store.callbacks import Callback
 
 GRACE = 2.0
-"""Seconds that rank 0 has to print why it ends, before another rank does."""
+"""Seconds that rank 0 has to print an error before another rank ends the job."""
+LONGEST_RECORD = 2**20
+"""Maximum number of bytes of a run.json."""
 _ABOUT = (
     "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
 )
 
-RECORD = 2**20
-"""Bytes that a run.json may have."""
+
+@dataclass
+class Command:
+    """What a command line asks for.
+
+    Attributes:
+        run: the run; None where there is nothing to simulate, as after --help.
+        dry_run: whether to check and show the run only.
+        created: the folder that was created for the run; None where --out names one.
+    """
+
+    run: Run | None = None
+    dry_run: bool = False
+    created: Path | None = None
+
+    def to_bytes(self) -> bytes:
+        """Encode the command for other ranks."""
+        run = self.run and self.run.to_dict()
+        created = self.created and str(self.created)
+        return json.dumps({"run": run, "dry_run": self.dry_run, "created": created}).encode()
+
+    @classmethod
+    def from_bytes(cls, encoded: bytes) -> "Command":
+        """The inverse of `to_bytes`."""
+        values = json.loads(encoded)
+        run = None if values["run"] is None else Run.from_dict(values["run"])
+        created = None if values["created"] is None else Path(values["created"])
+        return cls(run, values["dry_run"], created)
 
 
 def main() -> int:
-    """Run what the command line asks for.
+    """Run the command line of this process.
 
     Returns:
-        The exit code: 0 done, 2 something asked for cannot be done, 3 a peer diverged, 75 told to stop, 130 Ctrl-C.
+        The exit code: 0 done, 2 an option is refused, 3 a peer diverged, 75 stopped by a signal
+        after a checkpoint, 130 Ctrl-C.
     """
     world: World | None = None
-    asked: dict[str, Any] = {"run": None}
+    command = Command()
     with command_line.steady():
         try:
-            from dfl.comm.mpi import (
-                connect,
-            )  # here, because it takes a while and Ctrl-C may come meanwhile
+            from dfl.comm.mpi import connect  # takes a while, in which Ctrl-C may come
 
-            world = connect(_timeout(sys.argv[1:]))
+            world = connect(_startup_timeout(sys.argv[1:]))
             world.busy = True
-            asked |= json.loads(world.from_root(partial(_packed, sys.argv[1:], world.size)))
-            if asked["run"] is not None:
-                with _heeding(world):
-                    _simulate(asked, world)
+            command = _read_on_root(sys.argv[1:], world)
+            if command.run is not None:
+                with _stopping_on_signals(world):
+                    _execute(command, command.run, world)
+            world.busy = False
+            return 0
         except (InputError, DivergedError, Suspended) as error:
-            if _speaks(world):
-                command_line.complain(error)
-            if world:
-                world.leave(error.code)
-            return error.code
+            return _fail(error, world)
         except KeyboardInterrupt:
-            return _interrupted(world, asked["run"])
-        world.busy = False
-    return 0
+            return _interrupt(world, command.run)
 
 
-def _speaks(world: "World | None") -> bool:
-    """Return whether this rank is to print what is wrong: the first, or one that alone cannot join the others."""
+def _read_on_root(tokens: Sequence[str], world: "World") -> Command:
+    """Read the command line on rank 0 and broadcast it.
+
+    Raises:
+        InputError: on every rank, an unknown flag or component, or a bad value.
+    """
+    encoded = world.from_root(lambda: read_command(tokens, world.size).to_bytes())
+    return Command.from_bytes(encoded)
+
+
+def _execute(command: Command, run: Run, world: "World") -> None:
+    """Simulate a run, or show what it would be."""
+    try:
+        if command.dry_run:
+            _show(run, world)
+        else:
+            _simulate(run, world)
+    finally:
+        if command.created:
+            _remove_unused(command.created)
+
+
+def _simulate(run: Run, world: "World") -> None:
+    from dfl.api import simulate
+
+    callbacks: list[Callback] = []
+    if world.rank == 0:
+        from dfl.reporting.terminal import Terminal
+
+        callbacks.append(Terminal())
+    for _ in simulate(run, callbacks=callbacks):
+        pass
+
+
+def _show(run: Run, world: "World") -> None:
+    """Prepare a run and print its graph, its data and the cost of a round."""
+    from dfl.simulation.liveness import alive
+    from dfl.simulation.prepare import prepare
+
+    with alive(world, None, run.timeout):
+        info = prepare(run, world).info
+        if info:
+            from dfl.reporting.terminal import Terminal
+
+            Terminal().dry_run(info)
+
+
+@contextmanager
+def _stopping_on_signals(world: "World") -> Iterator[None]:
+    """Let SIGTERM and SIGUSR1 end the run after its round, and a second one end it at once.
+
+    Clusters send them as a warning.
+    """
+
+    def handler(number: int, frame: object) -> None:
+        world.told = number
+        signal.signal(number, signal.SIG_DFL)
+
+    world.told = 0
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _fail(error: InputError | DivergedError | Suspended, world: "World | None") -> int:
+    """Print an error on one rank and leave the job; return the exit code."""
+    if _prints_errors(world):
+        command_line.complain(error)
+    if world:
+        world.leave(error.code)
+    return error.code
+
+
+def _prints_errors(world: "World | None") -> bool:
+    """Return whether this rank prints an error.
+
+    Rank 0 does, and another rank where it alone cannot connect and rank 0 waits for it.
+    """
     if world is None and not first():
-        time.sleep(GRACE)  # rank 0 ends, if the same is wrong there
+        time.sleep(GRACE)  # rank 0 ends by itself if it has the same error
         rank_0 = seen().get(0)
         return rank_0 is not None and rank_0.waits
     return first() and (world is None or world.rank == 0)
 
 
-def _interrupted(world: "World | None", run: dict[str, Any] | None) -> int:
-    """Print once that a run was interrupted, and how it goes on; return the exit code."""
-    folder = Path((run or {}).get("out", ""))
-    rounds = [
-        int(each.stem) for each in (folder / "checkpoint").glob("*.json") if each.stem.isdecimal()
-    ]
-    onwards = f": go on after round {max(rounds)} with --resume {folder}" if run and rounds else ""
+def _interrupt(world: "World | None", run: Run | None) -> int:
+    """Print once how to resume an interrupted run, and end the job; return the exit code."""
+    hint = ""
+    if run is not None and run.out is not None:
+        names = [path.stem for path in (run.out / "checkpoint").glob("*.json")]
+        rounds = [int(name) for name in names if name.isdecimal()]
+        if rounds:
+            hint = f": resume after round {max(rounds)} with --resume {run.out}"
     if not first():
-        time.sleep(
-            GRACE + min(world.rank if world else 0, 20)
-        )  # a lower rank ends the job, if interrupted as well
+        rank = world.rank if world else 0
+        time.sleep(GRACE + min(rank, 20))  # a lower rank ends the job if it is interrupted as well
     if first() or 0 in seen():
-        command_line.complain(f"interrupted{onwards}")
+        command_line.complain(f"interrupted{hint}")
     if world and world.size > 1:
         world.end(130)
     return 130
 
 
-def _packed(tokens: Sequence[str], ranks: int) -> bytes:
-    return json.dumps(_asked(tokens, ranks)).encode()
-
-
-def _timeout(tokens: Sequence[str]) -> float:
-    """Return the seconds for which to wait for ranks that do not start: what --timeout says, before it is checked."""
-    for name, value in zip(tokens, [*tokens[1:], ""], strict=False):
-        flag, equals, said = name.partition("=")
+def _startup_timeout(tokens: Sequence[str]) -> float:
+    """Return the value of --timeout, which is needed before the command line is checked."""
+    for name, following in zip(tokens, [*tokens[1:], ""], strict=False):
+        option, equals, value = name.partition("=")
         with suppress(ValueError):
-            if flag == "--timeout" and 1 <= float(said if equals else value) <= MOST:
-                return float(said if equals else value)
+            seconds = float(value if equals else following)
+            if option == "--timeout" and 1 <= seconds <= MOST:
+                return seconds
     return Run.timeout
 
 
-@contextmanager
-def _heeding(world: "World") -> Iterator[None]:
-    """Have SIGTERM and SIGUSR1, by which clusters warn, end the run after its round; a second one, at once."""
+def read_command(tokens: Sequence[str], ranks: int) -> Command:
+    """Read a command line and create the folder of its run.
 
-    def told(number: int, frame: object) -> None:
-        world.told = number
-        signal.signal(number, signal.SIG_DFL)
-
-    world.told = 0
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _simulate(asked: dict[str, Any], world: "World") -> None:
-    try:
-        from dfl.api import simulate
-        from dfl.simulation.liveness import alive
-        from dfl.simulation.prepare import prepare
-
-        run = Run.from_dict(asked["run"])
-        if asked["dry_run"]:
-            with alive(world, None, run.timeout):
-                _show(prepare(run, world))
-            return
-        callbacks: list[Callback] = []
-        if world.rank == 0:
-            from dfl.reporting.terminal import Terminal
-
-            callbacks.append(Terminal())
-        for _ in simulate(run, callbacks=callbacks):
-            pass
-    finally:
-        if asked["made"]:
-            _take_back(Path(asked["made"]))
-
-
-def _show(prepared: "Prepared") -> None:
-    if prepared.info:
-        from dfl.reporting.terminal import Terminal
-
-        Terminal().dry_run(prepared.info)
-
-
-def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
-    """What a command line asks for: `run`, whether `dry_run`, and the folder `made` for it; no run after --help.
+    Args:
+        tokens: the arguments.
+        ranks: the number of ranks of this launch.
 
     Raises:
         InputError: an unknown flag or component, or a bad value.
@@ -172,14 +226,14 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
     from dfl.reporting import tensorboard
     from dfl.simulation.components import check, components
 
-    found: dict[str, Any] = {"run": None, "dry_run": False, "made": None}
+    result = Command()
     given: set[str] = set()
     app = command_line.app("python -m dfl.run", _ABOUT)
     app.help_epilogue = "\n\n".join(
         f"{flag(kind)}  {describe(registry)}" for kind, registry in components().items()
     )
     app.config = lambda app, commands, arguments: given.update(
-        each.name for each in arguments if each.tokens
+        argument.name for argument in arguments if argument.tokens
     )
 
     @app.default
@@ -194,45 +248,51 @@ def _asked(tokens: Sequence[str], ranks: int) -> dict[str, Any]:
         Parameters
         ----------
         config: Path
-            A TOML file whose keys are these flags (local_epochs = 2), or a run.json; flags go over it.
+            A TOML file whose keys are these flags (local_epochs = 2), or a run.json; flags override
+            it.
         dry_run: bool
             Check everything, show the graph, the data and what a round costs, and train nothing.
         """
-        filed = _filed(config) if config else {}
+        filed = _read_config(config) if config else {}
         run = replace(
             run, **{name: value for name, value in filed.items() if flag(name) not in given}
         )
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
-        run = settings(run, {*filed, *_fields(given)}, ranks) if run.resume else run
-        if run.resume and (done := over(run)):
-            print(f"dfl: {done}")
-            return
+        if run.resume:
+            run = settings(run, {*filed, *_fields(given)}, ranks)
+            if message := over(run):
+                print(f"dfl: {message}")
+                return
         settled = run.settled(ranks)
         check(settled)
         if run.tensorboard:
             tensorboard.check()
-        made = None if run.out or dry_run else _new_folder(settled)
-        run = replace(run, out=run.out or made)
-        found.update(run=run.to_dict(), dry_run=dry_run, made=made and str(made))
+        if run.out is None and not dry_run:
+            result.created = _new_folder(settled)
+            run = replace(run, out=result.created)
+        result.run = run
+        result.dry_run = dry_run
 
     command_line.call(app, tokens)
-    return found
+    return result
 
 
 def _fields(flags: set[str]) -> set[str]:
-    """The fields of `Run` that flags name."""
+    """Return the fields of `Run` that flags name."""
     return {name for name in Run.__annotations__ if flag(name) in flags}
 
 
-def _filed(path: Path) -> dict[str, Any]:
-    """What a file of settings says; where a run.json wrote to is left out, as a replay is another run.
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a file of settings. The folder of a run.json is left out: a replay is another run.
 
     Raises:
-        InputError: it cannot be read, or says something unknown or bad.
+        InputError: it cannot be read, or has an unknown name or a bad value.
     """
     try:
-        page = read_bounded(path, RECORD if path.suffix == ".json" else SETTINGS).decode("utf-8")
+        page = read_bounded(path, LONGEST_RECORD if path.suffix == ".json" else SETTINGS).decode(
+            "utf-8"
+        )
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError(
@@ -251,25 +311,29 @@ def _filed(path: Path) -> dict[str, Any]:
 
 
 def _replayed(page: dict[str, Any]) -> dict[str, Any]:
-    """What a run.json says of its run, or one that was edited, if it has no checksum any more."""
+    """Return the settings in a run.json.
+
+    Raises:
+        InputError: its checksum does not match. One that was edited has no checksum.
+    """
     values: dict[str, Any] = page["run"] | {"out": None}
     if "checksum" in page and page["checksum"] != checksum(page):
         raise InputError(
-            'its checksum is another: it is damaged, or was edited and needs no "checksum"'
+            'its checksum does not match: it is damaged, or was edited: then remove "checksum"'
         )
     return values
 
 
 def _new_folder(run: Run) -> Path:
-    """Make the folder runs/<time>-<what> for a run, or one with a number behind it where another run was faster.
+    """Create the folder runs/<time>-<components> of a run, with a number after it where it exists.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be created.
     """
-    what = "-".join(
+    components = "-".join(
         spec.partition(":")[0] for spec in (run.algorithm, run.topology, run.dataset) if spec
     )
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{components}"
     for n in count(1):
         folder = Path("runs") / (name if n == 1 else f"{name}-{n}")
         try:
@@ -279,13 +343,13 @@ def _new_folder(run: Run) -> Path:
             continue
         except OSError as error:
             raise InputError(
-                f"--out: {folder} cannot be made ({error.strerror}): give another folder"
+                f"--out: {folder} cannot be created ({error.strerror}): give another folder"
             ) from None
     return folder
 
 
-def _take_back(folder: Path) -> None:
-    """Remove a folder that was made for a run, unless the run has begun to write to it."""
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder that was created for a run, unless the run has begun to write to it."""
     with suppress(OSError):
         folder.rmdir()
         folder.parent.rmdir()

@@ -88,23 +88,23 @@ def test_round_trips(run: Run) -> None:
 @given(runs)
 @quick
 def test_a_command_line_says_the_same(dfl_run: Command, run: Run) -> None:
-    from dfl.run import _asked
+    from dfl.run import read_command
 
     run = replace(run, out=run.out or Path("out"), topology="ring")
     tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
-    assert Run.from_dict(_asked(tokens, 1)["run"]) == run
+    assert read_command(tokens, 1).run == run
     apart = [
         word
         for t in tokens
         for word in ([t] if t.startswith(("--ensemble", "--tensorboard")) else t.split("=", 1))
     ]
-    assert Run.from_dict(_asked(apart, 1)["run"]) == run
+    assert read_command(apart, 1).run == run
 
 
 @given(runs, runs)
 @quick
 def test_flags_go_over_a_file(dfl_run: Command, under: Run, over: Run) -> None:
-    from dfl.run import _asked
+    from dfl.run import read_command
 
     path = dfl_run.folder / "settings.toml"
     under = replace(under, out=Path("out"), topology="ring", bits=None)
@@ -113,16 +113,17 @@ def test_flags_go_over_a_file(dfl_run: Command, under: Run, over: Run) -> None:
     said = {name: value for name, value in over.to_dict().items() if name in chosen}
     tokens = [f"{flag(name)}={value}" for name, value in said.items()]
     half = len(tokens) // 2
-    asked = _asked([*tokens[:half], f"--config={path}", *tokens[half:]], 1)
-    assert Run.from_dict(asked["run"]) == replace(under, **said)
+    command = read_command([*tokens[:half], f"--config={path}", *tokens[half:]], 1)
+    assert command.run == replace(under, **said)
 
 
 def test_a_flag_that_says_the_default_goes_over_a_file(dfl_run: Command) -> None:
-    from dfl.run import _asked
+    from dfl.run import read_command
 
     Path("settings.toml").write_text('rounds = 7\nlr = 1\nout = "out"\n')
-    run = _asked(["--config", "settings.toml", "--rounds", str(Run().rounds)], 1)["run"]
-    assert (run["rounds"], run["lr"], run["out"]) == (Run().rounds, 1, "out")
+    run = read_command(["--config", "settings.toml", "--rounds", str(Run().rounds)], 1).run
+    assert run is not None
+    assert (run.rounds, run.lr, run.out) == (Run().rounds, 1, Path("out"))
 
 
 def test_settled() -> None:

@@ -64,7 +64,7 @@ def test_every_dependency_is_pinned_for_the_tests() -> None:
 def test_command_lines_are_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dfl.run import _asked
+    from dfl.run import read_command
 
     monkeypatch.chdir(tmp_path)
     Path("cell.toml").write_text("peers = 4\n")
@@ -77,7 +77,7 @@ def test_command_lines_are_understood(
             "ending": "running",
         }
         manifest.write(Path("runs/long"), begun)
-    assert _asked(words, 16)["run"] is not None
+    assert read_command(words, 16).run is not None
 
 
 def test_the_grid_that_is_shown_is_one(tmp_path: Path) -> None:

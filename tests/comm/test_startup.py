@@ -12,7 +12,7 @@ import pytest
 
 from dfl.comm.processes import ours
 from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, verdict
-from dfl.run import _timeout
+from dfl.run import _startup_timeout
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
 
@@ -34,7 +34,7 @@ if rank == int(late) and how == "stops":
 import dfl.run, dfl.simulation
 if rank == int(late):
     if rank == 0:
-        dfl.run._asked = stop
+        dfl.run.read_command = stop
     else:
         dfl.run._simulate = stop
 sys.argv = ["run.py", *tokens]
@@ -183,4 +183,4 @@ def test_ranks_are_found_by_their_launcher(name: str) -> None:
 def test_the_command_line_says_for_how_long_to_wait_before_it_is_checked(
     tokens: str, seconds: float
 ) -> None:
-    assert _timeout(tokens.split()) == seconds
+    assert _startup_timeout(tokens.split()) == seconds

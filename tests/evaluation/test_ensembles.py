@@ -20,7 +20,7 @@ from dfl.datasets import DATASETS, Data
 from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble, tally
 from dfl.reporting import plots
-from dfl.run import _asked
+from dfl.run import read_command
 from dfl.simulation import monitor
 from dfl.training.examples import normal
 from dfl.training.task import Task
@@ -277,10 +277,13 @@ def test_a_run_stops_at_what_all_say_together(dfl_run: Command) -> None:
 )  # fmt: skip
 def test_how_it_is_asked_for(dfl_run: Command, tokens: list[str], file: str, asked: bool) -> None:
     (dfl_run.folder / "run.toml").write_text(file)
-    run = _asked([*tokens, "--config", "run.toml", "--out", "out"], 4)["run"]
-    assert run["ensemble"] is asked
-    (dfl_run.folder / "run.json").write_text(json.dumps({"run": run}))
-    assert _asked(["--config", "run.json", "--out", "out"], 4)["run"]["ensemble"] is asked
+    run = read_command([*tokens, "--config", "run.toml", "--out", "out"], 4).run
+    assert run is not None
+    assert run.ensemble is asked
+    (dfl_run.folder / "run.json").write_text(json.dumps({"run": run.to_dict()}))
+    again = read_command(["--config", "run.json", "--out", "out"], 4).run
+    assert again is not None
+    assert again.ensemble is asked
 
 
 def test_what_is_no_answer_is_refused(dfl_run: Command) -> None:

@@ -47,7 +47,7 @@ def handler() -> Any:
 
 
 def test_while_reading_the_command_line(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.run._asked", ctrl_c)
+    monkeypatch.setattr("dfl.run.read_command", ctrl_c)
     assert (dfl_run(*FEW).code, dfl_run(*FEW).err) == (130, "dfl: interrupted\n")
 
 
@@ -58,7 +58,7 @@ def test_while_reading_data(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -
     assert dfl_run.files() == []
 
 
-@pytest.mark.parametrize(("t", "said"), [(1, ""), (5, ": go on after round 4 with --resume run")])
+@pytest.mark.parametrize(("t", "said"), [(1, ""), (5, ": resume after round 4 with --resume run")])
 def test_in_a_round(dfl_run: Command, monkeypatch: pytest.MonkeyPatch, t: int, said: str) -> None:
     monkeypatch.setattr(DFedAvgM, "round", at_round(t))
     ended = dfl_run(*FEW, "--out=run")
@@ -77,7 +77,7 @@ def test_while_writing_at_the_end(dfl_run: Command, monkeypatch: pytest.MonkeyPa
     ended = dfl_run(*FEW, "--out=run")
     assert (ended.code, ended.err) == (
         130,
-        "dfl: interrupted: go on after round 6 with --resume run\n",
+        "dfl: interrupted: resume after round 6 with --resume run\n",
     )
     assert json.loads(Path("run/run.json").read_text())["exit"] == 130
 
@@ -137,7 +137,7 @@ def test_ranks_say_it_once(tmp_path: Path) -> None:
     _, said = job.communicate(timeout=60)
     assert job.returncode == 130
     (line,) = [line for line in said.splitlines() if line.startswith("dfl: ")]
-    assert line.startswith("dfl: interrupted: go on after round ")
+    assert line.startswith("dfl: interrupted: resume after round ")
     assert line.endswith(f" with --resume {folder}")
     assert "Traceback" not in said
     assert json.loads((folder / "run.json").read_text())["ending"] == "interrupted"
