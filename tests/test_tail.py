@@ -25,6 +25,8 @@ from experiments import (
     update_mixing,
 )
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 50
 RESULTS = Path(__file__).parents[1] / "experiments/results"
 

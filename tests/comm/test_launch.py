@@ -15,6 +15,8 @@ from dfl.comm.startup import RANKS, first
 from dfl.core.errors import DivergedError, InputError
 from tests.support.mpirun import ENV, ROOT, mpirun
 
+pytestmark = pytest.mark.mpi
+
 LAUNCHERS = [*mpi._SIZES, *RANKS]
 
 

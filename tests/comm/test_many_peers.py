@@ -22,6 +22,8 @@ from dfl.simulation.prepare import prepare
 from tests.support.mpirun import mpirun
 from topologies import MIXINGS, TOPOLOGIES, build
 
+pytestmark = pytest.mark.slow
+
 PEERS, EACH = 2000, 12
 
 

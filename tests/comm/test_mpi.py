@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 from tests.support.mpirun import CLOCKS, ENV, ROOT, mpirun, mpirun_command
 
+pytestmark = pytest.mark.mpi
+
 RANKS = (1, 2, 3, 5, 16)
 EVERY = {5: 2, 16: 6}
 """Ranks that outnumber the cores run every so many-th combination only."""

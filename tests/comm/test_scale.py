@@ -15,6 +15,8 @@ from experiments import launch, probe, scale
 from tests.experiments.test_experiments import launch as run_page
 from tests.support.mpirun import ENV, ROOT
 
+pytestmark = pytest.mark.slow
+
 STAGES = {"build", "rounds", "look", "report"}
 
 

@@ -81,6 +81,7 @@ while not pathlib.Path(sys.argv[1], "end").exists():
 """
 
 
+@pytest.mark.mpi
 def test_a_start_removes_what_a_killed_job_left_and_nothing_of_one_that_lives(
     tmp_path: Path,
 ) -> None:

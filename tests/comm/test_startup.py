@@ -16,6 +16,8 @@ from dfl.run import _startup_timeout
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
 
+pytestmark = pytest.mark.mpi
+
 WAITS = RankSign((10,), stopped=False, runs=False, waits=True, ticks=5)
 IDLE = replace(WAITS, pids=(11,), waits=False)
 STOPPED = replace(IDLE, pids=(12, 13), stopped=True)

@@ -12,6 +12,8 @@ from dfl.comm.stalls import read
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
 
+pytestmark = pytest.mark.mpi
+
 SLOW = """
 import sys, time, dfl
 from dfl import datasets

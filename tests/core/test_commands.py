@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from tests.campaigns.commands import campaign
 
+pytestmark = pytest.mark.slow
+
 
 def test_random_command_lines_end_well_and_touch_nothing_foreign(
     monkeypatch: pytest.MonkeyPatch,

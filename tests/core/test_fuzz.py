@@ -22,6 +22,8 @@ from dfl.config import GOALS, Run
 from dfl.core.options import Component, options
 from dfl.simulation.components import components
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, st.SearchStrategy[str]] = {
     "int": st.sampled_from(["0", "1", "2", "3", "4", "7", "16", "-1"]),
     "float": st.sampled_from(

@@ -6,6 +6,8 @@ import pytest
 
 from tests.campaigns.misuse import CASES, Case, attempt
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "one", CASES, ids=lambda one: one.name.encode("ascii", "backslashreplace").decode()

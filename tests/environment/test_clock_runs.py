@@ -339,6 +339,7 @@ for name, more in {
 """
 
 
+@pytest.mark.mpi
 def test_time_does_not_depend_on_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(i, (i + step) % 7) for i in range(7) for step in (1, 3)]
     (tmp_path / "graph.txt").write_text("\n".join(f"{i} {j}" for i, j in pairs))

@@ -15,6 +15,8 @@ from experiments import alpha_interpolation as page
 from experiments import lab
 from experiments.alpha_interpolation import Options, Parabola
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = Options(devices=7, examples=60, features=3, seeds=2)
 RHOS = (0.5, 0.1, 0.06, 0.02)

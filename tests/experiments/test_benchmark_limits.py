@@ -17,6 +17,8 @@ from experiments import benchmark_limits, codec, floors, limits
 from tests.experiments.test_experiments import launch as run_page
 from tests.support.mpirun import mpirun
 
+pytestmark = pytest.mark.slow
+
 Row = limits.Row
 
 

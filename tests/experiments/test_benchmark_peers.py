@@ -13,6 +13,8 @@ from experiments.rivals import install, run
 from experiments.stopwatch import WORK
 from tests.support.stub_rivals import environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "experiments/results/benchmark_peers"
 

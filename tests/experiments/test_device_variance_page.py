@@ -12,6 +12,8 @@ from experiments import device_variance as page
 from experiments import lab
 from tests.support.launched import here
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "dataset": "digits", "devices": 10, "examples": 60, "labels": (10, 1), "model": "mlp:hidden=12+8", "look": 200,
     "rounds": 10, "before": 3, "seeds": 1, "jobs": 1,

@@ -13,6 +13,8 @@ import torch
 from experiments.rivals import job
 from tests.support import fake_pfl, fake_rivals
 
+pytestmark = pytest.mark.slow
+
 FAKES = {
     "pfl": fake_pfl.fake_pfl,
     "gossipy": fake_rivals.fake_gossipy,

@@ -10,6 +10,8 @@ from dfl.simulation.prepare import prepare
 from experiments import engines
 from experiments.stopwatch import WORK, examples, seconds
 
+pytestmark = pytest.mark.slow
+
 
 def test_twelve_shapes_are_named() -> None:
     assert len(engines.SHAPES) == 12

@@ -14,6 +14,8 @@ from dfl.core.errors import InputError
 from experiments import lab
 from experiments.local_steps import first_reached
 
+pytestmark = pytest.mark.slow
+
 PAGES = {
     "bits": ["--widths", "float32", "4"],
     "graphs": ["--graphs", "one_peer_exponential"],

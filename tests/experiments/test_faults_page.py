@@ -12,6 +12,8 @@ from experiments import lab
 from experiments.faults import METHODS, Options
 from tests.experiments.test_experiments import launch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

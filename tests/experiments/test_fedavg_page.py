@@ -16,6 +16,8 @@ from dfl.core.errors import InputError
 from experiments import fedavg_mcmahan2017 as page
 from experiments import lab
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = ["--dataset", "digits", "--rounds", "3", "--seeds", "1"]
 

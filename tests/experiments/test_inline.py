@@ -12,6 +12,8 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from experiments import inline, lab
 
+pytestmark = pytest.mark.slow
+
 RUN = Run(
     dataset="digits",
     peers=3,

@@ -13,6 +13,8 @@ from experiments import lab
 from experiments import lg_depth as page
 from tests.support.launched import here
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "dataset": "digits", "devices": 6, "examples": 60, "hidden": "12+8", "look": 200, "rounds": 2, "before": 3,
     "seeds": 1, "jobs": 1,

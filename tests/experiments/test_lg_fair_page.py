@@ -17,6 +17,8 @@ from experiments import lab
 from experiments import lg_fair as page
 from tests.support.adult_files import people, text, write_adult
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,6 +22,8 @@ from experiments import lab, newcomer
 from experiments import lg_rotated as page
 from tests.support.launched import here
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "dataset": "digits", "devices": 6, "examples": 120, "model": "mlp:hidden=16+8", "goal": 0.8, "most": 20,
     "rounds": 2, "epochs": 2, "seeds": 1,

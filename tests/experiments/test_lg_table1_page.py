@@ -12,6 +12,8 @@ import pytest
 from experiments import lab
 from experiments import lg_table1 as page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,6 +16,8 @@ from experiments.rivals import install, job, run
 from experiments.stopwatch import WORK, examples
 from tests.support.stub_rivals import MISSING, environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DRIVERS = [ROOT / "experiments/rivals" / f"drive_{rival}.py" for rival in install.RIVALS]
 THEIRS = [

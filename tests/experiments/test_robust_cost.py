@@ -10,6 +10,8 @@ from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from experiments import robust_cost
 from tests.experiments.test_experiments import launch
 
+pytestmark = pytest.mark.slow
+
 
 def rows_of(times: dict[str, list[float]], clients: tuple[int, ...]) -> pd.DataFrame:
     """Hand-made measurements; a rule that is not named takes a second."""

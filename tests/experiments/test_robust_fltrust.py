@@ -16,6 +16,8 @@ from experiments import robust_fltrust2021 as page_of
 from experiments.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.experiments.test_experiments import launch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--dataset",

@@ -11,6 +11,8 @@ from experiments import robust_gossip as page_of
 from experiments.robust_gossip import ALONE, ATTACKS, DATA, Options
 from tests.experiments.test_experiments import launch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:

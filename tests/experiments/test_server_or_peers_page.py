@@ -16,6 +16,8 @@ from experiments import server_or_peers as page
 from experiments.graphs import network
 from experiments.server_or_peers import METHODS, Options
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CHOSEN = ("fedavg", "fedavg_quarter", "ring", "ring_4_bits", "local_only")
 

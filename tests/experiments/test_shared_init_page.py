@@ -15,6 +15,8 @@ import dfl
 from dfl.datasets import DATASETS, Data
 from experiments import shared_init_mcmahan2017 as page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 THETAS = page.THETAS.tolist()
 

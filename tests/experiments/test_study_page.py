@@ -18,6 +18,8 @@ from experiments import lab
 from experiments import simulation_study as study
 from experiments.simulation_study import Floats, Options
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = Options(examples=(60,), clients=(2, 6), replications=5, steps=40, descent=30)
 

@@ -13,6 +13,8 @@ from experiments import time_to_accuracy as page
 from experiments.time_to_accuracy import LINKS, Options
 from tests.support.launched import here
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CHOSEN = ("ring", "one_peer_exponential", "server")
 D, ROUNDS = 4810, 4

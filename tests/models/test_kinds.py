@@ -189,6 +189,7 @@ for k, way in enumerate(WAYS):
 """
 
 
+@pytest.mark.mpi
 def test_ranks_make_no_difference(tmp_path: Path) -> None:
     """On five ranks one has no peer at all."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -137,6 +137,7 @@ def test_a_run_without_models_cannot_be_started_from(tmp_path: Path) -> None:
         beginning(init_from=folder)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [3])
 def test_ranks_make_no_difference(tmp_path: Path, many: Path, ranks: int) -> None:
     """Each rank is handed its own peers' rows, newcomers among them; a refusal is everybody's."""

@@ -21,6 +21,8 @@ from tests.comm.test_startup import running
 from tests.conftest import Command, eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
 
+pytestmark = pytest.mark.mpi
+
 FEW = ["--peers=3", "--rounds=6", "--eval-every=2", "--model=softmax", "--checkpoint-every=2"]
 
 

@@ -7,6 +7,8 @@ import pytest
 from dfl import Run, simulate
 from tests.campaigns.pairs import drawn, played
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("number", range(1000, 1020))
 def test_a_run_stays_bounded_or_a_warning_says_why_not(number: int) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from tests.campaigns.runs import bench
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_damaged_run_is_mended_or_refused_in_one_line() -> None:

@@ -233,6 +233,7 @@ for row in dfl.simulate(dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys
 """
 
 
+@pytest.mark.mpi
 def test_ranks_warn_once_and_the_one_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "warning.py").write_text(WARNING)
     done = mpirun(2, str(tmp_path / "warning.py"), str(tmp_path / "run"), timeout=120)
@@ -249,6 +250,7 @@ def test_ranks_warn_once_and_the_one_that_fails_says_why(tmp_path: Path) -> None
     assert (level, "RuntimeError: deliberately broken" in text) == ("ERROR", True)
 
 
+@pytest.mark.mpi
 def test_one_rank_that_cannot_log_is_named_by_all(tmp_path: Path) -> None:
     claim(tmp_path / "run")
     (tmp_path / "run" / "logs" / "rank-2.log").mkdir(parents=True)

@@ -299,6 +299,7 @@ ON_TWO = [
 ]
 
 
+@pytest.mark.mpi
 def test_a_foreign_folder_is_refused_on_several_ranks(tmp_path: Path) -> None:
     for name in ("heartbeats/0", "checkpoint/0000000001.json", "state.safetensors", "metrics.csv"):
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -311,6 +312,7 @@ def test_a_foreign_folder_is_refused_on_several_ranks(tmp_path: Path) -> None:
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("what", ["metrics.csv", "."])
 def test_a_run_on_several_ranks_ends_when_its_rows_vanish(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "run"

@@ -21,6 +21,8 @@ import pytest
 from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
 from tests.support.stopping import rewrite, same
 
+pytestmark = pytest.mark.mpi
+
 HARD = ["--topology=one_peer_exponential", "--bits=3", "--attack=sign_flip:peers=2", "--model=mlp:hidden=12",
         "--faults=link_loss:p=0.2+outage:p=0.05", "--links=uplink:mbps=8"]  # fmt: skip
 FEW = ["--peers=7", "--rounds=12", "--eval-every=5", "--checkpoint-every=4", *HARD]
