@@ -90,7 +90,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("other", "said"), [case for case in OTHERS if case[1]], ids=str)
+@pytest.mark.parametrize(("other", "said"), [case for case in OTHERS if case[1]])
 def test_another_model_or_loss_is_refused(cut: Path, other: dict[str, Any], said: str) -> None:
     before = {file: file.read_bytes() for file in cut.rglob("*") if file.is_file()}
     with pytest.raises(dfl.InputError, match=said) as refused:
@@ -105,7 +105,7 @@ def test_another_model_or_loss_is_refused(cut: Path, other: dict[str, Any], said
     assert {file: before[file] for file in after} == after
 
 
-@pytest.mark.parametrize("other", [case[0] for case in OTHERS if not case[1]], ids=str)
+@pytest.mark.parametrize("other", [case[0] for case in OTHERS if not case[1]])
 def test_the_same_model_and_loss_are_taken(tmp_path: Path, other: dict[str, Any]) -> None:
     list(dfl.simulate(small(out=tmp_path / "whole"), **GIVEN))
     crash(small(out=tmp_path / "cut"), 2, **GIVEN)
