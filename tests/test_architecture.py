@@ -1,0 +1,26 @@
+"""The architecture page shows the packages as they are."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_drawing_is_of_the_code() -> None:
+    layers = runpy.run_path(str(DOCS / "layers.py"))
+    text = (DOCS / "architecture.md").read_text()
+    assert layers["page"](text) == text, "run python docs/layers.py"
+
+
+def test_imports_go_downward() -> None:
+    """As import-linter holds it; here for packages of one layer, too."""
+    layers = runpy.run_path(str(DOCS / "layers.py"))
+    rank = {name: k for k, layer in enumerate(layers["LAYERS"]) for name in layer}
+    upward = [
+        (own, other)
+        for own, other in layers["arrows"]()
+        if other != "topologies" and rank[other] <= rank[own]
+    ]
+    assert upward == []
