@@ -11,14 +11,16 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl.comm.startup import first, seen
-from dfl.config import MOST, Run
+from dfl.config import Run
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.options import MOST
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.core.registry import describe, flag
 from dfl.store.manifest import checksum
@@ -225,6 +227,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
 
     from dfl.reporting import tensorboard
     from dfl.simulation.components import check, components
+    from dfl.simulation.settle import settle
 
     result = Command()
     given: set[str] = set()
@@ -260,11 +263,11 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
         if run.resume:
-            run = settings(run, {*filed, *_fields(given)}, ranks)
+            run = settings(run, {*filed, *_fields(given)}, partial(settle, ranks=ranks))
             if message := over(run):
                 print(f"dfl: {message}")
                 return
-        settled = run.settled(ranks)
+        settled = settle(run, ranks)
         check(settled)
         if run.tensorboard:
             tensorboard.check()

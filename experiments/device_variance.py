@@ -44,6 +44,7 @@ from dfl.config import Run
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS
 from dfl.datasets.partition import deal
+from dfl.simulation.settle import settle
 from experiments import lab
 
 METHODS = {
@@ -131,7 +132,7 @@ def method(options: Options, name: str) -> dict[str, Any]:
 
 def classes(options: Options, labels: int) -> float:
     """How many labels a device really has, in the mean: one that draws a label twice has fewer."""
-    run = setting(options, labels, 0, algorithm="local_only").settled(1)
+    run = settle(setting(options, labels, 0, algorithm="local_only"), 1)
     data = choose("--dataset", options.dataset, DATASETS)(options.data_dir)
     dealt = deal(choose("--partition", run.partition, PARTITIONS), data, run)
     return float(np.mean([len(np.unique(data.train_labels[own])) for own in dealt.train]))

@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.core.registry import flag
+from dfl.simulation.settle import settle
 from dfl.store.results import Result
 from dfl.store.run_directory import refuse_foreign
 
@@ -154,7 +155,7 @@ def finished(folder: Path, run: Run, tail: range = range(0)) -> Result:
 
 def _bare(run: Run) -> Run:
     """A run without its places on the disk, and without checkpoints."""
-    return replace(run.settled(1), data_dir=None, out=None, checkpoint_every=None)
+    return replace(settle(run, 1), data_dir=None, out=None, checkpoint_every=None)
 
 
 def _launch(folder: Path, run: Run, tail: range) -> None:

@@ -65,6 +65,7 @@ from dfl.evaluation import fairness
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute
 from dfl.simulation.components import check
+from dfl.simulation.settle import settle
 from dfl.store.results import Result
 from dfl.store.run_directory import refuse_foreign
 from experiments import lab
@@ -159,7 +160,7 @@ def trained(
 ) -> tuple[Result, Data, DataSplit]:
     """A run, which is only run where its folder does not hold it, and what it was dealt."""
     run = run_of(options, partition, method, seed)
-    data, deal = distribute.read(run, check(run.settled(1)), None)
+    data, deal = distribute.read(run, check(settle(run, 1)), None)
     module = narrow(data.train_inputs.shape[1], seed) if method in BEHIND else None
     folder = options.out / "cells" / f"partition={partition},method={method},seed={seed}"
     if not (folder / "state.safetensors").exists():
@@ -168,7 +169,7 @@ def trained(
         for _ in dfl.simulate(replace(run, out=folder), module):
             pass
     found = dfl.load(folder, module)
-    if _bare(found.run) != _bare(run.settled(1)):
+    if _bare(found.run) != _bare(settle(run, 1)):
         raise dfl.InputError(f"{folder} holds a run with other settings: give another --out")
     return found, data, deal
 

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.options import options
-from dfl.core.parse import KINDS as VALUES
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import choose, describe, flag
 from dfl.simulation.components import components
+from dfl.simulation.settle import settle
 from tests.conftest import Command
 
 KINDS = components()
@@ -127,14 +127,14 @@ def test_a_flag_that_says_the_default_goes_over_a_file(dfl_run: Command) -> None
 
 
 def test_settled() -> None:
-    plain = Run().settled(ranks=5)
+    plain = settle(Run(), 5)
     assert (plain.peers, plain.algorithm, plain.compressor, plain.bits) == (
         5,
         "dfedavgm",
         "none",
         None,
     )
-    short = Run(bits=3, peers=2).settled(ranks=5)
+    short = settle(Run(bits=3, peers=2), 5)
     assert (short.peers, short.algorithm, short.compressor, short.bits) == (
         2,
         "qdfedavgm",
@@ -142,35 +142,33 @@ def test_settled() -> None:
         None,
     )
     assert (
-        Run(bits=3, algorithm="qdfedavgm:gamma=0.5").settled(1).algorithm == "qdfedavgm:gamma=0.5"
+        settle(Run(bits=3, algorithm="qdfedavgm:gamma=0.5"), 1).algorithm == "qdfedavgm:gamma=0.5"
     )
     for run in (plain, short):
-        assert run.settled(ranks=9) == run
+        assert settle(run, 9) == run
         assert Run.from_dict(run.to_dict()) == run
 
 
 def test_every_field_has_a_kind_and_a_sentence() -> None:
-    for name, hint in get_type_hints(Run).items():
-        first = (get_args(hint) or (hint,))[0]
-        assert isinstance(first, str) or first.__name__ in VALUES
+    assert options(Run).keys() == get_type_hints(Run).keys()
+    for name in options(Run):
         assert re.search(rf'\n    {name}: .+\n    """\w.+\."""\n', inspect.getsource(Run)), name
 
 
-WRONG: dict[type, list[Any]] = {
-    int: ["x", "3", 2.5, 3.0, True, [3], {}, math.nan, b"3", -1, 10**30],
-    float: ["x", "0.5", True, [0.5], {}, math.nan, math.inf, -math.inf, 10**400, 1j, -1, -0.5],
-    str: [1, 1.5, True, b"ring", ["ring"], {"name": "ring"}, Path("ring")],
-    bool: ["x", "true", "", 0, 1, 1.5, [True]],
-    Path: [1, True, b"out", ["out"], "", "a\0b"],
+WRONG: dict[str, list[Any]] = {
+    "int": ["x", "3", 2.5, 3.0, True, [3], {}, math.nan, b"3", -1, 10**30],
+    "float": ["x", "0.5", True, [0.5], {}, math.nan, math.inf, -math.inf, 10**400, 1j, -1, -0.5],
+    "str": [1, 1.5, True, b"ring", ["ring"], {"name": "ring"}, Path("ring")],
+    "bool": ["x", "true", "", 0, 1, 1.5, [True]],
+    "Path": [1, True, b"out", ["out"], "", "a\0b"],
 }
 
 
 def wrong() -> Iterator[tuple[str, Any]]:
     """Each field with values that it does not take."""
-    for name, hint in get_type_hints(Run).items():
-        parts = get_args(hint) or (hint,)
-        bad = ["foo", "", 1, True, None] if isinstance(parts[0], str) else WRONG[parts[0]]
-        yield from ((name, value) for value in (bad if type(None) in parts else [*bad, None]))
+    for name, option in options(Run).items():
+        bad = ["foo", "", 1, True, None] if option.choices else WRONG[option.spelled]
+        yield from ((name, value) for value in (bad if option.optional else [*bad, None]))
 
 
 @pytest.mark.parametrize(("name", "value"), [*wrong()])

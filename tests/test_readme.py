@@ -14,6 +14,7 @@ import pytest
 
 import dfl
 from dfl.simulation.components import components
+from dfl.simulation.settle import settle
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep.grid import read
@@ -72,7 +73,7 @@ def test_command_lines_are_understood(
     if "--resume" in words:
         claim(Path("runs/long"))
         begun = {
-            "run": dfl.Run(rounds=5000).settled(16).to_dict(),
+            "run": settle(dfl.Run(rounds=5000), 16).to_dict(),
             "exit": None,
             "ending": "running",
         }

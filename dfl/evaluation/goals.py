@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dfl.config import Goal
 
-def reached(row: Mapping[str, float], goal: tuple[str, float, bool] | None) -> bool:
+
+def reached(row: Mapping[str, float], goal: Goal | None) -> bool:
     """Return whether a row of metrics.csv is as good as a goal, which is False without a goal.
 
     Args:
         row: figures by column.
-        goal: `Run.goal` or `Run.opening`: a column, its value, and whether that is a least or a
-            most.
+        goal: `Run.goal` or `Run.opening`.
     """
     if goal is None:
         return False
-    column, wanted, at_least = goal
-    return row[column] >= wanted if at_least else row[column] <= wanted
+    figure = row[goal.column]
+    return figure >= goal.value if goal.at_least else figure <= goal.value

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.config import MOST
 from dfl.core import randomness
+from dfl.core.options import MOST
 from dfl.training.examples import Examples, as_tensor, ready
 from dfl.training.task import Task
 

@@ -21,6 +21,13 @@ else:
 NETS = ("auxiliary", "adversary")
 """The parts of a model that only training has use for, and that are no layers; names of their parameters begin so."""
 
+
+def nets_of(auxiliary: str, adversary: str) -> tuple[str, ...]:
+    """Return those of `NETS` that a run has, by the specs of its auxiliary and adversary."""
+    specs = zip(NETS, (auxiliary, adversary), strict=True)
+    return tuple(name for name, spec in specs if spec != "none")
+
+
 _ENDS = {"head": lambda layers, k: layers[-k:], "first": lambda layers, k: layers[:k]}
 
 

@@ -19,6 +19,7 @@ from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, initialization, monitor
 from dfl.simulation.liveness import alive
 from dfl.simulation.prepare import Prepared, named, prepare
+from dfl.simulation.settle import settle
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, as_callbacks
 from dfl.store.resume import finished
@@ -66,7 +67,7 @@ def simulate(
         raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
     world = connect(run.timeout)
     world.busy = True
-    settled = named(run.settled(world.size), model, data)
+    settled = named(settle(run, world.size), model, data)
     if done := world.from_root(lambda: _usable(run, callbacks, settled)):
         if not world.rank:
             warnings.warn(f"{done.decode()}: dfl.load reads it back", stacklevel=2)

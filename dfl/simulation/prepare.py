@@ -25,6 +25,7 @@ from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
 from dfl.simulation.components import ON_EVERY_RANK, Parts, check, chosen
 from dfl.simulation.preflight import rehearse
+from dfl.simulation.settle import settle
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo, Memory, RunInfo
 from dfl.store.progress import Progress, find_checkpoint, progress_of
@@ -123,7 +124,7 @@ def prepare(
     """
     if loss is not None and not callable(loss):
         raise InputError(f"loss must be a function of outputs and labels, not {shown(loss)}")
-    specs = run.settled(world.size)
+    specs = settle(run, world.size)
     run = named(specs, model, data)
     if world.rank:  # import torch while rank 0 reads
         torch.get_num_threads()

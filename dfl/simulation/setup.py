@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.config import MOST, Run
+from dfl.config import Run
 from dfl.core.errors import InputError, one_line
+from dfl.core.options import MOST
 from dfl.core.parse import shown
 from dfl.models.modules import fill, frozen, modules_of
 from dfl.models.parameter_layout import ParameterLayout
+from dfl.models.sharing import nets_of
 from dfl.simulation.components import Parts
 from dfl.simulation.distribute import Arrays
 from dfl.training.batches import widths
@@ -173,7 +175,10 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
     Raises:
         InputError: they do not, or are not of one dtype, float32 or float64.
     """
-    layouts = [ParameterLayout.of(module, run.share, run.nets) for module in modules]
+    layouts = [
+        ParameterLayout.of(module, run.share, nets_of(run.auxiliary, run.fairness_adversary))
+        for module in modules
+    ]
     for module in modules:
         _check_dtype(module)
     common = [

@@ -17,9 +17,10 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfl.config import MOST, Run
+from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import make_directory, no_follow
+from dfl.core.options import MOST
 from dfl.store.record import ending, versions
 
 if TYPE_CHECKING:

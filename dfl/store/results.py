@@ -25,6 +25,7 @@ from dfl.core.parse import KINDS, shown
 from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of
+from dfl.models.sharing import nets_of
 from dfl.models.zoo import MODELS
 from dfl.store import manifest
 
@@ -162,7 +163,8 @@ class Result:
         return self._filled(weights, self._module())
 
     def _filled(self, weights: dict[str, Tensor], module: Module) -> Module:
-        idle = tuple(f"{net}." for net in self.run.nets)  # which only training has use for
+        nets = nets_of(self.run.auxiliary, self.run.fairness_adversary)
+        idle = tuple(f"{net}." for net in nets)  # only training uses them
         weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
         wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
         found = {name: tuple(value.shape) for name, value in weights.items()}

@@ -42,13 +42,13 @@ def resumed(folder: Path | str, **changes: Any) -> Run:
     return Run.from_dict(values | changes | {"out": str(folder), "resume": str(folder)})
 
 
-def settings(run: Run, given: Collection[str], ranks: int) -> Run:
+def settings(run: Run, given: Collection[str], settle: Callable[[Run], Run]) -> Run:
     """What `--resume` asks for: the run in its folder, or where there is none yet, the one that is asked for beside it.
 
     Args:
         run: what is asked for.
         given: which of its fields are really asked for, by flags or by a file.
-        ranks: of this launch.
+        settle: writes out what the settings of a run leave open.
 
     Raises:
         InputError: there is no run, and none is asked for; or another is.
@@ -65,7 +65,7 @@ def settings(run: Run, given: Collection[str], ranks: int) -> Run:
         )
     said = {name: getattr(run, name) for name in given}
     both = {"compressor": None, "algorithm": None} if "bits" in given else {}
-    refuse_others(folder, begun, replace(begun, **(both | said | PLACED)).settled(ranks))
+    refuse_others(folder, begun, settle(replace(begun, **(both | said | PLACED))))
     free = {name: value for name, value in said.items() if name in (*FREE, "data_dir")}
     return replace(begun, **(free | {"out": folder, "resume": folder}))
 

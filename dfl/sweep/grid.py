@@ -167,6 +167,7 @@ def _cells(
         InputError: one cannot be run, or is the same as another.
     """
     from dfl.simulation.components import check
+    from dfl.simulation.settle import settle
 
     optional = {name for name, hint in get_type_hints(Run).items() if NoneType in get_args(hint)}
     names: dict[Run, str] = {}
@@ -179,7 +180,7 @@ def _cells(
         try:
             run = Run.from_dict({**settings, **values})
             run = Run.from_dict(run.to_dict() | {"peers": run.peers or ranks})
-            settled = run.settled(ranks)
+            settled = settle(run, ranks)
             check(settled)
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from None

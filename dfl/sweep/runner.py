@@ -96,6 +96,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
         InputError: there is one, or two have the same name, or the arguments exclude each other.
     """
     from dfl.simulation.components import check
+    from dfl.simulation.settle import settle
 
     if min(jobs, ranks) < 1:
         raise InputError(f"jobs and ranks must be at least 1, not {jobs} and {ranks}")
@@ -113,7 +114,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
             if getattr(cell.run, field) is not None:
                 raise InputError(f"cell {cell.name}: {field} is set by the grid: leave it out")
         try:
-            check(cell.run.settled(ranks))
+            check(settle(cell.run, ranks))
         except InputError as error:
             raise InputError(f"cell {cell.name}: {error}") from None
 
@@ -168,6 +169,7 @@ def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
 def _simulate(folder: Path, run: Run) -> str:
     """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
     import dfl
+    from dfl.simulation.settle import settle
 
     begun = time.perf_counter()
     rows: list[dict[str, float]] = []
@@ -193,7 +195,7 @@ def _simulate(folder: Path, run: Run) -> str:
         with atomically(folder / name) as part:
             part.write_text(content)
     record = {
-        "run": replace(run.settled(1), out=folder).to_dict(),
+        "run": replace(settle(run, 1), out=folder).to_dict(),
         "seconds": time.perf_counter() - begun,
         "exit": code,
         "ending": ending,

@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.datasets import DATASETS, deal, partition
 from dfl.simulation import distribute
 from dfl.simulation.prepare import prepare
+from dfl.simulation.settle import settle
 from tests.support.mpirun import mpirun
 from topologies import MIXINGS, TOPOLOGIES, build
 
@@ -106,7 +107,7 @@ def test_building_takes_a_few_times_the_data() -> None:
 
 def test_a_deal_grows_with_the_peers() -> None:
     def peak(peers: int) -> int:
-        asked = run(peers).settled(1)
+        asked = settle(run(peers), 1)
         data = DATASETS["gaussian"](None, features=2, classes=2, examples=peers * EACH)
         return held(lambda: deal(partition.iid, data, asked))
 
@@ -128,7 +129,7 @@ def test_a_sparse_graph_stays_sparse() -> None:
 
 def test_what_everyone_is_told_does_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
-    dealt = deal(partition.iid, data, run().settled(1))
+    dealt = deal(partition.iid, data, settle(run(), 1))
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
     told = distribute.pack(distribute.known_to_all(data, dealt, graph.weights))
     assert len(told) < data.train_inputs.nbytes

@@ -21,6 +21,7 @@ from dfl.core.options import options
 from dfl.core.registry import describe, flag
 from dfl.run import _new_folder
 from dfl.simulation.components import components
+from dfl.simulation.settle import settle
 from tests.conftest import Command
 
 KINDS = components()
@@ -106,7 +107,7 @@ def test_default_folder(dfl_run: Command) -> None:
 def test_runs_of_the_same_second_have_folders_of_their_own(dfl_run: Command) -> None:
     dfl_run.monkeypatch.setattr("time.strftime", lambda form: "now")
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(_new_folder, [Run().settled(1)] * 20))
+        folders = list(pool.map(_new_folder, [settle(Run(), 1)] * 20))
     name = "now-dfedavgm-ring-digits"
     assert {folder.name for folder in folders} == {name, *(f"{name}-{n}" for n in range(2, 21))}
     assert all(folder.is_dir() for folder in folders)

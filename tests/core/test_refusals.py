@@ -15,9 +15,9 @@ from tests.support.idx_files import LABELS, TEST_IMAGES, write
 IMPOSSIBLE = [
     (
         "--bits 8 --compressor quantize",
-        "--bits 8 and --compressor quantize say the same thing: give one of them",
+        "--bits 8 and --compressor quantize both",
     ),
-    ("--bits 8 --compressor none", "--bits 8 and --compressor none say the same thing"),
+    ("--bits 8 --compressor none", "--bits 8 and --compressor none both"),
     (
         "--bits 8 --algorithm dfedavgm",
         "--bits 8 with --algorithm dfedavgm, which sends its models as they are: choose",
@@ -159,7 +159,7 @@ def test_what_a_config_says_is_checked_as_flags_are(dfl_run: Command) -> None:
     path.write_text('compressor = "quantize:bits=4"\nalgorithm = "qdfedavgm"\n')
     both = ["--config", str(path)]
     assert dfl_run.refused(*both, "--bits", "8").startswith(
-        "--bits 8 and --compressor quantize:bits=4 say the same"
+        "--bits 8 and --compressor quantize:bits=4 both"
     )
     assert dfl_run.refused(*both, "--algorithm", "dfedavgm").startswith(
         "--compressor quantize:bits=4 with --algorithm"

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.simulation.settle import settle
 from experiments import faults as page_of
 from experiments import lab
 from experiments.faults import METHODS, Options
@@ -60,7 +61,7 @@ def test_methods_lose_the_same_messages() -> None:
     for labels, run in cells:
         assert run.faults == f"link_loss:p={labels['loss']}"
         assert run.seed == labels["seed"]
-    settled = {labels["method"]: run.settled(1) for labels, run in cells}
+    settled = {labels["method"]: settle(run, 1) for labels, run in cells}
     assert {name: (run.algorithm, run.compressor) for name, run in settled.items()} == {
         "dfedavgm": ("dfedavgm", "none"), "copies_float32": ("qdfedavgm", "none"),
         "copies_8_bits": ("qdfedavgm", "quantize:bits=8"),

@@ -11,6 +11,7 @@ import pytest
 
 import dfl
 from dfl.core.errors import InputError
+from dfl.simulation.settle import settle
 from experiments import lab
 from experiments import server_or_peers as page
 from experiments.graphs import network
@@ -98,7 +99,7 @@ def test_all_train_alike() -> None:
             f.name for f in fields(run) if getattr(run, f.name) != getattr(first, f.name)
         } <= speaks
     assert {run.momentum for _, run in cells} == {0.9}
-    assert all(run.settled(1).algorithm for _, run in cells)
+    assert all(settle(run, 1).algorithm for _, run in cells)
 
 
 def curves() -> pd.DataFrame:

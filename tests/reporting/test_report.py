@@ -19,6 +19,7 @@ from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
 from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.settle import settle
 from dfl.store import manifest
 from dfl.store.results import Result
 from dfl.store.run_directory import OUTPUTS, claim
@@ -67,7 +68,7 @@ def test_rows_come_back(done: tuple[list[dict[str, float]], Result]) -> None:
 def test_run_comes_back(done: tuple[list[dict[str, float]], Result]) -> None:
     _, result = done
     asked = small(out=result.folder, bits=4, validation=0.2, partition="shards:per_peer=2")
-    assert result.run == asked.settled(ranks=1)
+    assert result.run == settle(asked, 1)
     again = [
         row["accuracy_mean"]
         for row in dfl.simulate(

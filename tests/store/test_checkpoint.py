@@ -16,6 +16,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.datasets.data import Data
 from dfl.simulation.prepare import prepare
+from dfl.simulation.settle import settle
 from dfl.store import checkpoint_files, manifest, progress
 from dfl.store.progress import progress_of
 from dfl.store.results import load
@@ -379,7 +380,7 @@ def test_a_finished_run_without_a_checkpoint_is_left_as_it_is(tmp_path: Path, na
     (tmp_path / "run" / name).unlink()
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(dfl.InputError, match=f"{name} .*no checkpoint"):
-        list(dfl.simulate(replace(run.settled(1), resume=run.out)))
+        list(dfl.simulate(replace(settle(run, 1), resume=run.out)))
     assert {
         file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
     } == before
