@@ -120,9 +120,10 @@ def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
     """A random graph: each pair is linked with probability p, independently."""
     _probability(p)
     _affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
+    drawn = p if 1.0 - p < 1.0 else 0.0  # networkx divides by log(1 - p)
     enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
     return _connected(
-        lambda seed: nx.fast_gnp_random_graph(peers, p, seed),
+        lambda seed: nx.fast_gnp_random_graph(peers, drawn, seed),
         rng,
         f"erdos_renyi:p={p:g} of {peers} peers",
         f"p of {enough:.2g} or more likely connects",
