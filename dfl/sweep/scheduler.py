@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +38,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """The signals that stop a sweep; SIGUSR1 is Slurm's warning."""
 PAUSE = 0.1
 """Seconds between two checks of the programs that run."""
+ATTEMPTS = 3
+"""Number of times that a cell is started whose program is refused as if another one ran it."""
 
 Callback = Callable[[Path | None], None]
 """Called with the folder of every cell that has ended, and with None after every check."""
@@ -69,6 +71,7 @@ class Scheduler:
         elsewhere: folders of cells that another program runs.
         ended: the state of every cell that has ended.
         signals: the signals that were received, in order.
+        refused: how often the program of a cell was refused as if another one ran it.
     """
 
     waiting: deque[Path]
@@ -78,6 +81,7 @@ class Scheduler:
     elsewhere: list[Path] = field(default_factory=list)
     ended: dict[Path, CellState] = field(default_factory=dict)
     signals: list[int] = field(default_factory=list)
+    refused: Counter[Path] = field(default_factory=Counter)
 
     def run(self, callback: Callback) -> None:
         """Run the cells until all have ended, those of other programs too, or a signal came.
@@ -155,12 +159,40 @@ class Scheduler:
         """Record the cells whose program has ended since the last call."""
         for program in [each for each in self.running if each.poll() is not None]:
             folder, claim, stamp = self.running.pop(program)
-            state = _outcome(folder, program.returncode, stamp, bool(self.signals))
+            state = self._outcome(folder, program.returncode, stamp)
             claim.release()
             if state is None:
                 self.elsewhere.append(folder)
             else:
                 self._end(folder, state, callback)
+
+    def _outcome(self, folder: Path, code: int, stamp: tuple[int, int]) -> CellState | None:
+        """Return how a cell has ended, and None where another program runs it or has run it.
+
+        A program is taken as refused because of another one where it ends with the code of a
+        refusal and run.json has changed. Our own program does so too where it cannot write run.json
+        at its end; after `ATTEMPTS` such refusals the cell has failed.
+
+        Args:
+            folder: of the cell.
+            code: the exit code of this sweep's program of the cell.
+            stamp: identifies the run.json that the folder had before that program started.
+        """
+        state = read_state(folder, (RUN_LOCK,))
+        if self.signals or state.status == DONE:
+            return state
+        if state.status == RUNNING:
+            return None
+        if code == InputError.code and _stamp(folder) != stamp:
+            if state.status not in (STOPPED, WAITING):
+                return state
+            self.refused[folder] += 1
+            if self.refused[folder] < ATTEMPTS:
+                return None
+        if code in (0, DivergedError.code, Suspended.code, 130):
+            return state
+        message = last_message(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
+        return CellState(FAILED, state.row, message or f"exit code {code}")
 
 
 def _started(start_of_command: Sequence[str], folder: Path, claim: Lock) -> subprocess.Popen[bytes]:
@@ -176,30 +208,6 @@ def _started(start_of_command: Sequence[str], folder: Path, claim: Lock) -> subp
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             pass_fds=(claim.file.fileno(),),
         )
-
-
-def _outcome(folder: Path, code: int, stamp: tuple[int, int], stopped: bool) -> CellState | None:
-    """Return how a cell has ended, and None where another program runs it or has run it meanwhile.
-
-    Args:
-        folder: of the cell.
-        code: the exit code of this sweep's program of the cell.
-        stamp: identifies the run.json that the folder had before that program started.
-        stopped: whether the sweep was stopped by a signal.
-    """
-    state = read_state(folder, (RUN_LOCK,))
-    if stopped or state.status == DONE:
-        return state
-    if state.status == RUNNING:
-        return None
-    if (
-        code == InputError.code and _stamp(folder) != stamp
-    ):  # refused because another program was running it
-        return None if state.status in (STOPPED, WAITING) else state
-    if code in (0, DivergedError.code, Suspended.code, 130):
-        return state
-    message = last_message(folder) if code > 0 else f"ended by {signal.Signals(-code).name}"
-    return CellState(FAILED, state.row, message or f"exit code {code}")
 
 
 def _stamp(folder: Path) -> tuple[int, int]:

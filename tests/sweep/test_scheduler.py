@@ -233,6 +233,25 @@ def test_a_race_that_another_program_wins_is_no_failure(
     assert launches(one) == (2 if code in (75, None) else 1)
 
 
+def test_a_cell_whose_program_cannot_write_its_end_fails_after_three_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = """
+        import pathlib, sys
+        from dfl.store import manifest
+        folder = pathlib.Path(sys.argv[1])
+        (folder / "launches").open("a").write("x")
+        manifest.write(folder, {"run": {}, "exit": None, "ending": "running"})
+        print("dfl: run.json cannot be written: no space left", file=sys.stderr)
+        sys.exit(2)
+    """
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", dedent(stuck), str(folder)])
+    one = cell(tmp_path, "one")
+    state = work([one]).ended[one]
+    assert (state.status, launches(one)) == (FAILED, 3)
+    assert state.reason == "run.json cannot be written: no space left"
+
+
 def test_a_cell_that_was_finished_between_look_and_start_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
