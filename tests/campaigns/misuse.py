@@ -134,7 +134,7 @@ def with_field(field: str, value: Any) -> None:
 
 
 CASES += [
-    Case(f"Run({f}={name_of(value)})", calling(with_field, f, value), f"--{f}")
+    Case(f"Run({f}={name_of(value)})", calling(with_field, f, value), f"--{f.replace('_', '-')}")
     for f, value in FIELDS
 ]
 CASES.append(Case("Run(dataset=Data)", calling(lambda: run(data=None, dataset=GOOD)), "--dataset"))
