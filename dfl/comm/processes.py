@@ -43,15 +43,35 @@ class Process:
                 with suppress(OSError):
                     yield each, os.readlink(each)
 
-    def mapped(self) -> Iterator[str]:
-        """Return the names of the files that it has in its memory."""
-        with (
-            suppress(OSError),
-            (PROC / str(self.pid) / "maps").open(errors="surrogateescape") as lines,
-        ):
-            for line in lines:
-                if "/" in line:
-                    yield line[line.index("/") :].rstrip("\n")
+    @property
+    def name(self) -> str:
+        """The name of its program, of at most 15 bytes; empty where that cannot be read."""
+        try:
+            return os.fsdecode((PROC / str(self.pid) / "comm").read_bytes()).rstrip("\n")
+        except OSError:
+            return ""
+
+    def in_use(self) -> set[str]:
+        """Return the names of the files that it has open or in its memory; none once it has ended.
+
+        Open files are read before mapped ones: a file that it maps and then closes is among them.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        place = PROC / str(self.pid)
+        names = set[str]()
+        try:
+            for each in (place / "fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    names.add(os.readlink(each))
+            with (place / "maps").open(errors="surrogateescape") as lines:
+                names |= {line[line.index("/") :].rstrip("\n") for line in lines if "/" in line}
+        except OSError:
+            now = process(self.pid)
+            if now is not None and now.state not in "ZX":
+                raise
+        return names
 
 
 def process(pid: int) -> Process | None:

@@ -4,8 +4,9 @@ MPICH keeps the segment of a host under a name in /dev/shm until the job ends; o
 for three ranks, until the machine is restarted. A segment is removed only if
 
  - it has a name that MPICH or its transport UCX makes, is a plain file of this user, and nobody else may open it;
- - no process has it open or mapped. Who makes one has it open at once, and later maps it before it closes it, so open
-   files are looked at before mapped ones, and both after the names;
+ - no process of this user has it open or mapped. Where that cannot be read of some process, nothing is removed. Who
+   makes one has it open at once, and later maps it before it closes it, so open files are looked at before mapped
+   ones, and both after the names;
  - it is older than `AGE`. Processes of another container that shares /dev/shm cannot be seen from here. By then their
    ranks have mapped it, and what is mapped stays when its name goes.
 """
@@ -25,17 +26,26 @@ FOLDER = Path("/dev/shm")  # noqa: S108  where POSIX shared memory lies on Linux
 AGE = 60.0
 """Seconds for which a segment is left alone in any case."""
 NAME = re.compile(r"mpich_shm_[0-9a-f]{1,8}_[0-9]+|ucx_shm_posix_[0-9a-f]{1,8}")
+CLOSED = ("sshd", "sshd-session", "(sd-pam)", "systemd")
+"""Programs that keep their files from their own user, and are no ranks; so does process 1."""
 
 
 def remove_unused(folder: Path = FOLDER) -> None:
-    """Remove segments of jobs that are gone; what cannot be removed stays."""
+    """Remove segments of jobs that are gone; what cannot be removed stays.
+
+    Where there is no /proc, or the files of some process of this user cannot be read, all stay.
+    """
     old = {str(each) for each in _names(folder) if _left(each)}
     if not old:
         return
-    processes = ours()
-    held = {name for each in processes for _, name in each.opened()}
-    held |= {name for each in processes for name in each.mapped()}
-    for path in old - held:
+    in_use = list[set[str]]()
+    for each in ours():
+        try:
+            in_use.append(each.in_use())
+        except OSError:
+            if each.pid != 1 and each.name not in CLOSED:
+                return
+    for path in old.difference(*in_use) if in_use else ():
         with suppress(OSError):
             os.unlink(path)
 

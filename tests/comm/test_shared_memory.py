@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dfl.comm import shared_memory
+from dfl.comm import processes, shared_memory
 from tests.comm.test_startup import running
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
@@ -69,6 +70,31 @@ def test_what_somebody_has_open_or_mapped_stays(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["mpich_shm_2_0"]
     shared_memory.remove_unused(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_everything_stays_where_the_files_of_a_process_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old(tmp_path / NAME)
+    proc = tmp_path / "proc"
+    monkeypatch.setattr(processes, "PROC", proc)
+    shared_memory.remove_unused(tmp_path)  # no /proc
+    own = proc / "7"
+    own.mkdir(parents=True)
+    (own / "stat").write_text("7 (rank) S 1 " + "0 " * 40)
+    (own / "maps").touch()
+    (own / "fd").touch()  # no folder: it cannot be listed, not even by root
+    shared_memory.remove_unused(tmp_path)
+    assert (tmp_path / NAME).exists()
+    (own / "comm").write_text("sshd\n")
+    other = proc / "8"
+    shutil.copytree(own, other)
+    (other / "comm").write_text("rank\n")
+    shared_memory.remove_unused(tmp_path)
+    assert (tmp_path / NAME).exists()
+    (other / "stat").write_text("8 (rank) Z 1 " + "0 " * 40)  # ended
+    shared_memory.remove_unused(tmp_path)
+    assert not (tmp_path / NAME).exists()
 
 
 WAITS = """
