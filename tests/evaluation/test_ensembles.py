@@ -24,7 +24,7 @@ from dfl.run import read_command
 from dfl.simulation import monitor
 from dfl.training.examples import normal
 from dfl.training.task import Task
-from experiments import lab
+from experiments import common
 from tests.conftest import Command
 from tests.reporting.test_terminal import shown
 from tests.support.quadratic import FEW, digits, states
@@ -309,6 +309,6 @@ def test_it_is_shown_and_drawn(tmp_path: Path) -> None:
 
 def test_a_page_of_the_lab_book_can_ask_for_it(tmp_path: Path) -> None:
     run = dfl.Run(**SMALL)
-    found = lab.finished(tmp_path / "cell", run)
+    found = common.finished(tmp_path / "cell", run)
     assert found.run.ensemble
     assert set(BOTH) <= set(found.rows)

@@ -1,4 +1,4 @@
-"""Small stand-ins for the parts of pfl that its driver touches; they train for real, as those of `fake_rivals` do."""
+"""Small stand-ins for the parts of pfl that its driver touches; they train for real, as those of `fake_baselines` do."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.fake_rivals import Tensors, mean, module
+from tests.support.fake_baselines import Tensors, mean, module
 
 
 @dataclass

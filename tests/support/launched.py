@@ -9,7 +9,7 @@ import pytest
 
 import dfl
 from dfl.config import Run
-from experiments import lab
+from experiments import common
 
 
 @contextmanager
@@ -24,5 +24,5 @@ def here() -> Iterator[list[str]]:
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lab, "_launch", launch)
+        patch.setattr(common, "_launch", launch)
         yield launched

@@ -1,0 +1,1 @@
+"""Experiments on the bits of a message, graphs, losses, mixing and time."""

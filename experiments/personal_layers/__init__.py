@@ -1,0 +1,1 @@
+"""Experiments on models with shared and personal layers."""

@@ -1,0 +1,130 @@
+"""How does a device that comes later learn, by itself or with the others? What `experiments.personal_layers.lg_rotated` is made of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module, Sequential
+
+import dfl
+from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.algorithms.fedavg import FedAvg
+from dfl.algorithms.fedprox import FedProx
+from dfl.config import Run
+from dfl.core import randomness
+from dfl.datasets import Data
+from dfl.models.sharing import shared_names
+from dfl.store.callbacks import Callback, Outcome
+from dfl.training.examples import normal
+
+if TYPE_CHECKING:
+    from dfl.algorithms.protocols import Net
+    from dfl.core.layout import Group
+    from dfl.training.task import Task
+
+Models = Mapping[str, Tensor]
+"""(P, *shape), or (1, *shape) where all have the same, by parameter name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithNewest(FedAvg):
+    """FedAvg in which the newest device, the last, has a part in every round, beside those drawn of the others."""
+
+    def _sizes(self, peers: int) -> tuple[int, int]:
+        return round(self.fraction * (peers - 1)) + 1, 0
+
+    def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
+        m, newest = self._sizes(net.peers)[0], net.peers - 1
+        group = net.group(
+            np.append(
+                randomness.generator(task.seed, "clients", net.t).permutation(newest)[: m - 1],
+                newest,
+            )
+        )
+        return group, group, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxWithNewest(WithNewest, FedProx):
+    """The same of FedProx."""
+
+
+NEWEST: dict[str, type[Algorithm]] = {
+    "newest_fedavg": WithNewest,
+    "newest_fedprox": ProxWithNewest,
+}
+
+
+class Kept(Callback):
+    """Keeps the models of a run in memory."""
+
+    def __init__(self) -> None:
+        self.models: Models = {}
+
+    def finish(self, outcome: Outcome) -> None:
+        """Keep the models."""
+        self.models = {name: torch.from_numpy(rows) for name, rows in outcome.state.items()}
+
+
+class OnFixed(Module):
+    """A local part f that is trained under a shared part g, which stays what it is."""
+
+    def __init__(self, f: Module, g: Module) -> None:
+        super().__init__()
+        self.f, self.fixed = (
+            f,
+            (copy.deepcopy(g).requires_grad_(False),),
+        )  # in a tuple it is no parameter
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What g makes of f."""
+        out: Tensor = self.fixed[0](self.f(inputs))
+        return out
+
+
+def cut_of(model: Sequential) -> int:
+    """Where in a stack of layers the shared part begins: its last two layers."""
+    return int(
+        shared_names("head:2", [name for name, _ in model.named_parameters()])[0].partition(".")[0]
+    )
+
+
+def learn(run: Run, module: Module, data: Data) -> tuple[list[dict[str, float]], Models]:
+    """A run from a model, which is left as it was, on own data: its evaluations and its models."""
+    kept = Kept()
+    with ALGORITHMS.replaced(**NEWEST):
+        rows = list(dfl.simulate(run, module, data, callbacks=[kept]))
+    return rows, kept.models
+
+
+def filled(module: Any, models: Models, i: int = 0) -> Any:
+    """A copy of a module with the parameters of one of several models."""
+    made = copy.deepcopy(module)
+    made.load_state_dict({name: values[i] for name, values in models.items()})
+    return made
+
+
+def turned(images: NDArray[Any]) -> NDArray[Any]:
+    """Images (n, channels, height, width), turned by 90 degrees."""
+    return np.ascontiguousarray(np.rot90(images, axes=(2, 3)))
+
+
+def seen(data: Data, inputs: NDArray[Any]) -> Tensor:
+    """What a model sees of examples."""
+    scale, shift = (
+        torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
+    )
+    return normal(torch.from_numpy(inputs), scale, shift)
+
+
+@torch.no_grad()
+def outputs(model: Module, inputs: Tensor) -> Tensor:
+    """What a model says of (n, *shape), (n, classes)."""
+    return torch.cat([model(some) for some in inputs.split(2000)])

@@ -1,0 +1,1 @@
+"""Experiments on federated learning with a server, and on aggregation under attack."""

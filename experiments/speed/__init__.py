@@ -1,0 +1,1 @@
+"""Measurements of time and memory, and comparisons with other frameworks."""

@@ -1,0 +1,104 @@
+"""An environment of its own for every baseline, from PyPI, in the versions that were measured.
+
+    python -m experiments.speed.baselines.install --envs DIR
+
+What is there already is left alone. torch is pinned to the version of constraints.txt, so every system computes with
+the same kernels, dfl too; where an index has CPU wheels of it, pip is pointed there as usual (`PIP_EXTRA_INDEX_URL` or
+`PIP_FIND_LINKS`). gossipy imports torchvision for data sets that nobody here asks for, and there may be no CPU build of
+it: an empty module stands in for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+import dfl
+from experiments import common
+
+ENVS = Path.home() / ".cache" / "dfl-baselines"
+"""Where the environments are looked for if nothing else is said."""
+
+BASELINES = {
+    "pfl": ("pfl[pytorch]==0.6.0",),
+    "gossipy": ("gossipy-dfl==0.0.1",),
+    "flower": ("flwr[simulation]==1.41.0",),
+}
+"""What is installed for each."""
+COMMON = ("torch==2.13.0", "numpy==2.4.6")
+
+STAND_IN = '"""Stands in for torchvision, which gossipy imports for its data sets."""\ndatasets = transforms = None\n'
+
+
+def install(
+    *,
+    envs: Path = ENVS,
+    only: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(BASELINES),
+) -> None:
+    """Install the baselines.
+
+    Args:
+        envs: folder of the environments.
+        only: the baselines to install.
+
+    Raises:
+        InputError: no such baseline is known, or pip failed.
+    """
+    unknown = sorted(set(only) - set(BASELINES))
+    if unknown:
+        raise dfl.InputError(
+            f"--only must be among {', '.join(BASELINES)}, not {', '.join(unknown)}"
+        )
+    for baseline in only:
+        if not ready(envs, baseline):
+            make(envs, baseline)
+        print(f"{baseline}: {python(envs, baseline)}")
+
+
+def python(envs: Path, baseline: str) -> Path:
+    """The interpreter of a baseline's environment."""
+    return envs.expanduser().absolute() / baseline / "bin" / "python"
+
+
+def ready(envs: Path, baseline: str) -> bool:
+    """Whether a baseline has been installed, and in these versions."""
+    note = _note(envs, baseline)
+    return note.exists() and note.read_text() == _asked(baseline)
+
+
+def make(envs: Path, baseline: str) -> None:
+    """Make a baseline's environment, or bring it to the versions asked for."""
+    own = python(envs, baseline)
+    _run(sys.executable, "-m", "venv", str(own.parents[1]))
+    _run(str(own), "-m", "pip", "install", "--quiet", *BASELINES[baseline], *COMMON)
+    if baseline == "gossipy":
+        place = _run(
+            str(own), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+        ).strip()
+        (Path(place) / "torchvision.py").write_text(STAND_IN)
+    _note(envs, baseline).write_text(_asked(baseline))
+
+
+def _note(envs: Path, baseline: str) -> Path:
+    return python(envs, baseline).parents[1] / "installed.txt"
+
+
+def _asked(baseline: str) -> str:
+    return "\n".join([*BASELINES[baseline], *COMMON]) + "\n"
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise dfl.InputError(
+            f"{' '.join(command)}: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+        )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(common.start(install, "baselines.install"))

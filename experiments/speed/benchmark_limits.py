@@ -1,0 +1,132 @@
+"""How far is dfl from what the machine can do?
+
+Questions: (training) how long is a round of work A next to its floating-point operations at the speed of a matrix
+product? (exchange) one share next to the same bytes through bare MPI? (codec) encoding and decoding next to a copy of
+the same floats? (strong scaling, weak scaling) a round on 1, 2, 4 and 16 ranks next to one that is divided without
+loss? (start) the time until round 0 next to ranks that only import torch and meet?
+
+Command, on a 2-core machine that does nothing else:
+
+    python -m experiments.speed.benchmark_limits
+
+Finding: a round of A takes 1.39 times its operations at the speed of a matrix product, 72 % of that
+speed. A share has a fixed cost of some 0.2 ms, the Python and torch calls around MPI's, and pays
+for fresh memory: 5 times bare MPI at 100 kB, 2.1 at 1 MB and 2.0 at 10 MB with one peer a rank (3.0
+with eight, whose two messages for the other rank must first be put together). Decoding costs 1.4 to
+2.6 copies of the floats, encoding 13 to 17, half of it random bits. Of the six shares that were to
+stay within 1.3 times bare MPI none does. Ranks beyond the cores help up to four (117 ms for 135)
+and cost beyond: 16 on two cores take 154 ms, 1.6 times what a division without loss would. Start-up
+is 1.2 (16 ranks) to 2.3 times (one) that of ranks which only import torch and meet. The machine's
+speed wandered while it was measured, which is why some ratios of scaling are below one.
+
+Grid: work A is 16 peers on a ring with 600 examples of 784 numbers each and the 2NN, one epoch of batches of 50; its
+floor is 6 d operations for each of 9,600 examples at the float32 speed that two processes reach at once in products
+of 2,048 x 2,048, one thread each. Messages of 10 kB to 10 MB go around a ring of two ranks with one and with eight
+peers each; share and bare MPI take turns, the slower rank counts, and of 30 turns the middle one. Four and eight bits
+are coded as in `codec`. Strong scaling has work A on more ranks, its limit the time on one rank over as many cores as
+the ranks can use; weak scaling has four of its peers on every rank. The start is `--dry-run` of 16 peers on digits,
+from the shell. What is launched is launched three times in turn with its limit, but for scaling; medians count.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.figure import Figure
+
+from dfl.core.errors import InputError
+from experiments import common
+from experiments.speed.limits import QUESTIONS, Options
+
+WHAT = {
+    "training": "a round against its operations at the speed of a matrix product",
+    "exchange": "a share against bare MPI",
+    "codec": "coding against a copy of the floats",
+    "strong scaling": "a round on more ranks against one divided without loss",
+    "weak scaling": "four peers on every rank against as much work without loss",
+    "start": "start-up against importing torch and meeting",
+}
+"""What is compared, in words."""
+
+
+def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:  # noqa: B008
+    """What dfl takes beside what the machine could do."""
+    if unknown := [name for name in options.questions if name not in QUESTIONS]:
+        raise InputError(f"--questions are {', '.join(QUESTIONS)}, not {unknown[0]!r}")
+    table = tabulate(options)
+    common.publish(options, table, draw(table), finding(table))
+
+
+def tabulate(options: Options) -> pd.DataFrame:
+    """A row per case of every question."""
+    rows = []
+    for name in options.questions:
+        rows += [{"question": name} | row for row in QUESTIONS[name](options)]
+        print(f"{name}: done", file=sys.stderr, flush=True)
+    return pd.DataFrame(rows).astype({"at_most": float})
+
+
+def finding(table: pd.DataFrame) -> str:
+    """The ratios of every question, and whether they keep their bars."""
+    return (
+        "; ".join(
+            _of_question(name, own.to_dict("records"))
+            for name, own in common.groups(table, ["question"])
+        )
+        + "."
+    )
+
+
+def _of_question(name: str, rows: list[dict[Any, Any]]) -> str:
+    ratios = [f"{row['ratio']:.2f} ({row['case']})" for row in rows]
+    bound = [row for row in rows if row["at_most"] == row["at_most"]]
+    kept = sum(row["ratio"] <= row["at_most"] for row in bound)
+    bar = f", {kept} of {len(bound)} within {bound[0]['at_most']:.2f}" if bound else ""
+    return f"{WHAT[name]}: {', '.join(ratios)}{bar}"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A bar per case, as many times its limit as it takes; where there is a bar to keep, a mark."""
+    figure = Figure(figsize=(9, 1.6 + 0.27 * len(table)), layout="constrained")
+    axes = figure.subplots()
+    places, colours = table.index.to_numpy(float), dict(zip(WHAT, common.COLOURS, strict=False))
+    for name, own in common.groups(table, ["question"]):
+        axes.barh(places[own.index], own["ratio"] - 1, left=1, color=colours[name], label=name)
+    if table["at_most"].notna().any():
+        axes.scatter(
+            table["at_most"], places, marker="|", s=120, color="black", zorder=3, label="at most"
+        )
+    for place, row in zip(places, table.to_dict("records"), strict=True):
+        text = f"{row['ratio']:.2f}   {_short(row['ours'])} / {_short(row['limit'])} {row['unit']}"
+        axes.annotate(
+            text,
+            (max(row["ratio"], 1), place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.axvline(1, color="0.4", linewidth=0.8)
+    axes.set_yticks(places, table["case"].tolist(), fontsize=8)
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set(
+        xscale="log",
+        xlabel="times the limit (beside the bars: this ratio, and what is divided by what)",
+        xlim=(0.8 * min(1, table["ratio"].min()), 4 * table["ratio"].max()),
+    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title("What dfl takes, in multiples of what the machine could do")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(common.start(page, "speed.benchmark_limits"))

@@ -1,0 +1,264 @@
+"""How long does a round take here, and in what people use today?
+
+Command, half an hour on two idle cores (published with `--repetitions 2`); first `pip install -e ".[mpi,bench]"`, then
+the baselines, from PyPI into environments of their own (3 GB):
+
+    python -m experiments.speed.baselines.install
+    python -m experiments.speed.benchmark_peers
+
+`--works`, `--baselines` and `--keep` measure in portions: what an earlier run left in `--out` is taken as it is.
+
+Finding: medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 113 ms a round on two ranks, pfl
+161 in two processes (1.43 times that; in one process 242), gossipy 258 (2.3 times), Flower 471 (4.2 times). B: dfl
+6.7, pfl 262 (39 times), gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14, pfl 1,900 (137 times), gossipy
+3,020 (218 times), Flower 10,700 (775 times). Where models are small, calls cost more than arithmetic, and dfl makes
+them for all peers at once; on A everybody waits for matrix products, and dfl is near their speed (`benchmark_limits`),
+so that nobody can be much faster. The two cores were a virtual machine's whose speed wandered by a factor of up to
+1.8.
+
+Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps (momentum 0.9) a round:
+A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a
+perceptron 64-32-10, batches of 10; C, 1,000 peers with 60 of 64, softmax regression, batches of 10. dfl mixes on a
+ring, in float32; gossipy gossips on a ring; pfl and Flower, which have a server, average everyone. Nobody evaluates in
+a timed round. Every system is run in the ways that its documentation recommends, with all that two cores give it
+(`experiments.speed.baselines.run.SETUPS`; the drivers say which API and why), and the fastest of them counts. Each launch is a
+program of its own; two rounds warm up, five are timed; launches take turns in three repetitions. A ratio compares
+medians over all rounds with dfl's fastest; its range is that of the ratios within a repetition. Every driver checks
+that its models learn.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+import dfl
+from experiments import common
+from experiments.speed.baselines import run
+from experiments.speed.baselines.install import BASELINES, ENVS
+from experiments.speed.stopwatch import WORK
+
+LABELS = ["work", "system", "processes", "threads", "style"]
+TITLES = {
+    "A": "16 peers, 199,210 parameters",
+    "B": "100 peers, 2,410 parameters",
+    "C": "1,000 peers, 650 parameters",
+}
+COLOURS = dict(zip(("dfl", *BASELINES), common.COLOURS, strict=False))
+Updates = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(common.Place):
+    """What this page can be asked for."""
+
+    out: Path = Path("results/benchmark_peers")
+    envs: Path = ENVS
+    """Folder of the baselines' environments."""
+    works: Updates = tuple(WORK)
+    """Kinds of work."""
+    baselines: Updates = tuple(BASELINES)
+    """Baselines to measure dfl beside."""
+    rounds: int = 5
+    """Rounds to time in a launch."""
+    warm_up: int = 2
+    """Rounds before them."""
+    repetitions: int = 3
+    """Launches of every set-up."""
+    prefix: Updates = ()
+    """Updates before every command, such as `taskset -c 0,1`."""
+    keep: bool = False
+    """Take launches that an earlier run left in `--out` as they are, and make only the others."""
+
+
+def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    """Seconds per round, by work and system."""
+    rows = measure(options)
+    table = tabulate(rows)
+    common.publish(options, table, draw(table), finding(table, rows))
+
+
+def measure(options: Options) -> pd.DataFrame:
+    """The seconds of every timed round of every launch.
+
+    Raises:
+        InputError: an unknown work or baseline, or one that is missing or fails.
+    """
+    for flag, asked, known in (
+        ("works", options.works, WORK),
+        ("baselines", options.baselines, BASELINES),
+    ):
+        if not set(asked) <= set(known):
+            raise dfl.InputError(
+                f"--{flag} must be among {', '.join(known)}, not {', '.join(asked)}"
+            )
+    terms = run.Terms(options.envs, options.rounds, options.warm_up, options.prefix)
+    systems = ("dfl", *options.baselines)
+    run.check(terms, systems)
+    setups = [setup for setup in run.SETUPS if setup.system in systems]
+    cells = options.out / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
+    made: list[dict[str, Any]] = []
+    for repetition, work, setup in product(range(options.repetitions), options.works, setups):
+        cell = cells / f"{work}, {setup}, {repetition}.json"
+        if not (options.keep and cell.exists()):
+            cell.write_text(json.dumps(run.answer(setup, work, terms)))
+        said = json.loads(cell.read_text())
+        print(
+            f"{cell.stem}: {1e3 * np.median(said['seconds']):.1f} ms", file=sys.stderr, flush=True
+        )
+        labels = {
+            "work": work,
+            **asdict(setup),
+            "version": said["version"],
+            "repetition": repetition,
+        }
+        made += [
+            {**labels, "round": t, "seconds": seconds} for t, seconds in enumerate(said["seconds"])
+        ]
+    return pd.DataFrame(made)
+
+
+def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest set-up."""
+    return pd.DataFrame(
+        [row for _, own in common.groups(rows, ["work"]) for row in _of_work(own)], dtype=object
+    )
+
+
+def _of_work(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    cells = dict(common.groups(rows, LABELS))
+    medians = {key: float(own["seconds"].median()) for key, own in cells.items()}
+    fastest = {key[1]: key for key in sorted(cells, key=lambda key: -medians[key])}
+    ours = cells[fastest["dfl"]]
+    return [
+        {
+            **dict(zip(LABELS, key, strict=True)),
+            "version": own["version"].iloc[0],
+            "fastest": "yes" if key in fastest.values() else "no",
+            **_milliseconds(own),
+            "ratio": _digits(medians[key] / medians[fastest["dfl"]]),
+            **_range(own, ours),
+        }
+        for key, own in cells.items()
+    ]
+
+
+def _milliseconds(rows: pd.DataFrame) -> dict[str, float]:
+    """The median and the quartiles of the rounds."""
+    shares = {"ms": 0.5, "ms_q1": 0.25, "ms_q3": 0.75}
+    return {
+        name: _digits(1e3 * float(rows["seconds"].quantile(share)))
+        for name, share in shares.items()
+    }
+
+
+def _range(rows: pd.DataFrame, ours: pd.DataFrame) -> dict[str, float]:
+    """The least and the largest ratio of medians within a repetition."""
+    theirs, mine = (each.groupby("repetition")["seconds"].median() for each in (rows, ours))
+    ratios = (theirs / mine).to_numpy()
+    return {"ratio_min": _digits(ratios.min()), "ratio_max": _digits(ratios.max())}
+
+
+def _digits(value: float) -> float:
+    """A number to three digits; whole where these are before the point."""
+    return float(f"{value:.3g}") if value < 100 else round(float(f"{value:.3g}"))
+
+
+def finding(table: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """What a round takes in dfl, and how many times as long in the others."""
+    each = rows.groupby(LABELS)["seconds"].count().min()
+    works = [_of_best(own) for _, own in common.groups(table[table["fastest"] == "yes"], ["work"])]
+    return (
+        f"median of {each} rounds in {rows['repetition'].nunique()} launches of the fastest set-up of each; "
+        + ("; ".join(works) + ".")
+    )
+
+
+def _of_best(table: pd.DataFrame) -> str:
+    """The finding on one kind of work."""
+    by_system = {row["system"]: row for row in table.to_dict("records")}
+    ours = by_system.pop("dfl")
+    baselines = sorted(by_system.values(), key=lambda row: float(row["ms"]))
+    said = [
+        f"{row['system']} {row['ms']:,g} ms, {row['ratio']:,g} times that "
+        f"({row['ratio_min']:,g} to {row['ratio_max']:,g})"
+        for row in baselines
+    ]
+    return (
+        f"{ours['work']}: dfl {ours['ms']:,g} ms a round, {', '.join(said) or 'nothing beside it'}"
+    )
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel per kind of work, a row per system: its fastest set-up, and the others behind it."""
+    works = common.groups(table, ["work"])
+    figure = Figure(figsize=(1.5 + 4.2 * len(works), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(works), sharey=True, squeeze=False)[0]
+    for axes, (work, own) in zip(panels, works, strict=True):
+        _panel(axes, own)
+        axes.set_title(f"{work}: {TITLES[work]}", fontsize="medium")
+    figure.supxlabel(
+        "milliseconds per round, logarithmic: median of the fastest set-up (filled) and of the others, with quartiles",
+        fontsize="small",
+    )
+    figure.suptitle("A round of dfl and of its baselines, the same work on two cores")
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame) -> None:
+    systems = [name for name in COLOURS if name in set(table["system"])]
+    for row in table.to_dict("records"):
+        place, colour, best = (
+            systems.index(str(row["system"])),
+            COLOURS[str(row["system"])],
+            row["fastest"] == "yes",
+        )
+        axes.plot(
+            [row["ms_q1"], row["ms_q3"]], [place, place], color=colour, alpha=1 if best else 0.4
+        )
+        axes.plot(
+            row["ms"],
+            place,
+            "o",
+            color=colour,
+            markerfacecolor=colour if best else "white",
+            zorder=2 + best,
+        )
+        if best:
+            text = f"{row['ms']:,g} ms" + (
+                "" if row["system"] == "dfl" else f", {row['ratio']:,g} times"
+            )
+            axes.annotate(
+                text,
+                (row["ms"], place),
+                (0, 8),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+            )
+    axes.set_xscale("log")
+    wide = max(table["ms"]) > 30 * min(table["ms"])
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(range(len(systems)), systems)
+    axes.set_ylim(len(systems) - 0.5, -0.7)
+    axes.margins(x=0.2)
+    axes.grid(axis="x", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    sys.exit(common.start(page, "speed.benchmark_peers"))

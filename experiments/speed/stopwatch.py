@@ -1,0 +1,147 @@
+"""How long does a round take? The rounds of any run, with a listener that looks at the clock.
+
+    mpirun -n 2 python -m experiments.speed.stopwatch --work A
+
+prints one line of JSON: the seconds of every round after a warm-up, the ranks, and the peak memory of rank 0. Rounds
+are those of `dfl.simulate`, which evaluates before the first and after the last of them only; so training, the
+exchange, mixing and the check that models are finite are timed, evaluation is not. Other experiments take
+`WORK`, `examples` and `seconds` from here.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from cyclopts import App, Parameter
+
+import dfl
+from dfl.comm.mpi import connect
+from dfl.config import Run
+from dfl.datasets.data import Data
+from dfl.store.callbacks import Callback
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the peers are given to do: each has `examples` of `features` float32 numbers, with ten labels."""
+
+    peers: int
+    examples: int
+    features: int
+    model: str
+    batch_size: int
+
+
+WORK = {
+    "A": Work(16, 600, 784, "2nn", 50),
+    "B": Work(100, 60, 64, "mlp:hidden=32", 10),
+    "C": Work(1000, 60, 64, "softmax", 10),
+}
+"""Three kinds of work: sixteen middling models, a hundred small ones, a thousand tiny ones."""
+
+
+class Stopwatch(Callback):
+    """Keeps the time at which every round ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def round(self, t: int) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+
+    def row(self, row: Mapping[str, float]) -> None:
+        """An evaluation ends what was timed; the next round begins after it."""
+        self.ends.append(time.perf_counter())
+
+
+def examples(shape: tuple[int, ...], n: int, classes: int = 10) -> Data:
+    """Normal numbers (n, *shape) with labels at random: for timing, there is nothing in them to learn."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(n, *shape)).astype(np.float32)
+    labels = rng.integers(0, classes, n)
+    return Data(inputs, labels, inputs[:classes], labels[:classes], classes=classes)
+
+
+def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
+    """Simulate, and say how long every round took but the first ones and the last, which ends in an evaluation.
+
+    Returns:
+        run.rounds - warm_up - 1 times, on rank 0; nothing elsewhere.
+    """
+    watch = Stopwatch()
+    for _ in dfl.simulate(run, data=data, callbacks=[watch]):
+        pass
+    times: list[float] = np.diff(watch.ends)[warm_up:-1].tolist()
+    return times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is timed."""
+
+    work: str = "A"
+    """A, B or C."""
+    rounds: int = 10
+    """Rounds to time."""
+    warm_up: int = 2
+    """Rounds before them."""
+    peers: int | None = None
+    """How many, in place of the work's own."""
+    engine: str = "auto"
+    """auto, batched or loop."""
+    bits: int | None = None
+    """Bits per coordinate of a message; float32 where not given."""
+    threads: int = 1
+    """Threads per rank."""
+
+
+def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+    """Time the rounds of one kind of work."""
+    it, warm_up = WORK[options.work], options.warm_up
+    number, rounds = options.peers or it.peers, options.rounds + warm_up + 1
+    settings = {
+        "engine": options.engine,
+        "bits": options.bits,
+        "threads": options.threads,
+        "lr": 0.01,
+    }
+    run = Run.from_dict(
+        {
+            "peers": number,
+            "model": it.model,
+            "batch_size": it.batch_size,
+            "rounds": rounds,
+            "eval_every": rounds,
+        }
+        | settings
+    )
+    times = seconds(run, examples((it.features,), number * it.examples), warm_up)
+    world = connect()
+    if world.rank == 0:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(
+            json.dumps(
+                {
+                    "work": options.work,
+                    "peers": number,
+                    "ranks": world.size,
+                    "seconds": times,
+                    "peak_memory": memory,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    app = App(
+        name="python -m experiments.speed.stopwatch", help_format="plaintext", version_flags=[]
+    )
+    app.default(main)
+    app()

@@ -1,0 +1,126 @@
+"""Does the page on LG-FedAvg's Table 1 count and choose as it says, and run as a reader would run it?"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import common
+from experiments.personal_layers import lg_table1 as page
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_page(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.personal_layers.lg_table1",
+        "--out",
+        str(out),
+        *words,
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a page that has run on digits."""
+    out = tmp_path_factory.mktemp("page")
+    done = run_page(out, "--dataset", "digits", "--devices", "10", "--seeds", "2", "--epochs", "6")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == (out / "table.md").read_text().strip()
+    return out
+
+
+def test_a_reader_gets_a_row_for_every_method(published: Path) -> None:
+    table = pd.read_csv(published / "table.csv")
+    of = common.by_label(table, ["method"])
+    assert list(of) == list(page.METHODS)
+    assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert table["parameters_published_full_setting"].isna().all()  # nobody published digits
+    # Peers who keep a part do better on their own data than one model for all.
+    assert of["lg"]["local_test"] > of["fedavg"]["local_test"]
+    assert of["lg"]["parameters"] < of["fedavg"]["parameters"]
+    assert of["local_only"]["parameters"] == of["local_only"]["megabytes"] == 0
+    assert of["ring_8_bits"]["megabytes"] < of["ring"]["megabytes"]
+
+
+def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
+    options = page.Options(out=published, dataset="digits", devices=10, seeds=2, epochs=6)
+    cells = {(labels["method"], labels["seed"]): run for labels, run in page.grid(options)}
+    for (method, seed), run in cells.items():
+        begun = None if method == "local_only" else page.folder(options, int(seed))
+        assert (run.init_from, run.seed, run.validation) == (begun, seed, 0.1)
+        assert run.share == ("all" if method in ("fedavg", "local_only") else "head:2")
+
+
+def rows(method: str, columns: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(columns).assign(method=method, seed=0)
+
+
+def test_the_last_tenth_counts_and_parameters_add_up() -> None:
+    """Published: 110 (400 x 633,226 + 50 x 34,186) for LG-FedAvg, 110 x 725 x 633,226 for FedAvg."""
+    before = pd.DataFrame(
+        {"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]}
+    )
+    shared_settings: dict[str, Any] = {
+        "validation_accuracy_mean": [0.9, 0.99, 0.9],
+        "accuracy_mean_model": [0.1, 0.2, 0.3],
+    }
+    found = pd.concat(
+        [
+            rows("fedavg", {**shared_settings, "round": [0, 320, 325], "local_accuracy_mean": [0.5, 0.6, 0.7],
+                 "accuracy_mean": [0.4, 0.8, 0.9], "payload_bytes": [0, 1, 1e9],
+                 "parameters_k_plus_m": [0, 1, 110 * 325 * 633_226]}),
+            rows("lg", {**shared_settings, "round": [0, 49, 50], "local_accuracy_mean": [0.5, 0.97, 0.99],
+                 "accuracy_ensemble": [0.4, 0.95, 0.99], "accuracy_vote": [0.4, 0.94, 0.99],
+                 "accuracy_mean": [0.1, 0.1, 0.1], "payload_bytes": [0, 1, 2e9],
+                 "parameters_k_plus_m": [0, 1, 110 * 50 * 34_186]}),
+            rows("local_only", {**shared_settings, "round": [0, 5, 10], "local_accuracy_mean": [0.5, 0.9, 0.99],
+                 "accuracy_ensemble": [0.4, 0.7, 0.9], "accuracy_vote": [0.4, 0.6, 0.9],
+                 "accuracy_mean": [0.1, 0.1, 0.1], "payload_bytes": [0, 0, 0]}),
+        ]
+    )  # fmt: skip
+    options = page.Options(seeds=1)
+    table = page.tabulate(found, {0: before}, options)
+    of = common.by_label(table, ["method"])
+    assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [
+        98,
+        97,
+        96.5,
+        450,
+    ]
+    assert of["lg"]["parameters"] == pytest.approx(2.805e10, rel=1e-4)
+    assert of["fedavg"]["parameters"] == pytest.approx(5.05e10, rel=1e-4)
+    assert [
+        of["fedavg"][name] for name in ("local_test", "new_test", "megabytes")
+    ] == pytest.approx([65, 85, 5000])
+    assert np.isnan(of["fedavg"]["new_by_vote"])
+    assert [of["local_only"][name] for name in ("rounds", "parameters", "megabytes")] == [10, 0, 0]
+    published = ("local_test_published_full_setting", "new_test_published_full_setting")
+    assert [of["lg"][name] for name in published] == [98.66, 97.81]
+    said = page.finding(table, options)
+    assert "LG-FedAvg: local test 98.00 %, new test 97.00 %, 450 rounds, 6,000 MB" in said
+    left, right = page.draw(table, options).axes
+    assert (left.get_title(), right.get_title()) == ("local test", "new test")
+    bars: list[Any] = list(left.patches)
+    assert [each.get_width() for each in bars] == pytest.approx([65, 98, 99])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--dataset", "adult"), ("--methods", "lg", "sgd"), ("--end", "400"), ("--nonsense", "1")],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run_page(tmp_path, *words)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    if words[0] != "--nonsense":
+        assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,238 @@
+"""Does the page on FLTrust run every attack on every rule, and say honestly what came of it?"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.patches import Rectangle
+
+from dfl.comm.mpi import connect
+from dfl.comm.transport import Network
+from dfl.core.errors import InputError
+from dfl.simulation.prepare import prepare
+from experiments.servers_and_robustness import robust_fltrust2021 as page_of
+from experiments.servers_and_robustness.robust_fltrust2021 import ATTACKS, RULES, Options
+from tests.experiments.test_common import launch
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+TINY = (
+    "--dataset",
+    "digits",
+    "--peers",
+    "10",
+    "--rounds",
+    "2",
+    "--seeds",
+    "2",
+    "--rates",
+    "0.01",
+    "0.2",
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:
+    """The page on few examples: its folder, its table and what it printed."""
+    out = tmp_path_factory.mktemp("fltrust")
+    done = launch("servers_and_robustness.robust_fltrust2021", out, *TINY)
+    assert done.returncode == 0, done.stderr
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.strip() == (out / "table.md").read_text().strip()
+    return out, pd.read_csv(out / "table.csv"), done.stdout
+
+
+def last_of(out: Path, cell: str) -> dict[str, float]:
+    row: dict[str, float] = json.loads((out / "cells" / f"{cell}.json").read_text())["rows"][-1]
+    return row
+
+
+def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.DataFrame:
+    """The table of hand-made runs of ten rounds, one seed; what is not named has an error of 0.05."""
+    rows = [
+        {
+            "attack": attack,
+            "rule": rule,
+            "seed": 0,
+            "round": t,
+            "accuracy_mean": 0.1 if t == 0 else 1 - error,
+        }
+        | ({"backdoor_success_mean": success} if attack == "backdoor" else {})
+        for attack in ATTACKS
+        for rule in RULES
+        if attack != "adaptive" or rule == "fltrust"
+        for t, error in ((0, 0.9), (10, errors.get((attack, rule), 0.05)))
+    ]
+    return page_of.tabulate(pd.DataFrame(rows), 10)
+
+
+def test_a_row_per_attack_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
+    _, table, printed = page
+    assert list(zip(table["attack"], table["rule"], strict=True)) == [
+        (a, r) for a in ATTACKS for r in RULES
+    ]
+    unknown = table["error"].isna()
+    assert set(table["rule"][unknown]) == set(RULES) - {"fltrust"}
+    assert set(table["attack"][unknown]) == {"adaptive"}
+    assert table["error"][~unknown].between(0, 1).all()
+    assert (table["backdoor_success"].notna() == (table["attack"] == "backdoor")).all()
+    assert "\nFinding: over 1 to 2 seeds the mean has an error of" in printed
+    assert printed.count("| adaptive | mean | - |") == 1
+
+
+def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> None:
+    out, table, _ = page
+    for row in table.dropna(subset="error").to_dict("records"):
+        seeds = range(int(row["seeds"]))
+        ends = [
+            last_of(out, f"attack={row['attack']},rule={row['rule']},seed={seed}") for seed in seeds
+        ]
+        assert row["error"] == pytest.approx(
+            1 - np.mean([end["accuracy_mean"] for end in ends]), rel=1e-5
+        )
+        if row["attack"] == "backdoor":
+            opened = np.mean([end["backdoor_success_mean"] for end in ends])
+            assert row["backdoor_success"] == pytest.approx(opened, rel=1e-5)
+
+
+def test_what_is_asked_for_has_every_seed(page: tuple[Path, pd.DataFrame, str]) -> None:
+    table = page[1].set_index(["attack", "rule"])
+    assert all(
+        table.loc[key, "seeds"] == (2 if key in page_of.BARS else 1)
+        for key in table.dropna(subset="error").index
+    )
+    assert table["std_over_seeds"].notna().sum() == len(page_of.BARS) == 8
+
+
+def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) -> None:
+    out, _, printed = page
+    best = {}
+    for rule in ("mean", "fltrust"):
+        found = {
+            lr: last_of(out, f"tuned={rule},lr={lr},seed=0")["validation_accuracy_mean"]
+            for lr in ("0.01", "0.2")
+        }
+        best[rule] = max(found, key=found.__getitem__)
+        kept = json.loads((out / "cells" / f"attack=trim,rule={rule},seed=0.json").read_text())[
+            "run"
+        ]
+        assert kept["lr"] == float(best[rule])
+        assert kept["validation"] == 0.0
+    assert f"The learning rate is {best['fltrust']} for FLTrust and {best['mean']} else." in printed
+    median = json.loads((out / "cells" / "attack=trim,rule=median,seed=0.json").read_text())["run"]
+    assert median["lr"] == float(best["mean"])
+
+
+def test_the_setting_is_that_of_the_paper() -> None:
+    run = page_of.setting(Options(), "trim", "krum", lr=0.1, seed=3)
+    assert (run.peers, run.partition, run.batch_size, run.momentum) == (
+        100,
+        "biased:q=0.5",
+        32,
+        0.0,
+    )
+    assert (run.attack, run.aggregator, run.algorithm) == (
+        "trim:fraction=0.2",
+        "krum:f=20",
+        "fedavg",
+    )
+    trusting = page_of.setting(Options(), "none", "fltrust", lr=0.1, seed=3)
+    assert (trusting.attack, trusting.algorithm) == ("none", "fltrust:root=100,bias=0.1")
+    assert (
+        page_of.setting(Options(peers=10), "none", "trimmed_mean", lr=0.1).aggregator
+        == "trimmed_mean:f=2"
+    )
+
+
+def test_a_fifth_attacks() -> None:
+    options = Options(dataset="digits", peers=10)
+    network: Network = prepare(
+        page_of.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()
+    ).network
+    assert len(network.threat_model.attackers) == 2
+
+
+def test_the_adaptive_attack_is_for_fltrust() -> None:
+    cells = page_of.grid(Options(seeds=1), {"mean": 0.3, "fltrust": 0.1})
+    assert len(cells) == 5 * 5 + 1
+    assert [labels["rule"] for labels, run in cells if run.attack.startswith("adaptive")] == [
+        "fltrust"
+    ]
+    assert all(run.lr == (0.1 if labels["rule"] == "fltrust" else 0.3) for labels, run in cells)
+
+
+def test_a_lost_model_guesses() -> None:
+    rows = pd.DataFrame(
+        [
+            {"attack": "none", "rule": rule, "seed": 0, "round": t, "accuracy_mean": 0.7}
+            for rule in RULES
+            for t in ((0,) if rule == "mean" else (0, 10))
+        ]
+    )
+    table = page_of.tabulate(rows, 10).set_index("rule")
+    assert table.loc["mean", "error"] == pytest.approx(0.9)
+    assert table.loc["krum", "error"] == pytest.approx(0.3)
+    assert table["lost_runs"].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_no_number_from_memory_stands_beside() -> None:
+    """The paper's tables were not at hand: its claims are judged, and no figure is said to be published."""
+    made = table_of({})
+    for table in (made, pd.read_csv(ROOT / "experiments/results/robust_fltrust2021/table.csv")):
+        assert not [name for name in map(str, table) if "paper" in name or "published" in name]
+    assert not [
+        line
+        for axes in page_of.draw(made, Options()).axes
+        for line in axes.lines
+        if line.get_marker() == "D"
+    ]
+
+
+HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdicts"),
+    [
+        (HURT | {("krum", "krum"): 0.6}, "holds holds holds"),
+        (HURT | {("trim", "fltrust"): 0.1, ("krum", "krum"): 0.4}, "FAILS holds FAILS"),
+        (
+            HURT | {("trim", "fltrust"): 0.07, ("trim", "median"): 0.06, ("krum", "krum"): 0.6},
+            "holds FAILS holds",
+        ),
+    ],
+)
+def test_the_finding_judges_the_bars(errors: dict[tuple[str, str], float], verdicts: str) -> None:
+    said = page_of.finding(table_of(errors), Options())
+    small, more, broken = verdicts.split()
+    assert f"under every attack: {small} (" in said
+    assert f"FLTrust loses least: {more} (" in said
+    assert f"breaks Krum: {broken} (" in said
+
+
+def test_the_finding_says_losses_and_doors() -> None:
+    said = page_of.finding(table_of(HURT | {("label_flip", "fltrust"): 0.3}), Options())
+    assert "the mean has an error of 0.050 when nobody lies" in said
+    assert "under every attack: FAILS (+0.250 under label_flip, +0.000 under trim)" in said
+    assert "backdoor opens in at most 3% of the images: FAILS (50% with mean" in said
+    assert "of the images: holds" in page_of.finding(table_of(HURT, success=0.03), Options())
+
+
+def test_the_figure_shows_what_was_measured() -> None:
+    figure = page_of.draw(table_of(HURT), Options())
+    errors, opened = figure.axes
+    heights = [bar.get_height() for bar in errors.patches if isinstance(bar, Rectangle)]
+    assert len(heights) == len(page_of.ATTACKS) * len(RULES)
+    assert sum(abs(height - 0.2) < 1e-9 for height in heights) == 3
+    assert len(opened.patches) == len(RULES)
+    assert [text.get_text() for text in errors.get_xticklabels()] == [
+        name.replace("_", " ") for name in ATTACKS
+    ]
+
+
+def test_a_data_set_without_a_model_is_refused() -> None:
+    with pytest.raises(InputError, match="--dataset must be one of mnist, digits, not 'adult'"):
+        page_of.setting(Options(dataset="adult"), "none", "mean", lr=0.1)

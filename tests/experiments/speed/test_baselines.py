@@ -1,0 +1,265 @@
+"""Are the baselines installed, asked and heard as the page that measures them needs?"""
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dfl
+from experiments.speed import benchmark_peers as peers
+from experiments.speed.baselines import install, job, run
+from experiments.speed.stopwatch import WORK, examples
+from tests.support.stub_baselines import MISSING, environment
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+DRIVERS = [
+    ROOT / "experiments/speed/baselines" / f"drive_{baseline}.py" for baseline in install.BASELINES
+]
+THEIRS = [
+    *DRIVERS,
+    ROOT / "experiments/speed/baselines/client_flower.py",
+    ROOT / "experiments/speed/baselines/job.py",
+]
+"""What runs in the environments of the baselines."""
+JOB = job.Job(
+    peers=3,
+    examples=20,
+    features=4,
+    hidden=(5,),
+    batch_size=10,
+    rounds=2,
+    warm_up=1,
+    processes=1,
+    threads=1,
+)
+NUMBERS = {"peers": 3, "examples": 20, "features": 4, "batch-size": 10, "rounds": 2, "warm-up": 1}
+WORDS = [f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()]
+
+# What runs elsewhere
+
+
+@pytest.mark.parametrize("file", THEIRS, ids=lambda file: file.name)
+def test_what_runs_elsewhere_stands_alone(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    compile(tree, str(file), "exec")
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    plain = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    roots = {
+        name.partition(".")[0]
+        for name in plain | {node.module or "" for node in froms if not node.level}
+    }
+    assert not roots & {"dfl", "experiments", "topologies"}
+    near = {node.module or alias.name for node in froms if node.level for alias in node.names}
+    assert near <= {"job", "client_flower"}
+
+
+@pytest.mark.parametrize("file", DRIVERS, ids=lambda file: file.name)
+def test_a_driver_says_which_interface_it_takes_and_answers(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    assert len((ast.get_docstring(tree) or "").splitlines()) >= 5
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert {"jobs.read", "jobs.tell", "jobs.loss", "torch.set_num_threads"} <= calls
+
+
+def test_nothing_of_ours_imports_a_driver() -> None:
+    for file in (*(ROOT / "dfl").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")):
+        assert "baselines.drive" not in file.read_text().replace('"baselines.drive_', "")
+
+
+def test_the_work_is_the_stopwatch_s() -> None:
+    assert set(run.HIDDEN) == {work.model for work in WORK.values()}
+    inputs, labels = job.data(JOB)
+    np.testing.assert_array_equal(inputs.reshape(60, 4), examples((4,), 60).train_inputs)
+    np.testing.assert_array_equal(labels.reshape(60), examples((4,), 60).train_labels)
+    assert inputs.dtype == np.float32
+    assert labels.shape == (3, 20)
+    assert set(peers.TITLES) == set(WORK)
+
+
+def test_a_command_line_becomes_a_job() -> None:
+    assert job.read([*WORDS, "--hidden", "5"]) == JOB
+    assert job.read([*WORDS, "--style", "tutorial"]).style == "tutorial"
+    assert job.read([*WORDS, "--hidden"]).hidden == ()
+    with pytest.raises(SystemExit):
+        job.read(WORDS[1:])
+
+
+def test_models_begin_alike_and_have_the_stated_size() -> None:
+    net, again = job.network(JOB), job.network(JOB)
+    for a, b in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert net(torch.zeros(2, 4)).shape == (2, job.CLASSES)
+    for name, work in WORK.items():
+        asked = job.Job(work.peers, 1, work.features, run.HIDDEN[work.model], 1, 1, 0, 1, 1)
+        size = sum(weight.numel() for weight in job.network(asked).parameters())
+        assert peers.TITLES[name] == f"{work.peers:,} peers, {size:,} parameters"
+
+
+def test_the_loss_is_that_of_some_users_or_of_all() -> None:
+    net = job.network(JOB)
+    inputs, labels = (torch.from_numpy(each) for each in job.data(JOB))
+    for users in (1, 3):
+        by_hand = torch.nn.functional.cross_entropy(
+            net(inputs[:users].flatten(0, 1)), labels[:users].flatten()
+        )
+        assert job.loss(net, JOB, slice(users)) == pytest.approx(by_hand.item(), rel=1e-6)
+    assert job.loss(net, JOB) == job.loss(net, JOB, slice(3))
+
+
+def test_an_answer_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    job.tell(JOB, "numpy", [1.0, 5.0, 5.5, 5.75], (2.3, 2.2))
+    said = json.loads(capsys.readouterr().out)
+    assert said["seconds"] == [0.5, 0.25]
+    assert said["version"] == np.__version__
+    assert said["torch"] == torch.__version__
+    assert (said["peers"], said["processes"], said["threads"]) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "losses", "complaint"),
+    [
+        ([1.0, 2.0, 3.0], (2.3, 2.2), "ran 2 rounds, not 3"),
+        ([1.0, 2.0, 3.0, 4.0], (2.3, 2.3), "did not train"),
+        ([1.0, 2.0, 3.0, 4.0], (2.3, float("nan")), "did not train"),
+    ],
+)
+def test_an_answer_that_proves_nothing_is_refused(
+    ends: list[float], losses: tuple[float, float], complaint: str
+) -> None:
+    with pytest.raises(SystemExit, match=complaint):
+        job.tell(JOB, "numpy", ends, losses)
+
+
+# The environments
+
+
+def test_installing_makes_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def pretend(*command: str) -> str:
+        commands.append(command)
+        (tmp_path / "gossipy").mkdir(exist_ok=True)
+        return f"{tmp_path}\n"
+
+    monkeypatch.setattr(install, "_run", pretend)
+    assert not install.ready(tmp_path, "gossipy")
+    install.install(envs=tmp_path, only=("gossipy",))
+    assert install.ready(tmp_path, "gossipy")
+    assert commands[0] == (sys.executable, "-m", "venv", str(tmp_path / "gossipy"))
+    assert {"gossipy-dfl==0.0.1", "torch==2.13.0"} <= set(commands[1])
+    compile((tmp_path / "torchvision.py").read_text(), "torchvision", "exec")
+    before = len(commands)
+    install.install(envs=tmp_path, only=("gossipy",))
+    assert len(commands) == before
+    assert capsys.readouterr().out.count(f"gossipy: {tmp_path}/gossipy/bin/python") == 2
+
+
+def test_other_versions_are_installed_anew(tmp_path: Path) -> None:
+    environment(tmp_path, "pfl")
+    assert install.ready(tmp_path, "pfl")
+    (tmp_path / "pfl/installed.txt").write_text("pfl==0.1\n")
+    assert not install.ready(tmp_path, "pfl")
+
+
+def test_every_version_is_pinned() -> None:
+    for wanted in (*install.BASELINES.values(), install.COMMON):
+        assert all("==" in requirement for requirement in wanted)
+    assert set(install.COMMON) <= set((ROOT / "constraints.txt").read_text().splitlines())
+
+
+def test_installing_says_what_went_wrong(tmp_path: Path) -> None:
+    with pytest.raises(
+        dfl.InputError, match=r"--only must be among pfl, gossipy, flower, not fedml"
+    ):
+        install.install(envs=tmp_path, only=("fedml",))
+    with pytest.raises(dfl.InputError, match=r"-c raise SystemExit\('no wheel'\): no wheel"):
+        install._run(sys.executable, "-c", "raise SystemExit('no wheel')")
+
+
+# The launches
+
+
+def test_a_baseline_is_asked_in_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    terms = run.Terms(environment(tmp_path, "gossipy"), rounds=2, warm_up=1)
+    said = run.answer(run.Setup("gossipy", 1, 2, "tutorial"), "A", terms)
+    assert said["seconds"] == [0.5, 0.25]
+    assert said["version"] == "2"  # its threads, and no path of ours
+    words = said["words"].split()
+    assert words[:2] == ["-m", "baselines.drive_gossipy"]
+    asked = job.read(words[2:])
+    assert asked == job.Job(16, 600, 784, (200, 200), 50, 2, 1, 1, 2, "tutorial")
+
+
+def test_several_processes_of_pfl_are_torchrun_s(tmp_path: Path) -> None:
+    terms = run.Terms(environment(tmp_path, "pfl"), rounds=2, warm_up=1, prefix=("env", "A=1"))
+    words = run.answer(run.Setup("pfl", 2, 1), "C", terms)["words"].split()
+    assert words[:6] == [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+    ]
+    asked = job.read(words[7:])
+    assert (asked.peers, asked.hidden, asked.processes) == (1000, (), 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [(MISSING, "No module named baselines$"), ("#!/bin/sh\necho nothing", "did not time 2 rounds")],
+)
+def test_a_baseline_that_fails_is_an_error(tmp_path: Path, script: str, complaint: str) -> None:
+    terms = run.Terms(environment(tmp_path, "flower", script), rounds=2, warm_up=1)
+    with pytest.raises(dfl.InputError, match=complaint):
+        run.answer(run.Setup("flower", 2, 1), "B", terms)
+
+
+def test_our_rounds_are_timed_by_the_stopwatch(tmp_path: Path) -> None:
+    said = run.answer(run.Setup("dfl", 1, 1), "B", run.Terms(tmp_path, rounds=3, warm_up=1))
+    assert len(said["seconds"]) == 3
+    assert said["version"] == dfl.__version__
+    assert said["ranks"] == 1
+    assert all(0 < seconds < 60 for seconds in said["seconds"])
+
+
+def test_two_ranks_need_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(dfl.InputError, match="mpirun"):
+        run.check(run.Terms(tmp_path, 1, 1), ["dfl"])
+
+
+def test_set_ups_use_at_most_two_cores() -> None:
+    assert len(set(run.SETUPS)) == len(run.SETUPS)
+    assert {setup.system for setup in run.SETUPS} == {"dfl", *install.BASELINES}
+    assert all(setup.processes * setup.threads <= 2 for setup in run.SETUPS)
+
+
+@pytest.mark.skipif(
+    "DFL_BASELINES" not in os.environ, reason="DFL_BASELINES names no folder of installed baselines"
+)
+@pytest.mark.parametrize("baseline", install.BASELINES)
+def test_the_baselines_themselves_train(baseline: str) -> None:
+    terms = run.Terms(Path(os.environ["DFL_BASELINES"]), rounds=2, warm_up=1)
+    run.check(terms, [baseline])
+    for setup in (setup for setup in run.SETUPS if setup.system == baseline):
+        said = run.answer(setup, "B", terms)
+        assert said["losses"][1] < said["losses"][0]
+        assert said["peers"] == WORK["B"].peers

@@ -1,0 +1,163 @@
+"""Do the drivers of the baselines drive? Each against small stand-ins, which train for real."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.speed.baselines import job
+from tests.support import fake_baselines, fake_pfl
+
+pytestmark = pytest.mark.slow
+
+FAKES = {
+    "pfl": fake_pfl.fake_pfl,
+    "gossipy": fake_baselines.fake_gossipy,
+    "flower": fake_baselines.fake_flower,
+}
+PACKAGES = {"pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr"}
+NUMBERS = {"peers": 4, "examples": 20, "features": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
+WORDS = [f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()]
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Import a driver where a stand-in takes the baseline's place."""
+
+    def driver(baseline: str) -> ModuleType:
+        FAKES[baseline](monkeypatch)
+        return import_module(f"experiments.speed.baselines.drive_{baseline}")
+
+    monkeypatch.setattr(job, "version", lambda package: f"version of {package}")
+    before = set(sys.modules)
+    yield driver
+    for name in set(sys.modules) - before:
+        if (
+            name.startswith("experiments.speed.baselines.drive_")
+            or name == "experiments.speed.baselines.client_flower"
+        ):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "words", ["--style=lean --hidden", "--style=tutorial --hidden 5 4", "--hidden 5"]
+)
+@pytest.mark.parametrize("baseline", PACKAGES)
+def test_a_driver_answers(
+    load: Load,
+    baseline: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["driver", *WORDS, *words.split()])
+    load(baseline).main()
+    said = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert said["version"] == f"version of {PACKAGES[baseline]}"
+    assert len(said["seconds"]) == 3
+    assert all(seconds > 0 for seconds in said["seconds"])
+    assert said["losses"][1] < said["losses"][0]
+
+
+def test_other_processes_of_pfl_are_silent(
+    load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["driver", *WORDS])
+    monkeypatch.setenv("RANK", "1")
+    load("pfl").main()
+    assert capsys.readouterr().out == ""
+
+
+def test_pfl_has_everyone_in_every_round(load: Load) -> None:
+    driver = load("pfl")
+    watch, losses = driver.drive(job.read(WORDS))
+    assert len(watch.ends) == 5
+    assert losses[1] < losses[0]
+    assert fake_pfl.FederatedAveraging.seen == [["0", "1", "2", "3"]] * 4
+
+
+def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
+    """The stand-in averages as pfl does; the driver's model then is the mean of what each user makes of it."""
+    asked = job.read([*WORDS[:4], "--rounds=1", "--warm-up=0", *WORDS[6:]])
+    _, (before, after) = load("pfl").drive(asked)
+    net = job.network(asked)
+    assert before == pytest.approx(job.loss(net, asked))
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+    inputs, labels = (torch.from_numpy(each) for each in job.data(asked))
+    ends = []
+    for user in range(asked.peers):
+        net.load_state_dict(start)
+        optimizer = torch.optim.SGD(net.parameters(), job.LR, momentum=job.MOMENTUM)
+        for batch in torch.arange(asked.examples).split(asked.batch_size):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(
+                net(inputs[user][batch]), labels[user][batch]
+            ).backward()
+            optimizer.step()
+        ends.append({name: value.clone() for name, value in net.state_dict().items()})
+    net.load_state_dict(fake_baselines.mean(ends))
+    assert after == pytest.approx(job.loss(net, asked), rel=1e-6)
+
+
+@pytest.mark.parametrize("peers", [3, 4, 10])
+def test_gossipy_s_ring_is_a_ring(load: Load, peers: int) -> None:
+    ring = load("gossipy").ring(peers)
+    np.testing.assert_array_equal(ring, ring.T)
+    assert set(ring.sum(axis=0)) == {2}
+    assert ring.diagonal().sum() == 0
+    assert ring[0, 1] == ring[0, peers - 1] == 1
+
+
+def test_gossipy_s_rounds_are_as_long_as_its_scripts_or_one_step(load: Load) -> None:
+    driver = load("gossipy")
+    for style, steps in (("tutorial", 100), ("lean", 1)):
+        made = driver.simulator(job.read([*WORDS, "--style", style]))
+        assert made.delta == made.nodes[0].round_len == steps
+        watch = driver.Watch(steps)
+        for t in range(3 * steps):
+            watch.update_timestep(t)
+        watch.update_message(False)
+        watch.update_end()
+        assert len(watch.ends) == 3
+
+
+def test_flower_s_clients_keep_one_model_only_where_they_are_lean(load: Load) -> None:
+    load("flower")
+    client = import_module("experiments.speed.baselines.client_flower")
+    for style, kept in (("lean", True), ("tutorial", False)):
+        asked = job.read([*WORDS, "--style", style])
+        inputs, labels, model = client.held(asked)
+        before = [weight.clone() for weight in model.parameters()]
+        context = SimpleNamespace(node_config={"partition-id": 2})
+        weights = fake_baselines.Arrays(job.network(asked).state_dict())
+        reply = client.train(asked, fake_baselines.Message({"arrays": weights}), context)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert moved == kept
+        assert reply.content["metrics"] == {"num-examples": 20}
+        assert (inputs.shape, labels.shape) == ((4, 20, 6), (4, 20))
+
+
+@pytest.mark.parametrize("style", ["lean", "tutorial"])
+def test_flower_s_batches_are_a_pass_over_the_examples(load: Load, style: str) -> None:
+    load("flower")
+    client = import_module("experiments.speed.baselines.client_flower")
+    asked = job.read([*WORDS, "--style", style])
+    inputs, labels = torch.arange(20.0)[:, None], torch.arange(20)
+    batches = list(client.batches(asked, inputs, labels))
+    assert [len(some) for some, _ in batches] == [10, 10]
+    assert sorted(torch.cat([some for some, _ in batches]).flatten().tolist()) == list(range(20))
+    for some, answers in batches:
+        assert torch.equal(some.flatten(), answers.float())

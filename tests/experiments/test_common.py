@@ -1,0 +1,170 @@
+"""Does every page of the lab book still run, and say what it found? On digits, through its command line."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dfl.config import Run
+from dfl.core.errors import InputError
+from experiments import common
+from experiments.messages_and_graphs.local_steps import first_reached
+
+pytestmark = pytest.mark.slow
+
+PAGES = {
+    "bits": ["--widths", "float32", "4"],
+    "graphs": ["--graphs", "one_peer_exponential"],
+    "local_steps": ["--steps", "2", "9"],
+    "update_mixing": ["--mixings", "metropolis", "--quadratic-rounds", "200"],
+}
+"""What makes a page small, besides digits, one seed and few rounds."""
+ROOT = Path(__file__).parents[2]
+
+
+def launch(page: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"experiments.{page}", "--out", str(out), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, str]:
+    """A page that has run: its name, its folder, what it printed."""
+    out = tmp_path_factory.mktemp(request.param)
+    done = launch(
+        f"messages_and_graphs.{request.param}",
+        out,
+        "--dataset",
+        "digits",
+        "--seeds",
+        "1",
+        "--rounds",
+        "4",
+        *PAGES[request.param],
+    )
+    assert done.returncode == 0, done.stderr
+    return request.param, out, done.stdout
+
+
+def test_a_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[str, Path, str]) -> None:
+    _, out, printed = page
+    table = pd.read_csv(out / "table.csv")
+    assert len(table) >= 2
+    assert table["accuracy"].between(0, 1).all()
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.strip() == (out / "table.md").read_text().strip()
+    assert printed.count("\n| ") == len(table) + 1  # the line below the header, and the rows
+    assert "\nFinding: over 1 seeds" in printed
+    assert not list(out.glob("cells/*/state.safetensors"))
+    assert len(pd.read_csv(out / "seeds.csv")) == len(list(out.glob("cells/*")))
+
+
+def test_the_numbers_are_those_of_the_runs(page: tuple[str, Path, str]) -> None:
+    name, out, _ = page
+    table = pd.read_csv(out / "table.csv").astype(str)
+    labels = {"bits": ["width"]}.get(name) or import_module(
+        f"experiments.messages_and_graphs.{name}"
+    ).LABELS
+    for row in table.to_dict("records"):
+        cell = ",".join(f"{label}={row[label]}" for label in labels)
+        metrics = pd.read_csv(out / "cells" / f"{cell},seed=0" / "metrics.csv")
+        assert float(row["accuracy"]) == pytest.approx(metrics["accuracy_mean"].iloc[-1], rel=1e-5)
+
+
+def test_update_mixing_grows_as_theory_says(page: tuple[str, Path, str]) -> None:
+    name, out, _ = page
+    if name != "update_mixing":
+        pytest.skip("of another page")
+    row = common.by_label(pd.read_csv(out / "table.csv"), ["method"])
+    exact, short, replica = (
+        row[name] for name in ("published, float32", "published, 8 bits", "replica, float32")
+    )
+    assert exact["quadratic_growth"] == pytest.approx(exact["theory_growth"], abs=2e-3)
+    assert short["quadratic_growth"] == pytest.approx(exact["theory_growth"], abs=2e-3)
+    assert replica["quadratic_growth"] == pytest.approx(1, abs=1e-3)
+    assert exact["quadratic_apart"] > 50 * replica["quadratic_apart"]
+
+
+def test_bits_are_compared_at_the_same_seed(page: tuple[str, Path, str]) -> None:
+    name, out, _ = page
+    if name != "bits":
+        pytest.skip("of another page")
+    row = common.by_label(pd.read_csv(out / "table.csv", dtype={"width": str}), ["width"])
+    assert row["float32"]["minus_float32"] == 0
+    assert row["4"]["minus_float32"] == pytest.approx(
+        row["4"]["accuracy"] - row["float32"]["accuracy"], abs=1e-5
+    )
+    assert row["4"]["share_of_float32"] == pytest.approx(1 / 8, rel=1e-2)
+    assert row["4"]["bytes_per_message"] < row["float32"]["bytes_per_message"] / 7.9
+
+
+def test_only_what_has_not_finished_is_run_again(tmp_path: Path) -> None:
+    options = common.Options(dataset="digits", rounds=1, out=tmp_path)
+    cell = ({"seed": 0}, common.standard(options, seed=0))
+    record = tmp_path / "cells" / "seed=0" / "run.json"
+    first = common.measure(options, [cell])
+    written = record.stat().st_mtime_ns
+    assert common.measure(options, [cell]).equals(first)
+    assert record.stat().st_mtime_ns == written
+    record.parent.rename(tmp_path / "cells" / "seed=0,unfinished")  # as after an interruption
+    again = common.measure(options, [cell])
+    assert again.drop(columns="seconds").equals(first.drop(columns="seconds"))
+    with pytest.raises(InputError, match="other settings"):
+        common.measure(options, [({"seed": 0}, common.standard(options, seed=1))])
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "cells" / "seed=0" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    options = common.Options(dataset="digits", rounds=1, out=tmp_path)
+    with pytest.raises(InputError, match="seed=0"):
+        common.measure(options, [({"seed": 0}, common.standard(options, seed=0))])
+    assert notes.read_text() == "mine"
+
+
+def test_a_cell_that_fails_says_so(tmp_path: Path) -> None:
+    options = common.Options(out=tmp_path)
+    run = Run(dataset="mnist", data_dir=tmp_path / "nothing", peers=2, rounds=1)
+    with pytest.raises(InputError, match="nothing"):
+        common.measure(options, [({"seed": 0}, run)])
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    done = launch("messages_and_graphs.bits", tmp_path, "--dataset", "nonsense")
+    assert done.returncode == 2
+    assert done.stderr == "bits: --dataset must be one of digits, mnist, not 'nonsense'\n"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "expected"),
+    [
+        ([0.1, 0.4, 0.5], 2),
+        ([0.1, 0.6, 0.2], 1.2),
+        ([0.4, 0.4], 0),
+        ([0.1, 0.2], np.nan),
+        ([0.1, 0.0, 0.5], 3.5),
+    ],
+)
+def test_rounds_to_a_target(accuracy: list[float], expected: float) -> None:
+    rows = pd.DataFrame({"round": [2 * t for t in range(len(accuracy))], "accuracy_mean": accuracy})
+    assert first_reached(rows, 0.4) == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_missing_value_is_a_dash() -> None:
+    table = pd.DataFrame(
+        {
+            "name": ["a"],
+            "n": [1234567],
+            "value": [0.12345],
+            "large": [12345.6],
+            "none": [float("nan")],
+        }
+    )
+    assert common.markdown(table).splitlines()[2] == "| a | 1,234,567 | 0.123 | 1.23e+04 | - |"

@@ -1,0 +1,225 @@
+"""Is what a page reports at the end a mean over the last tenth of the rounds, and never the figure of one round?"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dfl
+from experiments import common
+from experiments.messages_and_graphs import (
+    bits,
+    faults,
+    graphs,
+    local_steps,
+    time_to_accuracy,
+    update_mixing,
+)
+from experiments.personal_layers import device_variance, lg_depth, lg_table1
+from experiments.servers_and_robustness import robust_fltrust2021, robust_gossip, server_or_peers
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 50
+RESULTS = Path(__file__).parents[2] / "experiments/results"
+
+
+def spiking(**labels: Any) -> pd.DataFrame:
+    """A run that is at 0.5 in its last tenth, at 0.2 before it, and at 1 in its last round."""
+    t = np.arange(ROUNDS + 1)
+    figure = np.where(t > 45, 0.5, 0.2)
+    figure[-1] = 1.0
+    counts = dict.fromkeys(common.COUNTED, 1000.0 * t)
+    rows = pd.DataFrame({**dict.fromkeys(common.MEASURED, figure), **counts, "round": t})
+    return rows.assign(
+        **{
+            "seed": 0,
+            "total_MB": 1.0 * t,
+            "busiest_MB": 1.0 * t,
+            "phone": t,
+            "datacenter": t,
+            **labels,
+        }
+    )
+
+
+TAIL = 0.6
+"""Of the run: four rounds at 0.5 and one at 1."""
+
+
+@pytest.mark.parametrize(
+    ("rounds", "first"), [(1, 1), (4, 4), (10, 10), (11, 10), (50, 46), (100, 91), (30, 28)]
+)
+def test_the_tail_is_what_comes_after_nine_tenths(rounds: int, first: int) -> None:
+    assert common.tail_rounds(rounds) == range(first, rounds + 1)
+    assert [t for t in range(rounds + 1) if t > 0.9 * rounds] == list(common.tail_rounds(rounds))
+
+
+def test_a_curve_that_spikes_at_the_end_does_not_end_at_its_spike() -> None:
+    rows = spiking()
+    assert common.tail_mean(rows, "accuracy_mean") == pytest.approx(TAIL)
+    assert common.tail_mean(rows[rows["round"] <= 49], "accuracy_mean") == pytest.approx(
+        (0.2 + 4 * 0.5) / 5
+    )
+    assert common.tail_mean(rows.iloc[::-1], "accuracy_mean") == pytest.approx(
+        TAIL
+    )  # in whatever order they come
+    rows.loc[rows["round"] == 47, "accuracy_mean"] = np.nan
+    assert common.tail_mean(rows, "accuracy_mean") == pytest.approx((3 * 0.5 + 1) / 4)
+
+
+def test_what_is_counted_is_taken_at_the_last_round() -> None:
+    rows = pd.concat([spiking(width="4"), spiking(width="8", accuracy_mean=0.7)])
+    ends = common.ends(rows, ["width", "seed"]).set_index("width")
+    assert ends["accuracy_mean"].tolist() == pytest.approx([TAIL, 0.7])
+    assert ends["consensus_distance"].tolist() == pytest.approx([TAIL, TAIL])
+    assert ends["payload_bytes"].tolist() == [50_000, 50_000]
+    assert ends["round"].tolist() == [50, 50]
+
+
+def of_many(**labels: list[Any]) -> pd.DataFrame:
+    """Such runs for all combinations of labels."""
+    cells = pd.MultiIndex.from_product(list(labels.values()), names=list(labels)).to_frame(
+        index=False
+    )
+    return pd.concat(
+        [spiking(**{str(k): v for k, v in cell.items()}) for cell in cells.to_dict("records")]
+    )
+
+
+def quadratic() -> pd.DataFrame:
+    return pd.concat(
+        [
+            pd.DataFrame({"mixing": "lazy", "method": method, "apart": [1.0, 2.0]})
+            for method in update_mixing.METHODS
+        ]
+    )
+
+
+PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
+    "bits": (
+        lambda: bits.tabulate(of_many(width=["float32", "4"])),
+        {"accuracy": TAIL, "worst_peer": TAIL, "quantization_error": 1},
+    ),
+    "graphs": (
+        lambda: graphs.tabulate(of_many(graph=["ring"], width=["4"])),
+        {"accuracy": TAIL, "worst_peer": TAIL},
+    ),
+    "faults": (
+        lambda: faults.tabulate(of_many(method=list(faults.METHODS), loss=["0"])),
+        {"accuracy": TAIL, "apart": TAIL, "apart_at_most": 1},
+    ),
+    "local_steps": (
+        lambda: local_steps.tabulate(of_many(partition=["iid"], steps=[1])),
+        {"accuracy": TAIL, "worst_peer": TAIL, "mean_model": TAIL, "consensus_distance": TAIL},
+    ),
+    "update_mixing": (
+        lambda: update_mixing.tabulate(
+            of_many(mixing=["lazy"], method=list(update_mixing.METHODS)), quadratic()
+        ),
+        {"accuracy": TAIL, "mean_model": TAIL, "apart": TAIL},
+    ),
+    "server_or_peers": (
+        lambda: server_or_peers.tabulate(of_many(method=["ring"]), server_or_peers.Options()),
+        {
+            "accuracy": TAIL,
+            "worst_peer": TAIL,
+            "mean_model": TAIL,
+            "total_MB": 50,
+            "busiest_MB": 50,
+        },
+    ),
+    "time_to_accuracy": (
+        lambda: time_to_accuracy.tabulate(
+            of_many(graph=["ring"], width=["4"]), time_to_accuracy.Options()
+        ),
+        {"accuracy": TAIL, "phone_round_s": 1},
+    ),
+    "device_variance": (
+        lambda: device_variance.tabulate(of_many(labels=[2], method=["FedAvg"]), {2: 2.0}),
+        {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_alone": 100 * TAIL, "MB": 0.05},
+    ),
+    "lg_depth": (
+        lambda: lg_depth.tabulate(of_many(share=["all"])).tail(1),
+        {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_alone": 100 * TAIL, "MB": 0.05},
+    ),
+    "lg_table1": (
+        lambda: lg_table1.tabulate(of_many(method=["lg"]), {0: spiking()}, lg_table1.Options()),
+        {
+            "local_test": 100 * TAIL,
+            "new_test": 100 * TAIL,
+            "new_by_vote": 100 * TAIL,
+            "rounds": 100,
+            "parameters": 1e5,
+        },
+    ),
+    "robust_fltrust2021": (
+        lambda: robust_fltrust2021.tabulate(
+            of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS
+        ),
+        {"error": 1 - TAIL, "backdoor_success": TAIL, "trust": TAIL, "trust_of_attackers": TAIL},
+    ),
+    "robust_gossip": (
+        lambda: robust_gossip.tabulate(
+            of_many(
+                data=["alike"], graph=["ring"], rule=["mean"], attack=list(robust_gossip.ATTACKS)
+            ),
+            robust_gossip.Options(rounds=ROUNDS),
+        ),
+        {"none": TAIL, "dissensus": TAIL, "worst_peer": TAIL, "apart": TAIL},
+    ),
+}
+"""Pages that report what a run ends at: a table of such runs, and what it says of them."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_report_the_tail(page: str) -> None:
+    tabulated, expected = PAGES[page]
+    for _, row in tabulated().iterrows():
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("page", "labels", "accuracy"),
+    [
+        ("bits", ["width"], "accuracy"),
+        ("local_steps", local_steps.LABELS, "accuracy_mean"),
+        ("update_mixing", update_mixing.LABELS, "accuracy_mean"),
+    ],
+)
+def test_a_published_table_is_the_mean_of_its_seeds(
+    page: str, labels: list[str], accuracy: str
+) -> None:
+    folder = RESULTS / page
+    table, seeds = (
+        pd.read_csv(folder / f"{name}.csv").set_index(labels) for name in ("table", "seeds")
+    )
+    means = seeds.groupby(labels)[accuracy].mean()
+    assert table["accuracy"].to_dict() == pytest.approx(means.to_dict(), rel=1e-4)
+
+
+def test_every_round_of_the_tail_is_evaluated_and_nothing_else_changes(tmp_path: Path) -> None:
+    options = common.Options(dataset="digits", rounds=20, out=tmp_path / "seldom")
+    rows = common.measure(options, [({"seed": 0}, common.standard(options, seed=0, eval_every=10))])
+    assert rows["round"].tolist() == [0, 10, 18, 19, 20]
+    assert [folder.name for folder in (tmp_path / "seldom/cells").iterdir()] == ["seed=0"]
+    again = common.measure(
+        options, [({"seed": 0}, common.standard(options, seed=0, eval_every=10))]
+    )
+    assert again.equals(rows)
+    every = pd.DataFrame(dfl.simulate(common.standard(options, seed=0, eval_every=1)))
+    columns = [name for name in every if name != "seconds"]
+    alike = every[every["round"].isin(rows["round"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows[columns], alike[columns], check_exact=True)
+    assert {*rows.columns} - {"seed"} <= {*common.MEASURED, *common.COUNTED}
+
+
+def test_a_run_that_diverges_on_the_way_is_told_as_one(tmp_path: Path) -> None:
+    options = common.Options(dataset="digits", rounds=20, out=tmp_path)
+    cell = ({"seed": 0}, common.standard(options, seed=0, eval_every=10, weight_decay=1e6))
+    rows = common.measure(options, [cell])
+    assert rows["round"].max() < 18
+    assert common.measure(options, [cell]).equals(rows)
