@@ -29,7 +29,7 @@ class Received(Protocol):
         """
 
     @property
-    def words(self) -> Tensor:
+    def messages(self) -> Tensor:
         """The messages received over each of b edges, (b, m); zeros where nothing arrived."""
 
     @property

@@ -163,7 +163,7 @@ class QDFedAvgM(Algorithm):
         heard = net.exchange(z[edges.owner] - state.said[edges.out], edges=edges)
         out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
         said = state.said.index_add(0, out, heard.own)
-        around = state.heard.index_add(0, into, heard.words)
+        around = state.heard.index_add(0, into, heard.messages)
         x = z + self.gamma * (net.pull(around) - net.push(said))
         return Replicas(x, heard.error, said, around)
 

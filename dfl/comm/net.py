@@ -1,7 +1,8 @@
-"""How do words travel? `share` speaks to neighbours, `collect` to a server, and `tell` is what the server says.
+"""The network as a method sees it in one round: `exchange`, `aggregate` and `broadcast`.
 
-All that happens to a message happens in them: it is falsified, encoded, counted, sent, decoded, and lost where faults
-will have it so, in that order. What a method remembers about its messages lives in the method's state.
+All that happens to a message happens in them, in this order: it is attacked, encoded, counted, sent,
+dropped where faults take it away, and decoded. What a method remembers about its messages is in the
+method's state.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dfl.comm.falsify import falsified, falsified_per_edge
+from dfl.comm.network import Network
 from dfl.comm.plan import EdgePlan, PeerPlan, Union
-from dfl.comm.received import Received, error, silenced
-from dfl.comm.transport import Network
+from dfl.comm.received import Received, error, without_lost
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.layout import Group
-from dfl.robust.aggregators import Aggregate, Updates
-from dfl.robust.attacks import AttackView
+from dfl.robust.aggregators import Aggregate
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,12 @@ else:
 
 
 class ServerAggregate(NamedTuple):
-    """What a server made of words: a row (1, m), and a score (p,) of each peer, NaN for those that it did not judge."""
+    """What a server made of the updates that it received.
+
+    Attributes:
+        row: (1, m).
+        scores: (p,) the rule's score of each peer; NaN for those that it did not judge.
+    """
 
     row: Tensor
     scores: Tensor
@@ -42,182 +48,108 @@ class ServerAggregate(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """The network as a method sees it in round t.
+    """The network in round t.
 
     Attributes:
-        network: what there is.
+        network: the network of the run.
         t: the round.
-        seen: whether somebody looks at what the round leads to.
+        observed: whether the state after the round is evaluated or kept, so that the error of its
+            messages is computed.
     """
 
     network: Network
     t: int
-    seen: bool = True
-
-    @property
-    def peers(self) -> int:
-        """P."""
-        return self.network.layout.peers
-
-    @property
-    def everyone(self) -> Group:
-        """All peers."""
-        return self.network.everyone
-
-    @property
-    def hosted(self) -> int:
-        """p."""
-        return len(self.network.payload)
-
-    @property
-    def rule(self) -> partial[Aggregate]:
-        """What listeners make of the words of several."""
-        return self.network.threat_model.rule
-
-    @property
-    def fixed(self) -> bool:
-        """Whether everybody hears from the same others in every round."""
-        steady = all(
-            each.touches not in ("links", "peers") for each in self.network.threat_model.faults
-        )
-        return len(self.network.weights) == 1 and steady
-
-    @property
-    def union(self) -> Union:
-        """Every edge that any round uses, which is what memory per edge is sorted by."""
-        return self.network.union
-
-    @cached_property
-    def edges(self) -> EdgePlan:
-        """The edges that speak in this round."""
-        return self.network.edge_plan(self.t)
-
-    def pull(self, heard: Tensor) -> Tensor:
-        """sum_j w_ij y_(j->i) over the edges that speak to peer i in this round; heard is (e', m), the sum (p, m)."""
-        return weighted_sum((self.edges.pull, heard))
-
-    def push(self, said: Tensor) -> Tensor:
-        """sum_k v_ik y_(i->k) over the edges on which peer i speaks in this round; said is (e, m), the sum (p, m).
-
-        v is W reversed in time; see `EdgePlan.push`.
-        """
-        return weighted_sum((self.edges.push, said))
+    observed: bool = True
 
     def exchange(
         self,
-        words: Tensor,
+        messages: Tensor,
         origin: Tensor | None = None,
         edges: EdgePlan | None = None,
         slot: str = "x",
     ) -> Received:
-        """Say something to the neighbours of this round and hear what they say.
+        """Send messages to the neighbours of this round and return what was received.
 
         Args:
-            words: (p, m), one row per peer of this rank; or (a, m), one row per edge that speaks.
-            origin: (p, m), where the peers stood, if words are where they went from there: lies are told, and rules
-                applied, to the steps between.
+            messages: (p, m), one row per peer of this rank; or (a, m), one row per edge in use.
+            origin: (p, m), the points from which the peers moved, if messages are where they moved
+                to: attacks and aggregation rules work on the steps between.
             edges: `net.edges` where there is a row per edge.
-            slot: names this share where a round has several; it is part of every random address.
+            slot: names this exchange where a round has several; it is part of every random address.
         """
-        network = self.network
-        meant = spoken = edges or network.peer_plan(self.t)
-        if network.threat_model.attack.per_edge:
-            spoken, lied = self.edges, self._tell_lies(words, slot)
+        traffic, transport = self.network.traffic, self.network.transport
+        intended = edges or self.network.peer_plan(self.t)
+        plan, attacked = self._attack(messages, intended, origin, slot)
+        encoded = self._encode(attacked, plan.kind, plan.ids, slot)
+        traffic.payload += plan.copies * encoded.shape[1]
+        traffic.lost += plan.lost  # they are sent, and the plan keeps them from being received
+        self.network.time_exchange(self.t, encoded.shape[1])
+        arrived = transport.carry(plan, encoded)
+        sent, far = self._decode(encoded, messages), self._decode(arrived, messages)
+        if attacked is messages:
+            own = sent
         else:
-            lied = self._lie(words, None if edges else network.everyone, slot, origin=origin)
-        messages = self._encode(lied, spoken, slot)
-        network.payload += spoken.copies * messages.shape[1]
-        network.lost += spoken.lost
-        if network.clock:
-            arcs, up = network.speaking(self.t)
-            network.clock.share(arcs, messages.shape[1], up)
-        said, far = (
-            self._decode(each, words) for each in (messages, network.carry(spoken, messages))
-        )
-        own = said if lied is words else self._decode(self._encode(words, meant, slot), words)
-        off = error(words, own, meant) if self.seen else _nan(len(meant.copies))
-        if isinstance(meant, EdgePlan) and meant.arrives is not None:
-            own = silenced(own, meant.arrives[0])
-        return Received(own, said, far, spoken, off, origin)
-
-    @property
-    def work(self) -> NDArray[np.float64] | None:
-        """(p,) share of its local steps that each peer of this rank does in this round; 0 if it is down.
-
-        None where no fault limits the work of peers.
-        """
-        if all(each.touches == "links" for each in self.network.threat_model.faults):
-            return None
-        here = self.network.layout.block(self.network.world.rank)
-        return self._fault_effects.work[here.start : here.stop]
-
-    def group(self, ids: NDArray[np.int64]) -> Group:
-        """Some peers, by their numbers."""
-        return self.network.layout.group(ids, self.network.world.rank)
-
-    def present(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of some peers who are up in this round, in their order."""
-        return ids[self._fault_effects.up[ids]] if self.network.threat_model.faults else ids
-
-    def reached(self, group: Group) -> Group:
-        """Those of a group whom the server's words reach in this round."""
-        if not self.network.threat_model.faults:
-            return group
-        return self.group(group.ids[self._fault_effects.arrive(self.peers, group.ids)])
-
-    def broadcast(self, row: Tensor, to: Group) -> Tensor:
-        """What the server says to a group, a row (1, m), as it arrives at each of them."""
-        self.network.parameters += self.peers * row.shape[1]
-        if self.network.threat_model.faults:
-            to = self.group(self.present(to.ids))
-            self.network.lost += len(to.here) - len(self.reached(to).here)
-        self.network.told[to.here] += row.shape[1] * row.element_size()
-        if self.network.clock:
-            self.network.clock.tell(row.shape[1] * row.element_size(), to.ids)
-        return row
+            honest = self._encode(messages, intended.kind, intended.ids, slot)
+            own = self._decode(honest, messages)
+        ratio = error(messages, own, intended) if self.observed else _nan(self.hosted)
+        if isinstance(intended, EdgePlan) and intended.arrives is not None:
+            own = without_lost(own, intended.arrives[0])
+        return Received(own, sent, far, plan, ratio, origin)
 
     def aggregate(
         self,
-        words: Tensor,
+        updates: Tensor,
         group: Group,
         weights: NDArray[Any],
         trusted: Tensor | None = None,
         slot: str = "x",
     ) -> ServerAggregate:
-        """Let a group say something to the server, whose rule makes one row of it.
+        """Send updates to the server and return what its rule makes of them.
 
         Args:
-            words: (a, m), one row per member of the group on this rank: always a step z - w, never a model.
-            group: who speaks.
-            weights: (a,), how much each of them counts.
+            updates: (a, m), one row per member of the group on this rank: steps z - w, not models.
+            group: the senders.
+            weights: (a,), the weight of each of them.
             trusted: (1, m), the server's own step, where it has one.
-            slot: names this collect where a round has several.
+            slot: names this aggregation where a round has several.
         """
-        network = self.network
-        words = self._lie(words, group, slot, trusted=trusted)
-        messages = self._encode(words, group.ids[self._span(group.counts)], slot)
-        network.payload[group.here] += messages.shape[1]
+        network, traffic, world = self.network, self.network.traffic, self.network.transport.world
+        if network.threat_model.falsifies:
+            updates = falsified(network, self.t, slot, updates, group, trusted=trusted)
+        encoded = self._encode(updates, "peers", group.ids[self._span(group.counts)], slot)
+        traffic.payload[group.here] += encoded.shape[1]
+        traffic.parameters += len(group.ids) * updates.shape[1]
         if network.clock:
-            network.clock.collect(messages.shape[1], group.ids)
-        network.parameters += len(group.ids) * words.shape[1]
-        scores = torch.full((len(network.payload),), math.nan, dtype=torch.float64)
-        come, group = self._uploaded(group)
+            network.clock.aggregate(encoded.shape[1], group.ids)
+        arrives, group = self._arriving(group)
+        scores = _nan(self.hosted)
         if not len(group.ids):
-            return ServerAggregate(words.new_zeros(1, words.shape[1]), scores)
-        everyone = network.world.everywhere(np.asarray(weights, np.float64)[come])
-        heard = network.words(
-            self._decode(messages[come], words), group, everyone / everyone.sum(), trusted
-        )
-        outcome = network.threat_model.rule(heard)
-        if network.world.size > 1:  # others' coordinates of these words, and the row in these
-            network.wire += (
-                len(words) * (words.shape[1] - len(outcome.row)) * words.element_size()
-                + outcome.row.nbytes
-            )
-        row = torch.from_numpy(network.world.everywhere(outcome.row)).to(words)
-        if outcome.scores is not None:
-            scores[group.here] = torch.from_numpy(outcome.scores[self._span(group.counts)])
+            return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
+        everyone = world.everywhere(np.asarray(weights, np.float64)[arrives])
+        received = self._decode(encoded[arrives], updates)
+        columns = network.transport.to_columns(received, group, everyone / everyone.sum(), trusted)
+        aggregate = network.threat_model.rule(columns)
+        if world.size > 1:  # the coordinates that other ranks aggregate, and the result
+            elsewhere = updates.shape[1] - len(aggregate.row)
+            traffic.wire += len(updates) * elsewhere * updates.element_size()
+            traffic.wire += aggregate.row.nbytes
+        row = torch.from_numpy(world.everywhere(aggregate.row)).to(updates)
+        if aggregate.scores is not None:
+            scores[group.here] = torch.from_numpy(aggregate.scores[self._span(group.counts)])
         return ServerAggregate(row[None], scores)
+
+    def broadcast(self, row: Tensor, to: Group) -> Tensor:
+        """Send the server's row (1, m) to a group and return it as it arrives."""
+        network, traffic = self.network, self.network.traffic
+        size = row.shape[1] * row.element_size()
+        traffic.parameters += self.peers * row.shape[1]
+        if self._effects is not None:
+            to = self.group(self.present(to.ids))
+            traffic.lost += len(to.here) - len(self.reached(to).here)
+        traffic.downloaded[to.here] += size
+        if network.clock:
+            network.clock.broadcast(size, to.ids)
+        return row
 
     def at_server(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
         """Return what the server computes by itself, a row (1, d), on every rank.
@@ -228,101 +160,144 @@ class Net:
             compute: returns the row; called on rank 0 only.
             like: a tensor of the row's dtype and device.
         """
-        if self.network.world.size == 1:
+        world = self.network.transport.world
+        if world.size == 1:
             return compute()
-        row = self.network.world.from_root(lambda: compute().cpu().numpy().tobytes())
-        self.network.wire += len(row) if self.network.world.rank == 0 else 0
+        row = world.from_root(lambda: compute().cpu().numpy().tobytes())
+        self.network.traffic.wire += len(row) if world.rank == 0 else 0
         return torch.frombuffer(bytearray(row), dtype=like.dtype)[None].to(like.device)
 
     @property
-    def _fault_effects(self) -> FaultEffects:
+    def peers(self) -> int:
+        """P."""
+        return self.network.layout.peers
+
+    @property
+    def hosted(self) -> int:
+        """p."""
+        return len(self.network.traffic.payload)
+
+    @property
+    def everyone(self) -> Group:
+        """All peers."""
+        return self.network.schedule.everyone
+
+    @property
+    def rule(self) -> partial[Aggregate]:
+        """The aggregation rule of the run."""
+        return self.network.threat_model.rule
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the graph is the same in every round, and no fault takes edges or peers away."""
+        steady = all(
+            each.touches not in ("links", "peers") for each in self.network.threat_model.faults
+        )
+        return len(self.network.schedule.weights) == 1 and steady
+
+    @property
+    def union(self) -> Union:
+        """Every edge that any round uses, by which memory per edge is sorted."""
+        return self.network.schedule.union
+
+    @cached_property
+    def edges(self) -> EdgePlan:
+        """The edges of this round."""
+        return self.network.edge_plan(self.t)
+
+    def pull(self, received: Tensor) -> Tensor:
+        """Return sum_j w_ij y_(j->i), (p, m), over the edges on which peer i receives in this round.
+
+        Args:
+            received: (e', m), y_(j->i) for every incoming edge of the union graph.
+        """
+        return weighted_sum((self.edges.pull, received))
+
+    def push(self, sent: Tensor) -> Tensor:
+        """Return sum_k v_ik y_(i->k), (p, m), over the edges on which peer i sends in this round.
+
+        v is W reversed in time; see `EdgePlan.push`.
+
+        Args:
+            sent: (e, m), y_(i->k) for every outgoing edge of the union graph.
+        """
+        return weighted_sum((self.edges.push, sent))
+
+    @property
+    def work(self) -> NDArray[np.float64] | None:
+        """(p,) share of its local steps that each peer of this rank does in this round; 0 if down.
+
+        None where no fault limits the work of peers.
+        """
+        if all(each.touches == "links" for each in self.network.threat_model.faults):
+            return None
+        assert self._effects is not None
+        here = self.network.layout.block(self.network.transport.world.rank)
+        return self._effects.work[here.start : here.stop]
+
+    def group(self, ids: NDArray[np.int64]) -> Group:
+        """Return some peers, by their numbers."""
+        return self.network.schedule.group(ids)
+
+    def present(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of some peers that are up in this round, in their order."""
+        return ids if self._effects is None else ids[self._effects.up[ids]]
+
+    def reached(self, group: Group) -> Group:
+        """Return those of a group that receive the server's message in this round."""
+        if self._effects is None:
+            return group
+        return self.group(group.ids[self._effects.arrive(self.peers, group.ids)])
+
+    @cached_property
+    def _effects(self) -> FaultEffects | None:
         return self.network.fault_effects(self.t)
 
-    def _uploaded(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:
-        """Which of a group's words here come to the server, and whose words do anywhere."""
-        if not self.network.threat_model.faults:
-            return slice(None), group
-        come = self._fault_effects.arrive(group.ids, self.peers)
-        here = come[self._span(group.counts)]
-        self.network.lost += int(np.count_nonzero(~here))
-        return np.flatnonzero(here), self.group(group.ids[come])
+    def _attack(
+        self, messages: Tensor, plan: PeerPlan | EdgePlan, origin: Tensor | None, slot: str
+    ) -> tuple[PeerPlan | EdgePlan, Tensor]:
+        """Return the messages that are sent, some of them falsified, and their plan."""
+        network = self.network
+        if network.threat_model.attack.per_edge:
+            owner = self.edges.owner
+            return self.edges, falsified_per_edge(network, self.t, slot, messages, owner)
+        if not network.threat_model.falsifies:
+            return plan, messages
+        by_edge = isinstance(plan, EdgePlan)
+        senders = network.schedule.senders_on_edges(self.t) if by_edge else self.everyone
+        return plan, falsified(network, self.t, slot, messages, senders, origin)
 
-    def _encode(
-        self, words: Tensor, who: PeerPlan | EdgePlan | NDArray[np.int64], slot: str
-    ) -> Tensor:
-        """Messages of those whose random numbers a plan addresses, or of some peers."""
-        kind, ids = ("peers", who) if isinstance(who, np.ndarray) else (who.kind, who.ids)
+    def _encode(self, messages: Tensor, kind: str, ids: NDArray[np.int64], slot: str) -> Tensor:
+        """Return messages as bytes.
+
+        Args:
+            messages: (a, m).
+            kind: "peers" or "edges", part of the address of the compressor's random numbers.
+            ids: (a,), what addresses those of each message.
+            slot: names the exchange.
+        """
 
         def draw(rows: slice, places: slice) -> Tensor:
             address = (self.network.seed, f"quantize {kind}", ids[rows], self.t, slot)
-            return randomness.bits(*address, n=places, device=words.device)
+            return randomness.bits(*address, n=places, device=messages.device)
 
-        return self.network.threat_model.compressor.encode(words, draw)
+        return self.network.threat_model.compressor.encode(messages, draw)
 
-    def _decode(self, messages: Tensor, words: Tensor) -> Tensor:
-        return self.network.threat_model.compressor.decode(messages, words.shape[1], words.dtype)
+    def _decode(self, encoded: Tensor, like: Tensor) -> Tensor:
+        return self.network.threat_model.compressor.decode(encoded, like.shape[1], like.dtype)
 
-    def _lie(
-        self,
-        words: Tensor,
-        group: Group | None,
-        slot: str,
-        origin: Tensor | None = None,
-        trusted: Tensor | None = None,
-    ) -> Tensor:
-        """The words (a, m) of a group, or of all edges, those of liars falsified; what liars learn is not counted."""
-        network = self.network
-        if not network.threat_model.lies:
-            return words
-        group = group or self.network.edgewise(self.t)
-        bad = np.flatnonzero(np.isin(group.owners, self.present(network.threat_model.attackers)))
-        if not len(bad):
-            return words
-        n, steps = len(group.ids), words if origin is None else words - origin
-        knows = network.words(steps, group, np.full(n, 1 / n), trusted)
-        said = network.threat_model.attack.say(self._seen(knows, bad, group.ids[bad], slot))
-        return self._replaced(words, said, bad, group.counts, origin)
-
-    def _tell_lies(self, words: Tensor, slot: str) -> Tensor:
-        """What peers say over their edges (a, m) where liars tell each neighbour something else; words is (p, m)."""
-        network, attackers, group = (
-            self.network,
-            self.network.threat_model.attackers,
-            self.network.edgewise(self.t),
-        )
-        bad = np.flatnonzero(np.isin(group.owners, attackers))
-        pairs = np.stack(np.divmod(group.ids[bad], self.peers), axis=1)
-        knows = network.words(words, network.everyone, np.full(self.peers, 1 / self.peers))
-        said = network.threat_model.attack.tell(
-            self._seen(knows, attackers, attackers, slot), network.matrix(self.t), pairs
-        )
-        return self._replaced(words[self.edges.owner], said, bad, group.counts)
-
-    def _seen(
-        self, knows: Updates, bad: NDArray[np.int64], ids: NDArray[np.int64], slot: str
-    ) -> AttackView:
-        network, c = self.network, knows.rows.shape[1]
-        first = int(network.world.everywhere(np.array([c]))[: network.world.rank].sum())
-        return AttackView(knows, bad, ids, slice(first, first + c), (network.seed, self.t, slot))
-
-    def _replaced(
-        self,
-        words: Tensor,
-        said: NDArray[Any],
-        bad: NDArray[np.int64],
-        counts: list[int],
-        origin: Tensor | None = None,
-    ) -> Tensor:
-        """The words (a, m) here, with what the members `bad` of a group say, (f, c), in the place of theirs."""
-        network, rank = self.network, self.network.world.rank
-        ranks = np.repeat(np.arange(len(counts)), counts)[bad]
-        rows = network.rows(said, words, np.bincount(ranks, minlength=len(counts)).tolist())
-        here = torch.from_numpy(bad[ranks == rank] - sum(counts[:rank])).to(words.device)
-        return words.index_copy(0, here, rows if origin is None else rows + origin[here])
+    def _arriving(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:
+        """Return which of a group's messages here reach the server, and whose do anywhere."""
+        if self._effects is None:
+            return slice(None), group
+        arrives = self._effects.arrive(group.ids, self.peers)
+        here = arrives[self._span(group.counts)]
+        self.network.traffic.lost += int(np.count_nonzero(~here))
+        return np.flatnonzero(here), self.group(group.ids[arrives])
 
     def _span(self, counts: list[int]) -> slice:
-        """Where the members of a group that are on this rank stand among all of its members."""
-        rank = self.network.world.rank
+        """Return where the members of a group on this rank are among all of its members."""
+        rank = self.network.transport.world.rank
         return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 

@@ -125,6 +125,12 @@ class Arcs(NamedTuple):
         )
 
 
+def all_edges(matrices: Sequence[csr_array], peers: int) -> Ints:
+    """Return sender * P + receiver of every edge of some mixing matrices, ascending."""
+    arcs = [Arcs.of(matrix) for matrix in matrices]
+    return np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))
+
+
 def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
     """Plan one word per peer on the mixing matrix (P, P), for the peers of `rank`."""
     mine, P, arcs = layout.block(rank), layout.peers, Arcs.of(matrix)

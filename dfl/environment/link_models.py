@@ -1,52 +1,55 @@
-"""How fast are lines and peers? The kinds of `--links`, from which `dfl.environment.clock` counts."""
+"""Link models: the speeds of peers and of the links between them, from which `clock` counts.
+
+To add a link model, write a frozen dataclass whose fields are its options and decorate it with
+`@LINK_MODELS.register("its name")`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dfl.comm.plan import Arcs
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.registry import Registry
-from dfl.environment.clock import Clock, Floats, Ints, Lines, Links, Ways
+from dfl.environment.clock import AccessLines, Connections, EdgeLinks, Floats, Ints
 from dfl.environment.link_files import LATENCY_MS, MBPS, of_edges
 
-if TYPE_CHECKING:
-    from dfl.comm.transport import Network
-    from dfl.training.task import Task
-
 LINK_MODELS: Registry[type[LinkModel]] = Registry("links", "dfl.links")
-"""Name -> frozen dataclass whose fields are the options of a kind of network."""
+"""Name -> frozen dataclass whose fields are the options of a link model."""
+
+OnRoot = Callable[[Callable[[], bytes]], bytes]
+"""Calls a function on rank 0 and returns its bytes on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """Nobody asks."""
+    """Base class of link models. Simulates no clock."""
 
-    def start(self, network: Network, steps: Ints) -> Clock | None:
-        """The clock of a network whose peers take so many local steps (P,) in a round; None where nobody asks.
+    def connections(
+        self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
+    ) -> Connections | None:
+        """Return how messages get from node to node; None where there is no clock.
+
+        Args:
+            peers: P.
+            seed: the run's seed.
+            edges: (n,) sender * P + receiver of every edge that any round uses, ascending; None
+                where there is no graph.
+            on_root: reads files on rank 0.
 
         Raises:
-            InputError: on every rank, if the network has other peers or edges than this is about.
+            InputError: on every rank, if the model is about other edges.
         """
         return None
 
-
-def with_clock(network: Network, speeds: LinkModel, task: Task, sizes: Ints) -> Task:
-    """Give a network the clock that it is to have, and a problem, as it is trained on, what the clock measures.
-
-    Args:
-        network, speeds, task: which network, how fast it is, and the problem of this rank's peers.
-        sizes: (P,) training examples of every peer.
-    """
-    network.clock = speeds.start(network, task.solver.steps_for(sizes))
-    return replace(task, spent=network.clock.spent) if network.clock else task
+    def step_seconds(self, peers: int, seed: int) -> Floats | None:
+        """Return the seconds of a local step of every peer, (P,); None where they are measured."""
+        return np.zeros(peers)
 
 
 LINK_MODELS.register("none")(LinkModel)
@@ -54,13 +57,14 @@ LINK_MODELS.register("none")(LinkModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(LinkModel, ABC):
-    """How fast peers compute, whatever their lines.
+    """Base class of link models with a clock: how fast peers compute, whatever their links.
 
     Attributes:
-        compute: none, training takes no time; constant, step_ms for every local step of every peer; lognormal, step_ms
-            times exp(sigma * N(0, 1)), drawn once for every peer; or measured, the wall-clock seconds that each peer's
-            training really took in this launch, shared evenly by peers that train together: the one thing here that
-            another launch does not repeat. What a server computes takes no time.
+        compute: none, training takes no time; constant, step_ms for every local step of every peer;
+            lognormal, step_ms times exp(sigma * N(0, 1)), drawn once for every peer; or measured,
+            the wall-clock seconds that each peer's training took in this launch, shared evenly by
+            peers that train together. Only measured seconds differ between launches. What a server
+            computes takes no time.
         step_ms: milliseconds of a local step; their median, where they are lognormal.
         sigma: standard deviation of the logarithm, where they are lognormal.
     """
@@ -91,18 +95,14 @@ class Timed(LinkModel, ABC):
                 f"--links {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}"
             )
 
-    def start(self, network: Network, steps: Ints) -> Clock:
-        """The clock; see `LinkModel`."""
-        return Clock(
-            network, self.ways(network), steps, self._pace(network.layout.peers, network.seed)
-        )
-
     @abstractmethod
-    def ways(self, network: Network) -> Ways:
-        """How words get from node to node; errors are those of `start`."""
+    def connections(
+        self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
+    ) -> Connections:
+        """See `LinkModel`."""
 
-    def _pace(self, peers: int, seed: int) -> Floats | None:
-        """Seconds of a local step of every peer, (P,)."""
+    def step_seconds(self, peers: int, seed: int) -> Floats | None:
+        """See `LinkModel`."""
         if self.compute == "measured":
             return None
         drawn = randomness.generator(seed, "pace of peers").standard_normal(peers)
@@ -110,10 +110,18 @@ class Timed(LinkModel, ABC):
 
 
 RANGES = {
-    "mbps": MBPS, "down_mbps": MBPS, "server_mbps": MBPS, "latency_ms": LATENCY_MS, "step_ms": (0, 1e9),
-    "sigma": (0, 10), "phone": (0, 1), "broadband": (0, 1), "dsl": (0, 1), "datacenter": (0, 1),
-}  # fmt: skip
-"""From where to where an option may be."""
+    "mbps": MBPS,
+    "down_mbps": MBPS,
+    "server_mbps": MBPS,
+    "latency_ms": LATENCY_MS,
+    "step_ms": (0, 1e9),
+    "sigma": (0, 10),
+    "phone": (0, 1),
+    "broadband": (0, 1),
+    "dsl": (0, 1),
+    "datacenter": (0, 1),
+}
+"""The least and the greatest value of each option."""
 _NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
 
 
@@ -123,11 +131,13 @@ class Uplink(Timed):
     """The same line for every peer; a server has its own.
 
     Attributes:
-        mbps: Mbit/s on which a peer speaks, to one after the other: 8 are 1 MB/s.
-        down_mbps: Mbit/s on which it hears; unlimited where not given.
-        latency_ms: milliseconds of a round trip to a server nearby, as a ping measures them: a word from peer to peer
-            takes as many, half of them at either end, and one from or to the server half of them.
-        server_mbps: Mbit/s on which a server speaks, and as many on which it hears; unlimited where not given.
+        mbps: Mbit/s at which a peer sends, one message after the other: 8 are 1 MB/s.
+        down_mbps: Mbit/s at which it receives; unlimited where not given.
+        latency_ms: milliseconds of a round trip to a server nearby, as a ping measures them. A
+            message between peers takes as many, half of them at either end, and a message from or
+            to the server half of them.
+        server_mbps: Mbit/s at which a server sends, and at which it receives; unlimited where not
+            given.
     """
 
     mbps: float = 8.0
@@ -135,9 +145,11 @@ class Uplink(Timed):
     latency_ms: float = 0.0
     server_mbps: float | None = None
 
-    def ways(self, network: Network) -> Lines:
-        """A line for every peer, all alike, and the server's."""
-        return _lines([self] * network.layout.peers, self.server_mbps)
+    def connections(
+        self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
+    ) -> AccessLines:
+        """Return a line for every peer, all alike, and the server's."""
+        return _access_lines([self] * peers, self.server_mbps)
 
 
 @LINK_MODELS.register("phone")
@@ -163,7 +175,7 @@ class Broadband(Uplink):
 @LINK_MODELS.register("dsl")
 @dataclass(frozen=True, kw_only=True)
 class DSL(Uplink):
-    """`uplink` with the profile "DSL" of WebPageTest, on which web pages are tested (its connectivity.ini.sample)."""
+    """`uplink` with the profile "DSL" of WebPageTest (its connectivity.ini.sample)."""
 
     mbps: float = 0.384
     down_mbps: float | None = 1.5
@@ -173,22 +185,26 @@ class DSL(Uplink):
 @LINK_MODELS.register("datacenter")
 @dataclass(frozen=True, kw_only=True)
 class Datacenter(Uplink):
-    """`uplink` with 10 Gbit/s and half a millisecond, Dean's round trip within a data center (LADIS 2009)."""
+    """`uplink` with 10 Gbit/s and half a millisecond.
+
+    That is the round trip within a data center in Dean's numbers (LADIS 2009).
+    """
 
     mbps: float = 10_000.0
     down_mbps: float | None = 10_000.0
     latency_ms: float = 0.5
 
 
-def _lines(lines: Sequence[Uplink], server_mbps: float | None) -> Lines:
-    """The line of every peer, and a server's."""
+def _access_lines(lines: Sequence[Uplink], server_mbps: float | None) -> AccessLines:
+    """Return the line of every peer, and a server's."""
     up = _per_byte([*(line.mbps for line in lines), server_mbps])
     down = _per_byte([*(line.down_mbps for line in lines), server_mbps])
-    return Lines(up, down, np.array([*(line.latency_ms / 2e3 for line in lines), 0.0]))
+    delay = np.array([*(line.latency_ms / 2e3 for line in lines), 0.0])
+    return AccessLines(up, down, delay)
 
 
 def _per_byte(mbps: Sequence[float | None]) -> Floats:
-    """Seconds that a byte takes at so many Mbit/s; none where nothing limits it."""
+    """Return the seconds that a byte takes at some Mbit/s; 0 where nothing limits it."""
     return np.array([0.0 if each is None else 8e-6 / each for each in mbps])
 
 
@@ -198,16 +214,16 @@ CLASSES: dict[str, type[Uplink]] = {
     "dsl": DSL,
     "datacenter": Datacenter,
 }
-"""The kinds of line that `mixed` may mix."""
+"""The lines that `mixed` mixes."""
 
 
 @LINK_MODELS.register("mixed")
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Timed):
-    """Peers with lines of several kinds, drawn by the run's seed.
+    """Peers with different lines, drawn by the run's seed.
 
     Attributes:
-        phone, broadband, dsl, datacenter: share of the peers that have such a line; together 1.
+        phone, broadband, dsl, datacenter: share of the peers that have this line; together 1.
         server_mbps: as in `uplink`.
     """
 
@@ -219,7 +235,8 @@ class Mixed(Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if abs((whole := sum(self._shares())) - 1) > 1e-9:
+        whole = sum(self._shares())
+        if abs(whole - 1) > 1e-9:
             raise InputError(
                 f"--links mixed: {', '.join(CLASSES)} must add up to 1, not to {whole:g}"
             )
@@ -227,40 +244,35 @@ class Mixed(Timed):
     def _shares(self) -> list[float]:
         return [getattr(self, name) for name in CLASSES]
 
-    def ways(self, network: Network) -> Lines:
-        """Each peer's line, and the server's."""
-        peers = network.layout.peers
-        ends, kinds = (
-            np.round(np.cumsum(self._shares()) * peers),
-            [each() for each in CLASSES.values()],
-        )
-        order = randomness.generator(network.seed, "lines of peers").permutation(peers)
-        return _lines(
-            [kinds[k] for k in np.searchsorted(ends, order, side="right")], self.server_mbps
-        )
+    def connections(
+        self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
+    ) -> AccessLines:
+        """Return each peer's line, and the server's."""
+        ends = np.round(np.cumsum(self._shares()) * peers)
+        kinds = [each() for each in CLASSES.values()]
+        order = randomness.generator(seed, "lines of peers").permutation(peers)
+        lines = [kinds[k] for k in np.searchsorted(ends, order, side="right")]
+        return _access_lines(lines, self.server_mbps)
 
 
 @LINK_MODELS.register("links")
 @dataclass(frozen=True, kw_only=True)
 class PerEdge(Timed):
-    """A line of its own for every edge of the graph, on which no other word is waited for.
+    """A link of its own for every edge of the graph, on which no message waits for another.
 
     Attributes:
-        path: a CSV file of sender,receiver,mbps,latency_ms, with a line for every directed edge that any
-            round uses; latency_ms is the way from the one to the other.
+        path: a CSV file of sender,receiver,mbps,latency_ms, with a line for every directed edge
+            that any round uses; latency_ms is one way, from the sender to the receiver.
     """
 
     path: Path
 
-    def ways(self, network: Network) -> Links:
-        """The edges of all rounds, with what the file says of them, which rank 0 reads."""
-        peers = network.layout.peers
-        if not network.weights:
+    def connections(self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot) -> EdgeLinks:
+        """Return the edges of all rounds with their figures in the file, which rank 0 reads."""
+        if edges is None:
             raise InputError(
-                "--links links is about the edges of a graph, and here nobody speaks over one"
+                "--links links is about the edges of a graph, and no method on a graph runs here"
             )
-        arcs = [Arcs.of(matrix) for matrix in network.weights]
-        edges = np.unique(np.concatenate([each.sender * peers + each.receiver for each in arcs]))
-        said = network.world.from_root(lambda: of_edges(self.path, edges, peers).tobytes())
-        mbps, latency_ms = np.frombuffer(said).reshape(-1, 2).T
-        return Links(edges, 8e-6 / mbps, latency_ms / 1e3)
+        figures = on_root(lambda: of_edges(self.path, edges, peers).tobytes())
+        mbps, latency_ms = np.frombuffer(figures).reshape(-1, 2).T
+        return EdgeLinks(edges, 8e-6 / mbps, latency_ms / 1e3)

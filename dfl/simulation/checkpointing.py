@@ -88,22 +88,22 @@ def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> 
         InputError: on every rank, if it cannot be written; earlier checkpoints stay.
     """
     world, network, run = prepared.world, prepared.network, prepared.run
-    state = moment.state
+    state, traffic = moment.state, network.traffic
     begun = time.perf_counter()
     arrays: dict[str, Any] = {}
     for name, value in _tensors(state).items():
         rows = value.cpu().numpy()
         arrays[name] = rows if name in state.replicated else world.gather(rows)
-    arrays[COUNTERS] = world.gather(np.stack([network.payload, network.told], axis=1))
+    arrays[COUNTERS] = world.gather(np.stack([traffic.payload, traffic.downloaded], axis=1))
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
-    counts = world.gather(np.array([[network.wire, network.lost]]))
+    counts = world.gather(np.array([[traffic.wire, traffic.lost]]))
     content = {
         "round": moment.t,
         "run": replace(run, resume=None).to_dict(),
         "split": moment.task is prepared.task,
         "opening": monitor.opening,
         "seconds": time.perf_counter() - monitor.begun,
-        "parameters": network.parameters,
+        "parameters": traffic.parameters,
     }
 
     def write() -> bytes:
@@ -132,6 +132,7 @@ def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
         InputError: on every rank, if the checkpoint holds another state.
     """
     world, network = prepared.world, prepared.network
+    traffic = network.traffic
     task, state = moment.task, moment.state
     last = prepared.progress.found if prepared.progress else None
     message = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
@@ -142,14 +143,14 @@ def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
         task = prepared.task
         state = prepared.algorithm.part(state, task.parameter_layout.shared)
     like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
-    like[COUNTERS] = np.stack([network.payload, network.told], axis=1)
+    like[COUNTERS] = np.stack([traffic.payload, traffic.downloaded], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}
     rows = _scatter(last, like, (*state.replicated, CLOCK), world)
-    network.payload[:], network.told[:] = rows.pop(COUNTERS).T
-    network.wire, network.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
+    traffic.payload[:], traffic.downloaded[:] = rows.pop(COUNTERS).T
+    traffic.wire, traffic.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
     if network.clock:
         network.clock.now = rows.pop(CLOCK)
-    network.parameters = content["parameters"]
+    traffic.parameters = content["parameters"]
     monitor.opening = content["opening"]
     monitor.begun -= content["seconds"]
     values = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import Algorithm
-    from dfl.comm.transport import Network
+    from dfl.comm.network import Network
     from dfl.models.parameter_layout import ParameterLayout
 else:
     from dfl.core.lazy import torch
@@ -31,9 +31,12 @@ def payload_per_round(
     """
     word = network.threat_model.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
     edges = sum(
-        int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in network.weights
+        int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal()))
+        for m in network.schedule.weights
     )
-    messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(network.weights)))
+    messages, rows = algorithm.traffic(
+        network.layout.peers, edges / max(1, len(network.schedule.weights))
+    )
     return messages * word.shape[1] + rows * shared * dtype.itemsize
 
 

@@ -134,9 +134,9 @@ def _rounds(
         while not watch.done:
             task, state = _phase(prepared, watch.opening, task, state)
             observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
-            net = Net(network, t, seen=observed)
+            net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
-            network.turn(t)
+            network.end_round(t)
             number = _agree(state, prepared, t)
             t += 1
             moment = checkpointing.Moment(t, task, state)

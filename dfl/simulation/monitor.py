@@ -169,16 +169,16 @@ def _row(
         ensemble = Ensemble.of(world, prepared.layout, attackers)
     peers = measure(state, prepared, ensemble)
     distance, mean = consensus(state, prepared)
-    counts = world.gather(np.array([[network.wire, network.lost]]))
+    counts = world.gather(np.array([[network.traffic.wire, network.traffic.lost]]))
     if peers is None or mean is None or counts is None:
         return {}, None
     wire, lost = counts.sum(0).tolist()
     row = metrics.summary(peers, prepared.algorithm.columns)
-    row |= traffic(peers, network.parameters if prepared.algorithm.serves else None)
+    row |= traffic(peers, network.traffic.parameters if prepared.algorithm.serves else None)
     row |= {"consensus_distance": distance, "wire_bytes": wire}
-    if network.threat_model.faults:  # of the round that ended here
-        up = network.fault_effects(max(t - 1, 0)).up
-        row |= {"peers_up": int(up.sum()), "messages_lost": lost}
+    effects = network.fault_effects(max(t - 1, 0))  # of the round that ended here
+    if effects is not None:
+        row |= {"peers_up": int(effects.up.sum()), "messages_lost": lost}
     if state.is_global:
         row["accuracy_mean_model"] = row["accuracy_mean"]
     else:
@@ -212,8 +212,8 @@ def measure(
     )
     observed = prepared.algorithm.observe(state)
     own |= {name: value.double().cpu().numpy() for name, value in observed.items()}
-    own["payload_bytes"] = network.payload.astype(np.float64)
-    own["told_bytes"] = network.told.astype(np.float64)
+    own["payload_bytes"] = network.traffic.payload.astype(np.float64)
+    own["told_bytes"] = network.traffic.downloaded.astype(np.float64)
     own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
     everyone = prepared.world.gather(np.stack(list(own.values()), axis=1))
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.comm.mpi import World
-from dfl.comm.transport import Network, ThreatModel
+from dfl.comm.network import Network
+from dfl.comm.threat_model import ThreatModel
 from dfl.comm.weighting import weighted_sum
 from dfl.compression.compressors import Exact
 from dfl.config import Run
@@ -202,8 +203,8 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
         (network.layout.peers, coordinates)
     )
     x, compressor = torch.from_numpy(start), network.threat_model.compressor
-    out = torch.zeros(len(network.union.out), coordinates, dtype=x.dtype)
-    into = torch.zeros(len(network.union.into), coordinates, dtype=x.dtype)
+    out = torch.zeros(len(network.schedule.union.out), coordinates, dtype=x.dtype)
+    into = torch.zeros(len(network.schedule.union.into), coordinates, dtype=x.dtype)
     spread = [float(x.std(0).square().mean())]
     for t in range(rounds):
         plan = network.edge_plan(t)

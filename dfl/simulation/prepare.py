@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from dfl.algorithms import Algorithm
 from dfl.comm.mpi import World
-from dfl.comm.transport import Network, ThreatModel
+from dfl.comm.network import Network
+from dfl.comm.threat_model import ThreatModel
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
@@ -19,13 +20,13 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
 from dfl.datasets.server_data import everything
-from dfl.environment.link_models import with_clock
 from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
 from dfl.simulation.components import ON_EVERY_RANK, Parts, check, chosen
 from dfl.simulation.preflight import rehearse
 from dfl.simulation.settle import settle
+from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo, Memory, RunInfo
 from dfl.store.progress import Progress, find_checkpoint, progress_of

@@ -49,14 +49,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 import dfl
-from dfl.comm.mpi import World
-from dfl.comm.plan import Arcs
-from dfl.comm.transport import Network, ThreatModel
-from dfl.compression.compressors import COMPRESSORS
-from dfl.core.layout import Layout
+from dfl.comm.plan import Arcs, all_edges
 from dfl.core.registry import choose
 from dfl.environment.clock import Clock
-from dfl.environment.link_models import LINK_MODELS
+from dfl.environment.link_models import LINK_MODELS, LinkModel
 from dfl.evaluation.metrics import rounds_to
 from dfl.store.results import Result
 from experiments import common
@@ -148,11 +144,16 @@ def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 def seconds(run: Result, spec: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Simulated seconds of a run after 0, 1, ... rounds, if it had had the network `spec`."""
     weights = network(run.run.topology).weights if run.run.topology else ()
-    joined = Network(
-        Layout(common.PEERS, 1), weights, World(), ThreatModel(COMPRESSORS["none"]()), run.run.seed
-    )
     steps = -(-run.peers["n_train"].to_numpy(np.int64) // run.run.batch_size)
-    clock = choose("--links", spec, LINK_MODELS)().start(joined, steps)
+    links: LinkModel = choose("--links", spec, LINK_MODELS)()
+    seed, peers = run.run.seed, common.PEERS
+    edges = all_edges(weights, peers) if weights else None
+    connections = links.connections(peers, seed, edges, lambda make: make())
+    pace = links.step_seconds(peers, seed)
+    assert connections is not None
+    assert pace is not None
+    train_seconds = pace * steps
+    clock = Clock(peers, connections, lambda: train_seconds)
     end, rounds = run.rows.iloc[-1], int(run.rows["round"].max())
     if weights:
         arcs = [Arcs.of(matrix) for matrix in weights]
@@ -164,17 +165,18 @@ def seconds(run: Result, spec: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def _gossip(clock: Clock, arcs: list[Arcs], size: int, rounds: int) -> Iterator[float]:
     for t in range(rounds):
-        clock.share(arcs[t % len(arcs)], size)
-        clock.turn()
+        edges = arcs[t % len(arcs)]
+        clock.exchange(edges.sender, edges.receiver, size)
+        clock.end_round()
         yield clock.seconds
 
 
 def _serve(clock: Clock, sizes: tuple[int, int], rounds: int) -> Iterator[float]:
     everyone = np.arange(common.PEERS)
     for _ in range(rounds):
-        clock.tell(sizes[0], everyone)
-        clock.collect(sizes[1], everyone)
-        clock.turn()
+        clock.broadcast(sizes[0], everyone)
+        clock.aggregate(sizes[1], everyone)
+        clock.end_round()
         yield clock.seconds
 
 

@@ -81,10 +81,12 @@ def _exchange(
         model="softmax",
     )
     setting = prepare(run, world)
-    found, net = [], Net(setting.network, 0, seen=False)
+    found, net = [], Net(setting.network, 0, observed=False)
     for size in sizes:
         words = torch.randn(hosted, size // 4, generator=torch.Generator().manual_seed(world.rank))
-        bare = _bare(world, crossing(setting.network.weights[0], setting.layout, world.rank), size)
+        bare = _bare(
+            world, crossing(setting.network.schedule.weights[0], setting.layout, world.rank), size
+        )
         times = _in_turn(world, [lambda words=words: net.exchange(words), bare], repeats)  # type: ignore[misc]
         # the slowest rank's time of every turn, and over the turns the middle one
         everyone = world.gather(times[None])

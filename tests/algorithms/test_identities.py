@@ -36,7 +36,7 @@ def test_one_step_without_momentum_is_dpsgd() -> None:
     setting = digits(local_steps=1, momentum=0.0, batch_size=0)
     net, task = setting.network, setting.task
     x = start(setting.run, task, False)[0]
-    weights = torch.from_numpy(net.weights[0].toarray()).float()
+    weights = torch.from_numpy(net.schedule.weights[0].toarray()).float()
     module = torch.nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     for _ in range(4):
         x = weights @ torch.stack(

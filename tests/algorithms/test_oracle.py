@@ -29,7 +29,7 @@ def sgd(x: Tensor, c: Tensor, lr: float, momentum: float, steps: int) -> Tensor:
 
 
 def dense(setting: object, t: int) -> Tensor:
-    weights = setting.network.weights  # type: ignore[attr-defined]
+    weights = setting.network.schedule.weights  # type: ignore[attr-defined]
     return torch.from_numpy(weights[t % len(weights)].toarray())
 
 

@@ -165,7 +165,7 @@ def test_weights_are_the_examples_of_the_chosen() -> None:
     sizes, z = setting.task.examples.sizes, sgd(w.expand(6, -1), setting.task, 1)
     state = setting.algorithm.init(w, w, Net(setting.network, 1))
     moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1))
-    chosen = np.flatnonzero(setting.network.payload)
+    chosen = np.flatnonzero(setting.network.traffic.payload)
     assert len(chosen) == 3
     share = torch.from_numpy(sizes[chosen] / sizes[chosen].sum()).float()
     assert near(moved.x[0], w[0] + (share[:, None] * (z[chosen] - w)).sum(0))
@@ -182,18 +182,18 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
     w = start(setting.run, setting.task, False, True)[0]
     state, seen = setting.algorithm.init(w, w, Net(setting.network, 0)), set()
     for t in range(3):
-        setting.network.payload[:] = setting.network.told[:] = 0
+        setting.network.traffic.payload[:] = setting.network.traffic.downloaded[:] = 0
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
         d = setting.task.parameter_layout.d
         assert (
-            sorted(setting.network.payload)
-            == sorted(setting.network.told)
+            sorted(setting.network.traffic.payload)
+            == sorted(setting.network.traffic.downloaded)
             == [0] * (peers - m) + [4 * d] * m
         )
-        seen.add(setting.network.payload.tobytes())
+        seen.add(setting.network.traffic.payload.tobytes())
     assert len(seen) == (1 if m == peers else 3)  # others in every round
     assert (
-        setting.network.parameters
+        setting.network.traffic.parameters
         == 3 * (setting.layout.peers + m) * setting.task.parameter_layout.d
     )
 
@@ -219,11 +219,11 @@ def test_the_server_has_a_rate_and_a_momentum() -> None:
 def test_stragglers_are_dropped_or_do_less() -> None:
     dropped = digits(algorithm="fedavg:stragglers=0.5", local_epochs=3)
     final(dropped, 1)
-    assert sorted(dropped.network.payload > 0) == [False] * 3 + [True] * 3
-    assert (dropped.network.told > 0).all()  # they were told, and too slow to answer
+    assert sorted(dropped.network.traffic.payload > 0) == [False] * 3 + [True] * 3
+    assert (dropped.network.traffic.downloaded > 0).all()  # they were told, and too slow to answer
     fewer = digits(algorithm="fedavg:stragglers=0.5,straggler_policy=fewer", local_epochs=30)
     final(fewer, 1)
-    assert (fewer.network.payload > 0).all()
+    assert (fewer.network.traffic.payload > 0).all()
     assert not torch.equal(
         *(
             server(f"fedavg{o}", local_epochs=30)
@@ -301,7 +301,7 @@ def test_local_only_says_nothing_and_pooled_has_everything() -> None:
     assert torch.equal(
         x, sgd(sgd(start(alone.run, alone.task, False)[0], alone.task, 0), alone.task, 1)
     )
-    assert not alone.network.payload.any()
+    assert not alone.network.traffic.payload.any()
     assert pooled.task.server is not None
     assert pooled.task.server.examples.sizes.tolist() == [pooled.task.examples.sizes.sum()]
     assert sorted(pooled.task.server.examples.labels.tolist()) == sorted(
@@ -315,8 +315,8 @@ def test_a_server_hears_what_was_decoded() -> None:
     setting = digits(algorithm="fedavg", bits=4, momentum=0.0)
     final(setting, 1)
     d = setting.task.parameter_layout.d
-    assert set(setting.network.payload) == {-(-4 * d // 8) + 4}
-    assert set(setting.network.told) == {4 * d}
+    assert set(setting.network.traffic.payload) == {-(-4 * d // 8) + 4}
+    assert set(setting.network.traffic.downloaded) == {4 * d}
     words = torch.zeros(6, 3)
     words[:, 0] = torch.tensor([1.0, 2, 3, 4, 5, 7])
     network = setting.network

@@ -48,7 +48,7 @@ def test_words_with_gaps_are_put_together() -> None:
 def test_exact_words_share_memory_with_what_was_said() -> None:
     setting = digits()
     words = torch.randn(6, 50)
-    heard = Net(setting.network, 0, seen=False).exchange(words)
+    heard = Net(setting.network, 0, observed=False).exchange(words)
     assert heard.own.data_ptr() == words.data_ptr()
     assert heard.far.shape == (0, 50)
 
@@ -56,7 +56,9 @@ def test_exact_words_share_memory_with_what_was_said() -> None:
 def test_the_error_of_a_message_is_measured_only_where_somebody_looks() -> None:
     setting = digits(bits=4)
     words = torch.randn(6, 50)
-    seen, unseen = (Net(setting.network, 0, seen=flag).exchange(words) for flag in (True, False))
+    seen, unseen = (
+        Net(setting.network, 0, observed=flag).exchange(words) for flag in (True, False)
+    )
     assert torch.equal(seen.own, unseen.own)
     assert (seen.error > 0).all()
     assert unseen.error.isnan().all()

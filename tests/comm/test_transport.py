@@ -9,7 +9,7 @@ import torch
 import dfl
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
-from dfl.comm.transport import Network
+from dfl.comm.network import Network
 from dfl.comm.weighting import weighted_sum
 from dfl.compression.compressors import COMPRESSORS
 from dfl.simulation.prepare import Prepared, prepare
@@ -56,7 +56,7 @@ def test_the_header_foretells_the_payload() -> None:
         setting = prepare(dfl.Run(peers=8, topology=topology, bits=3, rounds=3), World())
         foretold = info(setting).payload_shared
         list(states(setting, 3))
-        assert setting.network.payload.sum() == 3 * foretold
+        assert setting.network.traffic.payload.sum() == 3 * foretold
 
 
 def said(network: Network, t: int, slot: str = "x", **more: Any) -> torch.Tensor:
@@ -89,13 +89,13 @@ def test_words_over_edges_have_addresses_of_their_own(coarse: Prepared) -> None:
     words = torch.linspace(-1, 1, 40).expand(8, -1).contiguous()
     heard = net.exchange(words, edges=net.edges)
     assert len({tuple(row) for row in heard.own.tolist()}) == 8
-    assert heard.words.shape == (8, 40)
+    assert heard.messages.shape == (8, 40)
 
 
 def test_an_average_weighs_what_was_decoded(coarse: Prepared) -> None:
     words = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
     heard = Net(coarse.network, 0).exchange(words)
-    expected = torch.from_numpy(coarse.network.weights[0].toarray()).float() @ heard.own
+    expected = torch.from_numpy(coarse.network.schedule.weights[0].toarray()).float() @ heard.own
     assert torch.allclose(heard.average(), expected, atol=1e-6)
     lost = (heard.own - words).square().sum(1) / words.square().sum(1)
     assert torch.allclose(heard.error.float(), lost, rtol=1e-5)
@@ -110,7 +110,7 @@ def test_both_ends_hold_the_same_copies() -> None:
     """y_(i->k) at the sender is y_(i->k) at the receiver, to the bit, after rounds in which not all edges spoke."""
     setting = quadratic(topology="one_peer_exponential", bits=2, d=50)
     *_, last = states(setting, 7)
-    union, P = setting.network.union, setting.layout.peers
+    union, P = setting.network.schedule.union, setting.layout.peers
     sent = dict(zip(union.out.tolist(), last.said, strict=True))
     for edge, heard in zip(union.into.tolist(), last.heard, strict=True):
         receiver, sender = divmod(edge, P)
@@ -120,7 +120,7 @@ def test_both_ends_hold_the_same_copies() -> None:
 def test_replicas_follow_their_owners() -> None:
     setting = quadratic(bits=3, d=50)
     *_, last = states(setting, 9)
-    around = torch.from_numpy(setting.network.weights[0].toarray()) @ last.said
+    around = torch.from_numpy(setting.network.schedule.weights[0].toarray()) @ last.said
     assert torch.allclose(last.heard, around, rtol=0, atol=1e-12)
 
 

@@ -1,5 +1,6 @@
 """Does a clock count as one would by hand, and never backwards?"""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,30 +8,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
-from dfl.comm.mpi import World
 from dfl.comm.plan import Arcs
-from dfl.comm.transport import Network, ThreatModel
-from dfl.compression.compressors import COMPRESSORS
-from dfl.core.layout import Layout
 from dfl.core.registry import choose
-from dfl.environment.clock import Clock, Lines, Links
-from dfl.environment.link_models import LINK_MODELS
+from dfl.environment.clock import AccessLines, Clock, EdgeLinks
+from dfl.environment.link_models import LINK_MODELS, LinkModel
 
 MB = 1_000_000
 """Bytes that take a second on 8 Mbit/s."""
 Bools = NDArray[np.bool_]
 
 
-def joined(peers: int, seed: int = 0, weights: tuple[csr_array, ...] = ()) -> Network:
-    return Network(Layout(peers, 1), weights, World(), ThreatModel(COMPRESSORS["none"]()), seed)
-
-
 def clock_of(spec: str, peers: int, steps: int = 1, seed: int = 0) -> Clock:
-    clock = choose("--links", spec, LINK_MODELS)().start(joined(peers, seed), np.full(peers, steps))
-    assert isinstance(clock, Clock)
-    return clock
+    connections = model(spec).connections(peers, seed, None, lambda make: make())
+    assert connections is not None
+    return Clock(peers, connections, always(pace(spec, peers, seed) * steps))
+
+
+def model(spec: str) -> LinkModel:
+    chosen = choose("--links", spec, LINK_MODELS)()
+    assert isinstance(chosen, LinkModel)
+    return chosen
+
+
+def pace(spec: str, peers: int, seed: int = 0) -> NDArray[np.float64]:
+    seconds = model(spec).step_seconds(peers, seed)
+    assert seconds is not None
+    return seconds
+
+
+def always(seconds: Any) -> Callable[[], NDArray[np.float64]]:
+    return lambda: np.asarray(seconds, np.float64)
 
 
 def arcs(*pairs: tuple[int, int]) -> Arcs:
@@ -53,8 +61,8 @@ def ring(peers: int) -> Arcs:
 
 def after(clock: Clock, edges: Arcs, size: int, rounds: int = 1) -> list[float]:
     for _ in range(rounds):
-        clock.share(edges, size)
-        clock.turn()
+        clock.exchange(edges.sender, edges.receiver, size)
+        clock.end_round()
     return clock.now.tolist()
 
 
@@ -88,7 +96,7 @@ def test_words_that_arrive_at_once_enter_one_after_the_other() -> None:
 def test_a_delay_goes_one_hop_a_round() -> None:
     """On a line of three that computes only, peer 0 takes 5 s a round and the others one."""
     still = np.zeros(4)
-    clock = Clock(joined(3), Lines(still, still, still), np.array([5, 1, 1]), np.ones(3))
+    clock = Clock(3, AccessLines(still, still, still), always([5, 1, 1]))
     line = both((0, 1), (1, 2))
     assert after(clock, line, MB) == [5, 5, 1]
     assert after(clock, line, MB) == [10, 10, 6]
@@ -97,9 +105,9 @@ def test_a_delay_goes_one_hop_a_round() -> None:
 
 
 def test_on_a_complete_graph_everybody_waits_for_the_slowest() -> None:
-    clock = clock_of("uplink:mbps=1e9,compute=lognormal,step_ms=1000,sigma=1", 6)
-    assert clock.pace is not None
-    assert after(clock, complete(6), 1, rounds=7) == pytest.approx([7 * clock.pace.max()] * 6)
+    spec = "uplink:mbps=1e9,compute=lognormal,step_ms=1000,sigma=1"
+    slowest = pace(spec, 6).max()
+    assert after(clock_of(spec, 6), complete(6), 1, rounds=7) == pytest.approx([7 * slowest] * 6)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ def test_equal_peers_on_a_regular_graph(edges: Arcs, degree: int) -> None:
 
 def test_without_limits_no_time_passes() -> None:
     still = np.zeros(5)
-    clock = Clock(joined(4), Lines(still, still, still), np.full(4, 7), np.zeros(4))
+    clock = Clock(4, AccessLines(still, still, still), always(np.zeros(4)))
     assert after(clock, ring(4), 10**12, rounds=3) == [0, 0, 0, 0]
 
 
@@ -126,28 +134,28 @@ def test_a_server_that_has_no_limit() -> None:
         "uplink:mbps=8,down_mbps=16,latency_ms=200,compute=constant,step_ms=1000", 4, steps=3
     )
     for rounds in (1, 2):
-        clock.tell(MB, np.array([0, 2, 3]))
-        clock.collect(MB, np.array([0, 2, 3]))
-        clock.turn()
+        clock.broadcast(MB, np.array([0, 2, 3]))
+        clock.aggregate(MB, np.array([0, 2, 3]))
+        clock.end_round()
         assert clock.now.tolist() == pytest.approx([rounds * 4.7] * 4)
 
 
 def test_a_server_whose_line_is_shared() -> None:
     """It takes 1 s to say a word and 1 s to hear one; peers have no limit but their computing."""
     still = np.array([0.0, 0, 0, 1e-6])
-    clock = Clock(joined(3), Lines(still, still, np.zeros(4)), np.array([1, 1, 9]), np.ones(3))
-    clock.tell(MB, np.arange(3))
+    clock = Clock(3, AccessLines(still, still, np.zeros(4)), always([1, 1, 9]))
+    clock.broadcast(MB, np.arange(3))
     assert clock.now.tolist() == [1, 2, 3]
-    clock.collect(MB, np.arange(3))  # ready at 2, 3 and 12
+    clock.aggregate(MB, np.arange(3))  # ready at 2, 3 and 12
     assert clock.now.tolist() == [13] * 3
 
 
 def test_who_is_told_and_does_not_answer_is_heard_out_but_not_waited_for() -> None:
     still = np.array([0.0, 0, 0, 1e-6])
-    clock = Clock(joined(3), Lines(still, still, np.zeros(4)), np.array([1, 1, 100]), np.ones(3))
-    clock.tell(MB, np.arange(3))
-    clock.collect(0, np.array([0]))
-    clock.turn()
+    clock = Clock(3, AccessLines(still, still, np.zeros(4)), always([1, 1, 100]))
+    clock.broadcast(MB, np.arange(3))
+    clock.aggregate(0, np.array([0]))
+    clock.end_round()
     assert (
         clock.now.tolist() == [3] * 3
     )  # peer 2 has heard the server at 3, and its 100 s count for nobody
@@ -155,35 +163,37 @@ def test_who_is_told_and_does_not_answer_is_heard_out_but_not_waited_for() -> No
 
 def test_several_words_in_a_round_add_up_and_training_counts_once() -> None:
     clock = clock_of("uplink:mbps=8,compute=constant,step_ms=5000", 3)
-    clock.share(ring(3), MB)
-    clock.share(ring(3), MB // 2)
-    clock.turn()
+    clock.exchange(*ring(3)[:2], MB)
+    clock.exchange(*ring(3)[:2], MB // 2)
+    clock.end_round()
     assert clock.now.tolist() == [8] * 3
     assert after(clock, ring(3), MB) == [15] * 3
 
 
 def test_who_says_nothing_trains_all_the_same() -> None:
     clock = clock_of("phone:compute=constant,step_ms=5000", 3, steps=2)
-    clock.turn()
-    clock.turn()
+    clock.end_round()
+    clock.end_round()
     assert clock.now.tolist() == [20] * 3
 
 
 def test_who_is_down_takes_no_time_and_goes_along() -> None:
     still = np.zeros(4)
-    clock = Clock(joined(3), Lines(still, still, still), np.array([1, 2, 50]), np.ones(3))
+    clock = Clock(3, AccessLines(still, still, still), always([1, 2, 50]))
     up = np.array([True, True, False])
-    clock.share(arcs((0, 1)), MB, up=up)
+    clock.exchange(*arcs((0, 1))[:2], MB, up=up)
     assert clock.now.tolist() == [1, 2, 1]
-    clock.turn()
-    clock.share(arcs((0, 1)), MB, up=np.zeros(3, np.bool_))
+    clock.end_round()
+    clock.exchange(*arcs((0, 1))[:2], MB, up=np.zeros(3, np.bool_))
     assert clock.now.tolist() == [1, 2, 1]
 
 
 def test_links_have_figures_of_their_own() -> None:
     """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one of 3 s to peer 2."""
-    ways = Links(np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0]))
-    clock = Clock(joined(3), ways, np.ones(3, int), None)
+    connections = EdgeLinks(
+        np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0])
+    )
+    clock = Clock(3, connections, always(np.zeros(3)))
     assert after(clock, arcs((0, 2), (0, 1)), MB) == pytest.approx([2, 1.1, 2])
     assert after(clock, arcs((1, 2)), MB) == pytest.approx([2, 4.1, 4.1])
 
@@ -201,15 +211,12 @@ def test_a_clock_goes_on_where_another_stood() -> None:
 
 def test_devices_are_drawn_by_the_seed() -> None:
     spec = "phone:compute=lognormal,step_ms=20,sigma=0.7"
-    paces = [
-        clock_of(spec, peers, seed=seed).pace
-        for peers, seed in ((2001, 0), (2001, 0), (2001, 1), (5, 0))
-    ]
-    assert np.array_equal(paces[0], paces[1])  # type: ignore[arg-type]
-    assert not np.isin(paces[2], paces[0]).any()  # type: ignore[arg-type]
-    assert paces[3].tolist() == paces[0][:5].tolist()  # type: ignore[index, union-attr]
-    assert np.median(paces[0]) == pytest.approx(0.02, rel=0.05)  # type: ignore[arg-type]
-    assert np.log(paces[0]).std() == pytest.approx(0.7, rel=0.05)  # type: ignore[arg-type]
+    paces = [pace(spec, peers, seed) for peers, seed in ((2001, 0), (2001, 0), (2001, 1), (5, 0))]
+    assert np.array_equal(paces[0], paces[1])
+    assert not np.isin(paces[2], paces[0]).any()
+    assert paces[3].tolist() == paces[0][:5].tolist()
+    assert np.median(paces[0]) == pytest.approx(0.02, rel=0.05)
+    assert np.log(paces[0]).std() == pytest.approx(0.7, rel=0.05)
 
 
 figures = st.floats(0.01, 1000)

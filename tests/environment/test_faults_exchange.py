@@ -27,10 +27,11 @@ SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
 
 def fate(setting: Prepared, t: int) -> tuple[Tensor, Tensor, Tensor]:
     """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to i."""
-    sky, P = setting.network.fault_effects(t), setting.layout.peers
-    up = torch.from_numpy(sky.up)
+    effects, P = setting.network.fault_effects(t), setting.layout.peers
+    assert effects is not None
+    up = torch.from_numpy(effects.up)
     listener, speaker = (each.reshape(-1) for each in np.indices((P, P)))
-    arrive = torch.from_numpy(sky.arrive(speaker, listener)).view(P, P)
+    arrive = torch.from_numpy(effects.arrive(speaker, listener)).view(P, P)
     both = up[:, None] & up[None, :]
     return up, both, both & arrive
 
@@ -275,7 +276,7 @@ def test_who_hears_nothing_is_alone(faults: str, topology: str) -> None:
     assert torch.equal(final(quadratic(topology=topology, faults=faults), 6), final(alone, 6))
     setting = quadratic(topology=topology, faults=faults, bits=8)
     assert torch.allclose(final(setting, 6), final(alone, 6), rtol=0, atol=1e-15)  # copies cancel
-    spoke = setting.network.lost
+    spoke = setting.network.traffic.lost
     assert spoke == (6 * int(setting.network.edge_plan(0).copies.sum()) if "link" in faults else 0)
 
 
@@ -296,7 +297,7 @@ def test_who_is_down_keeps_its_state_to_the_bit(more: dict[str, Any]) -> None:
     seen, said = [], []
     for state in states(setting, 6):
         seen.append(state.x.clone())
-        said.append(setting.network.payload.copy())
+        said.append(setting.network.traffic.payload.copy())
     for before, after in pairwise(seen[2:]):
         assert torch.equal(before[3], after[3])
         assert not torch.equal(before[5], after[5])
@@ -311,8 +312,8 @@ def test_only_words_that_are_said_are_counted() -> None:
     setting = quadratic(faults="leave:peers=3,at=0+link_loss:p=1", d=5)
     final(setting, 2)
     edges = np.array([2, 2, 1, 0, 1, 2, 2, 2])
-    assert setting.network.payload.tolist() == (2 * 5 * 8 * edges).tolist()
-    assert setting.network.lost == 2 * edges.sum()
+    assert setting.network.traffic.payload.tolist() == (2 * 5 * 8 * edges).tolist()
+    assert setting.network.traffic.lost == 2 * edges.sum()
 
 
 def test_a_rule_hears_fewer_words() -> None:
@@ -343,8 +344,10 @@ def test_a_rule_hears_fewer_words() -> None:
 def test_plans_of_rounds_share_links_and_routes() -> None:
     network = quadratic(faults=SOME).network
     assert network.peer_plan(0) is not network.peer_plan(1)
-    assert network.link(network.peer_plan(0)) is network.link(network.peer_plan(7))
-    assert len(network._links) == 1
-    network.link(network.edge_plan(3))
-    network.link(network.edge_plan(4))
-    assert len(network._links) == 2
+    assert network.transport.link(network.peer_plan(0)) is network.transport.link(
+        network.peer_plan(7)
+    )
+    assert len(network.transport._links) == 1
+    network.transport.link(network.edge_plan(3))
+    network.transport.link(network.edge_plan(4))
+    assert len(network.transport._links) == 2

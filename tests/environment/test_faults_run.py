@@ -28,9 +28,10 @@ from tests.support.quadratic import centres, digits, final, info, quadratic, sta
 
 def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
     """Whom the server's word reaches in a round, and whose word then reaches the server, where all are asked."""
-    sky, everyone = setting.network.fault_effects(t), np.arange(setting.layout.peers)
-    reached = everyone[sky.up & sky.arrive(setting.layout.peers, everyone)]
-    return reached.tolist(), reached[sky.arrive(reached, setting.layout.peers)].tolist()
+    effects, everyone = setting.network.fault_effects(t), np.arange(setting.layout.peers)
+    assert effects is not None
+    reached = everyone[effects.up & effects.arrive(setting.layout.peers, everyone)]
+    return reached.tolist(), reached[effects.arrive(reached, setting.layout.peers)].tolist()
 
 
 @pytest.mark.parametrize(
@@ -43,17 +44,20 @@ def test_a_server_follows_those_it_hears(faults: str) -> None:
     told = said = 0
     for t, state in enumerate(list(states(setting, 12))[1:]):
         reached, heard = taking_part(setting, t)
-        told, said = told + int(setting.network.fault_effects(t).up.sum()), said + len(reached)
+        effects = setting.network.fault_effects(t)
+        assert effects is not None
+        told += int(effects.up.sum())
+        said += len(reached)
         if heard:
             w = heavy_ball(w.expand(8, -1), centres(setting), 0.1, 0.0, 3)[heard].mean(
                 0, keepdim=True
             )
         assert torch.allclose(state.w, w, rtol=0, atol=1e-12)
     network, row = setting.network, 5 * 8
-    assert network.told.sum() == told * row
-    assert network.payload.sum() == said * row
+    assert network.traffic.downloaded.sum() == told * row
+    assert network.traffic.payload.sum() == said * row
     arrived = sum(len(heard) for heard in (taking_part(setting, t)[1] for t in range(12)))
-    assert network.lost == (told - said) + (said - arrived)
+    assert network.traffic.lost == (told - said) + (said - arrived)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg:fraction=0.5,stragglers=0.5", "fedprox:stragglers=0.5",
@@ -65,9 +69,9 @@ def test_losses_that_never_come_change_nothing_at_a_server(algorithm: str) -> No
     for never in ("link_loss:p=0+burst:p=0", "outage:p=0", "leave:at=9", "stragglers:work=1"):
         setting = quadratic(**settings, faults=never)
         assert torch.equal(final(setting, 4), w)
-        assert setting.network.lost == 0
-        assert np.array_equal(setting.network.told, calm.network.told)
-        assert np.array_equal(setting.network.payload, calm.network.payload)
+        assert setting.network.traffic.lost == 0
+        assert np.array_equal(setting.network.traffic.downloaded, calm.network.traffic.downloaded)
+        assert np.array_equal(setting.network.traffic.payload, calm.network.traffic.payload)
 
 
 def test_those_who_are_drawn_are_up() -> None:
@@ -80,15 +84,15 @@ def test_those_who_are_drawn_are_up() -> None:
                 faults=f"leave:peers={gone},at=0",
             )
             final(setting, 3)
-            assert not setting.network.told[down].any()
-            assert setting.network.told.sum() == 3 * told * 5 * 8
-            assert setting.network.payload.sum() == 3 * asked * 5 * 8
+            assert not setting.network.traffic.downloaded[down].any()
+            assert setting.network.traffic.downloaded.sum() == 3 * told * 5 * 8
+            assert setting.network.traffic.payload.sum() == 3 * asked * 5 * 8
 
 
 def test_one_is_not_slow_even_where_few_are_left() -> None:
     setting = quadratic(algorithm="fedavg:stragglers=0.75", faults="leave:peers=0+1+2+3+4+5,at=0")
     final(setting, 3)
-    assert setting.network.payload.sum() == 3 * 5 * 8
+    assert setting.network.traffic.payload.sum() == 3 * 5 * 8
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_row_sums_the_peers_up() -> None:
         accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
     )  # fmt: skip
     assert row["quantization_error"] == float(last.error.max())
-    assert monitor.traffic(peers, None) == {"payload_bytes": setting.network.payload.sum()}
+    assert monitor.traffic(peers, None) == {"payload_bytes": setting.network.traffic.payload.sum()}
 
 
 def test_consensus_distance_and_mean_model() -> None:

@@ -93,7 +93,10 @@ WAYS: list[dict[str, Any]] = [
 def test_only_the_common_head_is_said(kinds: list[nn.Module], way: dict[str, Any]) -> None:
     whole, twin = setting_of(kinds, **way), setting_of([kinds[0], kinds[0]], **way)
     last = final(whole, 3)
-    assert whole.network.payload.tolist() == (final(twin, 3), twin.network.payload.tolist())[1]
+    assert (
+        whole.network.traffic.payload.tolist()
+        == (final(twin, 3), twin.network.traffic.payload.tolist())[1]
+    )
     assert bool(torch.isfinite(last).all())
     assert not last[0, whole.task.kinds[0][1].d :].any()
 

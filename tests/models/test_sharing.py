@@ -116,8 +116,8 @@ EVERYBODY = [
 def test_sharing_nothing_is_training_alone_bit_for_bit(way: dict[str, Any]) -> None:
     alone, setting = digits(algorithm="local_only", **MLP), digits(share="nothing", **MLP, **way)
     assert torch.equal(final(setting, 3), final(alone, 3))
-    assert not setting.network.payload.any()
-    assert not setting.network.told.any()
+    assert not setting.network.traffic.payload.any()
+    assert not setting.network.traffic.downloaded.any()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_sharing_nothing_is_training_alone_bit_for_bit(way: dict[str, Any]) -> N
 def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None:
     whole, pattern = (digits(share=share, **MLP, **way) for share in ("all", "*"))
     assert torch.equal(final(whole, 3), final(pattern, 3))
-    assert whole.network.payload.tolist() == pattern.network.payload.tolist()
+    assert whole.network.traffic.payload.tolist() == pattern.network.traffic.payload.tolist()
 
 
 def by_hand(setting: Prepared, rounds: int, mix: Tensor) -> Tensor:
@@ -142,12 +142,13 @@ def by_hand(setting: Prepared, rounds: int, mix: Tensor) -> Tensor:
 @pytest.mark.parametrize("topology", ["ring", "complete"])
 def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -> None:
     setting = digits(share=share, topology=topology, **MLP)
-    mix = torch.from_numpy(setting.network.weights[0].toarray())
+    mix = torch.from_numpy(setting.network.schedule.weights[0].toarray())
     expected = by_hand(setting, 3, mix)
     assert torch.allclose(final(setting, 3), expected, atol=1e-6)
     s, p = setting.task.parameter_layout.shared, setting.layout.peers
     assert (
-        setting.network.payload.tolist() == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
+        setting.network.traffic.payload.tolist()
+        == [3 * 4 * s * (2 if topology == "ring" else p - 1)] * p
     )
     exact = digits(share=share, topology=topology, algorithm="qdfedavgm", **MLP)
     assert torch.allclose(final(exact, 3), expected, atol=1e-5)

@@ -9,7 +9,8 @@ from mpi4py import MPI
 
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
-from dfl.comm.transport import Network, ThreatModel
+from dfl.comm.network import Network
+from dfl.comm.threat_model import ThreatModel
 from dfl.compression.compressors import Exact, Quantize
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout, columns
@@ -86,7 +87,7 @@ def test_neighbours_hear_whom_they_should(world: World, topology: str, peers: in
     expected = weights[0][mine.start : mine.stop] @ np.arange(peers)
     np.testing.assert_allclose(got, np.tile(expected[:, None], 3), atol=1e-9)
     sent = {bytes(row) for row in rows.numpy()[network.peer_plan(0).send]}
-    assert len(sent) * 24 <= network.wire == len(network.peer_plan(0).send) * 24
+    assert len(sent) * 24 <= network.traffic.wire == len(network.peer_plan(0).send) * 24
 
 
 def test_device_memory_is_staged_unless_mpi_reads_it(
@@ -118,7 +119,7 @@ def test_messages_are_staged_from_another_device(world: World, topology: str) ->
     with Standin() as standin:
         got = Net(there, 1).exchange(rows.to(DEVICE)).average().cpu()
     assert torch.equal(got, expected)
-    assert there.wire == here.wire
+    assert there.traffic.wire == here.traffic.wire
     assert {file for file, _ in standin.moved} <= {"comm/transport.py", "elsewhere"}
 
 
@@ -157,5 +158,5 @@ def test_wire_is_what_mpi_was_handed(world: World, monkeypatch: pytest.MonkeyPat
         handed[0] = 0
         setting = prepare(dfl.Run(peers=16, topology=graph, bits=3), counted)
         list(states(setting, 3))
-        assert setting.network.wire == handed[0]
+        assert setting.network.traffic.wire == handed[0]
         assert world.size == 1 or handed[0] > 0

@@ -47,7 +47,7 @@ def test_a_peer_combines_what_its_closed_neighbourhood_says(name: str, topology:
     rng = np.random.default_rng(0)
     words, origin = (torch.from_numpy(rng.normal(size=(7, 30))) for _ in range(2))
     got = Net(setting.network, 0).exchange(words, origin).combine(rule)
-    dense = setting.network.weights[0].toarray()
+    dense = setting.network.schedule.weights[0].toarray()
     for i, weights in enumerate(dense):
         near = np.flatnonzero(weights)
         assert i in near
@@ -82,18 +82,18 @@ def test_words_over_edges_are_combined_like_words_of_peers(topology: str, name: 
         )
         one, other = (Net(s.network, t).exchange(words).combine(rule) for s in (once, each))
         assert torch.allclose(one, other, rtol=0, atol=1e-5)
-        assert once.network.payload.tolist() == each.network.payload.tolist()
+        assert once.network.traffic.payload.tolist() == each.network.traffic.payload.tolist()
 
 
 def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
     setting = spoken(digits(peers=6), attack=ATTACKS["scale"](factor=10.0), attackers=np.array([1]))
     words = torch.randn(6, 20)
     heard = Net(setting.network, 0).exchange(words)
-    assert torch.equal(heard.said[1], words[1] * 10)
-    assert torch.equal(heard.said[[0, 2, 3, 4, 5]], words[[0, 2, 3, 4, 5]])
+    assert torch.equal(heard.sent[1], words[1] * 10)
+    assert torch.equal(heard.sent[[0, 2, 3, 4, 5]], words[[0, 2, 3, 4, 5]])
     assert torch.equal(heard.own, words)  # to itself a liar says the truth
-    weights = torch.from_numpy(setting.network.weights[0].toarray()).float()
-    expected = weights @ heard.said + weights.diagonal()[:, None] * (words - heard.said)
+    weights = torch.from_numpy(setting.network.schedule.weights[0].toarray()).float()
+    expected = weights @ heard.sent + weights.diagonal()[:, None] * (words - heard.sent)
     assert torch.allclose(heard.average(), expected, atol=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_the_lie_goes_over_edges_where_edges_speak() -> None:
     words = torch.randn(len(net.edges.owner), 20)
     heard = net.exchange(words, edges=net.edges)
     for k, owner in enumerate(net.edges.owner):
-        assert torch.equal(heard.said[k], words[k] * 3 if owner in (2, 5) else words[k])
+        assert torch.equal(heard.sent[k], words[k] * 3 if owner in (2, 5) else words[k])
     assert torch.equal(heard.own, words)
 
 
@@ -214,7 +214,7 @@ def test_the_last_step_is_the_centre_of_clipping() -> None:
 def test_liars_say_other_things_in_other_rounds() -> None:
     setting = digits(attack="gaussian:peers=2+4")
     words = torch.randn(6, 30)
-    once, again, later = (Net(setting.network, t).exchange(words).said for t in (0, 0, 1))
+    once, again, later = (Net(setting.network, t).exchange(words).sent for t in (0, 0, 1))
     assert torch.equal(once, again)
     assert not torch.isclose(once[[2, 4]], later[[2, 4]]).any()
     assert not torch.isclose(once[2], once[4]).any()
@@ -224,7 +224,7 @@ def test_over_a_graph_lies_are_about_the_step() -> None:
     setting = digits(attack="sign_flip:peers=2")
     words, origin = torch.randn(2, 6, 30)
     heard = Net(setting.network, 0).exchange(words, origin)
-    assert torch.allclose(heard.said[2], 2 * origin[2] - words[2])  # origin - (word - origin)
+    assert torch.allclose(heard.sent[2], 2 * origin[2] - words[2])  # origin - (word - origin)
 
 
 def test_a_liar_does_not_harm_itself_or_end_the_run() -> None:

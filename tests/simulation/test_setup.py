@@ -66,7 +66,7 @@ def test_matrices_survive_the_way_between_ranks() -> None:
     setting = digits(topology="one_peer_exponential", peers=8)
     graph = info(setting).graph
     assert graph
-    for told, made in zip(setting.network.weights, graph.weights, strict=True):
+    for told, made in zip(setting.network.schedule.weights, graph.weights, strict=True):
         np.testing.assert_array_equal(told.toarray(), made.toarray())
 
 
@@ -111,7 +111,7 @@ def test_weights_of_a_file_are_said_to_be_those_of_the_file(tmp_path: Path) -> N
     setting = own(topology=f"edges:path={tmp_path / 'w.csv'}", mixing="lazy")
     assert setting.info is not None
     assert any("no mixing rule is applied" in note for note in setting.info.notes)
-    np.testing.assert_allclose(setting.network.weights[0].toarray(), 0.25)
+    np.testing.assert_allclose(setting.network.schedule.weights[0].toarray(), 0.25)
 
 
 def test_a_batch_is_normalised_as_the_data_say() -> None:
@@ -157,7 +157,7 @@ def test_memory_is_foretold_by_rows_of_the_state(algorithm: str, rows: int) -> N
 
 def test_a_rank_without_peers_has_the_servers_model_only() -> None:
     setting = digits(algorithm="fedavg", share="head:1", peers=1)
-    setting.network.payload = setting.network.payload[:0]
+    setting.network.traffic.payload = setting.network.traffic.payload[:0]
     d = setting.task.parameter_layout.d
     assert (
         cost.memory_of_state(

@@ -132,7 +132,7 @@ def test_everyone_can_be_told() -> None:
     )
     assert torch.equal(final(chosen, 3), final(everyone, 3))
     s = chosen.task.parameter_layout.shared
-    assert chosen.network.told.sum() == 3 * 3 * 4 * s
-    assert everyone.network.told.tolist() == [3 * 4 * s] * 6
-    assert chosen.network.parameters == everyone.network.parameters == 3 * 9 * s
+    assert chosen.network.traffic.downloaded.sum() == 3 * 3 * 4 * s
+    assert everyone.network.traffic.downloaded.tolist() == [3 * 4 * s] * 6
+    assert chosen.network.traffic.parameters == everyone.network.traffic.parameters == 3 * 9 * s
     assert info(everyone).payload_shared == (3 + 6) * 4 * s

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from dfl.comm.mpi import connect
-from dfl.comm.transport import Network
+from dfl.comm.network import Network
 from dfl.core.errors import InputError
 from dfl.simulation.prepare import prepare
 from experiments.servers_and_robustness import robust_fltrust2021 as page_of

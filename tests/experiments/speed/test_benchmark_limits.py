@@ -144,7 +144,7 @@ def test_start_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_crossing_is_what_a_share_moves(ranks: int, topology: str) -> None:
     """The bare exchange moves the very rows that the plan of a share does."""
     setting = prepare(Run(peers=12, topology=topology, model="softmax", rounds=1), World())
-    (weights,), layout = setting.network.weights, Layout(12, ranks)
+    (weights,), layout = setting.network.schedule.weights, Layout(12, ranks)
     found = [floors.crossing(weights, layout, rank) for rank in range(ranks)]
     for rank, (sends, receives) in enumerate(found):
         assert rank not in sends

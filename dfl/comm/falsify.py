@@ -1,0 +1,109 @@
+"""Falsified messages: what attackers send in place of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl.comm.network import Network
+from dfl.core.layout import Group
+from dfl.robust.aggregators import Updates
+from dfl.robust.attacks import AttackView
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Ints = NDArray[np.int64]
+else:
+    from dfl.core.lazy import torch
+
+
+def falsified(
+    network: Network,
+    t: int,
+    slot: str,
+    messages: Tensor,
+    group: Group,
+    origin: Tensor | None = None,
+    trusted: Tensor | None = None,
+) -> Tensor:
+    """Return the messages of a group, (a, m), with those of attackers that are up falsified.
+
+    What attackers learn from others is not counted as traffic.
+
+    Args:
+        network: has the attack and the attackers.
+        t, slot: the round, and the name of the exchange within it.
+        messages: (a, m), those of the members on this rank.
+        group: the senders, peers or edges.
+        origin: (a, m), the points from which the messages are steps, if they are models.
+        trusted: (1, m), what the receiver itself would send.
+    """
+    attack, attackers = network.threat_model.attack, network.threat_model.attackers
+    effects = network.fault_effects(t)
+    active = attackers if effects is None else attackers[effects.up[attackers]]
+    bad = np.flatnonzero(np.isin(group.owners, active))
+    if not len(bad):
+        return messages
+    n = len(group.ids)
+    steps = messages if origin is None else messages - origin
+    known = network.transport.to_columns(steps, group, np.full(n, 1 / n), trusted)
+    columns = attack.say(_view(network, t, slot, known, bad, group.ids[bad]))
+    return _replaced(network, messages, columns, bad, group.counts, origin)
+
+
+def falsified_per_edge(
+    network: Network, t: int, slot: str, messages: Tensor, owner: Ints
+) -> Tensor:
+    """Return the messages over edges, (a, m), where attackers send each neighbour another one.
+
+    Args:
+        network: has the attack and the attackers.
+        t, slot: the round, and the name of the exchange within it.
+        messages: (p, m), one per peer.
+        owner: (a,) the position on this rank of the sender on each edge.
+    """
+    attack, attackers = network.threat_model.attack, network.threat_model.attackers
+    peers, everyone = network.layout.peers, network.schedule.everyone
+    edges = network.schedule.senders_on_edges(t)
+    bad = np.flatnonzero(np.isin(edges.owners, attackers))
+    pairs = np.stack(np.divmod(edges.ids[bad], peers), axis=1)
+    known = network.transport.to_columns(messages, everyone, np.full(peers, 1 / peers))
+    view = _view(network, t, slot, known, attackers, attackers)
+    columns = attack.tell(view, network.schedule.matrix(t), pairs)
+    return _replaced(network, messages[owner], columns, bad, edges.counts)
+
+
+def _view(network: Network, t: int, slot: str, known: Updates, bad: Ints, ids: Ints) -> AttackView:
+    world, c = network.transport.world, known.rows.shape[1]
+    first = int(world.everywhere(np.array([c]))[: world.rank].sum())
+    return AttackView(known, bad, ids, slice(first, first + c), (network.seed, t, slot))
+
+
+def _replaced(
+    network: Network,
+    messages: Tensor,
+    columns: NDArray[Any],
+    bad: Ints,
+    counts: list[int],
+    origin: Tensor | None = None,
+) -> Tensor:
+    """Return messages (a, m) in which the members `bad` of a group send others.
+
+    Args:
+        network: moves the columns.
+        messages: (a, m), those of the members on this rank.
+        columns: (f, c), what the members `bad` send, in the coordinates of this rank.
+        bad: (f,), positions in the group.
+        counts: members of the group on each rank.
+        origin: (a, m), added to what is sent.
+    """
+    rank = network.transport.world.rank
+    ranks = np.repeat(np.arange(len(counts)), counts)[bad]
+    bad_counts = np.bincount(ranks, minlength=len(counts)).tolist()
+    rows = network.transport.to_rows(columns, messages, bad_counts)
+    here = torch.from_numpy(bad[ranks == rank] - sum(counts[:rank])).to(messages.device)
+    return messages.index_copy(0, here, rows if origin is None else rows + origin[here])

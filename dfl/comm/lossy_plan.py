@@ -1,0 +1,96 @@
+"""Plans of a round in which faults take peers or messages away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import csr_array, diags_array
+
+from dfl.comm.plan import EdgePlan, PeerPlan
+from dfl.environment.fault_effects import FaultEffects
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bools = NDArray[np.bool_]
+
+ROUNDING = 1e-6
+"""Two sums of weights that differ by less are equal, also of weights given in single precision."""
+
+
+def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
+    """Return a plan of one message per edge without the edges and messages that faults take away.
+
+    Edges with an end that is down are not used, and are left out at both ends. If that leaves the
+    weights of a peer's push and pull with different sums, which takes a directed graph, the larger
+    is scaled down to the smaller, so that peers that agree go on agreeing. In `near` the weight of
+    a message that does not arrive goes to the peer itself.
+    """
+    used, arrives = effects.on_edges(plan.ids)
+    here = plan.arrange < len(plan.ids)
+    used_in, arrives_in = np.empty((2, len(plan.heard)), bool)
+    used_in[here] = used[plan.arrange[here]]
+    arrives_in[here] = arrives[plan.arrange[here]]
+    used_in[~here], arrives_in[~here] = effects.on_edges(plan.heard[~here])
+    push, pull = _level(_some(plan.push, used), _some(plan.pull, used_in))
+    return replace(
+        plan,
+        copies=np.bincount(plan.owner[used], minlength=len(plan.copies)),
+        lost=int(np.count_nonzero(used & ~arrives)),
+        arrives=(arrives, arrives_in),
+        push=push,
+        pull=pull,
+        near=_given_back(plan.near, arrives_in),
+    )
+
+
+def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, peers: int) -> PeerPlan:
+    """Return a plan of one message per peer without what faults take away.
+
+    Args:
+        plan: the plan of all peers and messages.
+        edges: what `lossy_edge_plan` returns for the same round.
+        peers: P.
+    """
+    sender = np.concatenate([edges.heard // peers, plan.ids])
+    kept = _some(edges.near, edges.near.data != 0)
+    column = np.searchsorted(plan.speakers, sender[kept.indices])
+    around = csr_array((kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.speakers)))
+    cuts = pairwise(np.cumsum([0, *(part.shape[1] for part in plan.weights)]))
+    below, own, above = (around[:, a:b] for a, b in cuts)
+    return replace(plan, copies=edges.copies, lost=edges.lost, weights=(below, own, above))
+
+
+def _given_back(near: csr_array, arrives: Bools) -> csr_array:
+    """Return `EdgePlan.near` where some messages do not arrive; rows still add up to 1."""
+    own = near.indices >= len(arrives)
+    arrived = np.concatenate([arrives, np.ones(near.shape[0], bool)])[near.indices]
+    row = np.repeat(np.arange(near.shape[0]), np.diff(near.indptr))
+    others = arrived & ~own
+    missed = np.bincount(row[~arrived], minlength=near.shape[0])
+    rest = 1 - np.bincount(row[others], near.data[others], minlength=near.shape[0])
+    weights = np.where(own & (missed > 0)[row], rest[row], near.data)
+    return _some(csr_array((weights, near.indices, near.indptr), shape=near.shape), arrived)
+
+
+def _level(one: csr_array, other: csr_array) -> tuple[csr_array, csr_array]:
+    """Return two matrices of weights, each row scaled to the smaller of its two sums."""
+    sums = [each.sum(axis=1) for each in (one, other)]
+    less = np.minimum(*sums)
+    if all((whole - less <= ROUNDING).all() for whole in sums):
+        return one, other
+    factors = [
+        np.divide(less, whole, out=np.ones_like(less), where=whole - less > ROUNDING)
+        for whole in sums
+    ]
+    first, second = (diags_array(f) @ w for f, w in zip(factors, (one, other), strict=True))
+    return csr_array(first), csr_array(second)
+
+
+def _some(weights: csr_array, which: Bools) -> csr_array:
+    """Return some of the stored entries, in their order."""
+    ends = np.concatenate([[0], np.cumsum(which)])[weights.indptr]
+    return csr_array((weights.data[which], weights.indices[which], ends), shape=weights.shape)

@@ -1,0 +1,95 @@
+"""The network of a run: schedule, transport, threat model and traffic, and the simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dfl.comm.lossy_plan import lossy_edge_plan, lossy_peer_plan
+from dfl.comm.plan import Arcs, EdgePlan, PeerPlan
+from dfl.comm.schedule import Schedule
+from dfl.comm.threat_model import ThreatModel
+from dfl.comm.traffic import Traffic
+from dfl.comm.transport import Transport
+from dfl.core.layout import Layout
+from dfl.environment.clock import Clock
+from dfl.environment.fault_effects import FaultEffects, fault_effects
+from dfl.environment.faults import RoundKey
+
+if TYPE_CHECKING:
+    from dfl.comm.mpi import World
+
+
+class Network:
+    """What connects the peers of a run.
+
+    Attributes:
+        layout: which peers are on which rank.
+        schedule: who sends to whom in which round.
+        transport: moves rows between ranks.
+        threat_model: what happens to messages on their way.
+        traffic: counts what was sent.
+        seed: the run's seed.
+        clock: the simulated clock; None where the run has none.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        weights: Sequence[csr_array],
+        world: World,
+        threat_model: ThreatModel,
+        seed: int,
+        stationary: Sequence[NDArray[np.float64] | None] = (),
+    ) -> None:
+        self.layout = layout
+        self.schedule = Schedule(weights, layout, world.rank, stationary)
+        self.traffic = Traffic.of(len(layout.block(world.rank)))
+        self.transport = Transport(world, self.traffic)
+        self.threat_model = threat_model
+        self.seed = seed
+        self.clock: Clock | None = None
+
+    def fault_effects(self, t: int) -> FaultEffects | None:
+        """Return the effects of the faults on round t; None where the run has no faults."""
+        if not self.threat_model.faults:
+            return None
+        return fault_effects(self.threat_model.faults, RoundKey(self.layout.peers, self.seed, t))
+
+    def peer_plan(self, t: int) -> PeerPlan:
+        """Return the plan of round t for one message per peer."""
+        plan = self.schedule.peer_plan(t)
+        if self.fault_effects(t) is None:
+            return plan
+        return lossy_peer_plan(plan, self.edge_plan(t), self.layout.peers)
+
+    def edge_plan(self, t: int) -> EdgePlan:
+        """Return the plan of round t for one message per edge."""
+        plan, effects = self.schedule.edge_plan(t), self.fault_effects(t)
+        return plan if effects is None else lossy_edge_plan(plan, effects)
+
+    def time_exchange(self, t: int, size: int) -> None:
+        """Advance the clock by an exchange of round t with messages of `size` bytes."""
+        if self.clock is None:
+            return
+        edges, effects = Arcs.of(self.schedule.matrix(t)), self.fault_effects(t)
+        if effects is None:
+            self.clock.exchange(edges.sender, edges.receiver, size)
+        else:
+            up = effects.up
+            used = up[edges.sender] & up[edges.receiver]
+            self.clock.exchange(edges.sender[used], edges.receiver[used], size, up)
+
+    def end_round(self, t: int) -> None:
+        """End round t."""
+        if self.clock:
+            effects = self.fault_effects(t)
+            self.clock.end_round(None if effects is None else effects.up)
+
+    def close(self) -> None:
+        """Free what MPI holds, on all ranks at a time."""
+        self.transport.close()

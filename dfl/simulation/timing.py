@@ -1,0 +1,53 @@
+"""Gives a network the simulated clock that the link model asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.comm.network import Network
+from dfl.comm.plan import all_edges
+from dfl.environment.clock import Clock
+
+if TYPE_CHECKING:
+    from dfl.environment.link_models import LinkModel
+    from dfl.training.task import Task
+
+Floats = NDArray[np.float64]
+
+
+def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np.int64]) -> Task:
+    """Set the clock of a network, if there is one, and return a task that measures what it needs.
+
+    Args:
+        network: the network.
+        links: the speeds of peers and links.
+        task: the problem of this rank's peers.
+        sizes: (P,) training examples of every peer.
+
+    Raises:
+        InputError: on every rank, if the link model is about other edges.
+    """
+    peers, world = network.layout.peers, network.transport.world
+    weights = network.schedule.weights
+    edges = all_edges(weights, peers) if weights else None
+    connections = links.connections(peers, network.seed, edges, world.from_root)
+    if connections is None:
+        return task
+    step_seconds = links.step_seconds(peers, network.seed)
+    if step_seconds is not None:
+        seconds = step_seconds * task.solver.steps_for(sizes)
+        network.clock = Clock(peers, connections, lambda: seconds)
+        return task
+    spent, here = np.zeros(peers), network.layout.block(world.rank)
+
+    def measured() -> Floats:
+        everyone = world.everywhere(spent[here.start : here.stop].copy())
+        spent[:] = 0
+        return everyone
+
+    network.clock = Clock(peers, connections, measured)
+    return replace(task, spent=spent)
