@@ -19,6 +19,8 @@ from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep.grid import read
 
+pytestmark = pytest.mark.slow
+
 KINDS = components()
 
 ROOT = Path(__file__).parents[1]

@@ -79,6 +79,7 @@ def test_the_published_exchange_grows_apart_as_its_eigenvalue_says() -> None:
     )  # which is all that a mean would show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", range(1, 17))
 @pytest.mark.parametrize("topology", ["ring", "one_peer_exponential", "exponential"])
 def test_every_width_keeps_the_mean_and_brings_peers_together(bits: int, topology: str) -> None:

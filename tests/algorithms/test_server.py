@@ -78,6 +78,7 @@ def test_everyone_on_a_complete_graph_is_fedavg_with_everyone() -> None:
     assert torch.allclose(peers, row.expand_as(peers), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 0.9])
 @pytest.mark.parametrize("attack", ["none", "sign_flip:peers=3"])
 @pytest.mark.parametrize("options", ["tau=0.3", "tau=0.1", "f=2"])

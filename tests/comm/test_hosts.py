@@ -13,7 +13,10 @@ from tests.conftest import eventually
 from tests.support.mpirun import CLOCKS
 from tests.support.two_hosts import Hosts, obstacle, two_hosts
 
-pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there are two hosts")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there are two hosts"),
+]
 
 FEW = ["--peers", "8", "--seed", "3", "--eval-every", "50"]
 SMALL = ["--model", "softmax", "--local-steps", "1", "--rounds", "200", "--checkpoint-every", "10"]

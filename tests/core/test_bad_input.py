@@ -245,6 +245,7 @@ def test_a_name_that_is_no_text() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tokens",
     [

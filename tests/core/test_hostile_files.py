@@ -221,6 +221,7 @@ def packed_matrix(path: Path, rows: int, values: int) -> None:
             inner.write(bytes(PIECE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [0, 2**25])
 @pytest.mark.parametrize("rows", [5, 2**13, 2**20])
 def test_a_packed_matrix_that_is_a_bomb_is_refused(tmp_path: Path, rows: int, values: int) -> None:

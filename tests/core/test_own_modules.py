@@ -73,6 +73,7 @@ class Head(nn.Module):
         return nn.functional.linear(x * self.scale, self.weight, self.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "settings", [{}, {"bits": 8}, {"algorithm": "fedavg"}], ids=["gossip", "bits", "server"]

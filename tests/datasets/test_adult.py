@@ -98,6 +98,7 @@ def test_real_adult_has_the_sizes_of_the_paper() -> None:
     }  # a country may be in one half only
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize("size", [None, 15000])
 def test_real_adult_is_that_of_the_released_code(size: int | None) -> None:

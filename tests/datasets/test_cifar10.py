@@ -61,6 +61,7 @@ def check_half(inputs: NDArray[Any], labels: NDArray[Any], whole: bytes) -> None
 # --- the real one -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason=f"no {REAL / 'cifar10'}: set DFL_DATA")
 def test_real_cifar10() -> None:
     data = load(REAL)

@@ -88,6 +88,7 @@ def test_digits_test_set_never_changes() -> None:
     assert counts.tolist() == [38, 27, 37, 36, 41, 37, 31, 39, 37, 36]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason=f"no {REAL / 'mnist'}: set DFL_DATA")
 def test_real_mnist() -> None:
     data = DATASETS["mnist"](REAL)

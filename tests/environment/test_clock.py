@@ -236,6 +236,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[Arcs]]:
     return peers, [arcs(*each) for each in draw(st.lists(pairs, min_size=1, max_size=4))]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(graph=graphs(), mbps=figures, down=figures, latency=figures, factor=st.floats(1, 10))
 def test_faster_is_never_later(

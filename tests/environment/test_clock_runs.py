@@ -238,7 +238,7 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
         run = links(tmp_path, change)
     except UnicodeEncodeError:
         (tmp_path / "links.csv").write_bytes(b"\xff\xfe\x00")
-        run = dfl.Run(**{**FEW, "network": f"links:path={tmp_path / 'links.csv'}"})
+        run = dfl.Run(**{**FEW, "links": f"links:path={tmp_path / 'links.csv'}"})
     with pytest.raises(InputError, match="--links links: ") as refused:
         prepare(run, World())
     assert complaint in str(refused.value)
@@ -305,7 +305,7 @@ def test_the_terminal_says_so(dfl_run: Command) -> None:
     slow = dfl_run(
         "--peers", "4", "--rounds", "2", "--model", "softmax", "--links", "uplink:mbps=0.00008"
     )
-    assert "0:17:20 on the simulated network" in slow.out
+    assert "0:17:20 on the simulated links" in slow.out
     plain = dfl_run("--peers", "4", "--rounds", "2", "--model", "softmax")
     assert "links" not in plain.out
 

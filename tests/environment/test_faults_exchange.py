@@ -327,8 +327,7 @@ def test_a_rule_hears_fewer_words() -> None:
         assert words.weights.sum() == pytest.approx(1)
         return Aggregate(words.mix(words.weights))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(AGGREGATORS, "count", count)
+    with AGGREGATORS.replaced(count=count):
         setting = quadratic(faults=SOME, aggregator="count")
         del shown[:]  # of the rehearsal
         x = final(setting, 5)

@@ -119,8 +119,7 @@ def test_a_servers_rule_is_shown_only_what_arrives() -> None:
         shown.append(len(words.rows))
         return Aggregate(words.mix(words.weights))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(AGGREGATORS, "count", count)
+    with AGGREGATORS.replaced(count=count):
         setting = quadratic(
             algorithm="fedavg", aggregator="count", faults="link_loss:p=0.3", attack="ipm:peers=2"
         )

@@ -307,6 +307,7 @@ def test_it_is_shown_and_drawn(tmp_path: Path) -> None:
     assert np.asarray(curve.get_ydata()).tolist() == rows["accuracy_ensemble"].tolist()
 
 
+@pytest.mark.slow
 def test_a_page_of_the_lab_book_can_ask_for_it(tmp_path: Path) -> None:
     run = dfl.Run(**SMALL)
     found = common.finished(tmp_path / "cell", run)

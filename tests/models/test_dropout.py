@@ -151,7 +151,9 @@ def test_the_callers_own_layers_draw_too() -> None:
 
     assert torch.equal(moved(0.5), moved(0.5))
     assert not torch.allclose(moved(0.5), moved(0.0), atol=1e-3)
-    with pytest.raises(InputError, match=r"layer 1 drops units at random.*dfl\.layers\.Dropout"):
+    with pytest.raises(
+        InputError, match=r"layer 1 drops units at random.*dfl\.models\.layers\.Dropout"
+    ):
         ParameterLayout.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
 
 

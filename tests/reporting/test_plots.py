@@ -189,6 +189,7 @@ def test_a_peer_without_a_value_is_grey() -> None:
     assert dots.get_cmap().get_bad() == pytest.approx([0.6, 0.6, 0.6, 1])
 
 
+@pytest.mark.slow
 def test_a_thousand_peers_are_drawn_in_seconds() -> None:
     matrices, begun = weights("regular", 1000), time.perf_counter()
     drawn(plots.graph(matrices, np.linspace(0, 1, 1000), "x"))
@@ -200,6 +201,7 @@ def test_too_many_edges_are_counted_in_place_of_drawn() -> None:
     assert axes.get_xlabel() == "39,800 directed edges, not drawn"
 
 
+@pytest.mark.slow
 def test_many_peers_are_ordered_by_label() -> None:
     counts = np.zeros((100, 3), np.int64)
     counts[np.arange(100), np.arange(100) % 3] = 5
@@ -211,6 +213,7 @@ def test_many_peers_are_ordered_by_label() -> None:
     assert few.tolist() == counts[:4].T.tolist()
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_touched() -> None:
     code = "import sys, dfl.reporting.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

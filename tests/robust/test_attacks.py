@@ -264,14 +264,14 @@ def _not_none(pair: tuple[NDArray[Any], NDArray[Any]] | None) -> tuple[NDArray[A
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("scale", {"factor": float("inf")}, "scale: factor must be positive, not inf"),
+        ("scale", {"factor": float("inf")}, "scale: factor must be a number, not inf"),
         ("backdoor", {"target": -1}, "backdoor: target must be a label, from 0 up, not -1"),
         ("backdoor", {"share": 0.0}, "backdoor: share must be above 0 and at most 1, not 0.0"),
         ("backdoor", {"size": 0}, "backdoor: size must be at least 1, not 0"),
-        ("backdoor", {"factor": float("nan")}, "backdoor: factor must be positive, not nan"),
+        ("backdoor", {"factor": float("nan")}, "backdoor: factor must be a number, not nan"),
         ("ipm", {"eps": 0.0}, "ipm: eps must be a positive number, not 0.0"),
         ("dissensus", {"eps": -1.0}, "dissensus: eps must be a positive number, not -1.0"),
-        ("alie", {"z": float("nan")}, "alie: z must be at least 0, not nan"),
+        ("alie", {"z": float("nan")}, "alie: z must be a number, not nan"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:

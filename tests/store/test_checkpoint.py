@@ -96,6 +96,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("t", [3, 5])
 def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str, t: int) -> None:

@@ -192,6 +192,7 @@ def test_the_fields_of_a_map_are_graph_and_bits_before_others() -> None:
     assert map_axes(found, ["lr", "bits", "topology"]) is None  # ten maps would be too many
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_touched() -> None:
     code = "import sys, dfl.sweep.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -68,6 +68,7 @@ def test_rows_in_process_are_those_of_the_runs(tmp_path: Path) -> None:
     assert loaded.run.seed == 0
 
 
+@pytest.mark.slow
 def test_launches_give_the_same_rows(tmp_path: Path) -> None:
     grid = cells(0, 1)
     here = run_grid(grid, tmp_path / "here", in_process=True)

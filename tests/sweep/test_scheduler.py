@@ -132,6 +132,7 @@ def test_a_signal_has_cells_write_a_checkpoint(tmp_path: Path, number: signal.Si
     assert signal.getsignal(number) is handler
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_a_second_signal_ends_cells_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,9 +19,12 @@ from dfl.sweep.status import DONE, read_state
 from tests.support.mpirun import CLOCKS
 from tests.support.slurm import cluster, missing, said, wait
 
-pytestmark = pytest.mark.skipif(
-    missing() is not None, reason=f"no Slurm on this machine: {missing()} is missing"
-)
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(
+        missing() is not None, reason=f"no Slurm on this machine: {missing()} is missing"
+    ),
+]
 
 GRID = """
 peers = 4

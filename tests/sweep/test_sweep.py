@@ -224,6 +224,7 @@ def has_come_to(cell: Path, row: int) -> bool:
     return int(read_state(cell).row.get("round", -1)) >= row
 
 
+@pytest.mark.slow
 def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
     """Three, of three kinds, at moments that differ; the tables are those of a sweep that went through."""
     (tmp_path / "grid.toml").write_text(SIX)

@@ -3,7 +3,11 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.interrupted_sweep import GRID, check
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_interrupted_sweep_of_runs(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.sweeping import ENV, ROOT, SIX, ended, fake, statuses, wait_for, without_clocks
 
+pytestmark = pytest.mark.slow
+
 
 def launches(folder: Path) -> str:
     """How often the cells were started, a digit each."""

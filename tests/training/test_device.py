@@ -28,8 +28,7 @@ ALLOWED = {
     "comm/received.py",
     "evaluation/metrics.py",
     "evaluation/ensembles.py",
-    "simulation/watch.py",
-    "reporting/report.py",
+    "simulation/monitor.py",
 }
 """The only files that may move a tensor to the processor."""
 

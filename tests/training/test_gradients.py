@@ -59,6 +59,7 @@ def by_autograd(setting: Prepared, batched: bool) -> Tensor:
     return sgd(start(setting.run, setting.task, False)[0], task, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=4), st.booleans(), st.booleans(),

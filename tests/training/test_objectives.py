@@ -139,6 +139,7 @@ def deception(task: Task, x: Tensor) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strength", "least", "most"), [(0.0, 0.0, 0.3), (3.0, 0.6, 0.75)])
 def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: float) -> None:
     """Without weight the adversary does far better than a coin, log 2 = 0.69; with it, hardly; labels are learned."""
@@ -191,6 +192,7 @@ def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) ->
         assert torch.equal(sgd(x[first:stop], task, 3), together[first:stop])
 
 
+@pytest.mark.slow
 def test_engines_agree_in_a_whole_run(tmp_path: Path) -> None:
     states = []
     for engine in ("loop", "batched"):
