@@ -126,7 +126,7 @@ def grid(options: Options) -> list[common.Cell]:
     return [
         (
             {"share": share, "seed": seed},
-            setting(options, seed, share=share, start=folder(options, seed), **goes_on),
+            setting(options, seed, share=share, init_from=folder(options, seed), **goes_on),
         )
         for seed in range(options.seeds)
         for share in splits(options)

@@ -61,7 +61,6 @@ import dfl
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.datasets.partition import DataSplit
-from dfl.evaluation import fairness
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute
 from dfl.simulation.components import check
@@ -69,6 +68,7 @@ from dfl.simulation.settle import settle
 from dfl.store.results import Result
 from dfl.store.run_directory import refuse_foreign
 from experiments import common
+from experiments.personal_layers.probe import auc, probe_auc
 
 PARTITIONS = {"iid": "iid", "non_iid": "shards:per_peer=10"}
 METHODS = ("fedavg", "lg", "lg_adv", "lg_adv_narrow")
@@ -131,7 +131,7 @@ def run_of(options: Options, partition: str, method: str, seed: int) -> Run:
     behind, adversary = BEHIND.get(method, 3), "256" if method in BEHIND else "32+32+32"
     own: dict[str, Any] = {
         "share": "all" if method == "fedavg" else f"head:{behind}",
-        "adversary": f"adversary:hidden={adversary},head_layers={behind},lambda_global={LAMBDA.get(method, 0)}",
+        "fairness_adversary": f"adversary:hidden={adversary},head_layers={behind},lambda_global={LAMBDA.get(method, 0)}",
     }
     if method in BEHIND:
         own |= {"momentum": 0.0}
@@ -206,18 +206,47 @@ def device(
     labels, z = test[1:]
     found = {
         "accuracy": float((decisions == labels).mean()),
-        "auc": fairness.auc(scores, labels),
-        "adversary": _mean(
-            [fairness.auc(s, t) for s, t in zip(answers(result, i, h).T, z.T, strict=True)]
-        ),
-        "parity_gap": _mean([fairness.demographic_parity_gap(decisions, one) for one in z.T]),
-        "odds_gap": _mean([fairness.equalised_odds_gap(decisions, labels, one) for one in z.T]),
+        "auc": auc(scores, labels),
+        "adversary": _mean([auc(s, t) for s, t in zip(answers(result, i, h).T, z.T, strict=True)]),
+        "parity_gap": _mean([gaps(labels, decisions, one)[0] for one in z.T]),
+        "odds_gap": _mean([gaps(labels, decisions, one)[1] for one in z.T]),
     }
     if i < options.probes:
-        found["probe"] = _mean(
-            fairness.probe_auc(own.numpy(), train[2], h.numpy(), z, result.run.seed)
-        )
+        found["probe"] = _mean(probe_auc(own.numpy(), train[2], h.numpy(), z, result.run.seed))
     return found
+
+
+def gaps(labels: NDArray[Any], decisions: NDArray[Any], group: NDArray[Any]) -> tuple[float, float]:
+    """Return the gaps in demographic parity and in equalised odds between two groups.
+
+    Args:
+        labels: (n,) of 0 and 1.
+        decisions: (n,) of 0 and 1.
+        group: (n,) of 0 and 1.
+
+    Returns:
+        Each from 0 to 1; NaN where a group lacks one of the labels, of which fairlearn would take
+        the rates for 0.
+
+    Raises:
+        InputError: fairlearn is not installed.
+
+    Source:
+        C. Dwork et al., "Fairness through awareness", ITCS 2012 (statistical parity); M. Hardt,
+        E. Price, N. Srebro, "Equality of opportunity in supervised learning", NIPS 2016,
+        definition 2.1.
+    """
+    try:
+        from fairlearn.metrics import demographic_parity_difference, equalized_odds_difference
+    except ImportError:
+        raise dfl.InputError("fairlearn is missing: pip install 'dfl[experiments]'") from None
+    if len(np.unique(2 * labels + group)) < 4:
+        return np.nan, np.nan
+    given = {"y_true": labels, "y_pred": decisions, "sensitive_features": group}
+    return (
+        float(demographic_parity_difference(**given)),
+        float(equalized_odds_difference(**given)),
+    )
 
 
 def taken_apart(model: Module, behind: int) -> tuple[Sequential, Sequential]:

@@ -86,11 +86,19 @@ def by_hand(asked: page.Options, method: str, i: int) -> dict[str, float]:
     assert wanted is not None
     chosen = (y[:, 1] > y[:, 0]).numpy()
     rates = [[chosen[wanted[:, k] == group].mean() for group in (0, 1)] for k in (0, 1)]
+    odds = [
+        [
+            [chosen[(wanted[:, k] == group) & (truth == y)].mean() for group in (0, 1)]
+            for y in (0, 1)
+        ]
+        for k in (0, 1)
+    ]
     return {
         "accuracy": float((chosen == truth).mean()),
         "auc": float(roc_auc_score(truth, (y[:, 1] - y[:, 0]).numpy())),
         "adversary": float(np.mean([roc_auc_score(wanted[:, k], z[:, k].numpy()) for k in (0, 1)])),
         "parity_gap": float(np.mean([abs(a - b) for a, b in rates])),
+        "odds_gap": float(np.mean([max(abs(a - b) for a, b in pairs) for pairs in odds])),
     }
 
 
@@ -138,6 +146,13 @@ def test_the_runs_are_those_of_the_paper() -> None:
     assert weights[:2] == [0, 0]
     assert weights[2:] == [page.LAMBDA["lg_adv"], page.LAMBDA["lg_adv_narrow"]]
     assert {run.validation for run in (fedavg, lg, adv, narrow)} == {0.1}
+
+
+def test_gaps_of_a_group_without_a_label_are_not_defined() -> None:
+    labels, decisions = np.array([0, 1, 0, 1]), np.array([0, 1, 1, 1])
+    assert page.gaps(labels, decisions, np.array([0, 0, 1, 1])) == (0.5, 1.0)
+    assert np.isnan(page.gaps(labels, decisions, np.array([0, 1, 0, 1]))).all()
+    assert np.isnan(page.gaps(labels, decisions, np.zeros(4, int))).all()
 
 
 def test_a_stack_is_taken_apart_before_its_last_layers() -> None:
