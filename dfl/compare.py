@@ -21,7 +21,8 @@ from rich.table import Table
 from dfl.config import Run
 from dfl.core import command_line
 from dfl.core.errors import InputError, printable
-from dfl.core.files import atomically, read_bytes
+from dfl.core.files import atomically
+from dfl.core.reading import open_regular
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import progress
@@ -251,7 +252,8 @@ def _refuse_foreign(out: Path) -> None:
     """
     for name, mark in (("compare.csv", ",".join(FIRST)), ("compare.png", SIGNED)):
         try:
-            ours = mark.encode() in read_bytes(out / name)[:1000]
+            with open_regular(out / name) as file:
+                ours = mark.encode() in file.read(1000)
         except FileNotFoundError:
             ours = True
         except OSError as error:

@@ -23,7 +23,7 @@ from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.options import MOST
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.core.registry import describe, flag
-from dfl.store.manifest import checksum
+from dfl.store.manifest import LONGEST, checksum
 from dfl.store.resume import over, settings
 from dfl.store.run_directory import refuse_unusable
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 GRACE = 2.0
 """Seconds that rank 0 has to print an error before another rank ends the job."""
-LONGEST_RECORD = 2**20
-"""Maximum number of bytes of a run.json."""
 _ABOUT = (
     "Simulate federated learning without a server: peers on a graph, momentum SGD, b-bit messages."
 )
@@ -293,9 +291,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, or has an unknown name or a bad value.
     """
     try:
-        page = read_bounded(path, LONGEST_RECORD if path.suffix == ".json" else SETTINGS).decode(
-            "utf-8"
-        )
+        page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode("utf-8")
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         if "own" in (values.get("model"), values.get("dataset")):
             raise InputError(

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from dfl.core.errors import InputError
-from dfl.core.files import atomically, read_bytes, sha256
+from dfl.core.files import atomically, sha256
+from dfl.core.reading import read_bounded
 
 NAME = "run.json"
 """The file's name in the folder of a run."""
+LONGEST = 2**24
+"""Maximum number of bytes of a run.json."""
 
 
 def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) -> None:
@@ -49,7 +52,7 @@ def read(folder: Path) -> dict[str, Any]:
         InputError: there is none, or it is damaged.
     """
     try:
-        page = json.loads(read_bytes(folder / NAME).decode())
+        page = json.loads(read_bounded(folder / NAME, LONGEST).decode())
         whole = isinstance(page, dict) and page.get("checksum") == checksum(page)
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)

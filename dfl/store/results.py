@@ -6,7 +6,6 @@ Everything comes from the files that `dfl.reporting.report` wrote; nothing is un
 from __future__ import annotations
 
 import copy
-import csv
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -20,14 +19,13 @@ import numpy as np
 
 from dfl.config import Run
 from dfl.core.errors import InputError, one_line
-from dfl.core.files import read_bytes
 from dfl.core.parse import KINDS, shown
 from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import MODELS
-from dfl.store import manifest
+from dfl.store import manifest, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,10 +61,16 @@ class Result:
         import pandas as pd
 
         path = self._whole("metrics.csv", self.record.get("exit") is None)
-        return pd.read_csv(StringIO(_rows(path)))
+        try:
+            text = rows.read(path).text
+        except FileNotFoundError:
+            raise InputError(f"{path} is missing") from None
+        return pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["round"])
 
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
         """After how many rounds a figure reached a target, as `dfl.evaluation.metrics.rounds_to` counts; NaN where it did not."""
+        if self.rows.empty:
+            return math.nan
         return rounds_to(self.rows["round"].tolist(), self.rows[column].tolist(), target)
 
     @cached_property
@@ -200,29 +204,6 @@ class Result:
         if name not in known and not (growing and path.exists()):
             raise InputError(f"{self.folder} has no {name}: the run is {self.record['ending']}")
         return path
-
-
-def _rows(path: Path) -> str:
-    """The lines of a metrics.csv that are whole: one may be on its way.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    try:
-        text = read_bytes(path).decode()
-        text = text[: text.rfind("\n") + 1]
-        header, *rows = csv.reader(StringIO(text))
-        figures = [[float(value) for value in row] for row in rows]
-        rounds = [row[0] for row in figures]
-        whole = header[0] == "round" and {len(row) for row in figures} <= {len(header)}
-        whole = whole and all(map(math.isfinite, rounds)) and rounds == sorted(set(rounds))
-    except OSError as error:
-        raise InputError(f"{path} is damaged: {error.strerror}") from None
-    except (ValueError, LookupError, csv.Error):
-        whole = False
-    if not whole:
-        raise InputError(f"{path} is damaged: it is no table of a row per evaluation")
-    return text
 
 
 def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:

@@ -5,17 +5,15 @@ It is read from the files of the folder, run.json, metrics.csv and output.log, a
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 from dfl.core.errors import DivergedError, InputError, Suspended
-from dfl.core.files import held, read_bytes
-from dfl.store import manifest
+from dfl.core.files import held
+from dfl.core.reading import open_regular
+from dfl.store import manifest, rows
 
 DONE, DIVERGED, FAILED, DAMAGED = "done", "diverged", "failed", "damaged"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
@@ -32,6 +30,8 @@ LOCKS = (RUN_LOCK, CELL_LOCK)
 
 LAST = 12
 """Number of lines at the end of output.log that are searched for an error."""
+TAIL = 2**16
+"""Number of bytes at the end of output.log that are read."""
 
 _ENDINGS: dict[int | None, str] = {
     0: DONE,
@@ -91,8 +91,10 @@ def read_state(folder: Path, locks: Sequence[str] = LOCKS) -> CellState:
 def _state_at_rest(folder: Path) -> CellState:
     """Read the state of a run that no program is running."""
     try:
-        table, row = _table(folder)
-        wrong = ""
+        found = rows.read(folder / "metrics.csv")
+        table, row, wrong = (found.text, found.last, "") if found.values else ("", {}, "")
+    except FileNotFoundError:
+        table, row, wrong = "", {}, ""
     except InputError as error:
         table, row, wrong = "", {}, str(error)
     message = last_message(folder)
@@ -110,55 +112,16 @@ def _state_at_rest(folder: Path) -> CellState:
     return CellState(status, row, reason, table)
 
 
-def _table(folder: Path) -> tuple[str, dict[str, str]]:
-    """Read the complete rows of metrics.csv, to which the run may be appending.
-
-    Returns:
-        The text up to the last complete row, and that row by column; both empty without a row.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    path = folder / "metrics.csv"
-    try:
-        text = read_bytes(path).decode()
-        text = text[: text.rfind("\n") + 1]
-        header, *rows = list(csv.reader(StringIO(text), strict=True)) or [[]]
-    except FileNotFoundError:
-        return "", {}
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(
-            f"{path} is damaged: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if header and ("round" not in header or len(set(header)) < len(header)):
-        raise InputError(f"{path} is damaged: its first line is not a header")
-    last = -1
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header) or not all(map(_number, row)):
-            raise InputError(f"{path} is damaged: line {number} is no row of {len(header)} numbers")
-        reached = float(row[header.index("round")] or "nan")
-        if not (reached > last and reached.is_integer()):
-            found = row[header.index("round")]
-            raise InputError(f"{path} is damaged: line {number} has round {found!r} after {last}")
-        last = int(reached)
-    return (text, dict(zip(header, rows[-1], strict=True))) if rows else ("", {})
-
-
-def _number(text: str) -> bool:
-    """Return whether a field of a table is a number or empty."""
-    try:
-        return not text or not math.isnan(float(text)) or text == "nan"
-    except ValueError:
-        return False
-
-
 def last_message(folder: Path) -> str:
     """Return the last message in output.log.
 
     An error line of dfl among the last lines is preferred to what MPI prints when it ends a job.
     """
     try:
-        text = read_bytes(folder / "output.log").decode(errors="replace")
+        with open_regular(folder / "output.log") as file:
+            beginning = max(file.seek(0, os.SEEK_END) - TAIL, 0)
+            file.seek(beginning)
+            text = file.read(TAIL).decode(errors="replace")
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()][-LAST:]

@@ -248,6 +248,9 @@ def test_what_is_damaged_is_said_when_it_is_read(
         path.unlink()
         path.mkdir() if damage == "a directory" else os.mkfifo(path)
     found = dfl.load(folder)
+    if (name, damage, ending) == ("metrics.csv", "empty", None):
+        assert found.rows.empty  # of a run that has written none yet
+        return
     with pytest.raises(dfl.InputError, match=re.escape(name)) as caught:
         ASKED[name](found)
     assert "\n" not in str(caught.value)

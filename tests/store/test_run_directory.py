@@ -368,3 +368,10 @@ def test_links_in_a_runs_folder_are_not_followed(
         assert {
             path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")
         } == before, name
+
+
+def test_a_record_of_any_length_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "run.json").open("wb") as file:
+        file.truncate(manifest.LONGEST + 1)
+    with pytest.raises(dfl.InputError, match=r"run\.json cannot be read .*bytes, more than"):
+        manifest.read(tmp_path)

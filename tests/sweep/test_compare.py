@@ -195,7 +195,7 @@ def test_a_run_without_rows_is_in_the_table_only(two: list[Path]) -> None:
 def test_where_nothing_is_called_accuracy_the_loss_is_drawn(tmp_path: Path) -> None:
     folder = run(tmp_path / "a")
     rows = pd.read_csv(folder / "metrics.csv").assign(accuracy_mean=np.nan, accuracy_min=np.nan)
-    rows.to_csv(folder / "metrics.csv", index=False)
+    rows.to_csv(folder / "metrics.csv", index=False, na_rep="nan")
     manifest.write(folder, manifest.read(folder), ["metrics.csv"])
     axes = figure(gather([folder])).axes[0]
     assert len(axes.lines) == 1

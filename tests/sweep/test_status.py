@@ -20,6 +20,7 @@ from dfl.sweep.status import (
     FAILED,
     RUNNING,
     STOPPED,
+    TAIL,
     WAITING,
     last_message,
     read_state,
@@ -81,6 +82,8 @@ def test_the_last_message_are_ours_before_those_of_an_mpi(tmp_path: Path) -> Non
     assert last_message(tmp_path) == "the disk is full"
     log.write_bytes(b"\xff\xfe oh\n")
     assert last_message(tmp_path).endswith("oh")
+    log.write_bytes(b"dfl: long ago\n" + b"x" * TAIL + b"\nValueError: now\n")
+    assert last_message(tmp_path) == "ValueError: now"
 
 
 def test_the_last_row_is_whole_and_as_it_was_written(tmp_path: Path) -> None:
@@ -136,6 +139,11 @@ WRONG: dict[str, bytes] = {
     "rounds that go back": TABLE.encode() + b"10,0.3,0.4\n",
     "a column twice": b"round,round\n0,1\n",
     "a quote that is open": TABLE.encode() + b'20,0.3,"0.4\n',
+    "an empty field": TABLE.encode() + b"20,,0.4\n",
+    "half a round": TABLE.encode() + b"20.5,0.3,0.4\n",
+    "a round that is NaN": TABLE.encode() + b"nan,0.3,0.4\n",
+    "another first column": b"seconds,round\n0.1,0\n",
+    "an empty line": b"\n",
     "NUL": TABLE.encode() + b"20,\0,0.4\n",
 }
 

@@ -131,7 +131,7 @@ def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
 def test_where_nothing_is_called_accuracy_the_loss_counts(tmp_path: Path) -> None:
     grid = swept(tmp_path, "seed = [0, 1]\n")
     for seed, loss in ((0, 2.0), (1, 4.0)):
-        text = f"round,train_loss,accuracy_mean,accuracy_min,payload_bytes\n0,{loss},,,10\n"
+        text = f"round,train_loss,accuracy_mean,accuracy_min,payload_bytes\n0,{loss},nan,nan,10\n"
         (tmp_path / f"seed={seed}/metrics.csv").write_text(text)
         end(tmp_path / f"seed={seed}", 0)
     found = summary(cells(grid, sight(grid, tmp_path)), [])
