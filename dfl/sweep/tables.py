@@ -80,7 +80,7 @@ def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """
     done = table["status"] == DONE
     names = measures(table)
-    numbers = table[list(names)].apply(pd.to_numeric).where(done)
+    numbers = table[list(names)].astype(float).where(done)
     keys: Any = [table[name] for name in by] or [pd.Series(0, table.index)]
     groups = numbers.groupby(keys, sort=False)
     result = pd.DataFrame({"seeds": done.groupby(keys, sort=False).sum(), "of": groups.size()})
@@ -93,7 +93,7 @@ def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 def measures(table: pd.DataFrame) -> tuple[str, ...]:
     """Return the columns that are averaged: accuracies and bytes, or loss and bytes."""
     present = [
-        name for name in MEASURES if name in table and pd.to_numeric(table[name]).notna().any()
+        name for name in MEASURES if name in table and table[name].astype(float).notna().any()
     ]
     if "accuracy_mean" in present:
         return tuple(present)
