@@ -375,3 +375,44 @@ def test_a_record_of_any_length_is_not_read(tmp_path: Path) -> None:
         file.truncate(manifest.LONGEST + 1)
     with pytest.raises(dfl.InputError, match=r"run\.json cannot be read .*bytes, more than"):
         manifest.read(tmp_path)
+
+
+PLANTED = (
+    ".run.json.part", "run.json", "metrics.csv", "peers.csv", "state.safetensors",
+    "checkpoint", "figures", "tensorboard",
+)  # fmt: skip
+"""Names of ours that are written after round 0."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_links_planted_during_a_run_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The writer itself meets the link: no check before the run has seen it."""
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+    foreign = tmp_path / "foreign"
+    foreign.mkdir() if "." not in name else foreign.write_text("mine")
+    folder = tmp_path / "run"
+    settings: dict[str, Any] = {"peers": 2, "rounds": 2, "model": "softmax", "eval_every": 1}
+    run = dfl.Run(
+        **settings,
+        examples_per_peer=5,
+        out=folder,
+        checkpoint_every=None if name != "checkpoint" else 2,
+        tensorboard=name == "tensorboard",
+    )
+    rows = iter(dfl.simulate(run))
+    if name != "tensorboard":
+        next(rows)
+    else:
+        folder.mkdir()
+        claim(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(foreign)
+    with suppress(InputError):
+        for _ in rows:
+            pass
+    if foreign.is_dir():
+        assert list(foreign.iterdir()) == []
+    else:
+        assert foreign.read_text() == "mine"
