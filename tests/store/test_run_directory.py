@@ -393,9 +393,11 @@ def test_links_planted_during_a_run_are_not_followed(
     foreign = tmp_path / "foreign"
     foreign.mkdir() if "." not in name else foreign.write_text("mine")
     folder = tmp_path / "run"
-    settings: dict[str, Any] = {"peers": 2, "rounds": 2, "model": "softmax", "eval_every": 1}
     run = dfl.Run(
-        **settings,
+        peers=2,
+        rounds=2,
+        eval_every=1,
+        model="softmax",
         examples_per_peer=5,
         out=folder,
         checkpoint_every=None if name != "checkpoint" else 2,
