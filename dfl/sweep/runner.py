@@ -168,7 +168,7 @@ def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
 
 def _simulate(folder: Path, run: Run) -> str:
     """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
-    import dfl
+    from dfl.api import simulate
     from dfl.simulation.settle import settle
 
     begun = time.perf_counter()
@@ -177,7 +177,7 @@ def _simulate(folder: Path, run: Run) -> str:
     ending = "finished"
     with warnings.catch_warnings(record=True, action="always") as caught:
         try:
-            for row in dfl.simulate(run):
+            for row in simulate(run):
                 rows.append(row)
         except DivergedError as error:
             code = error.code
