@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core import randomness
-from dfl.core.errors import InputError
+from dfl.core.options import BelowOne, Positive, Share
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
@@ -86,36 +86,17 @@ class FedAvg(Algorithm):
             one epoch they do all.
     """
 
-    fraction: float = 1.0
-    weighting: str = "examples"
-    broadcast_to: str = "chosen"
-    server_lr: float = 1.0
-    server_momentum: float = 0.0
-    stragglers: float = 0.0
-    straggler_policy: str = "drop"
+    fraction: Share = 1.0
+    weighting: Literal["examples", "uniform", "gradient"] = "examples"
+    broadcast_to: Literal["chosen", "everyone"] = "chosen"
+    server_lr: Positive = 1.0
+    server_momentum: BelowOne = 0.0
+    stragglers: BelowOne = 0.0
+    straggler_policy: Literal["drop", "fewer"] = "drop"
 
     serves: ClassVar[bool] = True
     gossips: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = ("compressor", "aggregator")
-
-    def __post_init__(self) -> None:
-        for name, good, accepted in (
-            ("fraction", 0 <= self.fraction <= 1, "from 0 to 1"),
-            (
-                "weighting",
-                self.weighting in ("examples", "uniform", "gradient"),
-                "examples, uniform or gradient",
-            ),
-            ("broadcast_to", self.broadcast_to in ("chosen", "everyone"), "chosen or everyone"),
-            ("server_lr", self.server_lr > 0, "positive"),
-            ("server_momentum", 0 <= self.server_momentum < 1, "at least 0 and below 1"),
-            ("stragglers", 0 <= self.stragglers < 1, "at least 0 and below 1"),
-            ("straggler_policy", self.straggler_policy in ("drop", "fewer"), "drop or fewer"),
-        ):
-            if not good:
-                raise InputError(
-                    f"--algorithm {type(self).__name__.lower()}: {name} must be {accepted}, not {getattr(self, name)!r}"
-                )
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x: the shared part is the server's, the rest everybody's own."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
-from dfl.core.errors import InputError
+from dfl.core.options import NotNegative
 
 if TYPE_CHECKING:
     from dfl.training.solver import Solver
@@ -24,13 +24,8 @@ class FedProx(FedAvg):
         mu: μ, at least 0.
     """
 
-    mu: float = 0.01
-    straggler_policy: str = "fewer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mu >= 0:
-            raise InputError(f"--algorithm fedprox: mu must be at least 0, not {self.mu}")
+    mu: NotNegative = 0.01
+    straggler_policy: Literal["drop", "fewer"] = "fewer"
 
     def solver(self, asked: Solver) -> Solver:
         """Add the pull towards w."""

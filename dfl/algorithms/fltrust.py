@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
-from dfl.core.errors import InputError
+from dfl.core.options import Count, Share
 from dfl.datasets.server_data import root_examples
 from dfl.training.sgd import sgd
 
@@ -34,20 +34,11 @@ class FLTrust(FedAvg):
         bias: share of them that is of label 1, the others being spread alike; 1 / classes, none, where not given.
     """
 
-    root: int = 100
-    bias: float | None = None
+    root: Count = 100
+    bias: Share | None = None
 
     splits: ClassVar[bool] = False
     rule: ClassVar[str] = "fltrust"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.root < 2**31:
-            raise InputError(
-                f"--algorithm fltrust: root must be from 1 to {2**31 - 1}, not {self.root}"
-            )
-        if self.bias is not None and not 0 <= self.bias <= 1:
-            raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {self.bias}")
 
     @property
     def server_data_rule(self) -> ServerDataRule:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import Interval
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core.errors import InputError
+from dfl.core.options import Positive
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.sgd import sgd
 
@@ -90,24 +93,14 @@ class QDFedAvgM(Algorithm):
         gamma: γ of the replica form, in (0, 1].
     """
 
-    exchange: str = "replica"
-    alpha: float = 1.0
-    gamma: float = 1.0
+    exchange: Literal["replica", "paper"] = "replica"
+    alpha: Positive = 1.0
+    gamma: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
     takes: ClassVar[tuple[str, ...]] = ("compressor",)
     columns: ClassVar[tuple[str, ...]] = ("quantization_error",)
 
     def __post_init__(self) -> None:
-        if self.exchange not in ("replica", "paper"):
-            raise InputError(
-                f"--algorithm qdfedavgm: exchange must be replica or paper, not {self.exchange!r}"
-            )
-        if not self.alpha > 0:
-            raise InputError(f"--algorithm qdfedavgm: alpha must be positive, not {self.alpha}")
-        if not 0 < self.gamma <= 1:
-            raise InputError(
-                f"--algorithm qdfedavgm: gamma must be above 0 and at most 1, not {self.gamma}"
-            )
         idle = "alpha" if self.exchange == "replica" else "gamma"
         if getattr(self, idle) != 1:
             raise InputError(

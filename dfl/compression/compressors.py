@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+
+from annotated_types import Interval
 
 from dfl.compression import packing
 from dfl.core.errors import InputError
+from dfl.core.options import Index
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ else:
 Draw = Callable[[slice, slice], "torch.Tensor"]
 """draw(rows, places) -> (rows, places) int32: the random bits of some places of some rows, made by `keys.bits`."""
 
-ROUNDINGS = ("auto", "stochastic", "nearest", "midrise", "sign")
+Rounding = Literal["auto", "stochastic", "nearest", "midrise", "sign"]
 _BETWEEN = ("midrise", "sign")  # the roundings whose levels lie halfway between the multiples of s
 _TILE = (
     1 << 18
@@ -94,28 +97,18 @@ class Quantize:
         InputError: an option, or a combination of options, that is none of the above.
     """
 
-    bits: int = 8
+    bits: Annotated[int, Interval(ge=1, le=16)] = 8
     """b, from 1 to 16."""
-    rounding: str = "auto"
-    """One of ROUNDINGS; auto is sign for 1 bit, midrise for 2, nearest for 3, stochastic from 4 on."""
-    block: int | None = None
+    rounding: Rounding = "auto"
+    """auto is sign for 1 bit, midrise for 2, nearest for 3, stochastic from 4 on."""
+    block: Index | None = None
     """Coordinates that share a step; 0 is the whole message; None is 256 up to 3 bits, the whole message from 4 on."""
 
     def __post_init__(self) -> None:
-        if self.bits not in range(1, 17):
-            raise InputError(f"quantize: bits={self.bits} is not one of 1 to 16")
-        if self.rounding not in ROUNDINGS:
+        refused = ("stochastic", "nearest") if self.bits == 1 else ("sign",)
+        if self.rounding in refused:
             raise InputError(
-                f"quantize: rounding={self.rounding} is not one of {', '.join(ROUNDINGS)}"
-            )
-        if self.block is not None and self.block < 0:
-            raise InputError(
-                f"quantize: block={self.block} is negative; 0 is one scale per message, 256 one per 256"
-            )
-        choices = ("auto", "midrise", "sign") if self.bits == 1 else ROUNDINGS[:-1]
-        if self.rounding not in choices:
-            raise InputError(
-                f"quantize: rounding={self.rounding} with bits={self.bits}; choose {', '.join(choices)}"
+                f"--compressor quantize: rounding must not be {self.rounding} with bits={self.bits}"
             )
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:

@@ -81,7 +81,7 @@ class Option:
         if not self.bounds:
             return self.kind.meant
         each = " each" if tuple in self.kind.types else ""
-        return _range(self.bounds, str if int in self.kind.types[:1] else "{:g}".format) + each
+        return _range(self.bounds) + each
 
     def read(self, where: str, text: str) -> Any:
         """Read a value as it is written in a flag or a spec.
@@ -108,9 +108,7 @@ class Option:
             meant = self.accepted if self.choices else self.kind.meant
             raise InputError(f"{where} must be {meant}, not {shown(value)}")
         values = value if isinstance(value, tuple) else (value,)
-        if not all(map(self._inside, values)):
-            text = "+".join(map(str, value)) if isinstance(value, tuple) else shown(value)
-            raise InputError(f"{where} must be {self.accepted}, not {text}")
+        require(all(map(self._inside, values)), where, self.accepted, value)
         return value
 
     def _inside(self, value: Any) -> bool:
@@ -128,16 +126,32 @@ class Option:
         )
 
 
-def _range(bounds: Mapping[str, float], text: Callable[[float], str]) -> str:
+def require(good: bool, where: str, accepted: str, value: object) -> None:
+    """Refuse a value of an option that does not fit a run, or another option.
+
+    Args:
+        good: whether it fits.
+        where: the option, as "--faults leave: peers".
+        accepted: what would fit, for the message.
+        value: the value.
+
+    Raises:
+        InputError: it does not fit.
+    """
+    if not good:
+        text = "+".join(map(str, value)) if isinstance(value, tuple) else shown(value)
+        raise InputError(f"{where} must be {accepted}, not {text}")
+
+
+def _range(bounds: Mapping[str, float]) -> str:
     """Return a range in words."""
-    low = {"ge": "at least {}", "gt": "above {}"}
-    high = {"le": "at most {}", "lt": "below {}"}
-    if set(bounds) == {"ge", "le"}:
-        return f"from {text(bounds['ge'])} to {text(bounds['le'])}"
-    if dict(bounds) == {"gt": 0}:
+    text = {name: str(b) if isinstance(b, int) else f"{b:g}" for name, b in bounds.items()}
+    if text.keys() == {"ge", "le"}:
+        return f"from {text['ge']} to {text['le']}"
+    if text == {"gt": "0"}:
         return "a positive number"
-    words = low | high
-    return " and ".join(words[name].format(text(bounds[name])) for name in words if name in bounds)
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return " and ".join(f"{word} {text[name]}" for name, word in words.items() if name in text)
 
 
 def options(component: Component) -> Mapping[str, Option]:

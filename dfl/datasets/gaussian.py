@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 
 from dfl.core import randomness
-from dfl.core.errors import InputError
+from dfl.core.options import Count, require
 from dfl.datasets.data import DATASETS, Data
 
 SEPARATION = np.float32(3)
@@ -25,10 +27,10 @@ Floats = NDArray[np.float32]
 def gaussian(
     directory: Path | None,
     *,
-    features: int = 64,
-    classes: int = 10,
-    examples: int = 60_000,
-    test: int = 10_000,
+    features: Annotated[int, Interval(ge=1, le=1 << 20)] = 64,
+    classes: Count = 10,
+    examples: Annotated[int, Ge(1)] = 60_000,
+    test: Annotated[int, Ge(1)] = 10_000,
 ) -> Data:
     """Points (n, features) float32 around one mean per class, drawn once and for all whatever the run's seed.
 
@@ -53,12 +55,11 @@ def gaussian(
     Raises:
         InputError: an option out of its range.
     """
-    _check(features, classes)
+    accepted = f"from 1 to features={features}"
+    require(classes <= features, "--dataset gaussian: classes", accepted, classes)
     for name, n in (("examples", examples), ("test", test)):
-        if not 1 <= n <= MOST // features:
-            raise InputError(
-                f"--dataset gaussian: {name} must be from 1 to {MOST // features} here, not {n}"
-            )
+        accepted = f"from 1 to {MOST // features} here"
+        require(n <= MOST // features, f"--dataset gaussian: {name}", accepted, n)
     centres = SEPARATION * means(features, classes)
     return Data(*_draw("train", centres, examples), *_draw("test", centres, test), classes=classes)
 
@@ -83,14 +84,3 @@ def _draw(half: str, centres: Floats, n: int) -> tuple[Floats, NDArray[np.int64]
     for first in range(0, n, ROWS):
         points[first : first + ROWS] += centres[labels[first : first + ROWS]]
     return points, labels
-
-
-def _check(features: int, classes: int) -> None:
-    if not 1 <= features <= 1 << 20:
-        raise InputError(
-            f"--dataset gaussian: features must be from 1 to {1 << 20}, not {features}"
-        )
-    if not 1 <= classes <= features:
-        raise InputError(
-            f"--dataset gaussian: classes must be from 1 to features={features}, not {classes}"
-        )

@@ -5,18 +5,18 @@ Like every partition they are entered into `PARTITIONS`; see `dfl.datasets.parti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
+from dfl.core.options import Count, Index, Positive, Share
 from dfl.datasets.partition import PARTITIONS, Indices, Labels, Parts
 
 
 @PARTITIONS.register("shards")
-def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
+def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Count = 2) -> Parts:
     """Every peer gets few labels, because the examples are dealt in sorted order.
 
     Sorted by label, the examples are cut into P * per_peer shards whose sizes differ by one at most, and every
@@ -45,7 +45,7 @@ def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: in
 
 
 @PARTITIONS.register("labels")
-def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: int = 2) -> Parts:
+def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Count = 2) -> Parts:
     """Every peer draws `per_peer` labels, and has examples of these alone.
 
     The P * per_peer draws hold every label equally often; where that does not come out even, some labels, chosen
@@ -91,8 +91,8 @@ def dirichlet(
     peers: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.1,
-    min_examples: int = 1,
+    alpha: Positive = 0.1,
+    min_examples: Index = 1,
 ) -> Parts:
     """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its own.
 
@@ -115,7 +115,7 @@ def dirichlet(
         Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers for each label k.
         Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
     """
-    check_draw("dirichlet", alpha, min_examples, peers, len(labels.train))
+    check_least("dirichlet", min_examples, peers, len(labels.train))
     known = np.union1d(labels.train, labels.test)
     ends = np.cumsum(proportions(rng, (len(known), peers), alpha), axis=1)
 
@@ -132,7 +132,7 @@ def dirichlet(
 
 
 @PARTITIONS.register("biased")
-def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0.5) -> Parts:
+def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: Share = 0.5) -> Parts:
     """Peers prefer a label: an example goes to the peers of its own label with probability q.
 
     The peers form a group for each of the L labels, at random and with sizes that differ by one at most. An example
@@ -152,8 +152,6 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: float = 0
         2020, and FLTrust (Cao et al., NDSS 2021), each under "experimental setup".
     """
     known = np.union1d(labels.train, labels.test)
-    if not 0 <= q <= 1:
-        raise InputError(f"--partition biased: q must be from 0 to 1, not {q}")
     if peers < len(known):
         raise InputError(
             f"--partition biased: {len(known)} labels need a peer each, there are {peers}"
@@ -211,20 +209,14 @@ def level(parts: list[Indices], least: int) -> list[Indices]:
     return [np.array(sorted(hand), dtype=np.int64) for hand in hands]
 
 
-def check_draw(name: str, alpha: float, min_examples: int, peers: int, n: int) -> None:
-    """Refuse the options of a partition that draws from a Dirichlet distribution, or too few examples."""
-    if not 0 < alpha < math.inf:
-        raise InputError(f"--partition {name}: alpha must be a number above 0, not {alpha}")
-    if min_examples < 0:
-        raise InputError(f"--partition {name}: min_examples must be at least 0, not {min_examples}")
+def check_least(name: str, min_examples: int, peers: int, n: int) -> None:
+    """Refuse n training examples that are too few for every peer to have `min_examples`."""
     if peers * min_examples > n:
         wanted = f"{peers} peers with min_examples={min_examples} need {peers * min_examples} training examples"
         raise InputError(f"--partition {name}: {wanted}, there are {n}")
 
 
 def _check_hands(name: str, labels: Labels, peers: int, per_peer: int) -> None:
-    if per_peer < 1:
-        raise InputError(f"--partition {name}: per_peer must be at least 1, not {per_peer}")
     needed, n = peers * per_peer, len(labels.train)
     if needed > n:
         wanted = f"{peers} peers with per_peer={per_peer} need {needed} training examples"

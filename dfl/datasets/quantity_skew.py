@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.datasets.label_skew import by_owner, check_draw, level, proportions
+from dfl.core.options import Index, Positive
+from dfl.datasets.label_skew import by_owner, check_least, level, proportions
 from dfl.datasets.partition import PARTITIONS, Indices, Labels, Parts
 
 
@@ -19,8 +20,8 @@ def quantity(
     peers: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.5,
-    min_examples: int = 1,
+    alpha: Positive = 0.5,
+    min_examples: Index = 1,
 ) -> Parts:
     """Peers have the same kind of examples but not as many: sizes follow one draw p ~ Dirichlet(alpha, ..., alpha).
 
@@ -38,7 +39,7 @@ def quantity(
     Source:
         Li, Diao, Chen, He, "Federated Learning on Non-IID Data Silos", ICDE 2022, "quantity skew".
     """
-    check_draw("quantity", alpha, min_examples, peers, len(labels.train))
+    check_least("quantity", min_examples, peers, len(labels.train))
     ends = np.cumsum(proportions(rng, (1, peers), alpha)[0])[:-1]
     train, test = (
         np.split(rng.permutation(len(half)), np.rint(ends * len(half)).astype(np.int64))

@@ -39,7 +39,7 @@ def root_examples(
         bias: share of label 1, from 0 to 1.
 
     Raises:
-        InputError: an option out of its range, or too few examples of a label.
+        InputError: too few labels, or too few examples of one.
 
     Source:
         FLTrust (Cao et al., NDSS 2021), experimental setup, "root dataset's bias probability".
@@ -68,10 +68,6 @@ def _counts(classes: int, size: int, bias: float) -> Ints:
         raise InputError(
             f"--algorithm fltrust: root examples need two labels at least, these have {classes}"
         )
-    if size < 1:
-        raise InputError(f"--algorithm fltrust: root must be at least 1, not {size}")
-    if not 0 <= bias <= 1:
-        raise InputError(f"--algorithm fltrust: bias must be from 0 to 1, not {bias}")
     shares = np.full(classes, (1 - bias) / (classes - 1))
     shares[BIASED] = bias
     exact = size * shares

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 
 from dfl.core import randomness
-from dfl.core.errors import InputError
+from dfl.core.options import BelowOne, Index, Positive, Share, require
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-MOST = 2**31 - 1
 
 FAULTS: Registry[type[Fault]] = Registry("faults", "dfl.faults")
 """Name -> frozen dataclass whose fields are the fault's options."""
@@ -72,12 +72,9 @@ class LinkLoss(Fault):
         p: that probability.
     """
 
-    p: float = 0.1
+    p: Share = 0.1
 
     touches: ClassVar[str] = "links"
-
-    def __post_init__(self) -> None:
-        _check(self, p=(0 <= self.p <= 1, "from 0 to 1"))
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
         """Those whose draw says so."""
@@ -100,27 +97,17 @@ class Burst(Fault):
         bad, good: probabilities that a word is lost in a bad and in a good spell.
     """
 
-    p: float = 0.1
-    length: float = 5.0
-    bad: float = 1.0
-    good: float = 0.0
+    p: BelowOne = 0.1
+    length: Positive = 5.0
+    bad: Share = 1.0
+    good: Share = 0.0
 
     touches: ClassVar[str] = "links"
 
     def __post_init__(self) -> None:
-        _check(
-            self,
-            p=(0 <= self.p < 1, "at least 0 and below 1"),
-            bad=(0 <= self.bad <= 1, "from 0 to 1"),
-            good=(0 <= self.good <= 1, "from 0 to 1"),
-        )
-        _check(
-            self,
-            length=(
-                1 <= self.length * (1 - self.p) <= 1e4,
-                f"from 1 / (1 - p) = {1 / (1 - self.p):g} to 1e4",
-            ),
-        )
+        good = 1 <= self.length * (1 - self.p) <= 1e4
+        accepted = f"from 1 / (1 - p) = {1 / (1 - self.p):g} to 1e4 / (1 - p)"
+        require(good, f"--faults {self.name}: length", accepted, self.length)
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
         """Those whose draw says so, which is another one in a bad spell."""
@@ -146,17 +133,10 @@ class Outage(Fault):
         length: rounds.
     """
 
-    p: float = 0.01
-    length: int = 5
+    p: Share = 0.01
+    length: Annotated[int, Interval(ge=1, le=10_000)] = 5
 
     touches: ClassVar[str] = "peers"
-
-    def __post_init__(self) -> None:
-        _check(
-            self,
-            p=(0 <= self.p <= 1, "from 0 to 1"),
-            length=(1 <= self.length <= 10_000, "from 1 to 10000"),
-        )
 
     def down(self, round_key: RoundKey) -> Bools:
         """Those who were struck not long ago."""
@@ -167,11 +147,8 @@ class Outage(Fault):
 class _Some(Fault):
     """What befalls a share of the peers, or some by their numbers."""
 
-    fraction: float = 0.2
+    fraction: Share = 0.2
     peers: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _check(self, fraction=(0 <= self.fraction <= 1, "from 0 to 1"))
 
     def chosen(self, round_key: RoundKey, *address: int) -> Bools:
         """Whom it befalls, (P,).
@@ -182,14 +159,14 @@ class _Some(Fault):
         found = np.zeros(round_key.peers, bool)
         if self.peers:
             inside = all(0 <= peer < round_key.peers for peer in self.peers)
-            _check(self, peers=(inside, f"from 0 to {round_key.peers - 1}"))
+            accepted = f"from 0 to {round_key.peers - 1}"
+            require(inside, f"--faults {self.name}: peers", accepted, self.peers)
             found[list(self.peers)] = True
             return found
         many = round(self.fraction * round_key.peers)
-        _check(
-            self,
-            fraction=(many or not self.fraction, f"0 or enough for one of {round_key.peers} peers"),
-        )
+        someone = many > 0 or self.fraction == 0
+        accepted = f"0 or enough for one of {round_key.peers} peers"
+        require(someone, f"--faults {self.name}: fraction", accepted, self.fraction)
         found[
             randomness.generator(round_key.seed, self.name, *address).permutation(round_key.peers)[
                 :many
@@ -209,13 +186,9 @@ class Leave(_Some):
         at: the first round without them.
     """
 
-    at: int = 10
+    at: Index = 10
 
     touches: ClassVar[str] = "peers"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(self, at=(0 <= self.at <= MOST, f"from 0 to {MOST}"))
 
     def down(self, round_key: RoundKey) -> Bools:
         """Those who have left."""
@@ -250,14 +223,10 @@ class Stragglers(_Some):
         fixed: whether those who are slow in one round are slow in all.
     """
 
-    work: float = 0.5
+    work: Annotated[float, Interval(gt=0, le=1)] = 0.5
     fixed: bool = False
 
     touches: ClassVar[str] = "work"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(self, work=(0 < self.work <= 1, "above 0 and at most 1"))
 
     def pace(self, round_key: RoundKey) -> Floats:
         """Less for those who are slow."""
@@ -291,16 +260,3 @@ def _latest(
         found[left[some]] = drawn[some, hit[some].argmax(1)]
         left, end = left[~some], int(begin)
     return found
-
-
-def _check(of: Fault, **options: tuple[object, str]) -> None:
-    """Refuse values of options; each comes with whether it is good, and with what would be.
-
-    Raises:
-        InputError: one is not.
-    """
-    for option, (good, accepted) in options.items():
-        if not good:
-            value = getattr(of, option)
-            said = "+".join(map(str, value)) if isinstance(value, tuple) else value
-            raise InputError(f"--faults {of.name}: {option} must be {accepted}, not {said}")

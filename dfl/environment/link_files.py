@@ -16,8 +16,10 @@ from dfl.environment.clock import Floats, Ints
 
 HEADER = ["sender", "receiver", "mbps", "latency_ms"]
 """The columns of the file; it may say so in its first line."""
-MBPS, LATENCY_MS = (1e-6, 1e9), (0, 1e9)
-"""From where to where speeds and delays may be: from a bit a second to a petabit, and up to eleven days."""
+MBPS = (1e-6, 1e9)
+"""The least and the largest speed, a bit a second and a petabit a second."""
+LATENCY_MS = (0, 1e9)
+"""The least and the largest delay, which is eleven days."""
 ROOM, LINE = 2**20, 200
 """Bytes that the file may have, and as many more for every edge, as a bound on memory."""
 

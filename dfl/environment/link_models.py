@@ -10,11 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from dfl.core.options import Share
 from dfl.core.registry import Registry
 from dfl.environment.clock import AccessLines, Connections, EdgeLinks, Floats, Ints
 from dfl.environment.link_files import LATENCY_MS, MBPS, of_edges
@@ -25,10 +28,16 @@ LINK_MODELS: Registry[type[LinkModel]] = Registry("links", "dfl.links")
 OnRoot = Callable[[Callable[[], bytes]], bytes]
 """Calls a function on rank 0 and returns its bytes on every rank."""
 
+Mbps = Annotated[float, Interval(ge=MBPS[0], le=MBPS[1])]
+Milliseconds = Annotated[float, Interval(ge=LATENCY_MS[0], le=LATENCY_MS[1])]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
     """Base class of link models. Simulates no clock."""
+
+    name: ClassVar[str]
+    """What the command line calls it."""
 
     def connections(
         self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
@@ -69,31 +78,17 @@ class Timed(LinkModel, ABC):
         sigma: standard deviation of the logarithm, where they are lognormal.
     """
 
-    compute: str = "none"
-    step_ms: float | None = None
-    sigma: float | None = None
+    compute: Literal["none", "constant", "lognormal", "measured"] = "none"
+    step_ms: Milliseconds | None = None
+    sigma: Annotated[float, Interval(ge=0, le=10)] | None = None
 
     def __post_init__(self) -> None:
-        self._check("compute", self.compute in _NEEDS, "none, constant, lognormal or measured")
         needs = _NEEDS[self.compute]
         for name in ("step_ms", "sigma"):
             value = getattr(self, name)
             if (value is None) == (name in needs):
                 wrong = f"needs {name}" if value is None else f"has no part for {name}={value:g}"
-                raise InputError(f"--links {self._name}: compute={self.compute} {wrong}")
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name, None)  # not all have all of them
-            self._check(name, value is None or low <= value <= high, f"from {low:g} to {high:g}")
-
-    @property
-    def _name(self) -> str:
-        return next(name for name, kind in LINK_MODELS.items() if kind is type(self))
-
-    def _check(self, name: str, good: bool, accepted: str) -> None:
-        if not good:
-            raise InputError(
-                f"--links {self._name}: {name} must be {accepted}, not {getattr(self, name)!r}"
-            )
+                raise InputError(f"--links {self.name}: compute={self.compute} {wrong}")
 
     @abstractmethod
     def connections(
@@ -109,19 +104,6 @@ class Timed(LinkModel, ABC):
         return (self.step_ms or 0.0) / 1e3 * np.exp((self.sigma or 0.0) * drawn)
 
 
-RANGES = {
-    "mbps": MBPS,
-    "down_mbps": MBPS,
-    "server_mbps": MBPS,
-    "latency_ms": LATENCY_MS,
-    "step_ms": (0, 1e9),
-    "sigma": (0, 10),
-    "phone": (0, 1),
-    "broadband": (0, 1),
-    "dsl": (0, 1),
-    "datacenter": (0, 1),
-}
-"""The least and the greatest value of each option."""
 _NEEDS = {"none": (), "constant": ("step_ms",), "lognormal": ("step_ms", "sigma"), "measured": ()}
 
 
@@ -140,10 +122,10 @@ class Uplink(Timed):
             given.
     """
 
-    mbps: float = 8.0
-    down_mbps: float | None = None
-    latency_ms: float = 0.0
-    server_mbps: float | None = None
+    mbps: Mbps = 8.0
+    down_mbps: Mbps | None = None
+    latency_ms: Milliseconds = 0.0
+    server_mbps: Mbps | None = None
 
     def connections(
         self, peers: int, seed: int, edges: Ints | None, on_root: OnRoot
@@ -157,9 +139,9 @@ class Uplink(Timed):
 class Phone(Uplink):
     """`uplink` with the means of mobile connections worldwide (Speedtest Global Index, September 2020)."""
 
-    mbps: float = 11.22
-    down_mbps: float | None = 35.96
-    latency_ms: float = 40.0
+    mbps: Mbps = 11.22
+    down_mbps: Mbps | None = 35.96
+    latency_ms: Milliseconds = 40.0
 
 
 @LINK_MODELS.register("broadband")
@@ -167,9 +149,9 @@ class Phone(Uplink):
 class Broadband(Uplink):
     """`uplink` with the means of fixed connections worldwide (Speedtest Global Index, September 2020)."""
 
-    mbps: float = 45.74
-    down_mbps: float | None = 85.73
-    latency_ms: float = 21.0
+    mbps: Mbps = 45.74
+    down_mbps: Mbps | None = 85.73
+    latency_ms: Milliseconds = 21.0
 
 
 @LINK_MODELS.register("dsl")
@@ -177,9 +159,9 @@ class Broadband(Uplink):
 class DSL(Uplink):
     """`uplink` with the profile "DSL" of WebPageTest (its connectivity.ini.sample)."""
 
-    mbps: float = 0.384
-    down_mbps: float | None = 1.5
-    latency_ms: float = 50.0
+    mbps: Mbps = 0.384
+    down_mbps: Mbps | None = 1.5
+    latency_ms: Milliseconds = 50.0
 
 
 @LINK_MODELS.register("datacenter")
@@ -190,9 +172,9 @@ class Datacenter(Uplink):
     That is the round trip within a data center in Dean's numbers (LADIS 2009).
     """
 
-    mbps: float = 10_000.0
-    down_mbps: float | None = 10_000.0
-    latency_ms: float = 0.5
+    mbps: Mbps = 10_000.0
+    down_mbps: Mbps | None = 10_000.0
+    latency_ms: Milliseconds = 0.5
 
 
 def _access_lines(lines: Sequence[Uplink], server_mbps: float | None) -> AccessLines:
@@ -227,11 +209,11 @@ class Mixed(Timed):
         server_mbps: as in `uplink`.
     """
 
-    phone: float = 0.0
-    broadband: float = 0.0
-    dsl: float = 0.0
-    datacenter: float = 0.0
-    server_mbps: float | None = None
+    phone: Share = 0.0
+    broadband: Share = 0.0
+    dsl: Share = 0.0
+    datacenter: Share = 0.0
+    server_mbps: Mbps | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Interval
 
 from dfl.core.errors import InputError
+from dfl.core.options import BelowOne
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ WIDEST = 1_000_000
 """Units of the widest layer that is built."""
 
 Shape = tuple[int, ...]
+Width = Annotated[int, Interval(ge=1, le=WIDEST)]
+Widths = tuple[Width, ...]
 
 
 @MODELS.register("softmax")
@@ -31,19 +36,11 @@ def softmax(shape: Shape, classes: int) -> Module:
 
 
 @MODELS.register("mlp")
-def mlp(
-    shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,), dropout: float = 0.0
-) -> Module:
+def mlp(shape: Shape, classes: int, *, hidden: Widths = (64,), dropout: BelowOne = 0.0) -> Module:
     """Fully connected layers with ReLU between them; `hidden=200+200` are two of 200 units.
 
     Behind every ReLU `dropout` of the units are left out in training.
     """
-    if not all(1 <= width <= WIDEST for width in hidden):
-        raise InputError(
-            f"--model mlp: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}"
-        )
-    if not 0 <= dropout < 1:
-        raise InputError(f"--model mlp: dropout must be at least 0 and below 1, not {dropout}")
     nn = torch.nn
     widths = [math.prod(shape), *hidden]
     body: list[Module] = []
@@ -71,10 +68,8 @@ def cnn(shape: Shape, classes: int) -> Module:
 
 
 @MODELS.register("lenet")
-def lenet(shape: Shape, classes: int, *, fc2: int = 100) -> Module:
+def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
     """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has fc2=84)."""
-    if not 1 <= fc2 <= WIDEST:
-        raise InputError(f"--model lenet: fc2 must be from 1 to {WIDEST:,}, not {fc2}")
     nn = torch.nn
     channels, height, width = _image("lenet", shape, smallest=16)
     rows, cols = ((side - 4) // 2 - 4 for side in (height, width))

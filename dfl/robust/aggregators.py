@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
+from dfl.core.options import Count, Index, Positive
 from dfl.core.registry import Registry
 
 Floats = NDArray[np.float64]
@@ -122,7 +123,7 @@ def median(words: Updates) -> Aggregate:
 
 
 @AGGREGATORS.register("trimmed_mean")
-def trimmed_mean(words: Updates, *, f: int = 1) -> Aggregate:
+def trimmed_mean(words: Updates, *, f: Index = 1) -> Aggregate:
     """The mean of every coordinate without its f smallest and its f largest; weights do not count.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 2, by count and not by share.
@@ -148,18 +149,14 @@ def _middle(words: Updates, f: int) -> Floats:
 
 
 def _outvoted(name: str, f: int, few: int, words: Updates) -> None:
-    """Refuse a number of liars f that is negative, or with which the rule would need more than `few` words."""
-    if f < 0:
-        raise InputError(
-            f"--aggregator {name}: f={f} is negative; it is how many liars are withstood, 0 or more"
-        )
+    """Refuse a number of attackers f with which the rule needs more than `few` messages."""
     if (n := len(words.rows)) <= few:
         there = f"there {'is' if n == 1 else 'are'} {n}"
         raise InputError(f"--aggregator {name}: f={f} needs more than {few} words, {there}")
 
 
 @AGGREGATORS.register("krum")
-def krum(words: Updates, *, f: int = 1) -> Aggregate:
+def krum(words: Updates, *, f: Index = 1) -> Aggregate:
     """The row that is closest to most others; ties go to the lowest id, and weights do not count.
 
     It has the least sum of ||v_k - v_j||^2 over the n - f - 2 others j that are nearest to it.
@@ -174,7 +171,7 @@ def krum(words: Updates, *, f: int = 1) -> Aggregate:
 
 
 @AGGREGATORS.register("multi_krum")
-def multi_krum(words: Updates, *, f: int = 1, m: int | None = None) -> Aggregate:
+def multi_krum(words: Updates, *, f: Index = 1, m: Count | None = None) -> Aggregate:
     """The mean of the m rows with the lowest scores of `krum`, of all n - f - 2 that may be asked for by default.
 
     Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4; the largest m: Damaskinos
@@ -183,8 +180,6 @@ def multi_krum(words: Updates, *, f: int = 1, m: int | None = None) -> Aggregate
     Raises:
         InputError: not n > 2f + 2 >= 2, or not 1 <= m <= n - f - 2.
     """
-    if m is not None and m < 1:
-        raise InputError(f"--aggregator multi_krum: m must be at least 1, not {m}")
     _outvoted("multi_krum", f, 2 * f + 2, words)
     most = len(words.rows) - f - 2
     if m is not None and m > most:
@@ -276,7 +271,7 @@ def fltrust(words: Updates) -> Aggregate:
 
 
 @AGGREGATORS.register("clipping")
-def clipping(words: Updates, *, f: int = 1, tau: float | None = None) -> Aggregate:
+def clipping(words: Updates, *, f: Index = 1, tau: Positive | None = None) -> Aggregate:
     """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau / ||v_k - c||).
 
     The centre is what is trusted, so a peer's own row makes it self-centred clipping, or else 0. Without tau it is the
@@ -288,10 +283,6 @@ def clipping(words: Updates, *, f: int = 1, tau: float | None = None) -> Aggrega
     Raises:
         InputError: tau is not above 0, f is negative, or there is no tau and not n > f.
     """
-    if tau is not None and not tau > 0:
-        raise InputError(
-            f"--aggregator clipping: tau={tau} is not above 0; leave it out to go by the distances"
-        )
     _outvoted("clipping", f, f if tau is None else 0, words)
     far = words.distances(words.trusted)
     radius = np.sort(far)[len(far) - 1 - f] if tau is None else tau

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
+from dfl.core.options import Index, Share
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -69,14 +70,8 @@ class CropFlip(Augment):
         LG-FedAvg (Liang et al. 2020), section 7.1.2, and its released code for CIFAR-10.
     """
 
-    padding: int = 4
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise InputError(f"--augment crop_flip: padding must be at least 0, not {self.padding}")
-        if not 0 <= self.flip <= 1:
-            raise InputError(f"--augment crop_flip: flip must be from 0 to 1, not {self.flip}")
+    padding: Index = 4
+    flip: Share = 0.5
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse what is no image, and shifts that leave nothing of one."""

@@ -14,8 +14,9 @@ from itertools import permutations
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.core.errors import InputError
+from dfl.core.options import Count, NotNegative
 from dfl.core.registry import Registry
-from dfl.models.zoo import WIDEST
+from dfl.models.zoo import Widths
 from dfl.training.augmentation import rearranged
 from dfl.training.losses import cross_entropy
 
@@ -40,9 +41,9 @@ class Auxiliary:
         head_layers: how many of the model's layers with parameters lie behind h.
     """
 
-    weight: float = 1.0
-    hidden: tuple[int, ...] | None = None
-    head_layers: int = 1
+    weight: NotNegative = 1.0
+    hidden: Widths | None = None
+    head_layers: Count = 1
 
     name: ClassVar[str]
     """What the command line calls it."""
@@ -51,11 +52,6 @@ class Auxiliary:
     def flag(self) -> str:
         """What messages call it."""
         return f"--auxiliary {self.name}"
-
-    def __post_init__(self) -> None:
-        check(self.flag, self.hidden or (), self.head_layers)
-        if not self.weight >= 0:
-            raise InputError(f"{self.flag}: weight must be at least 0, not {self.weight}")
 
     def outputs(self, shape: Shape, classes: int) -> int:
         """How many numbers the net says of an example.
@@ -78,20 +74,6 @@ class Auxiliary:
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
         """The loss (n,) of what is said (n, outputs)."""
         return cross_entropy(said, wanted)
-
-
-def check(flag: str, hidden: tuple[int, ...], head_layers: int) -> None:
-    """Refuse widths and places that no net has.
-
-    Raises:
-        InputError: one of them is out of its range.
-    """
-    if not all(1 <= width <= WIDEST for width in hidden):
-        raise InputError(
-            f"{flag}: hidden must be from 1 to {WIDEST:,} each, not {'+'.join(map(str, hidden))}"
-        )
-    if head_layers < 1:
-        raise InputError(f"{flag}: head_layers must be at least 1, not {head_layers}")
 
 
 def none() -> None:

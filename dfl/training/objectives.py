@@ -12,9 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfl.core.errors import InputError
+from dfl.core.options import Count, NotNegative
 from dfl.core.registry import Registry
 from dfl.models.parameter_layout import ParameterLayout, draw
-from dfl.training.auxiliaries import Auxiliary, check
+from dfl.models.zoo import Widths
+from dfl.training.auxiliaries import Auxiliary
 from dfl.training.gradients import masks
 from dfl.training.losses import cross_entropy, mean_loss
 from dfl.training.problem import Parameters, Problem
@@ -46,20 +48,12 @@ class Adversary:
         head_layers: how many of the model's layers with parameters lie behind the representation.
     """
 
-    lambda_local: float = 0.0
-    lambda_global: float = 0.0
-    hidden: tuple[int, ...] = (32, 32, 32)
-    head_layers: int = 1
+    lambda_local: NotNegative = 0.0
+    lambda_global: NotNegative = 0.0
+    hidden: Widths = (32, 32, 32)
+    head_layers: Count = 1
 
     flag: ClassVar[str] = "--fairness-adversary adversary"
-
-    def __post_init__(self) -> None:
-        check(self.flag, self.hidden, self.head_layers)
-        for name in ("lambda_local", "lambda_global"):
-            if not getattr(self, name) >= 0:
-                raise InputError(
-                    f"{self.flag}: {name} must be at least 0, not {getattr(self, name)}"
-                )
 
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
         """The loss (n,) of what is said (n, k) of k attributes.

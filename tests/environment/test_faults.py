@@ -220,23 +220,24 @@ def test_ten_thousand_peers_take_milliseconds(fault: Fault) -> None:
     assert min(took) < 0.1
 
 
-BAD: list[tuple[type[Fault], dict[str, Any], str]] = [
-    (LinkLoss, {"p": 1.1}, "link_loss: p must be from 0 to 1, not 1.1"),
-    (Burst, {"p": 1.0}, "burst: p must be at least 0 and below 1, not 1.0"),
-    (Burst, {"length": 1.0}, "burst: length must be from 1 / (1 - p) = 1.11111 to 1e4, not 1.0"),
-    (Burst, {"bad": -0.1}, "burst: bad must be from 0 to 1, not -0.1"),
-    (Outage, {"length": 0}, "outage: length must be from 1 to 10000, not 0"),
-    (Leave, {"at": -1}, "leave: at must be from 0 to 2147483647, not -1"),
-    (Join, {"fraction": 2.0}, "join: fraction must be from 0 to 1, not 2.0"),
-    (Stragglers, {"work": 0.0}, "stragglers: work must be above 0 and at most 1, not 0.0"),
+BAD: list[tuple[type[Fault], str, Any]] = [
+    (LinkLoss, "p", 1.1),
+    (Burst, "p", 1.0),
+    (Burst, "length", 1.0),
+    (Burst, "bad", -0.1),
+    (Outage, "length", 0),
+    (Leave, "at", -1),
+    (Join, "fraction", 2.0),
+    (Stragglers, "work", 0.0),
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "line"), BAD)
-def test_bad_options(kind: type[Fault], options: dict[str, Any], line: str) -> None:
+@pytest.mark.parametrize(("kind", "option", "value"), BAD)
+def test_bad_options(kind: type[Fault], option: str, value: Any) -> None:
     with pytest.raises(InputError) as refused:
-        kind(**options)
-    assert str(refused.value) == f"--faults {line}"
+        kind(**{option: value})
+    assert str(refused.value).startswith(f"--faults {kind.name}: {option} must be ")
+    assert str(refused.value).endswith(f", not {value}")
 
 
 def test_peers_that_there_are_not() -> None:

@@ -17,6 +17,7 @@ from scipy.sparse import csr_array
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
+from dfl.core.options import Share, require
 from dfl.core.registry import Registry
 from dfl.robust.aggregators import Updates
 
@@ -77,7 +78,7 @@ class Attack:
         peers: the attackers by number, in place of a share.
     """
 
-    fraction: float = 0.2
+    fraction: Share = 0.2
     peers: tuple[int, ...] | None = None
 
     name: ClassVar[str]
@@ -95,24 +96,14 @@ class Attack:
         """
         if self.peers:
             good = all(0 <= peer < peers for peer in self.peers)
-            check(
-                good,
-                f"{self.name}: peers",
-                f"from 0 to {peers - 1}",
-                "+".join(map(str, self.peers)),
-            )
+            require(good, f"--attack {self.name}: peers", f"from 0 to {peers - 1}", self.peers)
             found = np.unique(self.peers)
         else:
-            check(0 <= self.fraction <= 1, f"{self.name}: fraction", "from 0 to 1", self.fraction)
             order = randomness.generator(seed, "attackers").permutation(peers)
             found = np.sort(order[: round(self.fraction * peers)])
             someone = len(found) > 0 or self.fraction == 0
-            check(
-                someone,
-                f"{self.name}: fraction",
-                f"0 or enough for one of {peers} peers",
-                self.fraction,
-            )
+            accepted = f"0 or enough for one of {peers} peers"
+            require(someone, f"--attack {self.name}: fraction", accepted, self.fraction)
         if len(found) == peers:
             raise InputError(f"--attack {self.name}: all {peers} peers lie; leave somebody honest")
         return found.astype(np.int64)
@@ -165,16 +156,6 @@ class Pointwise(Attack):
     def lie(self, seen: AttackView) -> NDArray[Any]:
         """What the attackers say in one block, (f, c), or (c,) where all say the same."""
         return seen.words.rows[seen.bad]
-
-
-def check(good: bool, option: str, accepted: str, value: object) -> None:
-    """Refuse a value of an option, as "scale: factor".
-
-    Raises:
-        InputError: the value is not good.
-    """
-    if not good:
-        raise InputError(f"--attack {option} must be {accepted}, not {value}")
 
 
 ATTACKS: Registry[Callable[..., Attack]] = Registry("attack", "dfl.attacks")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dfl.core.errors import InputError
-from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise, check
+from dfl.core.options import Count, Index, Positive, require
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise
 
 
 @ATTACKS.register("label_flip")
@@ -53,12 +55,9 @@ class Scale(Attack):
         InputError: a factor that is not positive.
     """
 
-    factor: float = 10.0
+    factor: Positive = 10.0
 
     speaks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check(0 < self.factor < math.inf, "scale: factor", "positive", self.factor)
 
     def say(self, seen: AttackView) -> NDArray[Any]:
         """What they would have said, scaled."""
@@ -104,24 +103,13 @@ class Backdoor(Attack):
         InputError: an option out of its range.
     """
 
-    target: int = 0
-    share: float = 0.5
-    size: int = 3
-    factor: float | None = None
+    target: Index = 0
+    share: Annotated[float, Interval(gt=0, le=1)] = 0.5
+    size: Count = 3
+    factor: Positive | None = None
     white: float | None = field(default=None, init=False)
 
     speaks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check(self.target >= 0, "backdoor: target", "a label, from 0 up", self.target)
-        check(0 < self.share <= 1, "backdoor: share", "above 0 and at most 1", self.share)
-        check(self.size >= 1, "backdoor: size", "at least 1", self.size)
-        check(
-            self.factor is None or 0 < self.factor < math.inf,
-            "backdoor: factor",
-            "positive",
-            self.factor,
-        )
 
     def knowing(self, largest: float) -> Backdoor:
         """White is the largest value."""
@@ -138,12 +126,8 @@ class Backdoor(Attack):
             InputError: labels that are no classes, a target that is none of them, or a square that does not fit.
         """
         _check_classes("backdoor", classes)
-        check(
-            self.target < classes,
-            "backdoor: target",
-            f"a label, from 0 to {classes - 1}",
-            self.target,
-        )
+        accepted = f"a label, from 0 to {classes - 1}"
+        require(self.target < classes, "--attack backdoor: target", accepted, self.target)
         count = math.ceil(self.share * len(labels))
         places = np.arange(count) * len(labels) // max(count, 1)
         inputs, labels = inputs.copy(), labels.copy()
@@ -167,7 +151,7 @@ class Backdoor(Attack):
         shape = inputs.shape[-len(square) :]
         room = " x ".join(map(str, shape))
         fits = all(a < b for a, b in zip(square, shape, strict=True))
-        check(fits, "backdoor: size", f"smaller, for inputs of {room}", self.size)
+        require(fits, "--attack backdoor: size", f"smaller, for inputs of {room}", self.size)
         marked = inputs.copy()
         if len(inputs):
             corner = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +12,8 @@ from scipy.special import ndtri
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Ints, Pointwise, check
+from dfl.core.options import NotNegative, Positive
+from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Ints, Pointwise
 
 
 @ATTACKS.register("ipm")
@@ -27,10 +27,7 @@ class InnerProduct(Pointwise):
         InputError: an eps that is not positive.
     """
 
-    eps: float = 0.1
-
-    def __post_init__(self) -> None:
-        check(0 < self.eps < math.inf, "ipm: eps", "a positive number", self.eps)
+    eps: Positive = 0.1
 
     def lie(self, seen: AttackView) -> NDArray[Any]:
         """One word for all, (c,)."""
@@ -55,10 +52,7 @@ class LittleIsEnough(Pointwise):
         InputError: a negative z.
     """
 
-    z: float | None = None
-
-    def __post_init__(self) -> None:
-        check(self.z is None or 0 <= self.z < math.inf, "alie: z", "at least 0", self.z)
+    z: NotNegative | None = None
 
     def lie(self, seen: AttackView) -> NDArray[Any]:
         """One word for all, (c,)."""
@@ -115,13 +109,10 @@ class Dissensus(Attack):
         InputError: an eps that is not positive.
     """
 
-    eps: float = 1.5
+    eps: Positive = 1.5
 
     speaks: ClassVar[bool] = True
     per_edge: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check(0 < self.eps < math.inf, "dissensus: eps", "a positive number", self.eps)
 
     def say(self, seen: AttackView) -> NDArray[Any]:
         """Nothing: there is no such word.
