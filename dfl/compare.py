@@ -1,4 +1,4 @@
-"""python -m dfl.compare DIR...: runs laid over each other in one figure and one table, finished or not."""
+"""The command `python -m dfl.compare DIR...`: runs in one table and one figure, finished or not."""
 
 from __future__ import annotations
 
@@ -34,49 +34,49 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ABOUT = "Lay runs over each other: a table, compare.csv and compare.png."
+_ABOUT = "Compare runs: a table, compare.csv and compare.png."
 
 PLACES = ("out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level")
-"""Settings that say nothing of what a run is about."""
+"""Settings by which runs are not told apart."""
 FIRST = ("folder", "status")
-"""The first columns of compare.csv, by which it is known to be ours."""
+"""The first columns of compare.csv, which identify a file of this command."""
 SIGNED = "dfl.compare"
-"""What stands in compare.png, by which it is known to be ours."""
+"""The metadata of compare.png, which identify a file of this command."""
 DRAWN = ("round", "payload_bytes", "accuracy_mean", "accuracy_min", "train_loss")
 """The columns of metrics.csv that are drawn."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run among others.
+    """A run to compare.
 
     Attributes:
-        folder: where it is.
-        differs: what tells it from the others, by name.
-        seen: how far it is.
+        folder: of the run.
+        differs: the settings that distinguish it from the others, by name.
+        state: how far it is.
         rows: its metrics.csv; empty where there is none yet.
     """
 
     folder: Path
     differs: Mapping[str, str]
-    seen: CellState
+    state: CellState
     rows: pd.DataFrame
 
     @property
     def label(self) -> str:
-        """What a figure calls it."""
-        said = ", ".join(
+        """The label of the run in a figure."""
+        label = ", ".join(
             f"{name}={text}" if name != "run" else text for name, text in self.differs.items()
         )
-        return said if self.seen.status == DONE else f"{said} ({self.seen.status})"
+        return label if self.state.status == DONE else f"{label} ({self.state.status})"
 
 
 def main() -> int:
-    """Do what the command line says; the exit code, 0 or 2."""
-    return command_line.answer(_asked)
+    """Run the command line of this process and return the exit code: 0, 2, or 130 for Ctrl-C."""
+    return command_line.run_command(_run_command_line)
 
 
-def _asked(tokens: Sequence[str]) -> None:
+def _run_command_line(tokens: Sequence[str]) -> None:
     app = command_line.app("python -m dfl.compare", _ABOUT)
 
     @app.default
@@ -88,7 +88,8 @@ def _asked(tokens: Sequence[str]) -> None:
         folders: Path
             Folders of runs, one or more.
         out: Path
-            Folder for compare.csv and compare.png: a new or empty one, or one of ours; this one where not given.
+            Folder for compare.csv and compare.png: a new or empty one, or one of dfl; this folder
+            where not given.
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
@@ -98,7 +99,7 @@ def _asked(tokens: Sequence[str]) -> None:
 
 
 def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None:
-    """Write and print what some runs have come to.
+    """Write and print a comparison of runs.
 
     Args:
         folders: of the runs.
@@ -106,7 +107,7 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None
         console: where to print.
 
     Raises:
-        InputError: a folder holds no run, or what is in `out` is of another program.
+        InputError: a folder holds no run, or `out` holds files of another program.
     """
     runs = gather(folders)
     if out is not None:
@@ -122,42 +123,42 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None
         raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
     console.print(screen(runs))
     for run in runs:
-        if run.seen.status == DAMAGED:
-            progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.seen.reason}")
+        if run.state.status == DAMAGED:
+            progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
     progress.print_line(console, f"files are {out / 'compare.csv'} and {out / 'compare.png'}")
 
 
 def gather(folders: Sequence[Path]) -> list[Compared]:
-    """Read runs, and say what is different about each.
+    """Read runs and the settings by which each differs.
 
     Raises:
         InputError: a folder holds no run.
     """
     import pandas as pd
 
-    asked = [manifest.read(folder)["run"] for folder in folders]
+    settings = [manifest.read(folder)["run"] for folder in folders]
     found = []
-    for folder, differs in zip(folders, differences(asked, folders), strict=True):
-        seen = read_state(folder)
-        rows = pd.read_csv(StringIO(seen.table)) if seen.row else pd.DataFrame()
+    for folder, differs in zip(folders, differences(settings, folders), strict=True):
+        state = read_state(folder)
+        rows = pd.read_csv(StringIO(state.table)) if state.row else pd.DataFrame()
         if missing := [name for name in DRAWN if name not in rows]:
             rows = rows.reindex(columns=[*rows, *missing])
-        found.append(Compared(folder, differs, seen, rows))
+        found.append(Compared(folder, differs, state, rows))
     return found
 
 
 def differences(
-    asked: Sequence[Mapping[str, Any]], folders: Sequence[Path]
+    settings: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[dict[str, str]]:
-    """What tells runs apart: the settings that differ; where they do not suffice, also the names of the folders.
+    """Return the settings by which runs differ, and folder names where these do not suffice.
 
     Args:
-        asked: the settings, as run.json has them.
-        folders: where the runs are.
+        settings: the settings, as run.json has them.
+        folders: of the runs.
     """
     names = [name for name in Run.__dataclass_fields__ if name not in PLACES]
-    differ = [name for name in names if len({str(each.get(name)) for each in asked}) > 1]
-    found = [{name: shown(each.get(name)) for name in differ} for each in asked]
+    differ = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
+    found = [{name: shown(each.get(name)) for name in differ} for each in settings]
     if differ and len({str(each) for each in found}) == len(found):
         return found
     short = [folder.resolve().name for folder in folders]
@@ -166,27 +167,27 @@ def differences(
 
 
 def table(runs: Sequence[Compared]) -> pd.DataFrame:
-    """A row per run: its folder, how far it is, what tells it apart, and the last row of its metrics.csv, as text."""
+    """Return a row per run: folder, status, differing settings, and the last row of metrics.csv."""
     import pandas as pd
 
-    first = [dict(zip(FIRST, (str(run.folder), run.seen.status), strict=True)) for run in runs]
+    first = [dict(zip(FIRST, (str(run.folder), run.state.status), strict=True)) for run in runs]
     return pd.DataFrame(
-        [{**row, **run.differs, **run.seen.row} for row, run in zip(first, runs, strict=True)]
+        [{**row, **run.differs, **run.state.row} for row, run in zip(first, runs, strict=True)]
     )
 
 
 def screen(runs: Sequence[Compared]) -> Table:
-    """The same for a terminal, of the columns that matter most."""
+    """Return the same for a terminal, with the main columns."""
     found = Table(*runs[0].differs, "status", box=None, pad_edge=False, header_style="bold")
     for name in ("round", "accuracy", "worst peer", "loss", "consensus distance", "payload"):
         found.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        row = {name: float(value or "nan") for name, value in run.seen.row.items()}
+        row = {name: float(value or "nan") for name, value in run.state.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
         payload = (
             decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
         )
-        found.add_row(*map(printable, run.differs.values()), run.seen.status, *figures, payload)
+        found.add_row(*map(printable, run.differs.values()), run.state.status, *figures, payload)
     return found
 
 
@@ -197,7 +198,7 @@ _SHOWN = (
 
 
 def figure(runs: Sequence[Compared]) -> Figure:
-    """Accuracy by round and by bytes, side by side; the worst peer of each run in a thin line."""
+    """Draw accuracy by round and by bytes, the worst peer of each run in a thin line."""
     from matplotlib.figure import Figure
 
     from dfl.reporting.lines import Y_LABELS, label_x, shades, title
@@ -216,7 +217,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     what = measure.removesuffix("_mean").replace("_", " ").capitalize()
     thin = "thin: the worst peer" if measure == "accuracy_mean" else ""
     for axes, x, by in zip(
-        panels, ("round", "payload_bytes"), ("round", "bytes said"), strict=True
+        panels, ("round", "payload_bytes"), ("round", "bytes sent"), strict=True
     ):
         title(axes, f"{what} by {by}", thin)
         axes.spines[["top", "right"]].set_visible(False)

@@ -24,7 +24,7 @@ from dfl.core.options import MOST
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.core.registry import describe, flag
 from dfl.store.manifest import LONGEST, checksum
-from dfl.store.resume import over, settings
+from dfl.store.resume import describe_finished, run_to_resume
 from dfl.store.run_directory import refuse_unusable
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _stopping_on_signals(world: "World") -> Iterator[None]:
 def _fail(error: InputError | DivergedError | Suspended, world: "World | None") -> int:
     """Print an error on one rank and leave the job; return the exit code."""
     if _prints_errors(world):
-        command_line.complain(error)
+        command_line.print_error(error)
     if world:
         world.leave(error.code)
     return error.code
@@ -194,7 +194,7 @@ def _interrupt(world: "World | None", run: Run | None) -> int:
         rank = world.rank if world else 0
         time.sleep(GRACE + min(rank, 20))  # a lower rank ends the job if it is interrupted as well
     if first() or 0 in seen():
-        command_line.complain(f"interrupted{hint}")
+        command_line.print_error(f"interrupted{hint}")
     if world and world.size > 1:
         world.end(130)
     return 130
@@ -261,8 +261,8 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
         if run.resume:
-            run = settings(run, {*filed, *_fields(given)}, partial(settle, ranks=ranks))
-            if message := over(run):
+            run = run_to_resume(run, {*filed, *_fields(given)}, partial(settle, ranks=ranks))
+            if message := describe_finished(run):
                 print(f"dfl: {message}")
                 return
         settled = settle(run, ranks)

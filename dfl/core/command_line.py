@@ -1,4 +1,4 @@
-"""How does a command of ours read its line, and answer a wrong one? In one line that names the flag, exit code 2."""
+"""What the commands share: reading a command line, one-line errors, interrupts, and output."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 
 def app(name: str, about: str) -> App:
-    """A command line whose values are read as all others of ours are."""
+    """Return a command line whose values are read as those of the other commands."""
     from cyclopts import App, Parameter
 
-    made = App(
+    app = App(
         name=name, result_action="return_value", version_flags=[], help_format="plaintext",
         suppress_keyboard_interrupt=False,
     )  # fmt: skip
-    made.help, made.default_parameter = about, Parameter(converter=_value, negative_iterable=())
-    return made
+    app.help = about
+    app.default_parameter = Parameter(converter=_value, negative_iterable=())
+    return app
 
 
 def call(app: App, tokens: Sequence[str]) -> Any:
-    """What the command of a line returns; nothing after --help.
+    """Run the command of a command line and return its result; None after --help.
 
     Raises:
         InputError: an unknown flag, or a bad value.
@@ -46,13 +47,13 @@ def call(app: App, tokens: Sequence[str]) -> Any:
 
 
 def escape_output() -> None:
-    """Have stdout escape what its encoding lacks, as stderr does: the names of files may be any bytes."""
+    """Let stdout escape what its encoding lacks, as stderr does: file names may be any bytes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def leave_on_interrupt() -> None:
-    """Have Ctrl-C end this process in one line: to call before imports that take long, where nobody catches it."""
+    """Let Ctrl-C end this process with one line, during imports where nothing catches it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
@@ -62,8 +63,11 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def answer(work: Callable[[Sequence[str]], int | None]) -> int:
-    """Do what the words of this process's command line say; the exit code. A warning is one line, once."""
+def run_command(work: Callable[[Sequence[str]], int | None]) -> int:
+    """Run a command with the arguments of this process and return the exit code.
+
+    A warning is printed as one line, once.
+    """
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     escape_output()
@@ -87,43 +91,45 @@ def answer(work: Callable[[Sequence[str]], int | None]) -> int:
             warnings.showwarning = warn
             return work(sys.argv[1:]) or 0
     except InputError as error:
-        complain(error)
+        print_error(error)
         return error.code
     except KeyboardInterrupt:
         print("dfl: interrupted", file=sys.stderr, flush=True)
         return 130
 
 
-def complain(error: Exception | str) -> None:
-    """Say what is wrong, in one line."""
+def print_error(error: Exception | str) -> None:
+    """Print an error as one line."""
     print("dfl:", printable(" ".join(str(error).split())), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Let a command go on when nobody reads what it prints any more, and end at the second Ctrl-C whatever it is at.
+    """Let a command continue when nobody reads its output, and end at the second Ctrl-C.
 
     The first Ctrl-C raises KeyboardInterrupt.
     """
     _open_all()
     escape_output()
-    streams, handler = (sys.stdout, sys.stderr), signal.getsignal(signal.SIGINT)
+    streams = (sys.stdout, sys.stderr)
+    handler = signal.getsignal(signal.SIGINT)
     sys.stdout, sys.stderr = (_Lossy(each) for each in streams)
     hook = sys.unraisablehook
 
     def unraisable(error: sys.UnraisableHookArgs) -> None:
-        if error.exc_type is KeyboardInterrupt:  # Python drops it in callbacks, as of imports
+        if (
+            error.exc_type is KeyboardInterrupt
+        ):  # Python ignores it in some callbacks, as those of imports
             signal.signal(signal.SIGINT, _interrupt)
             from _thread import interrupt_main
             from threading import Timer
 
-            Timer(0.05, interrupt_main).start()  # again, when the callback is over
+            Timer(0.05, interrupt_main).start()  # again after the callback
         else:
             hook(error)
 
-    if (
-        handler is signal.default_int_handler
-    ):  # else it is ignored, as in the background, or the caller's own
+    # Another handler is the caller's own, or ignores the signal, as in the background.
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = unraisable
     try:
@@ -140,9 +146,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _open_all() -> None:
-    """Open what is closed of standard input, output and error.
+    """Open those of standard input, output and error that are closed.
 
-    Else a file of the run takes its number, and what MPI prints is written into it.
+    Otherwise a file of the run gets their number, and MPI prints into it.
     """
     for number in range(3):
         try:
@@ -152,7 +158,7 @@ def _open_all() -> None:
 
 
 class _Lossy:
-    """A text stream that drops what its file does not take: its reader is gone, or its disk is full."""
+    """A text stream that drops what cannot be written: its reader is gone, or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream or io.StringIO()
@@ -174,15 +180,15 @@ class _Lossy:
         try:
             yield
         except OSError:
-            with suppress(
-                OSError, ValueError
-            ):  # what is kept in memory would fail again at the end
+            # What is buffered would fail again at the end.
+            with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Read a flag's value as a component's option is read; choices are checked by `Run`."""
-    several, (kind, *_) = get_origin(kind) is tuple, get_args(kind) or (kind,)  # int of int | None
+    """Read the value of a flag as the option of a component; `Run` checks choices."""
+    several = get_origin(kind) is tuple
+    kind, *_ = get_args(kind) or (kind,)  # int of int | None
     values = [
         read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str"))
         for token in tokens
@@ -191,7 +197,7 @@ def _value(kind: Any, tokens: Sequence[Token]) -> Any:
 
 
 def _complaint(error: CycloptsError) -> str:
-    """What is wrong with a command line, in the words of all other errors."""
+    """Return what is wrong with a command line, worded as all other errors."""
     from cyclopts import (
         CoercionError,
         MissingArgumentError,
@@ -201,9 +207,7 @@ def _complaint(error: CycloptsError) -> str:
     )
 
     match error:
-        case CoercionError(token=token, target_type=kind) if (
-            token and kind is bool
-        ):  # which no converter reads
+        case CoercionError(token=token, target_type=kind) if token and kind is bool:
             return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
         case UnknownOptionError(token=token, argument_collection=arguments):
             name = (token.keyword or token.value).partition("=")[0]
@@ -214,7 +218,8 @@ def _complaint(error: CycloptsError) -> str:
         case MissingArgumentError(argument=argument) if argument:
             return f"{argument.name} is missing, --help says what it is"
         case RepeatArgumentError(token=token):
-            return f"{token.keyword} is given twice, the second time with {token.value!r}: give it once"
+            keyword, value = token.keyword, token.value
+            return f"{keyword} is given twice, the second time with {value!r}: give it once"
         case UnusedCliTokensError(unused_tokens=tokens) if tokens:
             return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
     return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)

@@ -161,7 +161,10 @@ def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
 
 
 def _scatter(
-    found: checkpoint_files.Found | None, like: Arrays, replicated: tuple[str, ...], world: World
+    found: checkpoint_files.Checkpoint | None,
+    like: Arrays,
+    replicated: tuple[str, ...],
+    world: World,
 ) -> Arrays:
     """Return this rank's rows of a checkpoint: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()

@@ -1,9 +1,10 @@
-"""Where do checkpoints lie, and which of them are whole? The files behind `dfl.simulation.checkpointing`, which rank 0 handles.
+"""The files of checkpoints, which rank 0 reads and writes for `dfl.simulation.checkpointing`.
 
     DIR/checkpoint/0000000050.safetensors   arrays
-    DIR/checkpoint/0000000050.json          format, content, and checksums of the content and of the arrays
+    DIR/checkpoint/0000000050.json          format, content, checksums of the content and the arrays
 
-The JSON is written last and vouches for both: a pair that was cut short, or damaged since, is never taken for whole.
+The JSON is written last and has the checksums of both: a pair that was cut short, or damaged since,
+is never read.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = 3
-"""The version of what is written; another one is refused."""
+"""The version of the format; files of another one are refused."""
 KEPT = 2
-"""How many checkpoints there are at a time."""
-SIGNED = {"dfl": "checkpoint"}
-"""What the arrays of a checkpoint have as metadata."""
+"""Number of checkpoints that are kept."""
+METADATA = {"dfl": "checkpoint"}
+"""The metadata of the arrays of a checkpoint."""
 BEGINNINGS = {
     ".json": b'{\n "checksum": "',
     ".safetensors": b'{"__metadata__":{"dfl":"checkpoint"}',
 }
-"""How files of ours begin; that of arrays, after the eight bytes of a length."""
+"""The first bytes of the files of a checkpoint; of arrays, those after the eight of a length."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Checkpoint:
     """A checkpoint that is whole.
 
     Attributes:
         path: its JSON.
-        content: what that says.
-        damaged: newer ones that are not whole, and what is wrong with them.
+        content: the content of its JSON.
+        damaged: a line for each newer checkpoint that is not whole.
     """
 
     path: Path
@@ -54,14 +55,14 @@ class Found:
 
     @property
     def round(self) -> int:
-        """How many rounds it has behind it."""
+        """Number of rounds done."""
         return int(self.content["round"])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What lies beside it.
+        """Read the arrays beside it.
 
         Raises:
-            InputError: it cannot be read any more.
+            InputError: they cannot be read any more.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -73,16 +74,16 @@ class Found:
 
 
 def trace(run: Path) -> tuple[bytes, ...]:
-    """What tells whether somebody has gone on with a run since: its run.json, and the names of its checkpoints."""
+    """Return what changes when a run is resumed: its run.json, and the names of its checkpoints."""
     try:
-        said = read_bytes(run / "run.json")
+        record = read_bytes(run / "run.json")
     except OSError:
-        said = b""
-    return said, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
+        record = b""
+    return record, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
 
 
 def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, Any]) -> None:
-    """Write a checkpoint of a run's folder, and remove those that are too old.
+    """Write a checkpoint to the folder of a run, and remove those that are too old.
 
     Raises:
         InputError: it cannot be written; the earlier ones are still there.
@@ -95,8 +96,8 @@ def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, A
     try:
         make_directory(folder)
         with atomically(_beside(path)) as part:
-            save_file(dict(arrays), part, metadata=SIGNED)
-            part.chmod(0o644)  # it makes it for its owner alone
+            save_file(dict(arrays), part, metadata=METADATA)
+            part.chmod(0o644)  # save_file makes it readable by its owner alone
             digest = sha256(part)
         page = {"format": FORMAT, "arrays": digest, "content": content}
         with atomically(path) as part:
@@ -109,8 +110,8 @@ def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, A
     _tidy(folder, path)
 
 
-def find(run: Path) -> Found | None:
-    """The newest checkpoint of a run's folder that is whole; None where there is none at all.
+def find(run: Path) -> Checkpoint | None:
+    """Return the newest checkpoint of a run that is whole; None where there is none at all.
 
     Raises:
         InputError: there are some, and none is whole; or one is of another format.
@@ -118,29 +119,35 @@ def find(run: Path) -> Found | None:
     damaged: list[str] = []
     for path in _newest_first(run / "checkpoint"):
         try:
-            return Found(path, _opened(path), tuple(damaged))
+            return Checkpoint(path, _read(path), tuple(damaged))
         except InputError:
             raise
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             damaged.append(f"{path} is damaged ({type(error).__name__}: {error})")
     if damaged:
         raise InputError(
-            f"{damaged[0]}, and no other checkpoint is whole: take {run / 'checkpoint'} away to begin anew"
+            f"{damaged[0]}, and no other checkpoint is whole: "
+            f"remove {run / 'checkpoint'} to start again"
         )
     return None
 
 
-def _opened(path: Path) -> dict[str, Any]:
-    """What a checkpoint says, if it is whole."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint that is whole.
+
+    Raises:
+        ValueError: a checksum does not match.
+        InputError: it has another format.
+    """
     page = json.loads(read_bytes(path).decode())
     if page["checksum"] != checksum(page):
-        raise ValueError("its checksum is another")
+        raise ValueError("its checksum does not match")
     if page["format"] != FORMAT:
         raise InputError(
             f"{path} is of format {page['format']}: this version of dfl reads {FORMAT}"
         )
     if page["arrays"] != sha256(_beside(path)):
-        raise ValueError(f"the checksum of {_beside(path).name} is another")
+        raise ValueError(f"the checksum of {_beside(path).name} does not match")
     content: dict[str, Any] = page["content"]
     return content
 
@@ -150,15 +157,13 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _tidy(folder: Path, last: Path) -> None:
-    """Remove all but the last checkpoints, and what a launch that was killed left half-written.
+    """Remove all but the last checkpoints, and the unfinished files of a killed launch.
 
-    What is not ours by its name and its beginning stays.
+    A file stays unless its name and its first bytes are those of a checkpoint.
     """
-    kept = {
-        path.stem
-        for path in [path for path in _newest_first(folder) if path.name <= last.name][:KEPT]
-    }
-    for path in sorted(folder.iterdir()):  # the JSON goes first: no page may vouch for what is gone
+    up_to_last = [path for path in _newest_first(folder) if path.name <= last.name]
+    kept = {path.stem for path in up_to_last[:KEPT]}
+    for path in sorted(folder.iterdir()):  # the JSON is removed first
         known = re.fullmatch(r"(\.?)([0-9]{10})(\.json|\.safetensors)(\.part)?", path.name)
         if known and bool(known[1]) == bool(known[4]) and (known[1] or known[2] not in kept):
             with suppress(OSError):
@@ -167,7 +172,7 @@ def _tidy(folder: Path, last: Path) -> None:
 
 
 def _ours(path: Path, kind: str) -> bool:
-    """Whether a file begins as ours do, as far as it goes; a link is not ours."""
+    """Return whether a file starts as one of a checkpoint, as far as it goes; no link does."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return False
     with path.open("rb") as file:

@@ -1,10 +1,11 @@
-"""Checksums of what a run is given besides its settings and data: a caller's own model and loss, and files.
+"""Checksums of a caller's own model and loss, and of files that a run reads besides its data.
 
-A checkpoint keeps them, and a run that goes on is compared with them. Of code they cover what Python shows of a
-function or class: its bytecode, constants, names, default values and enclosed values, and what it refers to by a
-global name: functions and classes, modules of torch, tensors, arrays, and plain values, also in tuples, lists and
-dicts. Modules of Python and what installed packages define count by their names; the versions of the packages that
-matter are noted apart. Other objects that code refers to by a global name count by their class.
+Checkpoints have them, and a resumed run is compared with them. Of code they cover what Python shows
+of a function or class: its bytecode, constants, names, default values and enclosed values,
+and what it refers to by a global name: functions and classes, modules of torch, tensors, arrays,
+and plain values, also in tuples, lists and dicts. Modules of Python and definitions of installed
+packages count by their names; the versions of the packages that matter are recorded separately.
+Other objects that code refers to by a global name count by their class.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ else:
 
 MODEL, CODE, VALUES, LOSS = "model", "model's code", "model's initial values", "loss"
 BYTECODE = (CODE, LOSS)
-"""Those of which another version of Python makes another checksum."""
+"""The checksums that depend on the version of Python."""
 
 
 def of_models(modules: Sequence[Module]) -> dict[str, str]:
-    """Return checksums of a caller's modules: their structure, their code, and the values of their parameters.
+    """Return checksums of a caller's modules: of their structure, code and initial values.
 
-    Values that are not trained, buffers and frozen parameters, count to the structure, since no checkpoint has them.
+    Values that are not trained, buffers and frozen parameters, count to the structure, since no
+    checkpoint has them.
     """
     structure, code, values = _Walk(), _Walk(), _Walk()
     for k, module in enumerate(modules):
-        code.leave_out(module.modules())  # whose functions may enclose them
+        code.leave_out(module.modules())  # their functions may enclose them
         for name, part in module.named_modules():
             structure.add(k, name, _called(type(part)), _extra(part), _options(part))
             code.add(
@@ -72,25 +74,25 @@ def of_loss(loss: Callable[..., Any]) -> dict[str, str]:
 
 
 def of_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the checksums of files by what asked for them; what is no file is left to those who read it.
+    """Return the checksums of files by a description of each; missing files are left out.
 
     Raises:
         InputError: one cannot be read.
     """
-    found = {}
-    for asked, path in files.items():
+    checksums = {}
+    for description, path in files.items():
         if not path.is_file():
             continue
         try:
             with path.open("rb") as file:
-                found[asked] = hashlib.file_digest(file, "sha256").hexdigest()
+                checksums[description] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise InputError(f"{asked}: {path} cannot be read ({error.strerror})") from None
-    return found
+            raise InputError(f"{description}: {path} cannot be read ({error.strerror})") from None
+    return checksums
 
 
 def _extra(module: Module) -> str:
-    """What a module prints of itself; nothing where it cannot."""
+    """Return the text that a module prints of itself; empty where it cannot."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -98,7 +100,7 @@ def _extra(module: Module) -> str:
 
 
 def _options(module: Module) -> list[tuple[str, Any]]:
-    """The plain values and tensors that a module keeps as attributes, but for the mode that it is in."""
+    """Return the attributes of a module that are plain values or tensors, but for its mode."""
     own = {
         name: value
         for name, value in vars(module).items()
@@ -114,21 +116,24 @@ def _called(kind: Any) -> str:
 
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
-"""Kinds of values whose representation is all that there is to them."""
+"""Types of values that their `repr` describes completely."""
 OWN_KINDS = ("torch.dtype", "torch.device", "torch.Size", "torch.memory_format")
-"""Kinds of values of torch of which the same holds."""
+"""Types of torch of which the same holds."""
 INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-"""Where Python and installed packages lie."""
+"""The folders of Python and of installed packages."""
 
 
 class _Walk:
-    """A checksum of values and of all that they are made of. What is met again counts by where it was met first."""
+    """A checksum of values and of all their parts.
+
+    A part that occurs again counts by its first occurrence.
+    """
 
     def __init__(self) -> None:
         self.whole, self.known = hashlib.sha256(), dict[int, int]()
-        self.kept: list[Any] = []  # what is known, or another value might get its id
+        self.kept: list[Any] = []  # a reference keeps another value from getting its id
 
     def add(self, *values: Any) -> None:
         """Add values to the checksum."""
@@ -146,7 +151,7 @@ class _Walk:
                 waiting += reversed(parts)
 
     def leave_out(self, values: Iterable[Any]) -> None:
-        """Take values for known."""
+        """Treat values as if they had occurred."""
         for value in values:
             self.known[id(value)] = len(self.known)
             self.kept.append(value)
@@ -160,7 +165,7 @@ class _Walk:
 
 
 def _look(value: Any) -> tuple[bytes, Sequence[Any]]:
-    """What there is to see of a value that is not plain, and the values that it is made of."""
+    """Return a description of a value that is not plain, and its parts."""
     if isinstance(value, ModuleType):
         return value.__name__.encode(), ()
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -180,7 +185,7 @@ def _look(value: Any) -> tuple[bytes, Sequence[Any]]:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """What a value is made of that is neither plain nor code."""
+    """Return the parts of a value that is neither plain nor code."""
     if isinstance(value, tuple | list):
         return value
     if isinstance(value, dict):
@@ -207,7 +212,7 @@ def _module(module: Module) -> Sequence[Any]:
 
 
 def _installed(value: Any) -> bool:
-    """Whether a function or class is of Python, of an installed package, or of ours."""
+    """Return whether a function or class is of Python, of an installed package, or of dfl."""
     name = str(value.__module__)
     if name in sys.builtin_module_names or name.partition(".")[0] in ("dfl", "topologies"):
         return True
@@ -216,7 +221,7 @@ def _installed(value: Any) -> bool:
 
 
 def _class(kind: type) -> Sequence[Any]:
-    """What a class does: the classes that it is made of, its functions and its plain values."""
+    """Return the parts of a class: its bases, its functions and its plain values."""
     own: list[Any] = [*kind.__bases__]
     for name, value in sorted(vars(kind).items()):
         function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", None) or value))
@@ -226,7 +231,7 @@ def _class(kind: type) -> Sequence[Any]:
 
 
 def _function(function: FunctionType) -> Sequence[Any]:
-    """What a function does, and the values that it has at hand."""
+    """Return the parts of a function: its code and the values that it uses."""
     cells = [_cell(each) for each in function.__closure__ or ()]
     return [
         *_code(function.__code__, function.__doc__)[1],
@@ -246,9 +251,9 @@ def _cell(cell: Any) -> Any:
 
 
 def _globals(function: FunctionType) -> Iterator[Any]:
-    """What a function, or one inside it, refers to by a global name and does not set; the name goes before it."""
+    """Yield the global names that a function or one inside it reads, not sets, with values."""
     codes, read, written = [function.__code__], set[str](), set[str]()
-    for code in codes:  # which grows
+    for code in codes:  # the list grows
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
         for step in dis.get_instructions(code):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -273,9 +278,9 @@ def _plain(value: Any) -> bool:
 
 
 def _constant(value: Any) -> bool:
-    """Whether a value is plain, a tensor or an array, or a tuple, list, dict or set of such."""
+    """Return whether a value is plain, a tensor, an array, or a tuple, list, dict, set of these."""
     waiting, seen = [value], set[int]()
-    for each in waiting:  # which grows
+    for each in waiting:  # the list grows
         if isinstance(each, tuple | list | dict | set | frozenset):
             if id(each) not in seen:
                 seen.add(id(each))
@@ -286,7 +291,7 @@ def _constant(value: Any) -> bool:
 
 
 def _code(code: CodeType, text: str | None = None) -> tuple[bytes, Sequence[Any]]:
-    """What code does: bytecode, names and constants, but neither where it stands nor its docstring."""
+    """Return the bytecode of code, its names and its constants without the docstring."""
     constants = [each for each in code.co_consts if text is None or each != text]
     return code.co_code, [code.co_names, code.co_varnames, code.co_freevars, *constants]
 
@@ -299,7 +304,7 @@ def _array(value: torch.Tensor | np.ndarray) -> tuple[bytes, Sequence[Any]]:
 
 
 def _bytes(value: torch.Tensor) -> bytes:
-    """The bytes of a tensor of any dtype."""
+    """Return the bytes of a tensor of any dtype."""
     if value.is_meta or not value.numel():
         return b""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,12 +1,12 @@
-"""run.json: its checksum vouches for itself, its table of files for what a run that is over wrote.
+"""run.json: the record of a run, with a checksum of itself and of the files of a run that ended.
 
     {"run": {...}, ..., "exit": 0,
      "files": {"metrics.csv": {"bytes": 812, "sha256": "..."}, ...}, "checksum": "..."}
 
-`files` has what is final: it is written last, with the exit code, in the same file. A run that is
-not over vouches for none, one that was ended early for metrics.csv. Logs, which are written to
-until the process ends, and the files of TensorBoard, which have checksums of their own and hold
-nothing that metrics.csv does not, are not in it; nor are checkpoints (`dfl.store.checkpoint_files`).
+`files` is written last, with the exit code. It is missing while a run is not over, and has
+metrics.csv alone where the run ended early. It does not have logs, which are written to until the
+process ends, files of TensorBoard, which have checksums of their own and hold nothing that
+metrics.csv does not, and checkpoints (`dfl.store.checkpoint_files`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) ->
 
     Args:
         folder: of the run.
-        record: what it says; `run` has the settings.
-        names: of the files in the folder to vouch for, with / for folders; none while they grow.
+        record: its content; `run` has the settings.
+        names: of the files in the folder whose checksums it gets, with / for folders.
 
     Raises:
         OSError: it cannot be written, or one of the files cannot be read.
@@ -46,7 +46,7 @@ def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) ->
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return what run.json says.
+    """Return the content of run.json.
 
     Raises:
         InputError: there is none, or it is damaged.
@@ -59,21 +59,21 @@ def read(folder: Path) -> dict[str, Any]:
         line = f"{folder} is no run directory: its {NAME} cannot be read ({why})"
         raise InputError(line) from None
     if not isinstance(page, dict) or not isinstance(page.get("run"), dict):
-        raise InputError(f"{folder} is no run directory: its {NAME} says of no run")
+        raise InputError(f"{folder} is no run directory: its {NAME} has no settings of a run")
     if not whole:
-        why = "its checksum is another" if "checksum" in page else "it has no checksum"
+        why = "its checksum does not match" if "checksum" in page else "it has no checksum"
         raise InputError(f"{folder}/{NAME} is damaged: {why}")
     return page
 
 
 def damage(folder: Path, *names: str) -> str:
-    """Return in one line what is damaged or missing of a run's folder; empty where all is whole.
+    """Return in one line which file of a run is damaged or missing; empty where all are whole.
 
-    Of a run that is not over, this is about run.json alone.
+    Of a run that is not over, only run.json is checked.
 
     Args:
         folder: of the run.
-        names: the files to look at; where none are given, all that the run vouches for.
+        names: the files to check; all whose checksums it has where none are given.
     """
     try:
         record = read(folder)
@@ -85,10 +85,10 @@ def damage(folder: Path, *names: str) -> str:
 
 
 def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
-    """Return in one line what is wrong with a file; empty where it is as `known` says."""
+    """Return in one line what is wrong with a file; empty if its size and sum are `known`."""
     try:
         whole = _sum(folder / name) == known
-        return "" if whole else f"{folder / name} is damaged: its checksum is another"
+        return "" if whole else f"{folder / name} is damaged: its checksum does not match"
     except FileNotFoundError:
         return f"{folder / name} is missing"
     except OSError as error:
@@ -96,9 +96,9 @@ def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
 
 
 def checksum(page: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a page of JSON says, but for its own checksum."""
-    said = {name: value for name, value in page.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of the content of a JSON file without its own checksum."""
+    content = {name: value for name, value in page.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sum(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dfl.core.errors import InputError
 from dfl.core.files import read_bytes
 from dfl.store import checkpoint_files, fingerprints, manifest
 from dfl.store.record import versions
-from dfl.store.resume import before, comparable, refuse_others, refuse_too_late
+from dfl.store.resume import comparable, refuse_different, refuse_too_late, stored_run
 from dfl.store.run_directory import outputs
 
 
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
     """How far a run has come, on rank 0: its last checkpoint, and checksums of what it is given.
 
     Attributes:
-        found: the checkpoint at which the run goes on; None where it begins.
+        found: the checkpoint from which the run is resumed; None where it starts.
         data: checksum of data and graph.
         trace: what the folder held when it was read, see `checkpoint_files.trace`.
         notes: warnings, one line each.
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
             `dfl.store.fingerprints`.
     """
 
-    found: checkpoint_files.Found | None
+    found: checkpoint_files.Checkpoint | None
     data: str
     trace: tuple[bytes, ...]
     notes: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class Progress(NamedTuple):
 
 def find_checkpoint(
     run: Run, schedule: Callable[[int, int], float]
-) -> checkpoint_files.Found | None:
-    """Return the checkpoint at which a run goes on, on rank 0; None where it begins.
+) -> checkpoint_files.Checkpoint | None:
+    """Return the checkpoint from which a run is resumed, on rank 0; None where it starts.
 
     Args:
         run: the settled run.
@@ -48,28 +48,30 @@ def find_checkpoint(
         InputError: what is in `run.resume` is damaged, of another run, or finished
             without a checkpoint.
     """
-    if run.resume is None or (begun := before(run.resume)) is None:
+    if run.resume is None or (begun := stored_run(run.resume)) is None:
         return None
-    refuse_others(run.resume, begun, run)
+    refuse_different(run.resume, begun, run)
     last = checkpoint_files.find(run.resume)
     if last is None:
         if line := manifest.damage(run.resume):
-            raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
+            raise InputError(
+                f"{line}, and there is no checkpoint to resume from: start another run"
+            )
         if manifest.read(run.resume).get("exit") == 0:
             raise InputError(
-                f"--resume {run.resume} is finished and has no checkpoint to go on from: begin "
-                "another run, with --checkpoint-every to go on with later"
+                f"--resume {run.resume} is finished and has no checkpoint to resume from: start "
+                "another run, with --checkpoint-every to resume it later"
             )
         return None
     if comparable(last.content["run"]) != comparable(run.to_dict()):
         raise InputError(f"{last.path} is a checkpoint of another run than {run.resume}/run.json")
-    refuse_too_late(run.resume, run, (last.round, begun.rounds), schedule)
+    refuse_too_late(run.resume, run, last.round, begun.rounds, schedule)
     return last
 
 
 def progress_of(
     run: Run,
-    last: checkpoint_files.Found | None,
+    last: checkpoint_files.Checkpoint | None,
     trace: tuple[bytes, ...],
     data: str,
     given: Mapping[str, str] = MappingProxyType({}),

@@ -1,4 +1,4 @@
-"""How is a finished run looked at again? `dfl.load(DIR)`: its rows, its peers and its models.
+"""`dfl.load(DIR)`: the rows, the peers and the models of a run, read from its folder.
 
 Everything comes from the files that `dfl.reporting.report` wrote; nothing is unpickled.
 """
@@ -38,12 +38,12 @@ else:
 
 @dataclass(frozen=True)
 class Result:
-    """A run read back from its folder; what is asked for is read when it is asked for.
+    """A run read from its folder; every file is read on first use.
 
     Attributes:
-        folder: where it lies.
+        folder: of the run.
         record: run.json.
-        module: the caller's own module, where the run trained one; all of them, where it trained several kinds.
+        module: the caller's own module where the run trained one, or all where it trained several.
     """
 
     folder: Path
@@ -52,12 +52,12 @@ class Result:
 
     @cached_property
     def run(self) -> Run:
-        """What was asked for, with peers, algorithm and compressor written out."""
+        """The settings, with peers, algorithm and compressor filled in."""
         return Run.from_dict(self.record["run"])
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The evaluations so far, a row each; of a run that goes on, those that are whole."""
+        """The evaluations so far, a row each; of a run that is not over, the complete ones."""
         import pandas as pd
 
         path = self._whole("metrics.csv", self.record.get("exit") is None)
@@ -68,7 +68,10 @@ class Result:
         return pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["round"])
 
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
-        """After how many rounds a figure reached a target, as `dfl.evaluation.metrics.rounds_to` counts; NaN where it did not."""
+        """Return the rounds until a column reached a target, by `dfl.evaluation.metrics.rounds_to`.
+
+        NaN where it did not.
+        """
         if self.rows.empty:
             return math.nan
         return rounds_to(self.rows["round"].tolist(), self.rows[column].tolist(), target)
@@ -82,9 +85,10 @@ class Result:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """The models at the end, (P, *shape) by parameter name; (1, *shape) of a server, and of frozen parameters.
+        """The models at the end, by parameter name.
 
-        Tied weights are there once, under the first of their names.
+        Each is (P, *shape); of a server and of frozen parameters (1, *shape). Tied weights are
+        there once, under the first of their names.
 
         Raises:
             InputError: an unfinished run, or a file that is damaged or holds no models.
@@ -103,14 +107,14 @@ class Result:
             kind = str(value.dtype).removeprefix("torch.")
             if kind not in ("float32", "float64") or not value.ndim or not len(value):
                 raise InputError(
-                    f"{path} holds no models: {name} is {kind} of shape {tuple(value.shape)}, not float32 or float64 "
-                    "with a row for each peer"
+                    f"{path} holds no models: {name} is {kind} of shape {tuple(value.shape)}, not "
+                    "float32 or float64 with a row for each peer"
                 )
         return state
 
     @property
     def honest(self) -> list[bool]:
-        """Which of the models are those of honest peers."""
+        """Whether each of the models is that of an honest peer."""
         models = max(map(len, self.state.values()))
         return (
             (self.peers["is_attacker"] == 0).tolist()
@@ -119,16 +123,17 @@ class Result:
         )
 
     def model(self, peer: int) -> Module:
-        """A fresh module with the weights of one peer.
+        """Return a new module with the weights of one peer.
 
         Raises:
-            InputError: no such peer, an unfinished run, or the caller's own module is missing or another.
+            InputError: there is no such peer, the run is unfinished, or the caller's own module is
+                missing or another.
         """
         peers = self.run.peers or 0
         if not KINDS["int"].holds(peer) or not 0 <= peer < peers:
             raise InputError(f"{self.folder} has peers 0 to {peers - 1}, not {shown(peer)}")
         if not isinstance(self.module, Sequence):
-            # A server's model is everybody's, and the only one.
+            # A server has one model, which is that of all peers.
             weights = {
                 name: value[min(peer, len(value) - 1)].clone() for name, value in self.state.items()
             }
@@ -146,7 +151,9 @@ class Result:
         return self._filled(common | own, copy.deepcopy(self.module[kind]))
 
     def mean_model(self) -> Module:
-        """A fresh module with the mean of all honest peers' weights, taken in float64 as `accuracy_mean_model` does.
+        """Return a new module with the mean of the honest peers' weights.
+
+        The mean is taken in float64, as that of `accuracy_mean_model` is.
 
         Raises:
             InputError: an unfinished run, or the caller's own module is missing or another.
@@ -155,7 +162,8 @@ class Result:
             raise InputError(
                 f"{self.folder} has models of {len(self.module)} kinds, which have no mean"
             )
-        honest, models = self.honest, {name: value.numpy() for name, value in self.state.items()}
+        honest = self.honest
+        models = {name: value.numpy() for name, value in self.state.items()}
         models = {
             name: (value[honest] if len(value) == len(honest) else value).astype(np.float64)
             for name, value in models.items()
@@ -174,7 +182,8 @@ class Result:
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found:
             raise InputError(
-                f"{self.folder} holds another model than this {type(module).__name__}: parameters {found}, not {wanted}"
+                f"{self.folder} holds another model than this {type(module).__name__}: parameters "
+                f"{found}, not {wanted}"
             )
         fill(module, weights)
         return module
@@ -207,15 +216,16 @@ class Result:
 
 
 def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:
-    """Read a run back.
+    """Read a run from its folder.
 
     Args:
         folder: its run directory.
-        module: the caller's own module or modules, if the run trained such; they are copied, never changed. All of
-            their parameters, frozen ones too, get the values that they had in the run.
+        module: the caller's own module or modules, if the run trained such. They are copied, never
+            changed. All of their parameters, frozen ones too, get the values of the run.
 
     Raises:
-        InputError: the folder holds no run, or run.json is damaged. What is read later may be, too.
+        InputError: the folder holds no run, or run.json is damaged. Other files may be found
+            damaged, too.
     """
     if not isinstance(folder, str | os.PathLike):
         raise InputError(f"load needs the folder of a run, not {shown(folder)}")

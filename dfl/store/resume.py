@@ -1,4 +1,4 @@
-"""With which settings does a run go on? With its own, but for how far it goes and how often it is looked at."""
+"""The settings with which a run is resumed: its own, but for those in `FREE`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,29 @@ from dfl.store import checkpoint_files, manifest
 from dfl.store.run_directory import outputs
 
 FREE = ("rounds", "eval_every", "checkpoint_every", "timeout", "log_level", "tensorboard")
-"""What may change when a run goes on."""
+"""The settings that may change when a run is resumed."""
 PLACES = ("out", "resume", "data_dir")
-"""What is no part of a run, but says where its files are."""
-PLACED = {"out": None, "resume": None}
+"""The settings that name folders and are not part of what a run computes."""
 
 
 def resumed(folder: Path | str, **changes: Any) -> Run:
-    """The run in a folder, to go on with: `for row in dfl.simulate(dfl.resumed("runs/ring", rounds=200))`.
+    """Return the run in a folder, to be resumed.
 
-    A caller's own model and data are given to `simulate` again.
+        for row in dfl.simulate(dfl.resumed("runs/ring", rounds=200)): ...
+
+    A caller's own model and data must be given to `simulate` again.
+
+    Args:
+        folder: of the run.
+        changes: new values of settings in `FREE`.
 
     Raises:
-        InputError: the folder holds no run, or something else than `FREE` is to change.
+        InputError: the folder holds no run, or another setting is to change.
     """
-    values = _begun(Path(folder)).to_dict()
+    begun = stored_run(Path(folder))
+    if begun is None:
+        raise InputError(f"{folder} holds no run: there is no run.json in it")
+    values = begun.to_dict()
     values = {
         name: value
         for name, value in values.items()
@@ -37,41 +45,45 @@ def resumed(folder: Path | str, **changes: Any) -> Run:
     for name in changes:
         if name not in FREE:
             raise InputError(
-                f"{folder}: {name} cannot change when a run goes on, only {', '.join(FREE)} can"
+                f"{folder}: {name} cannot change when a run is resumed, only {', '.join(FREE)} can"
             )
     return Run.from_dict(values | changes | {"out": str(folder), "resume": str(folder)})
 
 
-def settings(run: Run, given: Collection[str], settle: Callable[[Run], Run]) -> Run:
-    """What `--resume` asks for: the run in its folder, or where there is none yet, the one that is asked for beside it.
+def run_to_resume(run: Run, given: Collection[str], settle: Callable[[Run], Run]) -> Run:
+    """Return the run in the folder of `--resume`; where there is none yet, the run that is given.
 
     Args:
-        run: what is asked for.
-        given: which of its fields are really asked for, by flags or by a file.
-        settle: writes out what the settings of a run leave open.
+        run: the settings given beside `--resume`.
+        given: the fields that were given, by flags or in a file.
+        settle: fills in the settings that a run leaves open.
 
     Raises:
-        InputError: there is no run, and none is asked for; or another is.
+        InputError: there is no run and no settings are given, or settings differ.
     """
-    folder, given = run.resume, set(given) - {"resume"}
+    folder = run.resume
+    given = set(given) - {"resume"}
     assert folder is not None
-    if (begun := before(folder)) is None:
+    if (begun := stored_run(folder)) is None:
         if not given - set(FREE):
             raise InputError(f"--resume {folder} holds no run: there is no run.json in it")
         return run
     if "own" in (begun.model, begun.dataset):
         raise InputError(
-            f"--resume {folder}: that run had its caller's own model or data, only Python can go on with it"
+            f"--resume {folder}: that run had its caller's own model or data: only Python can "
+            "resume it"
         )
-    said = {name: getattr(run, name) for name in given}
-    both = {"compressor": None, "algorithm": None} if "bits" in given else {}
-    refuse_others(folder, begun, settle(replace(begun, **(both | said | PLACED))))
-    free = {name: value for name, value in said.items() if name in (*FREE, "data_dir")}
+    changes = {name: getattr(run, name) for name in given}
+    derived = {"compressor": None, "algorithm": None} if "bits" in given else {}
+    refuse_different(
+        folder, begun, settle(replace(begun, **(derived | changes | {"out": None, "resume": None})))
+    )
+    free = {name: value for name, value in changes.items() if name in (*FREE, "data_dir")}
     return replace(begun, **(free | {"out": folder, "resume": folder}))
 
 
-def before(folder: Path) -> Run | None:
-    """The run in a folder as run.json has it, or its last checkpoint; None where none began.
+def stored_run(folder: Path) -> Run | None:
+    """Return the run in a folder by its run.json or its last checkpoint; None where there is none.
 
     Raises:
         InputError: neither can be read.
@@ -87,97 +99,94 @@ def before(folder: Path) -> Run | None:
             line = str(error)
     last = checkpoint_files.find(folder)
     if last is None:
-        raise InputError(f"{line}, and there is no checkpoint to go on from: begin another run")
+        raise InputError(f"{line}, and there is no checkpoint to resume from: start another run")
     return Run.from_dict(last.content["run"])
 
 
-def refuse_others(folder: Path, before: Run, asked: Run) -> None:
-    """Refuse to go on with a run in some folder as another one; both are settled.
+def refuse_different(folder: Path, stored: Run, run: Run) -> None:
+    """Refuse to resume a run with other settings than it has.
+
+    Args:
+        folder: of the run.
+        stored: the settled run in it.
+        run: the settled run to resume.
 
     Raises:
-        InputError: they differ in what may not change.
+        InputError: a setting differs that may not change.
     """
-    one, other = comparable(before.to_dict()), comparable(asked.to_dict())
-    for name in sorted(one.keys() | other.keys()):
-        if one.get(name) != other.get(name):
+    old = comparable(stored.to_dict())
+    new = comparable(run.to_dict())
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
             raise InputError(
-                f"--resume {folder}: that run has {flag(name)} {one.get(name)}, not {other.get(name)}; only "
-                f"{', '.join(map(flag, FREE))} may change"
+                f"--resume {folder}: that run has {flag(name)} {old.get(name)}, not "
+                f"{new.get(name)}; only {', '.join(map(flag, FREE))} may change"
             )
 
 
 def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make a run what it is, as plain values."""
+    """Return the settings on which the results of a run depend, as plain values."""
     return {name: value for name, value in run.items() if name not in (*FREE, *PLACES)}
 
 
 def refuse_too_late(
-    folder: Path, asked: Run, done: tuple[int, int], schedule: Callable[[int, int], float]
+    folder: Path, run: Run, done: int, planned: int, schedule: Callable[[int, int], float]
 ) -> None:
-    """Refuse another number of rounds where it would change what has been done.
+    """Refuse a number of rounds that is less than done, or that changes past learning rates.
 
     Args:
-        folder: where the run is.
-        asked: how far it is to go.
-        done: how many rounds it has done, and how many it was to do then.
-        schedule: factor on the learning rate in round t of so many.
+        folder: of the run.
+        run: to be resumed, with the new number of rounds.
+        done: number of rounds done.
+        planned: number of rounds that the run was to do.
+        schedule: factor on the learning rate, by round and number of rounds.
 
     Raises:
-        InputError: it has done more, or its learning rates would have been others.
+        InputError: the number of rounds is one of these.
     """
-    t, rounds = done
-    if t > asked.rounds:
+    if done > run.rounds:
         raise InputError(
-            f"--resume {folder} has done {t} rounds, more than --rounds {asked.rounds}"
+            f"--resume {folder} has done {done} rounds, more than --rounds {run.rounds}"
         )
-    if asked.rounds != rounds and any(
-        schedule(k, rounds) != schedule(k, asked.rounds) for k in range(t)
+    if run.rounds != planned and any(
+        schedule(t, planned) != schedule(t, run.rounds) for t in range(done)
     ):
         raise InputError(
-            f"--resume {folder}: with --rounds {asked.rounds} the learning rates of the {t} rounds done would have "
-            f"been others (--lr-schedule {asked.lr_schedule})"
+            f"--resume {folder}: --rounds {run.rounds} would change the learning rates of the "
+            f"{done} rounds done (--lr-schedule {run.lr_schedule})"
         )
 
 
-def over(run: Run) -> str:
-    """Return a line for a run that is finished, and an empty one for a run that is not, or that is damaged.
+def describe_finished(run: Run) -> str:
+    """Return a line if the run to resume is finished; empty if it is not, or is damaged.
 
     Raises:
-        InputError: it has done more rounds than are asked for.
+        InputError: it has done more rounds than `run` has.
     """
     from dfl.store.results import load
 
     assert run.resume is not None
-    if manifest.damage(run.resume, "metrics.csv"):  # is mended, or refused without a checkpoint
+    if manifest.damage(
+        run.resume, "metrics.csv"
+    ):  # it is repaired, or refused without a checkpoint
         return ""
     ended = load(run.resume)
     if ended.record.get("exit") != 0:
         return ""
     done = int(ended.rows["round"].iloc[-1])
-    refuse_too_late(run.resume, run, (done, ended.run.rounds), lambda t, rounds: 1.0)
+    refuse_too_late(run.resume, run, done, ended.run.rounds, lambda t, rounds: 1.0)
     if run.rounds != ended.run.rounds or manifest.damage(run.resume):
         return ""
     return f"{run.resume} is finished after {done} rounds"
 
 
-def finished(asked: Run) -> str:
-    """Return a line for a run that is to be gone on with and is finished, as `over` does; empty where there is none.
+def finished(run: Run) -> str:
+    """Return a line as `describe_finished` does; empty where there is no run to resume.
 
     Raises:
-        InputError: another run is in its folder, or it has done more rounds than are asked for.
+        InputError: the settings of the run in the folder differ, or it has done more rounds.
     """
-    if asked.resume is None or (begun := before(asked.resume)) is None:
+    if run.resume is None or (stored := stored_run(run.resume)) is None:
         return ""
-    refuse_others(asked.resume, begun, asked)
-    return over(asked)
-
-
-def _begun(folder: Path) -> Run:
-    """The run in a folder.
-
-    Raises:
-        InputError: it has none.
-    """
-    if (begun := before(folder)) is None:
-        raise InputError(f"{folder} holds no run: there is no run.json in it")
-    return begun
+    refuse_different(run.resume, stored, run)
+    return describe_finished(run)

@@ -1,8 +1,7 @@
-"""Which folders are ours to write to: those with our marker, and new or empty ones, which get it.
+"""The folders that dfl writes to: those with its marker, and new or empty ones, which get it.
 
-The marker is the file `.dfl`, a regular one with `CONTENT` in it, and is written before anything
-else. run.json does not do as a marker, because users keep copies of it beside files of their own,
-to replay a run.
+The marker is the regular file `.dfl` with `CONTENT` in it, and is written before anything else.
+run.json is no marker, because users keep copies of it beside files of their own, to replay a run.
 """
 
 from __future__ import annotations
@@ -22,17 +21,19 @@ from dfl.core.files import Lock, make_directory, no_follow, read_bytes
 MARKER = ".dfl"
 """The name of the marker."""
 CONTENT = b"dfl writes to this folder\n"
-"""What the marker holds."""
+"""The content of the marker."""
 FILES = ("run.json", "metrics.csv", "peers.csv", "state.safetensors")
 """The files that a run writes to its folder."""
 FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard")
 """The folders that a run makes in its folder."""
 OUTPUTS = (*FILES, *FOLDERS[:2])
-"""What tells that a run has been in a folder. A sweep writes to it before that."""
-GRID, CELL = "grid.toml", "cell.toml"
-"""The file of a sweep in its folder, and that of a cell in the cell's folder."""
+"""What shows that a folder has a run. A sweep writes to the folder of a cell before that."""
+GRID = "grid.toml"
+"""The copy of the file of a grid, in the folder of a sweep."""
+CELL = "cell.toml"
+"""The settings of a cell of a sweep, in the folder of the cell."""
 LONGEST = "x" * 100
-"""No name that a run gives to a file in its folder is longer."""
+"""As long as the longest name of a file in the folder of a run."""
 
 
 def refuse_unusable(folder: Path, resume: bool) -> None:
@@ -40,16 +41,16 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
 
     Args:
         folder: which need not exist.
-        resume: whether the run goes on with what is in it.
+        resume: whether the run in it is resumed.
 
     Raises:
-        InputError: it is foreign, has a name that leaves no room for names in it, holds a sweep,
-            a run already that is not to be gone on with, or something else where a run writes.
+        InputError: it is foreign, its name leaves no room for names in it, it holds a sweep, a run
+            that is not to be resumed, or something else in the place of a file of a run.
     """
     flag = "--resume" if resume else "--out"
     refuse_foreign(flag, folder)
     if os.path.lexists(folder / GRID) or next(folder.glob(f"*/{CELL}"), None):
-        raise InputError(f"{flag} {folder} holds a sweep, which is no run: give another folder")
+        raise InputError(f"{flag} {folder} holds a sweep, not a run: give another folder")
     if not resume and outputs(folder):
         raise InputError(
             f"--out {folder} holds a run already, and runs are never overwritten: "
@@ -63,7 +64,7 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
 
 
 def outputs(folder: Path) -> list[str]:
-    """Return the names of what a run has left in a folder."""
+    """Return the names of the files and folders of a run in a folder."""
     return [name for name in OUTPUTS if os.path.lexists(folder / name)]
 
 
@@ -71,11 +72,11 @@ def refuse_foreign(flag: str, folder: Path) -> None:
     """Refuse a folder that is not empty and was not claimed; nothing is touched.
 
     Args:
-        flag: what names the folder, for the message.
+        flag: by which the folder was given, for messages.
         folder: which need not exist.
 
     Raises:
-        InputError: it holds something foreign, or cannot be looked at.
+        InputError: it holds something foreign, or cannot be read.
     """
     try:
         names = os.listdir(folder)
@@ -86,25 +87,27 @@ def refuse_foreign(flag: str, folder: Path) -> None:
         raise _unusable(flag, folder, error) from None
     if foreign:
         raise InputError(
-            f"{flag} {folder} is not empty, and no folder of dfl's (it has no {MARKER} of ours): give another folder"
+            f"{flag} {folder} is not empty and not a folder of dfl (it has no valid {MARKER}): "
+            "give another folder"
         )
 
 
 def claim(folder: Path, flag: str = "--out") -> list[Path]:
-    """Make a folder ours, before anything else is written to it; one that is ours stays as it is.
+    """Create a folder and its marker, before anything else is written to it.
 
     Args:
-        folder: a new one, an empty one, or one of ours.
-        flag: what names it, for messages.
+        folder: a new one, an empty one, or one with the marker, which stays as it is.
+        flag: by which it was given, for messages.
 
     Returns:
-        What was made, for `take_back`.
+        The files and folders that were created, for `take_back`.
 
     Raises:
         InputError: it holds something foreign, or cannot be written to.
     """
     refuse_foreign(flag, folder)
-    marker, made = folder / MARKER, list[Path]()
+    marker = folder / MARKER
+    made = list[Path]()
     try:
         made = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,10 +116,10 @@ def claim(folder: Path, flag: str = "--out") -> list[Path]:
             with open(handle, "wb") as file:
                 file.write(CONTENT)
             made.insert(0, marker)
-        if read_bytes(marker) != CONTENT:  # its writer was killed, or is at it
+        if read_bytes(marker) != CONTENT:  # its writer was killed, or is writing
             with open(marker, "wb", opener=no_follow) as file:
                 file.write(CONTENT)
-        refuse_foreign(flag, folder)  # which somebody may have filled in the meantime
+        refuse_foreign(flag, folder)  # another program may have filled it meanwhile
     except (OSError, ValueError) as error:
         take_back(made)
         raise error if isinstance(error, InputError) else _unusable(flag, folder, error) from None
@@ -124,7 +127,7 @@ def claim(folder: Path, flag: str = "--out") -> list[Path]:
 
 
 def take_back(made: Sequence[Path]) -> None:
-    """Undo `claim` where nothing was written since: remove a lone marker, and empty folders."""
+    """Undo `claim` where nothing was written since: remove a lone marker and empty folders."""
     for each in made:
         with suppress(OSError):
             if each.is_dir():
@@ -165,7 +168,7 @@ def make_heartbeats(folder: Path) -> list[Path]:
 
 
 def _marked(folder: Path, names: Sequence[str]) -> bool:
-    """Whether a folder has our marker; a beginning of it will do where nothing else is there."""
+    """Return whether a folder has the marker, of which a part suffices if it is alone."""
     marker = folder / MARKER
     if MARKER not in names or not stat.S_ISREG(marker.lstat().st_mode):
         return False
@@ -177,7 +180,7 @@ def _check_kind(path: Path) -> None:
     """Refuse what a run could not write to.
 
     Raises:
-        OSError: it is not a file or not a directory, as it should be.
+        OSError: a file is in the place of a directory, or the other way round.
     """
     try:
         mode = path.lstat().st_mode

@@ -83,7 +83,7 @@ def main() -> int:
         The exit code: 0 all cells are done, 1 some failed or diverged, 2 an option or the grid is
         refused, 75 some are left, 130 Ctrl-C.
     """
-    return command_line.answer(_run_command_line)
+    return command_line.run_command(_run_command_line)
 
 
 def _run_command_line(tokens: Sequence[str]) -> int | None:

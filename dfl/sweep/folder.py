@@ -14,13 +14,9 @@ from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, make_directory, read_bytes
 from dfl.core.options import options
 from dfl.store import manifest
-from dfl.store.run_directory import claim, refuse_foreign
+from dfl.store.run_directory import CELL, GRID, claim, refuse_foreign
 from dfl.sweep.grid import Cell
 
-CELL = "cell.toml"
-"""The file with the settings of a cell, in the folder of the cell."""
-GRID = "grid.toml"
-"""The copy of the file of a grid, in the folder of the sweep."""
 FREE = ("checkpoint_every", "timeout", "log_level", "data_dir")
 """The fields that may differ between two calls with one folder: no result depends on them."""
 PATIENCE = 60.0

@@ -82,7 +82,7 @@ def read(path: Path, ranks: int) -> Grid:
 
     Args:
         path: the file.
-        ranks: the number of ranks of a cell, which is its number of peers where the file gives none.
+        ranks: the number of ranks of a cell, and of its peers where the file gives none.
 
     Raises:
         InputError: the file cannot be read, names something unknown, or some cell cannot be run.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, no_follow
-from dfl.sweep.folder import CELL
+from dfl.store.run_directory import CELL
 from dfl.sweep.status import (
     CELL_LOCK,
     DIVERGED,

@@ -173,10 +173,7 @@ def test_a_damaged_checkpoint_is_warned_of(dfl_run: Command, cut: Path, whole: P
 def test_only_damaged_checkpoints_are_refused(dfl_run: Command, cut: Path) -> None:
     for page in (cut / "checkpoint").glob("*.json"):
         page.write_text(page.read_text()[:-30])
-    assert (
-        "no other checkpoint is whole: take cut/checkpoint away to begin anew"
-        in dfl_run.refused(f"--resume={cut}")
-    )
+    assert "no other checkpoint is whole" in dfl_run.refused(f"--resume={cut}")
 
 
 def test_the_checkpoint_of_another_run_is_refused(dfl_run: Command, cut: Path) -> None:
@@ -191,10 +188,7 @@ def test_the_checkpoint_of_another_run_is_refused(dfl_run: Command, cut: Path) -
 def test_learning_rates_that_would_have_been_others(dfl_run: Command) -> None:
     crash(small(out=Path("cut"), lr_schedule="cosine"), 4)
     said = dfl_run.refused("--resume=cut", "--rounds=9")
-    assert (
-        "the learning rates of the 4 rounds done would have been others (--lr-schedule cosine)"
-        in said
-    )
+    assert "learning rates of the 4 rounds done (--lr-schedule cosine)" in said
     assert dfl_run("--resume=cut").code == 0
 
 
@@ -204,9 +198,7 @@ def test_a_callers_own_model_needs_python(dfl_run: Command, cut: Path) -> None:
 
 
 def test_from_python_too_only_some_things_may_change(cut: Path) -> None:
-    with pytest.raises(
-        dfl.InputError, match="cut: seed cannot change when a run goes on, only rounds,"
-    ):
+    with pytest.raises(dfl.InputError, match="cut: seed cannot change "):
         dfl.resumed(cut, seed=1)
     run = dfl.resumed(cut, rounds=9)
     assert (run.rounds, run.out, run.resume) == (9, cut, cut)
