@@ -149,10 +149,10 @@ def _stopping_on_signals(world: "World") -> Iterator[None]:
     """
 
     def handler(number: int, frame: object) -> None:
-        world.told = number
+        world.stop_signal = number
         signal.signal(number, signal.SIG_DFL)
 
-    world.told = 0
+    world.stop_signal = 0
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield

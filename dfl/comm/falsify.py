@@ -79,7 +79,7 @@ def falsified_per_edge(
 
 def _view(network: Network, t: int, slot: str, known: Updates, bad: Ints, ids: Ints) -> AttackView:
     world, c = network.transport.world, known.rows.shape[1]
-    first = int(world.everywhere(np.array([c]))[: world.rank].sum())
+    first = int(world.all_gather(np.array([c]))[: world.rank].sum())
     return AttackView(known, bad, ids, slice(first, first + c), (network.seed, t, slot))
 
 

@@ -1,14 +1,14 @@
-"""Who is alive, and who keeps the others waiting? Knows of no MPI.
+"""Heartbeats: every rank shows that it is alive, and ends the job when others are late.
 
-A thread of every rank shows in `DIR/heartbeats/RANK` what the rank is at, and looks at the others' files when the rank
-has waited for them for too long:
+A thread of every rank writes to `DIR/heartbeats/RANK` what the rank does, and reads the others'
+files when the rank has waited for them for too long:
 
- - In a round whoever has not come as far after `timeout` seconds is late, and the job ends.
- - Before the first round and after the last, rank 0 may read, download or draw for as long as it takes. Late is then
-   only who was alive and is silent now, or everyone, if all wait and none gets any further.
+ - In a round a rank is late if it has not come as far after `timeout` seconds, and the job ends.
+ - Before the first round and after the last, rank 0 may read, download or draw for as long as it
+   takes. Then a rank is late only if it was alive and is silent now, or if all ranks wait.
 
-A rank is silent if its file has not changed from one look to the next; hosts' clocks need not agree. Time in which a
-rank was stopped itself, as when a machine sleeps, counts as no waiting.
+A rank is silent if its file has not changed between two looks; hosts' clocks need not agree. Time
+for which a rank was stopped itself, as when a machine sleeps, does not count as waiting.
 """
 
 from __future__ import annotations
@@ -28,23 +28,28 @@ from dfl.comm.stalls import Sign, Signs, read, verdict
 from dfl.core.files import make_directory, no_follow
 
 AWAKE = 2e-3
-"""Seconds that a waiting rank stays awake, giving way to others, before it sleeps."""
+"""Seconds for which a waiting rank yields the processor before it sleeps."""
 NAP = 5e-4
-"""Seconds of its longest sleep: what is on its way moves on only while somebody looks."""
+"""Seconds of its longest sleep: messages progress only while a rank polls."""
 SLOWEST = 10.0
-"""Seconds between two signs of life at the most."""
+"""Greatest seconds between two signs of life."""
 GAPS = 2.0, 120.0
-"""Least and most seconds between the two looks; what is new may take a minute to show on a shared file system."""
+"""Least and greatest seconds between two looks; a shared file system may be a minute behind."""
 
 
 def until(done: Callable[[], bool], patience: float = float("inf")) -> bool:
-    """Wait until something is done, giving way to others and then asleep; False if that takes too many seconds."""
-    begun, pause = time.perf_counter(), 1e-5
+    """Wait until something is done, yielding the processor and then asleep.
+
+    Returns:
+        False if it is not done after `patience` seconds.
+    """
+    begun = time.perf_counter()
+    pause = 1e-5
     while not done():
         if (waited := time.perf_counter() - begun) > patience:
             return False
         if waited < AWAKE:
-            os.sched_yield()  # a message on its way moves on only while both ends look at it
+            os.sched_yield()  # a message progresses only while both ends poll
         else:
             time.sleep(pause)
             pause = min(2 * pause, NAP)
@@ -53,10 +58,10 @@ def until(done: Callable[[], bool], patience: float = float("inf")) -> bool:
 
 @dataclass
 class Pulse:
-    """What this rank is at, kept up by whoever works in it, for the thread that shows it.
+    """What this rank does, updated by its main thread and shown by another.
 
     Attributes:
-        rank, size: which one this is, and how many there are.
+        rank, size: the number of this rank, and of ranks.
         doing, round, turns, waiting: as in `Sign`.
         waits: how often it has begun to wait.
     """
@@ -70,14 +75,18 @@ class Pulse:
     waits: int = 0
 
     def begin(self, turn: bool = True) -> None:
-        """This rank waits for others from now on; a `turn` is what all of them take in the same order."""
+        """Note that this rank waits for others from now on.
+
+        Args:
+            turn: whether all ranks wait here, in the same order.
+        """
         self.turns += turn
         self.waits += 1
         self.waiting = True
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Whoever is kept waiting by a call does so in here."""
+    def blocked(self) -> Iterator[None]:
+        """Note that this rank waits for others while a call lasts."""
         self.begin()
         try:
             yield
@@ -91,9 +100,9 @@ class Pulse:
         """Show signs of life, and watch for those of others.
 
         Args:
-            folder: where the ranks' files are, if anywhere.
+            folder: of the ranks' files, if there is one.
             timeout: seconds for which to wait for others.
-            late: told, in a line, who is late; ends the job.
+            late: receives a line that names the late ranks, and ends the job.
         """
         watch, stop = Watch(self, folder, timeout), threading.Event()
         watch.show()
@@ -109,40 +118,40 @@ class Pulse:
 
 
 class Watch:
-    """What the thread does: shows what this rank is at, and looks at the others when it has waited for too long."""
+    """The work of the thread: shows this rank, and looks at the others after a long wait."""
 
     def __init__(self, pulse: Pulse, folder: Path | None, timeout: float) -> None:
-        self.pulse, self.folder = pulse, folder
+        self.pulse = pulse
+        self.folder = folder
         self.gap = min(max(timeout / 2, GAPS[0]), GAPS[1])
         self.every = min(self.gap / 5, SLOWEST)
-        self.timeout = max(timeout, self.gap) + 0.1 * min(
-            pulse.rank, 20
-        )  # so that not all speak at once
-        self.state, self.seconds, self.patient = (0, False), 0.0, 0.0
+        # Ranks print one after the other, so that the first can end the job.
+        self.timeout = max(timeout, self.gap) + 0.1 * min(pulse.rank, 20)
+        self.state = (0, False)
+        self.seconds = self.patient = 0.0
         self.before: Signs = {}
 
     def keep(self, stop: threading.Event, late: Callable[[str], None]) -> None:
-        """Show and look until told to stop."""
+        """Show and look until `stop` is set."""
         last = time.monotonic()
         while not stop.wait(self.every):
             passed, last = time.monotonic() - last, time.monotonic()
-            self.tick(
-                min(passed, 2 * self.every)
-            )  # of more, this rank has noticed nothing: it was stopped
+            self.tick(min(passed, 2 * self.every))  # for longer, this rank was stopped
             self.show()
             if line := self.look():
                 late(line)
 
     def tick(self, passed: float) -> None:
-        """Count seconds that have passed, from anew if the rank is at something else by now."""
+        """Count seconds that have passed, from zero if the rank does something else by now."""
         state = self.pulse.waits, self.pulse.waiting
         if state != self.state:
-            self.state, self.seconds, self.patient, self.before = state, 0.0, 0.0, {}
+            self.state, self.before = state, {}
+            self.seconds = self.patient = 0.0
         else:
             self.seconds += passed
 
     def sign(self) -> Sign:
-        """What this rank shows now."""
+        """Return what this rank shows now."""
         pulse, (_, waiting) = self.pulse, self.state
         return Sign(
             pulse.rank, platform.node(), os.getpid(), pulse.turns, waiting, round(self.seconds, 1),
@@ -150,7 +159,7 @@ class Watch:
         )  # fmt: skip
 
     def show(self) -> None:
-        """Write this rank's file, whole. If the disk does not take it, others will not know this rank, no more."""
+        """Write this rank's file atomically; without it the rank is unknown to others."""
         if self.folder is None:
             return
         part = self.folder / f".{self.pulse.rank}.part"
@@ -167,7 +176,10 @@ class Watch:
                 (self.folder / str(self.pulse.rank)).unlink()
 
     def look(self) -> str:
-        """Who is late, in a line, or nothing. The first look remembers what others show, the second compares."""
+        """Return a line that names the late ranks, or nothing.
+
+        The first look remembers what others show, the second compares.
+        """
         waited = self.seconds - self.patient if self.state[1] else 0.0
         if waited >= self.timeout:
             line = verdict(self.sign(), self.signs(), self.before, self.gap)
@@ -178,7 +190,7 @@ class Watch:
         return ""
 
     def signs(self) -> Signs:
-        """What the other ranks show."""
+        """Return what the other ranks show."""
         others = (rank for rank in range(self.pulse.size) if rank != self.pulse.rank)
         return {
             rank: None if self.folder is None else read(self.folder / str(rank)) for rank in others
@@ -186,7 +198,7 @@ class Watch:
 
 
 def complain(text: str) -> None:
-    """Print to standard error, whole, whoever else writes; nothing where nobody reads it."""
+    """Print to standard error in one write; nothing if it is closed."""
     with suppress(OSError, ValueError, AttributeError):  # its reader is gone, or it is closed
         sys.stdout.flush()
     with suppress(OSError):

@@ -31,10 +31,10 @@ def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
     """
     used, arrives = effects.on_edges(plan.ids)
     here = plan.arrange < len(plan.ids)
-    used_in, arrives_in = np.empty((2, len(plan.heard)), bool)
+    used_in, arrives_in = np.empty((2, len(plan.received)), bool)
     used_in[here] = used[plan.arrange[here]]
     arrives_in[here] = arrives[plan.arrange[here]]
-    used_in[~here], arrives_in[~here] = effects.on_edges(plan.heard[~here])
+    used_in[~here], arrives_in[~here] = effects.on_edges(plan.received[~here])
     push, pull = _level(_some(plan.push, used), _some(plan.pull, used_in))
     return replace(
         plan,
@@ -55,10 +55,10 @@ def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, peers: int) -> PeerPlan:
         edges: what `lossy_edge_plan` returns for the same round.
         peers: P.
     """
-    sender = np.concatenate([edges.heard // peers, plan.ids])
+    sender = np.concatenate([edges.received // peers, plan.ids])
     kept = _some(edges.near, edges.near.data != 0)
-    column = np.searchsorted(plan.speakers, sender[kept.indices])
-    around = csr_array((kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.speakers)))
+    column = np.searchsorted(plan.senders, sender[kept.indices])
+    around = csr_array((kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.senders)))
     cuts = pairwise(np.cumsum([0, *(part.shape[1] for part in plan.weights)]))
     below, own, above = (around[:, a:b] for a, b in cuts)
     return replace(plan, copies=edges.copies, lost=edges.lost, weights=(below, own, above))

@@ -1,7 +1,8 @@
-"""How do ranks talk? The only file that knows of MPI; on one rank it needs none.
+"""MPI: the ranks of a job and what they exchange. One rank needs no MPI.
 
-Nothing is pickled: what crosses is bytes or arrays of numbers. While ranks wait for a slower one they give
-way and then sleep instead of spinning, because ranks may outnumber cores (`dfl.comm.heartbeat`).
+Nothing is pickled: messages are bytes or arrays of numbers. While ranks wait for a slower one they
+yield the processor and then sleep instead of spinning, because ranks may outnumber cores
+(`dfl.comm.heartbeat`).
 """
 
 from __future__ import annotations
@@ -42,14 +43,10 @@ HANGING = 5.0
 
 Bytes = NDArray[np.uint8]
 Parcels = tuple[Any, list[int], list[int]]
-"""Contiguous bytes, on a device if MPI reads its memory; how many are for each rank, and where they begin."""
+"""Contiguous bytes, on a device if MPI reads its memory; counts and displacements by rank."""
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
-_PLACES = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-)  # among the ranks of a host
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA")
 _BYTE = "B"  # unsigned bytes, as mpi4py spells them
 
@@ -59,19 +56,19 @@ class World:
     """The ranks of this job.
 
     Attributes:
-        rank, size: which one this is, and how many there are.
+        rank, size: the number of this rank, and of ranks.
         comm: the communicator; None where there is one rank and no MPI.
         busy: whether the other ranks count on this one.
-        told: the signal by which this rank was told to stop; 0 for none.
+        stop_signal: the signal that asked this rank to stop; 0 for none.
         start: limits the time until all ranks have arrived; None where there is one.
-        pulse: what this rank is at.
+        pulse: what this rank does.
     """
 
     rank: int = 0
     size: int = 1
     comm: Any = None
     busy: bool = False
-    told: int = 0
+    stop_signal: int = 0
     start: Start | None = None
     pulse: Pulse = field(init=False)
 
@@ -79,24 +76,24 @@ class World:
         self.pulse = Pulse(self.rank, self.size)
 
     def from_root(self, make: Callable[[], bytes]) -> bytes:
-        """Rank 0 makes something, every rank gets it.
+        """Return on every rank what rank 0 makes.
 
         Raises:
             InputError: on every rank, when `make` raised it on rank 0.
         """
-        said, error = b"", None
+        message, error = b"", None
         if self.rank == 0:
             try:
-                said = b"+" + make()
+                message = b"+" + make()
             except InputError as caught:
-                said, error = b"-" + str(caught).encode(errors="backslashreplace"), caught
-        said = self._broadcast(said)
-        if said[:1] == b"-":
-            raise error or InputError(said[1:].decode())
-        return said[1:]
+                message, error = b"-" + str(caught).encode(errors="backslashreplace"), caught
+        message = self._broadcast(message)
+        if message[:1] == b"-":
+            raise error or InputError(message[1:].decode())
+        return message[1:]
 
     def scatter(self, make: Callable[[int], bytes]) -> bytes:
-        """Rank 0 makes one message per rank; each rank gets its own."""
+        """Return on every rank what rank 0 makes for it."""
         if self.size == 1:
             return make(0)
         if self.rank:
@@ -115,7 +112,7 @@ class World:
         return make(0)
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
-        """Stack every rank's rows on rank 0 along axis 0, in rank order; None on the other ranks."""
+        """Return all ranks' rows on rank 0, stacked along axis 0 in rank order; None elsewhere."""
         if self.size == 1:
             return rows
         mine = np.array([rows.shape[0]], np.int64)
@@ -133,8 +130,8 @@ class World:
         self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
         return whole
 
-    def everywhere(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Stack every rank's rows along axis 0, in rank order, on every rank."""
+    def all_gather(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return every rank's rows on every rank, stacked along axis 0 in rank order."""
         if self.size == 1:
             return rows
         counts = np.zeros(self.size, np.int64)
@@ -147,7 +144,7 @@ class World:
         return whole
 
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
-        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), every peer in ascending order.
+        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), by ascending peer.
 
         Args:
             rows: (p, d), this rank's peers.
@@ -176,7 +173,7 @@ class World:
         )
 
     def _swap(self, out: NDArray[Any], sends: list[int], receives: list[int]) -> NDArray[Any]:
-        """Some numbers for every rank, some from every rank, one behind the other."""
+        """Exchange numbers with every rank, those of one rank after those of another."""
         into = np.empty(sum(receives), out.dtype)
         places = (
             _places(np.array(counts, np.int64) * out.itemsize) for counts in (sends, receives)
@@ -189,25 +186,25 @@ class World:
         return into
 
     def link(self, sends: dict[int, int], receives: dict[int, int]) -> Any:
-        """A distributed-graph communicator that joins the ranks of one plan; made once, on every rank at a time."""
+        """Return a distributed-graph communicator of the ranks of a plan; call it on all ranks."""
         if self.size == 1:
             return None
-        with self.pulse.apart():
+        with self.pulse.blocked():
             return self.comm.Create_dist_graph_adjacent(list(receives), list(sends), reorder=False)
 
     def exchange(self, link: Any, leaving: Parcels, arriving: Parcels) -> None:
-        """Neighbourhood exchange.
+        """Exchange bytes with the neighbouring ranks.
 
         Args:
-            link: what `link` gave for the same plan.
+            link: what `link` returned for the same plan.
             leaving: bytes for each other rank, ascending.
             arriving: bytes from each other rank, ascending; overwritten.
         """
         if link is not None:
             self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
 
-    def smallest(self, *numbers: int) -> tuple[int, ...]:
-        """The smallest of the ranks' numbers, each of several, on every rank."""
+    def minimum(self, *numbers: int) -> tuple[int, ...]:
+        """Return the smallest of the ranks' numbers, for each of several, on every rank."""
         if self.size == 1:
             return numbers
         everyone = np.zeros((self.size, len(numbers)), np.int64)
@@ -215,7 +212,7 @@ class World:
         return tuple(everyone.min(0).tolist())
 
     def limit_start(self, timeout: float) -> None:
-        """End the job if some rank needs more than `timeout` seconds from now on until it is `alive`."""
+        """End the job if some rank needs more than `timeout` seconds until it is `alive`."""
         if self.start:
             self.start.timeout = timeout
             self.start.begin()
@@ -235,16 +232,16 @@ class World:
             self.end(1)
 
         with self.pulse.beating(folder, timeout, late):
-            self.smallest(0)  # all ranks show signs of life from here on
+            self.minimum(0)  # all ranks show signs of life from here on
             if self.start:
                 self.start.met()
             yield
 
     def leave(self, code: int = 1, seconds: float = 60.0) -> None:
-        """Wait for the other ranks to stop as well, and end them with exit code `code` if they do not.
+        """Wait for the other ranks to stop, and end them with exit code `code` if they do not.
 
-        What stops every rank is agreed upon, so this only catches a rank that stops alone, while the others are at
-        work. The wait is long because they may still be importing torch.
+        What stops every rank is agreed upon, so this only catches a rank that stops alone, while
+        the others are at work. The wait is long because they may still be importing torch.
         """
         if self.size == 1 or not self.busy:
             return
@@ -258,38 +255,38 @@ class World:
             self.end(code)
 
     def end(self, code: int) -> None:
-        """End every rank. A launcher that is told so may drop what was printed just before: give it a moment."""
-        time.sleep(0.5)
+        """End every rank."""
+        time.sleep(0.5)  # a launcher may drop what was printed just before
         faulthandler.dump_traceback_later(HANGING, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  until the end
         self.comm.Abort(code)
         os._exit(code)  # where Abort only asks the launcher, and returns
 
     @cached_property
-    def beside(self) -> int:
-        """How many ranks of lower number are on this rank's machine."""
+    def local_rank(self) -> int:
+        """The number of ranks below this one on its machine."""
         if self.size == 1:
             return 0
         from mpi4py import MPI
 
-        with self.pulse.apart():
+        with self.pulse.blocked():
             machine = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         place: int = machine.rank
         machine.Free()
         return place
 
     def reads(self, kind: str) -> bool:
-        """Whether MPI can be handed memory of this kind of device: the processor's own, or a GPU's if it says so."""
+        """Return whether MPI reads the memory of a kind of device: always "cpu", or a GPU's."""
         return kind == "cpu" or any(
             os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE
         )
 
-    def _broadcast(self, said: bytes) -> bytes:
+    def _broadcast(self, message: bytes) -> bytes:
         if self.size == 1:
-            return said
-        length = np.array([len(said)], np.int64)
+            return message
+        length = np.array([len(message)], np.int64)
         self._wait(self.comm.Ibcast(length, root=0))
         buffer = (
-            np.frombuffer(said, np.uint8).copy()
+            np.frombuffer(message, np.uint8).copy()
             if self.rank == 0
             else np.empty(int(length[0]), np.uint8)
         )
@@ -311,8 +308,8 @@ _WORLDS: list[World] = []
 def connect(timeout: float = TIMEOUT) -> World:
     """Join the job that a launcher started, or be alone. Later calls return the same.
 
-    From here on an exception on any rank prints one traceback with the rank and ends the whole job, so that no
-    rank waits for one that is gone.
+    From here on an exception on any rank prints one traceback with the rank and ends the whole job,
+    so that no rank waits for one that is gone.
 
     Args:
         timeout: seconds for which to wait for ranks that do not start.
@@ -321,14 +318,14 @@ def connect(timeout: float = TIMEOUT) -> World:
         InputError: several processes were started but cannot be joined.
     """
     if not _WORLDS:
-        _WORLDS.append(_joined(timeout) if _launched() else World())
+        _WORLDS.append(_join(timeout) if _launched() else World())
     return _WORLDS[0]
 
 
-def _joined(timeout: float) -> World:
-    if _said((*_PLACES, *RANKS)) == 0:
+def _join(timeout: float) -> World:
+    if _number_in((*_LOCAL_RANKS, *RANKS)) == 0:
         remove_unused()
-    start = Start(_said(RANKS), _said(_SIZES), timeout)
+    start = Start(_number_in(RANKS), _number_in(_SIZES), timeout)
     start.begin()
     try:
         with warnings.catch_warnings():
@@ -339,7 +336,8 @@ def _joined(timeout: float) -> World:
             from mpi4py import MPI
     except ImportError as error:
         raise InputError(
-            f"started under an MPI launcher, but mpi4py cannot be imported ({error}): pip install 'dfl[mpi]'"
+            f"started under an MPI launcher, but mpi4py cannot be imported ({error}): "
+            "pip install 'dfl[mpi]'"
         ) from None
     if not MPI.Is_initialized():
         start.waits = lambda: True
@@ -348,8 +346,8 @@ def _joined(timeout: float) -> World:
     if world.size == 1:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
         raise InputError(
-            f"a launcher started several processes but mpi4py sees one: it is built on {library}, take its mpirun "
-            "(under Slurm: srun --mpi=pmi2 or pmix)"
+            f"a launcher started several processes but mpi4py sees one: it is built on {library}, "
+            "take its mpirun (under Slurm: srun --mpi=pmi2 or pmix)"
         )
     start.rank, start.size, start.end = world.rank, world.size, world.end
     start.waits = lambda: world.pulse.waiting
@@ -394,7 +392,10 @@ def _initialize() -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """End this process at Ctrl-C while it is in a call that may not return; Python would answer after the call."""
+    """End this process at Ctrl-C during a call that may not return.
+
+    Python itself would handle the signal only after the call.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -420,9 +421,10 @@ def _end_at_interrupt(numbers: int) -> None:
                 os._exit(130)
 
 
-def _said(names: tuple[str, ...]) -> int:
-    """Return the number that a launcher says in one of some variables; 0 where it says none."""
-    return next((int(said) for name in names if (said := os.environ.get(name, "")).isdecimal()), 0)
+def _number_in(names: tuple[str, ...]) -> int:
+    """Return the number in the first of some variables that has one; 0 without any."""
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal()), 0)
 
 
 def _launched() -> bool:

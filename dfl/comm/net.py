@@ -1,8 +1,8 @@
 """The network as a method sees it in one round: `exchange`, `aggregate` and `broadcast`.
 
-All that happens to a message happens in them, in this order: it is attacked, encoded, counted, sent,
-dropped where faults take it away, and decoded. What a method remembers about its messages is in the
-method's state.
+All that happens to a message happens in them, in this order: it is attacked, encoded, counted,
+sent, dropped where faults take it away, and decoded. What a method remembers about its messages is
+in the method's state.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Net:
         scores = _nan(self.hosted)
         if not len(group.ids):
             return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
-        everyone = world.everywhere(np.asarray(weights, np.float64)[arrives])
+        everyone = world.all_gather(np.asarray(weights, np.float64)[arrives])
         received = self._decode(encoded[arrives], updates)
         columns = network.transport.to_columns(received, group, everyone / everyone.sum(), trusted)
         aggregate = network.threat_model.rule(columns)
@@ -133,7 +133,7 @@ class Net:
             elsewhere = updates.shape[1] - len(aggregate.row)
             traffic.wire += len(updates) * elsewhere * updates.element_size()
             traffic.wire += aggregate.row.nbytes
-        row = torch.from_numpy(world.everywhere(aggregate.row)).to(updates)
+        row = torch.from_numpy(world.all_gather(aggregate.row)).to(updates)
         if aggregate.scores is not None:
             scores[group.here] = torch.from_numpy(aggregate.scores[self._span(group.counts)])
         return ServerAggregate(row[None], scores)
@@ -206,7 +206,7 @@ class Net:
         return self.network.edge_plan(self.t)
 
     def pull(self, received: Tensor) -> Tensor:
-        """Return sum_j w_ij y_(j->i), (p, m), over the edges on which peer i receives in this round.
+        """Return sum_j w_ij y_(j->i), (p, m), over the incoming edges of this round.
 
         Args:
             received: (e', m), y_(j->i) for every incoming edge of the union graph.
@@ -214,7 +214,7 @@ class Net:
         return weighted_sum((self.edges.pull, received))
 
     def push(self, sent: Tensor) -> Tensor:
-        """Return sum_k v_ik y_(i->k), (p, m), over the edges on which peer i sends in this round.
+        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges of this round.
 
         v is W reversed in time; see `EdgePlan.push`.
 

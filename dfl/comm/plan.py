@@ -1,7 +1,7 @@
-"""Who sends which rows to whom in a round? Worked out once per mixing matrix, on every rank for itself.
+"""Exchange plans: who sends which rows to whom in a round, made once per mixing matrix.
 
-w_ij != 0 with i != j means that j speaks to i. A word is said either once by a peer, and crosses to a rank once
-however many peers there want it, or once per directed edge.
+w_ij != 0 with i != j means that j sends to i. A message is sent either once by a peer, and crosses
+to a rank once however many peers there receive it, or once per directed edge.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One round of words, each said by a peer or over an edge.
+    """The messages of one round, each sent by a peer or over an edge.
 
     Attributes:
-        ids: (q,) what addresses the random numbers of each word said here: the peer, or owner * P + other.
-        send: positions of the words that leave this rank, by receiving rank.
+        ids: (q,) the address of the random numbers of each message sent here: the peer, or
+            owner * P + other.
+        send: positions of the messages that leave this rank, by receiving rank.
         sends, receives: rows to and from every other rank, ascending.
-        copies: (p,) edges over which one row of a peer goes; the edges on which it speaks.
-        lost: how many of them lose what is said.
+        copies: (p,) edges over which one row of a peer goes, or over which it sends.
+        lost: how many of them lose the message.
     """
 
     ids: Ints
@@ -43,31 +44,31 @@ class Plan:
 
     @cached_property
     def runs(self) -> Ints | None:
-        """The first word for every receiving rank if the words for each lie one behind the other, so that nothing
-        need be put together before it is sent.
+        """The first message for every receiving rank, if those for each rank are consecutive.
+
+        Then nothing needs to be put together before it is sent. None otherwise.
         """
         ends = np.cumsum([0, *self.sends.values()])
         parts = [self.send[a:b] for a, b in pairwise(ends)]
-        return (
-            np.array([part[0] for part in parts], np.int64)
-            if all((np.diff(p) == 1).all() for p in parts)
-            else None
-        )
+        if all((np.diff(part) == 1).all() for part in parts):
+            return np.array([part[0] for part in parts], np.int64)
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlan(Plan):
-    """Updates said once by every peer.
+    """Messages sent once by every peer.
 
     Attributes:
-        speakers: whose words these weights are on, ascending, r1 + p + r2 peers.
-        weights: rows of W in three parts: on the peers heard from ranks before this one, (p, r1), on this rank's own,
-            (p, p), and on those heard from ranks behind it, (p, r2). The entries of a row come in ascending peer id.
+        senders: (r1 + p + r2,) peers whose messages the weights are on, ascending.
+        weights: rows of W in three parts: on the peers of ranks before this one, (p, r1), on this
+            rank's own, (p, p), and on those of ranks after it, (p, r2). The entries of a row are in
+            ascending peer id.
     """
 
     kind: ClassVar[str] = "peers"
 
-    speakers: Ints
+    senders: Ints
     weights: tuple[csr_array, csr_array, csr_array]
 
     @cached_property
@@ -78,21 +79,24 @@ class PeerPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgePlan(Plan):
-    """Updates said once per directed edge that speaks in this round.
+    """Messages sent once per directed edge that is used in this round.
 
     Attributes:
-        owner: (a,) position on this rank of the peer that speaks, for the a edges that speak.
+        owner: (a,) position on this rank of the sender, for the a outgoing edges in use.
         out: (a,) positions of these edges among the e outgoing edges of the union graph.
-        into: (b,) positions of the edges heard among the incoming edges of the union graph.
-        heard: (b,) their numbers, as `ids` has them.
-        arrange: (b,) where each word heard lies: among the a said here, then those received.
-        push: (p, e) weights of the reversed averaging on outgoing edges i -> k: w_ki pi_k / pi_i, pi being the weights
-            of the average that W keeps. They are w_ki where W is doubly stochastic, and w_ik where pi_i w_ij =
-            pi_j w_ji, as with every mixing rule on an undirected graph. A peer's add up to those of its pull.
+        into: (b,) positions of the b incoming edges in use among those of the union graph.
+        received: (b,) their numbers, sender * P + receiver, as in `ids`.
+        arrange: (b,) position of each received message: among the a sent here, then those from
+            other ranks.
+        push: (p, e) weights of the reversed averaging on outgoing edges i -> k: w_ki pi_k / pi_i,
+            pi being the weights of the average that W keeps. They are w_ki where W is doubly
+            stochastic, and w_ik where pi_i w_ij = pi_j w_ji, as with every mixing rule on an
+            undirected graph. A peer's add up to those of its pull.
         pull: (p, e') weights w_ij on incoming edges j -> i.
-        near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b words heard, and behind them
-            on the peers' own.
-        arrives: (a,) and (b,), which of the words said, and which of those heard, arrive; None where all do.
+        near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b received
+            messages, then on the peers' own.
+        arrives: (a,) and (b,), which of the sent and of the received messages arrive; None where
+            all do.
     """
 
     kind: ClassVar[str] = "edges"
@@ -100,7 +104,7 @@ class EdgePlan(Plan):
     owner: Ints
     out: Ints
     into: Ints
-    heard: Ints
+    received: Ints
     arrange: Ints
     push: csr_array
     pull: csr_array
@@ -109,7 +113,12 @@ class EdgePlan(Plan):
 
 
 class Arcs(NamedTuple):
-    """Directed edges of a matrix without its diagonal: `sender` speaks to `receiver` with `weight`."""
+    """Directed edges of a mixing matrix, without its diagonal.
+
+    Attributes:
+        sender, receiver: (n,) the two ends of each edge.
+        weight: (n,) w_ij of each edge j -> i.
+    """
 
     sender: Ints
     receiver: Ints
@@ -117,7 +126,7 @@ class Arcs(NamedTuple):
 
     @classmethod
     def of(cls, matrix: csr_array) -> Arcs:
-        """Read them off w_ij, ordered by receiver, then sender."""
+        """Return the edges of a matrix, ordered by receiver, then sender."""
         pairs = matrix.tocoo()
         off = (pairs.row != pairs.col) & (pairs.data != 0)
         return cls(
@@ -132,33 +141,36 @@ def all_edges(matrices: Sequence[csr_array], peers: int) -> Ints:
 
 
 def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
-    """Plan one word per peer on the mixing matrix (P, P), for the peers of `rank`."""
-    mine, P, arcs = layout.block(rank), layout.peers, Arcs.of(matrix)
+    """Plan one message per peer on the mixing matrix (P, P), for the peers of `rank`."""
+    mine, P = layout.block(rank), layout.peers
+    arcs = Arcs.of(matrix)
     here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
     leaving = np.unique((there * P + arcs.sender)[(here == rank) & (there != rank)])
-    heard = np.unique(arcs.sender[(there == rank) & (here != rank)])
-    near = np.union1d(heard, np.arange(mine.start, mine.stop))
+    received = np.unique(arcs.sender[(there == rank) & (here != rank)])
+    near = np.union1d(received, np.arange(mine.start, mine.stop))
     rows = matrix[mine.start : mine.stop]
     around = csr_array(
         (rows.data, np.searchsorted(near, rows.indices), rows.indptr), shape=(len(mine), len(near))
     )
     around.sort_indices()
-    below = int(np.searchsorted(heard, mine.start))
+    below = int(np.searchsorted(received, mine.start))
     cuts = pairwise((0, below, below + len(mine), len(near)))
     return PeerPlan(
         ids=np.arange(mine.start, mine.stop),
         send=leaving % P - mine.start,
         sends=_count(leaving // P),
-        receives=_count(layout.ranks_of(heard)),
+        receives=_count(layout.ranks_of(received)),
         copies=np.bincount(arcs.sender[here == rank] - mine.start, minlength=len(mine)),
-        speakers=near,
+        senders=near,
         weights=tuple(around[:, a:b] for a, b in cuts),
     )
 
 
 @dataclass(frozen=True)
 class Union:
-    """Every directed edge that any round uses, as this rank's peers see it; numbers are owner * P + other.
+    """The directed edges that any round uses, as this rank's peers see them.
+
+    An edge has the number owner * P + other.
 
     Attributes:
         out: (e,) edges owner -> other, sorted.
@@ -203,57 +215,60 @@ def edge_plan(
         matrix: W.
         layout, rank: which peers are on which rank, and on which rank this is.
         union: the edges of all rounds.
-        stationary: (P,) pi with pi W = pi; all alike where not given.
+        stationary: (P,) pi with pi W = pi; all entries equal where not given.
     """
-    mine, P, arcs = union.peers, union.P, Arcs.of(matrix)
+    mine, P = union.peers, union.P
+    arcs = Arcs.of(matrix)
     here, there = layout.ranks_of(arcs.sender), layout.ranks_of(arcs.receiver)
-    said, heard = _sorted(arcs, here == rank), _sorted(arcs, there == rank, by_receiver=True)
-    ids = said.sender * P + said.receiver
-    out, into = (
-        np.searchsorted(union.out, ids),
-        np.searchsorted(union.into, heard.receiver * P + heard.sender),
-    )
-    target = layout.ranks_of(said.receiver)
+    sent = _sorted(arcs, here == rank)
+    received = _sorted(arcs, there == rank, by_receiver=True)
+    ids = sent.sender * P + sent.receiver
+    out = np.searchsorted(union.out, ids)
+    into = np.searchsorted(union.into, received.receiver * P + received.sender)
+    target = layout.ranks_of(sent.receiver)
     send = np.flatnonzero(target != rank)
     send = send[np.argsort(target[send], kind="stable")]
-    arrange = np.searchsorted(ids, heard.sender * P + heard.receiver)
-    far = np.flatnonzero(layout.ranks_of(heard.sender) != rank)
-    far = far[np.lexsort((heard.receiver[far], heard.sender[far]))]  # as the senders order them
+    arrange = np.searchsorted(ids, received.sender * P + received.receiver)
+    far = np.flatnonzero(layout.ranks_of(received.sender) != rank)
+    far = far[
+        np.lexsort((received.receiver[far], received.sender[far]))
+    ]  # as the senders order them
     arrange[far] = len(ids) + np.arange(len(far))
-    owner = said.sender - mine.start
+    owner = sent.sender - mine.start
     kept = np.ones(P) if stationary is None else stationary
-    back = said.weight * (kept[said.receiver] / kept[said.sender])
+    back = sent.weight * (kept[sent.receiver] / kept[sent.sender])
     return EdgePlan(
         ids=ids,
         send=send,
         sends=_count(target[send]),
-        receives=_count(layout.ranks_of(heard.sender[far])),
+        receives=_count(layout.ranks_of(received.sender[far])),
         copies=np.bincount(owner, minlength=len(mine)),
         owner=owner,
         out=out,
         into=into,
-        heard=heard.sender * P + heard.receiver,
+        received=received.sender * P + received.receiver,
         arrange=arrange,
         push=csr_array((back, (owner, out)), shape=(len(mine), len(union.out))),
         pull=csr_array(
-            (heard.weight, (heard.receiver - mine.start, into)), shape=(len(mine), len(union.into))
+            (received.weight, (received.receiver - mine.start, into)),
+            shape=(len(mine), len(union.into)),
         ),
-        near=_closed(heard, matrix.diagonal()[mine.start : mine.stop], mine),
+        near=_closed(received, matrix.diagonal()[mine.start : mine.stop], mine),
     )
 
 
-def _closed(heard: Arcs, own: NDArray[np.float64], mine: range) -> csr_array:
-    """`EdgePlan.near`."""
-    receiver, sender = (np.concatenate([of, mine]) for of in (heard.receiver, heard.sender))
+def _closed(received: Arcs, own: NDArray[np.float64], mine: range) -> csr_array:
+    """Return `EdgePlan.near`."""
+    receiver, sender = (np.concatenate([of, mine]) for of in (received.receiver, received.sender))
     order = np.lexsort((sender, receiver))
     ends = np.searchsorted(receiver[order], [*mine, mine.stop])
     return csr_array(
-        (np.concatenate([heard.weight, own])[order], order, ends), shape=(len(mine), len(order))
+        (np.concatenate([received.weight, own])[order], order, ends), shape=(len(mine), len(order))
     )
 
 
 def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> Arcs:
-    """Some arcs, sorted by (sender, receiver) or by (receiver, sender)."""
+    """Return some edges, sorted by (sender, receiver) or by (receiver, sender)."""
     chosen = np.flatnonzero(which)
     sender, receiver = arcs.sender[chosen], arcs.receiver[chosen]
     order = chosen[np.lexsort((sender, receiver) if by_receiver else (receiver, sender))]
@@ -266,7 +281,7 @@ def _within(owner: Ints, other: Ints, mine: range, peers: int) -> Ints:
 
 
 def _count(ranks: Ints) -> dict[int, int]:
-    """Rows per rank, ascending."""
+    """Return the rows per rank, ascending."""
     return {
         int(rank): int(n) for rank, n in zip(*np.unique(ranks, return_counts=True), strict=True)
     }

@@ -1,4 +1,4 @@
-"""Reads from /proc what processes of this user do on this host. Where there is no /proc, there are none."""
+"""Processes of this user on this host, read from /proc; none where there is no /proc."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Received:
         return without_lost(messages, self.plan.arrives[1])
 
     def average(self) -> Tensor:
-        """Return sum_j w_ij message_j over the closed neighbourhood, (p, m), in ascending peer id."""
+        """Return sum_j w_ij message_j over closed neighbourhoods, (p, m), in ascending peer id."""
         assert isinstance(self.plan, PeerPlan), "the method itself weighs messages over edges"
         below, own, above = self.plan.weights
         cut = below.shape[1]

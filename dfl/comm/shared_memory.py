@@ -1,14 +1,15 @@
 """Removes the shared memory that MPI jobs of this user left behind when they were killed.
 
-MPICH keeps the segment of a host under a name in /dev/shm until the job ends; of a job that is killed it stays, 3 MB
-for three ranks, until the machine is restarted. A segment is removed only if
+MPICH keeps the segment of a host under a name in /dev/shm until the job ends. That of a job that is
+killed stays, 3 MB for three ranks, until the machine is restarted. A segment is removed only if
 
- - it has a name that MPICH or its transport UCX makes, is a plain file of this user, and nobody else may open it;
- - no process of this user has it open or mapped. Where that cannot be read of some process, nothing is removed. Who
-   makes one has it open at once, and later maps it before it closes it, so open files are looked at before mapped
-   ones, and both after the names;
- - it is older than `AGE`. Processes of another container that shares /dev/shm cannot be seen from here. By then their
-   ranks have mapped it, and what is mapped stays when its name goes.
+ - it has a name that MPICH or its transport UCX makes, is a plain file of this user, and no other
+   user may open it;
+ - no process of this user has it open or mapped. If that cannot be read of some process, nothing is
+   removed. A process that makes a segment has it open at once, and maps it before it closes it, so
+   open files are looked at before mapped ones, and both after the names;
+ - it is older than `AGE`. Processes of another container that shares /dev/shm cannot be seen from
+   here. By then their ranks have mapped it, and what is mapped stays when its name goes.
 """
 
 from __future__ import annotations

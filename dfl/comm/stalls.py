@@ -1,4 +1,4 @@
-"""Who keeps the others waiting? What ranks show of themselves, and how one that waits for too long judges it."""
+"""Stalls: what ranks show of themselves, and which of them are late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from dfl.core.files import read_bytes
 
 SHOWN = 4
-"""Ranks of a host, and hosts, that are named in a line at the most."""
+"""Greatest number of ranks of a host, and of hosts, that a line names."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Sign:
     """What a rank shows of itself.
 
     Attributes:
-        turns: how many things it has begun that all ranks do together.
+        turns: how many collective operations it has begun.
         waiting: whether it waits for the others in the last of them.
         seconds: for how long it has been waiting, or has not.
-        doing, round: what it is at; there is no round before the first and after the last.
+        doing, round: what it does; there is no round before the first and after the last.
         when: seconds since 1970, by the clock of its host.
     """
 
@@ -37,11 +37,11 @@ class Sign:
 
 
 Signs = Mapping[int, Sign | None]
-"""What each rank shows; None where nothing is found."""
+"""What each rank shows; None where it shows nothing."""
 
 
 def read(path: Path) -> Sign | None:
-    """What a rank shows, if anything."""
+    """Return what a rank shows, if anything."""
     try:
         return Sign(**json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError):
@@ -49,7 +49,7 @@ def read(path: Path) -> Sign | None:
 
 
 def verdict(mine: Sign, now: Signs, before: Signs, gap: float) -> str:
-    """Who is late, in a line; nothing if this rank is to be patient still.
+    """Return a line that names the late ranks; nothing if this rank goes on waiting.
 
     Args:
         mine: what the rank that waits shows.
@@ -65,7 +65,8 @@ def verdict(mine: Sign, now: Signs, before: Signs, gap: float) -> str:
         who = f"{_named(silent)} did not arrive: no sign of life for {age:.0f} s"
     elif busy and strict:
         slowest = max(busy, key=lambda sign: sign.seconds)
-        who = f"{_named(busy)} did not arrive: alive, computing for {slowest.seconds:.0f} s ({_at(slowest)})"
+        work = f"computing for {slowest.seconds:.0f} s ({_at(slowest)})"
+        who = f"{_named(busy)} did not arrive: alive, {work}"
     elif unknown and strict:
         who = f"{ranks_named(unknown)} did not arrive: no heartbeat to tell where they are"
     elif not unknown and all(sign.waiting and sign.seconds >= gap / 2 for sign in alive):
@@ -90,7 +91,7 @@ def _at(sign: Sign) -> str:
 
 
 def _named(signs: Sequence[Sign]) -> str:
-    """Ranks by host: rank 3 on node7 and ranks 4, 5 on node8."""
+    """Return ranks by host: rank 3 on node7 and ranks 4, 5 on node8."""
     hosts = sorted({sign.host for sign in signs})
     named = [
         f"{ranks_named(sorted(s.rank for s in signs if s.host == host))} on {host}"
@@ -102,7 +103,7 @@ def _named(signs: Sequence[Sign]) -> str:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ranks in words, a few of them: ranks 3, 4, 5, 6 and 10 more."""
+    """Return the names of ranks, a few of them: ranks 3, 4, 5, 6 and 10 more."""
     shown = ", ".join(map(str, ranks[:SHOWN])) + (
         f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
     )

@@ -1,14 +1,17 @@
-"""Limits the time until all ranks of a job are up, and names those that are not. Knows of no MPI.
+"""Limits the time until all ranks of a job are up, and names those that are not. Without MPI.
 
-MPI starts when the last rank arrives, and waits for it for ever. A thread of every rank that has arrived counts the
-seconds, looks for the other ranks of the job among the processes of this host, and ends the job:
+MPI starts when the last rank arrives, and waits for it forever. A thread of every rank that has
+arrived counts the seconds, looks for the other ranks of the job among the processes of this host,
+and ends the job:
 
  - A rank that is stopped, or neither waits nor computes, is late after `timeout` seconds.
  - A rank that computes may take its time: it may import, read or prepare what its job needs.
- - Ranks without a process on this host are on other hosts, whose ranks name them. Where nobody does, `ELSEWHERE`
-   seconds later, the job ends as well. If all ranks were started here, such a rank has ended, and the job ends soon.
+ - Ranks without a process on this host are on other hosts, whose ranks name them. If no rank does,
+   the job ends `ELSEWHERE` seconds later. If all ranks were started here, such a rank has ended,
+   and the job ends soon.
 
-A rank that has arrived shows that by a file in memory, which others find through /proc and which ends with it.
+A rank that has arrived shows that by a file in memory, which others find through /proc and which
+ends with it.
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ from dfl.comm.processes import Process, ours, process
 from dfl.comm.stalls import ranks_named
 
 TIMEOUT = 600.0
-"""Seconds for which a rank waits for others where nobody says otherwise."""
+"""Default seconds for which a rank waits for others."""
 ELSEWHERE = 30.0
-"""Seconds that the ranks of other hosts have to name one of theirs, and launchers to start all of a host."""
+"""Seconds that ranks of other hosts have to name a late one, and launchers to start a host."""
 GAPS = 1.0, 120.0
-"""Least and most seconds between two looks at who computes."""
+"""Least and greatest seconds between two looks at which ranks compute."""
 SIGN = "dfl-rank"
 """The name of the file in memory."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""The variables in which launchers tell a process its rank."""
+"""The variables in which launchers give a process its rank."""
 
 _HERE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""The variables in which launchers tell how many ranks they started on this host."""
+"""The variables in which launchers give the number of ranks on this host."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class RankSign:
 
 
 def first() -> bool:
-    """Whether this process is the one that talks to the terminal, as far as the launcher's environment tells."""
+    """Return whether this process prints to the terminal, by the launcher's environment."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)
 
 
@@ -72,16 +75,18 @@ def verdict(
     over: float,
     here: bool = False,
 ) -> tuple[str, int]:
-    """Return who is late, in a line, and the rank that is to print it; no line if all are to be patient.
+    """Return a line that names the late ranks, and the rank that prints it.
+
+    The line is empty if all ranks go on waiting.
 
     Args:
-        mine, size: this rank, and how many there are.
+        mine, size: this rank, and the number of ranks.
         now, before: what is seen of the ranks on this host, and was seen at the look before.
-        over: seconds for which this rank has waited for longer than it was to.
+        over: seconds for which this rank has waited beyond its limit.
         here: whether all ranks are on this host, and a rank without a process has ended.
     """
     waiting = [rank for rank, seen in now.items() if seen.waits and not seen.stopped]
-    speaker = min([mine, *waiting])
+    printer = min([mine, *waiting])
     stopped = {rank: seen for rank, seen in now.items() if seen.stopped}
     busy, idle = dict[int, RankSign](), dict[int, RankSign]()
     for rank, seen in now.items():
@@ -89,16 +94,16 @@ def verdict(
             works = seen.runs or rank not in before or seen.ticks != before[rank].ticks
             (busy if works else idle)[rank] = seen
     absent = [rank for rank in range(size) if rank != mine and rank not in now]
-    said = []
+    reasons = []
     if stopped and over >= 0:
-        said.append(f"{_named(stopped)} {_is(stopped)} stopped")
+        reasons.append(f"{_named(stopped)} {_is(stopped)} stopped")
     if idle and over >= 0:
-        said.append(f"{_named(idle)} {_is(idle)} idle and did not arrive")
-    if absent and (here or (over >= ELSEWHERE and not said and not busy)):
-        said.append(f"{ranks_named(absent)} did not arrive, with no process on this host")
-    if not said and not busy and over >= ELSEWHERE:
-        said.append("all ranks are here and wait for each other")
-    return "; ".join(said), speaker
+        reasons.append(f"{_named(idle)} {_is(idle)} idle and did not arrive")
+    if absent and (here or (over >= ELSEWHERE and not reasons and not busy)):
+        reasons.append(f"{ranks_named(absent)} did not arrive, with no process on this host")
+    if not reasons and not busy and over >= ELSEWHERE:
+        reasons.append("all ranks are here and wait for each other")
+    return "; ".join(reasons), printer
 
 
 @dataclass
@@ -106,7 +111,7 @@ class Start:
     """Counts the seconds for which this rank waits for the others to arrive.
 
     Attributes:
-        rank, size: which one this is, and how many there are.
+        rank, size: the number of this rank, and of ranks.
         timeout: seconds for which it waits.
         end: ends the job with an exit code.
         waits: whether it waits for others now.
@@ -120,7 +125,7 @@ class Start:
     stop: threading.Event | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Count from now on; the same again where it counts already."""
+        """Count from now on, from zero where it counts already."""
         self.met()
         self.stop = threading.Event()
         threading.Thread(target=self._watch, args=(self.stop,), name="start", daemon=True).start()
@@ -133,7 +138,7 @@ class Start:
 
     @property
     def _here(self) -> bool:
-        """Whether the launcher says that all ranks were started on this host."""
+        """Whether all ranks were started on this host, by the launcher's variables."""
         return any(os.environ.get(name) == str(self.size) for name in _HERE)
 
     def _watch(self, stop: threading.Event) -> None:
@@ -147,29 +152,28 @@ class Start:
                 if not waits:
                     seconds, looked, before = 0.0, -gap, {}
                     continue
-                seconds += min(
-                    passed, 2 * every
-                )  # of more, this rank has noticed nothing: it was stopped
+                seconds += min(passed, 2 * every)  # for longer, this rank was stopped
                 soon = max(self.timeout, 2 * gap) - gap, ELSEWHERE
                 if seconds < min(soon) or seconds - looked < gap:
                     continue
                 now, looked = seen(), seconds
                 here = self._here and seconds >= min(self.timeout, ELSEWHERE)
-                line, speaker = verdict(
+                line, printer = verdict(
                     self.rank, self.size, now, before, seconds - self.timeout, here
                 )
                 before = now
                 if line and not stop.is_set():
-                    self._late(seconds, line, speaker)
+                    self._late(seconds, line, printer)
 
-    def _late(self, seconds: float, line: str, speaker: int) -> None:
-        if speaker == self.rank:
+    def _late(self, seconds: float, line: str, printer: int) -> None:
+        if printer == self.rank:
             who = f"rank {self.rank} on {platform.node()}"
-            text = f"dfl: {who} waited {seconds:.0f} s for the job to start: {line} (--timeout {self.timeout:g})\n"
+            waited = f"{who} waited {seconds:.0f} s for the job to start"
+            text = f"dfl: {waited}: {line} (--timeout {self.timeout:g})\n"
             with suppress(OSError):
                 os.write(2, text.encode(errors="backslashreplace"))
         else:
-            time.sleep(2.0)  # the speaker ends the job
+            time.sleep(2.0)  # the printer ends the job
         time.sleep(0.5)  # a launcher that sees an end may drop what was printed just before
         self.end(1)
 
@@ -199,10 +203,10 @@ def seen() -> dict[int, RankSign]:
     me, found = process(os.getpid()), dict[int, list[Process]]()
     launcher = me and _launcher(me, name, mine)
     for each in sorted(ours(), key=lambda each: each.pid):
-        said = each.environment.get(name, "")
-        ranked = said.isdecimal() and said != mine and each.state not in "ZX"
-        if ranked and launcher and _launcher(each, name, said) == launcher:
-            found.setdefault(int(said), []).append(each)
+        value = each.environment.get(name, "")
+        ranked = value.isdecimal() and value != mine and each.state not in "ZX"
+        if ranked and launcher and _launcher(each, name, value) == launcher:
+            found.setdefault(int(value), []).append(each)
     return {rank: _seen(rank, processes) for rank, processes in found.items()}
 
 
@@ -225,7 +229,7 @@ def _launcher(of: Process, name: str, value: str) -> int:
 
 
 def _reads(of: Process, beginning: str) -> bytes:
-    """Return what a file holds that a process has open; nothing where it has none of such a name."""
+    """Return the content of a file that a process has open; nothing without one of that name."""
     for path, name in of.opened():
         if name.startswith(beginning):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The threat model: attackers, the rule that withstands them, faults, and how messages are encoded."""
+"""The threat model: attackers, the rule against them, faults, and how messages are encoded."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Transport:
             self.world.columns(rows.cpu().numpy(), cut, group.counts),
             weights,
             None if trusted is None else trusted[0, mine].cpu().numpy(),
-            lambda parts: np.add.reduce(self.world.everywhere(parts), axis=0),
+            lambda parts: np.add.reduce(self.world.all_gather(parts), axis=0),
         )
 
     def to_rows(self, columns_here: NDArray[Any], like: Tensor, counts: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""How are rows weighed and added up? In an order that no launch changes, wherever they are."""
+"""Weighted sums of rows, in an order that does not depend on ranks or devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ else:
 
 
 def weighted_sum(*terms: tuple[csr_array, Tensor]) -> Tensor:
-    """Weights (p, q) times rows (q, m), summed over the terms.
+    """Return weights (p, q) times rows (q, m), summed over the terms.
 
-    Each row of the result is added up term after term, in the order of its stored weights, with one rounding for every
-    product and every sum (scipy's x86 builds fuse none): so the bits are the same on every device and however peers are
-    spread over ranks.
+    Each row of the result is added up term after term, in the order of its stored weights, with one
+    rounding for every product and every sum (scipy's x86 builds fuse none). So the bits are the
+    same on every device and for every layout of peers on ranks.
 
     Args:
         terms: weights and rows; the rows of all on one device, of one dtype.
@@ -42,23 +42,23 @@ def weighted_sum(*terms: tuple[csr_array, Tensor]) -> Tensor:
 
 def _on_processor(terms: tuple[tuple[csr_array, Tensor], ...], total: np.ndarray) -> Tensor:
     for weights, rows in terms:
-        # Not weights.astype(…): scipy sorts the columns there, and the order of a sum would depend on the ranks.
+        # weights.astype(...) would sort the columns, and the order of a sum would depend on ranks.
         values = weights.data.astype(total.dtype)
-        spoken = np.ascontiguousarray(rows.numpy()).reshape(-1)
+        flat = np.ascontiguousarray(rows.numpy()).reshape(-1)
         csr_matvecs(
             *weights.shape,
             total.shape[1],
             weights.indptr,
             weights.indices,
             values,
-            spoken,
+            flat,
             total.reshape(-1),
         )
     return torch.from_numpy(total)
 
 
 def _slots(weights: csr_array) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The first stored weight of every row that has one, then the second, …: rows, their columns, their weights."""
+    """Yield rows, columns and weights of the first stored entry of all rows, then of the second."""
     lengths = np.diff(weights.indptr)
     for k in range(int(lengths.max(initial=0))):
         rows = np.flatnonzero(lengths > k)

@@ -24,7 +24,7 @@ class Connections(Protocol):
     """How messages get from node to node: 0 to P - 1 are the peers, P is the server."""
 
     def finish_times(self, ready: Floats, sender: Ints, receiver: Ints, size: int) -> Floats:
-        """Return when every node has sent all of its messages and received all of its own, (P + 1,).
+        """Return when every node has sent and received all of its messages, (P + 1,).
 
         Args:
             ready: (P + 1,) seconds at which each node begins to send.

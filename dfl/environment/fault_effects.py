@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FaultEffects:
-    """The effects of some faults on one round, on all peers and links; every rank knows them all."""
+    """The effects of some faults on all peers and links in a round, known to every rank."""
 
     faults: tuple[Fault, ...]
     round_key: RoundKey

@@ -1,8 +1,9 @@
-"""What goes wrong in the simulated world: who is up in a round, who is slow, and which link loses its words.
+"""Faults of the simulated world: peers that are down or slow, links that lose messages.
 
-Whatever happens is a function of the seed, the round, and the peer or the directed link, so that every rank can say it
-of all of them, in any order, and after a resume. To add a fault, write a frozen dataclass whose fields are its options
-and decorate it with `@FAULTS.register("its name")`; it answers those of the three questions of `Fault` that it has a part in.
+Everything is a function of the seed, the round, and the peer or the directed link, so every rank
+knows it of all of them, in any order, and after a resume. To add a fault, write a frozen dataclass
+whose fields are its options and decorate it with `@FAULTS.register("its name")`; it overrides those
+of the three methods of `Fault` that it has an effect on.
 """
 
 from __future__ import annotations
@@ -40,23 +41,28 @@ class RoundKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Nothing goes wrong."""
+    """Base class of faults. Has no effect."""
 
     name: ClassVar[str] = "none"
-    """What the command line calls it."""
+    """Its name on the command line."""
     touches: ClassVar[str] = "nothing"
-    """Whom it befalls: links, peers, or only their work."""
+    """What it affects: links, peers, or only the work of peers."""
 
     def down(self, round_key: RoundKey) -> Bools:
-        """Which peers neither train nor speak nor hear, (P,)."""
+        """Return which peers neither train nor send nor receive, (P,)."""
         return np.zeros(round_key.peers, bool)
 
     def pace(self, round_key: RoundKey) -> Floats:
-        """Share of its local steps for which every peer has the time, (P,)."""
+        """Return the share of its local steps that every peer has time for, (P,)."""
         return np.ones(round_key.peers)
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Which of some directed links lose what is said over them, (n,); a link is sender * (P + 1) + receiver."""
+        """Return which of some directed links lose their message, (n,).
+
+        Args:
+            links: (n,) sender * (P + 1) + receiver.
+            round_key: the round.
+        """
         return np.zeros(len(links), bool)
 
 
@@ -66,7 +72,7 @@ FAULTS.register("none")(Fault)
 @FAULTS.register("link_loss")
 @dataclass(frozen=True, kw_only=True)
 class LinkLoss(Fault):
-    """Every link loses what is said over it in a round with the same probability, whatever else happens (Bernoulli).
+    """Every link loses its message of a round with the same probability, independently (Bernoulli).
 
     Attributes:
         p: that probability.
@@ -77,24 +83,26 @@ class LinkLoss(Fault):
     touches: ClassVar[str] = "links"
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Those whose draw says so."""
+        """Return the links whose draw is below p."""
         return _drawn(round_key, "link loss", links) < self.p
 
 
 @FAULTS.register("burst")
 @dataclass(frozen=True, kw_only=True)
 class Burst(Fault):
-    """Every link has good and bad spells, and loses more in the bad ones (Gilbert 1960; Elliott 1963).
+    """Every link has a good and a bad state, and loses more in the bad one.
 
-    The chain of two states is one in which a link is drawn anew, bad with probability p, in a share ρ = 1 / (length
-    (1 - p)) of the rounds, and stays what it was in all others: a bad spell then ends with probability 1 / length. So
-    its state hangs on the last round in which it was drawn anew, and there is nothing to remember. It has run forever
-    before round 0.
+    (Gilbert 1960; Elliott 1963.)
+
+    In a share ρ = 1 / (length (1 - p)) of the rounds the state of a link is redrawn, bad with
+    probability p; in all others it stays. A bad burst then ends with probability 1 / length. The
+    state depends on the last round in which it was redrawn, so nothing needs to be remembered. The
+    chain has run forever before round 0.
 
     Attributes:
         p: share of rounds in which a link is bad.
-        length: mean rounds of a bad spell; at least 1 / (1 - p), where spells are as short as chance makes them.
-        bad, good: probabilities that a word is lost in a bad and in a good spell.
+        length: mean rounds of a bad burst; at least 1 / (1 - p), the mean of independent rounds.
+        bad, good: probabilities that a message is lost in the bad and in the good state.
     """
 
     p: BelowOne = 0.1
@@ -110,27 +118,28 @@ class Burst(Fault):
         require(good, f"--faults {self.name}: length", accepted, self.length)
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Those whose draw says so, which is another one in a bad spell."""
+        """Return the links whose draw is below the probability of their state."""
         return _drawn(round_key, "burst loss", links) < np.where(
-            self.spell(links, round_key), self.bad, self.good
+            self.is_bad(links, round_key), self.bad, self.good
         )
 
-    def spell(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Which links are in a bad spell, (n,)."""
-        anew = 1 / (self.length * (1 - self.p))
-        return _latest(round_key, "burst", links, anew) < anew * self.p
+    def is_bad(self, links: Ints, round_key: RoundKey) -> Bools:
+        """Return which links are in the bad state, (n,)."""
+        redrawn = 1 / (self.length * (1 - self.p))
+        return _latest(round_key, "burst", links, redrawn) < redrawn * self.p
 
 
 @FAULTS.register("outage")
 @dataclass(frozen=True, kw_only=True)
 class Outage(Fault):
-    """In every round every peer is struck with the same probability, and is down from then on for some rounds.
+    """Every peer is struck with the same probability in every round, and is then down for a while.
 
-    Who is struck while it is down is down for longer. It has gone on forever before round 0.
+    A peer struck again while it is down stays down longer. Outages have occurred forever before
+    round 0.
 
     Attributes:
-        p: that probability.
-        length: rounds.
+        p: the probability.
+        length: rounds for which a peer is down.
     """
 
     p: Share = 0.01
@@ -139,50 +148,47 @@ class Outage(Fault):
     touches: ClassVar[str] = "peers"
 
     def down(self, round_key: RoundKey) -> Bools:
-        """Those who were struck not long ago."""
+        """Return the peers that were struck in the last `length` rounds."""
         return _latest(round_key, "outage", np.arange(round_key.peers), self.p, self.length) < 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Some(Fault):
-    """What befalls a share of the peers, or some by their numbers."""
+    """Base class of faults of a share of the peers, or of some by their numbers."""
 
     fraction: Share = 0.2
     peers: tuple[int, ...] | None = None
 
     def chosen(self, round_key: RoundKey, *address: int) -> Bools:
-        """Whom it befalls, (P,).
+        """Return which peers are affected, (P,).
 
         Raises:
-            InputError: a peer that there is not, or a share that is nobody.
+            InputError: a peer does not exist, or the share is less than one peer.
         """
-        found = np.zeros(round_key.peers, bool)
+        affected = np.zeros(round_key.peers, bool)
         if self.peers:
             inside = all(0 <= peer < round_key.peers for peer in self.peers)
             accepted = f"from 0 to {round_key.peers - 1}"
             require(inside, f"--faults {self.name}: peers", accepted, self.peers)
-            found[list(self.peers)] = True
-            return found
+            affected[list(self.peers)] = True
+            return affected
         many = round(self.fraction * round_key.peers)
         someone = many > 0 or self.fraction == 0
         accepted = f"0 or enough for one of {round_key.peers} peers"
         require(someone, f"--faults {self.name}: fraction", accepted, self.fraction)
-        found[
-            randomness.generator(round_key.seed, self.name, *address).permutation(round_key.peers)[
-                :many
-            ]
-        ] = True
-        return found
+        generator = randomness.generator(round_key.seed, self.name, *address)
+        affected[generator.permutation(round_key.peers)[:many]] = True
+        return affected
 
 
 @FAULTS.register("leave")
 @dataclass(frozen=True, kw_only=True)
 class Leave(_Some):
-    """Some peers are gone for good.
+    """Some peers leave for good.
 
     Attributes:
         fraction: share of all peers, drawn at random, that leave.
-        peers: those who leave by number, in place of a share.
+        peers: numbers of the peers that leave, in place of a share.
         at: the first round without them.
     """
 
@@ -191,36 +197,36 @@ class Leave(_Some):
     touches: ClassVar[str] = "peers"
 
     def down(self, round_key: RoundKey) -> Bools:
-        """Those who have left."""
+        """Return the peers that have left."""
         return self.chosen(round_key) & (round_key.t >= self.at)
 
 
 @FAULTS.register("join")
 @dataclass(frozen=True, kw_only=True)
 class Join(Leave):
-    """Some peers are not there yet; they begin where all do.
+    """Some peers join late, with the starting point of all.
 
     Attributes:
         fraction: share of all peers, drawn at random, that join late.
-        peers: those who join late by number, in place of a share.
+        peers: numbers of the peers that join late, in place of a share.
         at: the first round with them.
     """
 
     def down(self, round_key: RoundKey) -> Bools:
-        """Those who have not joined."""
+        """Return the peers that have not joined."""
         return self.chosen(round_key) & (round_key.t < self.at)
 
 
 @FAULTS.register("stragglers")
 @dataclass(frozen=True, kw_only=True)
 class Stragglers(_Some):
-    """Some peers have the time for a part of their local steps only, though for one at least.
+    """Some peers have time for only a part of their local steps, and for one at least.
 
     Attributes:
         fraction: share of all peers, drawn at random in every round.
-        peers: the slow ones by number, in place of a share.
+        peers: numbers of the slow peers, in place of a share.
         work: share of a peer's steps, rounded (halves to even).
-        fixed: whether those who are slow in one round are slow in all.
+        fixed: whether the same peers are slow in all rounds.
     """
 
     work: Annotated[float, Interval(gt=0, le=1)] = 0.5
@@ -229,13 +235,13 @@ class Stragglers(_Some):
     touches: ClassVar[str] = "work"
 
     def pace(self, round_key: RoundKey) -> Floats:
-        """Less for those who are slow."""
+        """Return `work` for slow peers, 1 for the others."""
         slow = self.chosen(round_key) if self.fixed else self.chosen(round_key, round_key.t)
         return np.where(slow, self.work, 1.0)
 
 
 def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
-    """A uniform number in [0, 1) of each of some ids in a round, (n,)."""
+    """Return a uniform number in [0, 1) for each id in a round, (n,)."""
     row = randomness.uniform(round_key.seed, purpose, ids, n=slice(round_key.t, round_key.t + 1))
     return np.asarray(row[:, 0].numpy())
 
@@ -243,12 +249,22 @@ def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
 def _latest(
     round_key: RoundKey, purpose: str, ids: Ints, below: float, rounds: float = math.inf
 ) -> NDArray[np.float32]:
-    """The last number below a bound that each of some ids has drawn, (n,); 1 for none in that many rounds up to now.
+    """Return the last number below a bound that each id has drawn, (n,); 1 where there is none.
 
-    Rounds are places in a row of random numbers, and those before round 0 are places like others.
+    Rounds are places in a row of random numbers, those before round 0 as well.
+
+    Args:
+        round_key: the last round to look at.
+        purpose: addresses the numbers.
+        ids: (n,).
+        below: the bound.
+        rounds: how many rounds to look at.
     """
-    found, left, end = np.ones(len(ids), np.float32), np.arange(len(ids)), round_key.t + 1
-    first, window = end - rounds, 2
+    found = np.ones(len(ids), np.float32)
+    left = np.arange(len(ids))
+    end = round_key.t + 1
+    first = end - rounds
+    window = 2
     while len(left) and end > first and below:
         window = min(2 * window, 64)
         begin = max(end - window, first)
@@ -258,5 +274,6 @@ def _latest(
         hit = drawn < below
         some = hit.any(1)
         found[left[some]] = drawn[some, hit[some].argmax(1)]
-        left, end = left[~some], int(begin)
+        left = left[~some]
+        end = int(begin)
     return found

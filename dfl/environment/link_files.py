@@ -1,4 +1,4 @@
-"""What does a file say of the edges of a graph: how fast is each of them?"""
+"""Files of the speed and the delay of every edge of a graph."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dfl.core.reading import read_bounded
 from dfl.environment.clock import Floats, Ints
 
 HEADER = ["sender", "receiver", "mbps", "latency_ms"]
-"""The columns of the file; it may say so in its first line."""
+"""The columns of the file; they may be its first line."""
 MBPS = (1e-6, 1e9)
 """The least and the largest speed, a bit a second and a petabit a second."""
 LATENCY_MS = (0, 1e9)
 """The least and the largest delay, which is eleven days."""
 ROOM, LINE = 2**20, 200
-"""Bytes that the file may have, and as many more for every edge, as a bound on memory."""
+"""Bytes that the file may have, and bytes more for every edge, which bounds memory."""
 
 
 def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
-    """Mbit/s and milliseconds of every edge, (n, 2), from a CSV file.
+    """Return Mbit/s and milliseconds of every edge, (n, 2), from a CSV file.
 
     Args:
         path: the file.
@@ -33,7 +33,7 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         peers: P.
 
     Raises:
-        InputError: it cannot be read, speaks of something that is none of these edges, or not of one of them.
+        InputError: it cannot be read, has a line for no such edge, or lacks one of them.
     """
     try:
         text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8")
@@ -59,10 +59,10 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
 
 
 def _edge(row: Sequence[str], where: str) -> tuple[tuple[int, int], tuple[float, float]]:
-    """Who speaks to whom, at how many Mbit/s and after how many milliseconds.
+    """Return sender and receiver, and Mbit/s and milliseconds, of a line.
 
     Raises:
-        InputError: something else stands there.
+        InputError: the line has another form.
     """
     if len(row) != len(HEADER):
         raise InputError(f"{where} must be {','.join(HEADER)}, not {','.join(row)[:60]!r}")

@@ -137,7 +137,7 @@ class Uplink(Timed):
 @LINK_MODELS.register("phone")
 @dataclass(frozen=True, kw_only=True)
 class Phone(Uplink):
-    """`uplink` with the means of mobile connections worldwide (Speedtest Global Index, September 2020)."""
+    """`uplink` with the means of mobile connections (Speedtest Global Index, September 2020)."""
 
     mbps: Mbps = 11.22
     down_mbps: Mbps | None = 35.96
@@ -147,7 +147,7 @@ class Phone(Uplink):
 @LINK_MODELS.register("broadband")
 @dataclass(frozen=True, kw_only=True)
 class Broadband(Uplink):
-    """`uplink` with the means of fixed connections worldwide (Speedtest Global Index, September 2020)."""
+    """`uplink` with the means of fixed connections (Speedtest Global Index, September 2020)."""
 
     mbps: Mbps = 45.74
     down_mbps: Mbps | None = 85.73

@@ -88,7 +88,7 @@ class Ensemble:
 
     def _outputs(self, given: list[Tensor], n: int) -> Floats:
         """Outputs of this rank's honest peers, (a, n, classes); (0, n, classes) without peers."""
-        classes = -self.world.smallest(-given[0].shape[2] if given else 0)[0]
+        classes = -self.world.minimum(-given[0].shape[2] if given else 0)[0]
         if not given:
             return np.zeros((0, n, classes))
         rows = torch.cat(given).cpu().numpy()

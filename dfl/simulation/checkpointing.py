@@ -169,7 +169,7 @@ def _scatter(
     """Return this rank's rows of a checkpoint: as many of each field as `like` has."""
     names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
-    everyone = world.everywhere(mine)
+    everyone = world.all_gather(mine)
     ends = np.cumsum(everyone, axis=0)
     begins = ends - everyone
 

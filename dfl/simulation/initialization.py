@@ -187,7 +187,7 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
         InputError: the models do not fit into memory even once; are not those of `--init-from`, or
             differ in what a server says; or have parameters that nobody knows how to draw.
     """
-    (serves, peers), (room,) = kind, world.smallest(memory())
+    (serves, peers), (room,) = kind, world.minimum(memory())
     if (needed := peers * task.parameter_layout.d * task.scale.element_size()) > room:
         raise InputError(
             f"--model {run.model} has {task.parameter_layout.d:,} parameters: for {peers:,} peers on one rank they take "
@@ -220,16 +220,16 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
         for name, value in fixed.items()
         if bool((value.cpu().numpy() == given.rows[name]).all())
     ]
-    if not world.smallest(int(len(agreed) == len(fixed)))[0]:
+    if not world.minimum(int(len(agreed) == len(fixed)))[0]:
         raise InputError(
             f"--init-from {run.init_from} has other values than the frozen parameters of --model {run.model}"
         )
     shared, _ = split_shared(
         start(run, task, given=True, starts=given)[0], task.parameter_layout.shared
     )
-    first = world.everywhere(shared[:1].cpu().numpy())
+    first = world.all_gather(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
-    if serves and not given.alike and not world.smallest(int(same))[0]:
+    if serves and not given.alike and not world.minimum(int(same))[0]:
         raise InputError(
             f"--init-from {run.init_from}: a server starts at one model, and these differ in what is shared"
         )

@@ -181,7 +181,7 @@ def _agree(state: State, prepared: Prepared, t: int) -> int:
     honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
     nobody = prepared.layout.peers
     first = int(honest[0]) if len(honest) else nobody
-    peer, negative = world.smallest(first, -world.told)
+    peer, negative = world.minimum(first, -world.stop_signal)
     if server_broken or peer < nobody:
         whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(

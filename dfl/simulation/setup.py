@@ -415,8 +415,8 @@ def device(asked: str, world: World) -> torch.device:
     if asked == "cpu":
         return torch.device("cpu")
     _, colon, number = asked.partition(":")
-    (found,) = world.smallest(torch.cuda.device_count())
-    index = int(number) if colon else world.beside % max(found, 1)
+    (found,) = world.minimum(torch.cuda.device_count())
+    index = int(number) if colon else world.local_rank % max(found, 1)
     if index < found:
         torch.backends.cudnn.allow_tf32 = False  # float32 is meant where it is said
         return torch.device("cuda", index)

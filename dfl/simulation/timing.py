@@ -45,7 +45,7 @@ def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np
     spent, here = np.zeros(peers), network.layout.block(world.rank)
 
     def measured() -> Floats:
-        everyone = world.everywhere(spent[here.start : here.stop].copy())
+        everyone = world.all_gather(spent[here.start : here.stop].copy())
         spent[:] = 0
         return everyone
 

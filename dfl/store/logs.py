@@ -155,7 +155,7 @@ def _open(run: Run, world: World, folder: Path) -> LogFile:
         file = LogFile(folder / f"rank-{world.rank}.log", _level(run), first)
     except OSError as error:
         failed = error.errno or errno.EIO
-    (worst,) = world.smallest(world.rank << 16 | failed if failed else MOST << 16)
+    (worst,) = world.minimum(world.rank << 16 | failed if failed else MOST << 16)
     if file is None or worst != MOST << 16:
         _close(file)
         raise InputError(

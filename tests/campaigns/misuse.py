@@ -406,12 +406,12 @@ def _(folder: Path) -> Any:
     asked, calls = dfl.Run(**FEW, out=folder / "run"), Calls()
     rows, world = dfl.simulate(asked, data=GOOD, callbacks=[calls]), connect()
     next(rows)
-    world.told = signal.SIGTERM
+    world.stop_signal = signal.SIGTERM
     try:
         list(rows)
     except dfl.Suspended:
-        world.told = 0
-    assert world.told == 0
+        world.stop_signal = 0
+    assert world.stop_signal == 0
     resumed = dfl.simulate(dfl.resumed(folder / "run"), data=GOOD, callbacks=[Calls()])
     assert [row["round"] for row in resumed] == [1, 2]
     assert len(dfl.load(folder / "run").rows) == 3

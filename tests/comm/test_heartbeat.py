@@ -127,7 +127,7 @@ def lines(
 
 def test_patience_is_as_long_as_asked() -> None:
     watching = watch(None)
-    with watching.pulse.apart():
+    with watching.pulse.blocked():
         assert list(lines(watching, 50)) == [20, 40]  # and again, should nobody have ended the job
     assert lines(watching, 50) == {}  # it computes
 
@@ -137,7 +137,7 @@ def test_every_wait_has_patience_of_its_own() -> None:
 
     def again(second: int) -> None:
         if second % 15 == 0:
-            with watching.pulse.apart():
+            with watching.pulse.blocked():
                 pass
             watching.pulse.waiting = True
 
@@ -160,7 +160,7 @@ def test_time_in_which_a_rank_was_stopped_counts_little(monkeypatch: pytest.Monk
             return clock[0] >= 3 * 3600
 
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    with watching.pulse.apart():
+    with watching.pulse.blocked():
         watching.keep(Stop(), said.append)
     assert watching.seconds == 2 * watching.every
     assert said == []
@@ -176,7 +176,7 @@ def test_several_signs_fit_between_the_looks(timeout: float) -> None:
 def test_both_looks_are_at_the_files(tmp_path: Path) -> None:
     watching = watch(tmp_path)
     (tmp_path / "1").write_text(json.dumps(asdict(sign(1))))
-    with watching.pulse.apart():
+    with watching.pulse.blocked():
         assert "rank 1 on vm did not arrive: no sign of life" in lines(watching, 22)[20]
 
         def renew(second: int) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_file_shows_nothing(tmp_path: Path, text: str) -> None:
 
 def test_signs_are_written_whole_and_read_back(tmp_path: Path) -> None:
     watching = watch(tmp_path / "heartbeats", rank=3)
-    with watching.pulse.apart():
+    with watching.pulse.blocked():
         watching.tick(1.0)
         watching.tick(1.0)
         watching.show()
@@ -226,7 +226,7 @@ def test_a_rank_that_computes_shows_that_it_is_alive(tmp_path: Path) -> None:
         first = read(tmp_path / "0")
         until(lambda: read(tmp_path / "0") not in (None, first), 10)
         assert first != read(tmp_path / "0")
-        with pulse.apart():
+        with pulse.blocked():
             until(lambda: bool(said), 20)
     assert said[0].endswith("rank 1 did not arrive: no heartbeat to tell where they are")
     assert os.listdir(tmp_path) == []

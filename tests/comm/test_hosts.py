@@ -52,7 +52,7 @@ PLACES = """
 from dfl.comm.mpi import connect
 import platform, os
 world = connect()
-os.write(1, f"{world.rank} {platform.node()} {world.beside} {world.smallest(-world.rank)}\\n".encode())
+os.write(1, f"{world.rank} {platform.node()} {world.local_rank} {world.minimum(-world.rank)}\\n".encode())
 """
 
 

@@ -109,9 +109,9 @@ def test_alone_the_verbs_need_no_mpi() -> None:
     assert world.scatter(lambda rank: bytes([rank])) == b"\0"
     np.testing.assert_array_equal(world.gather(rows), rows)
     np.testing.assert_array_equal(world.columns(rows, [range(2)], [3]), rows)
-    assert world.smallest(7, 8) == (7, 8)
+    assert world.minimum(7, 8) == (7, 8)
     world.exchange(world.link({}, {}), (rows, [], []), (rows, [], []))
-    assert world.beside == 0
+    assert world.local_rank == 0
     world.leave()
 
 

@@ -79,7 +79,7 @@ def test_bursts_are_as_often_and_as_long(p: float, length: float) -> None:
 def test_a_bad_spell_loses_more_and_not_all() -> None:
     gentle = Burst(p=0.3, length=10, bad=0.6, good=0.1)
     seen = lost(gentle)
-    bad = np.array([gentle.spell(LINKS, RoundKey(P, 0, t)) for t in range(ROUNDS)])
+    bad = np.array([gentle.is_bad(LINKS, RoundKey(P, 0, t)) for t in range(ROUNDS)])
     assert np.array_equal(bad, lost(Burst(p=0.3, length=10)))
     assert seen[bad].mean() == pytest.approx(0.6, abs=0.01)
     assert seen[~bad].mean() == pytest.approx(0.1, abs=0.01)

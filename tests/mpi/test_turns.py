@@ -23,7 +23,7 @@ def world() -> World:
 
 def test_every_verb_is_the_same_turns_on_every_rank(world: World) -> None:
     def turns() -> int:
-        before, after = world.pulse.turns, world.everywhere(np.array([world.pulse.turns]))
+        before, after = world.pulse.turns, world.all_gather(np.array([world.pulse.turns]))
         assert (after == before).all()
         return before
 
@@ -35,13 +35,13 @@ def test_every_verb_is_the_same_turns_on_every_rank(world: World) -> None:
         lambda: world.from_root(lambda: b"x"),
         lambda: world.scatter(lambda rank: b"x" * rank),
         lambda: world.gather(rows),
-        lambda: world.everywhere(rows),
+        lambda: world.all_gather(rows),
         lambda: world.rows(world.columns(rows, cut, counts), cut, counts),
-        lambda: world.smallest(world.rank, 1),
+        lambda: world.minimum(world.rank, 1),
         lambda: world.exchange(
             link, (np.zeros(1, np.uint8), [1], [0]), (np.zeros(1, np.uint8), [1], [0])
         ),
-        lambda: world.beside,
+        lambda: world.local_rank,
     )
     seen = [turns()]
     for verb in verbs:
@@ -57,7 +57,7 @@ def test_ranks_see_each_other_until_all_are_done(world: World) -> None:
     parent = Path(world.from_root(lambda: tempfile.mkdtemp().encode()).decode())
     with alive(world, parent / "run", 60):
         world.pulse.doing = "meeting"
-        world.smallest(0)
+        world.minimum(0)
         shown = [read(parent / "run" / "heartbeats" / str(rank)) for rank in range(world.size)]
         if world.size > 1:
             assert [each.rank for each in shown if each] == list(range(world.size))
@@ -65,9 +65,9 @@ def test_ranks_see_each_other_until_all_are_done(world: World) -> None:
                 world.from_root(lambda: json.dumps([each.pid for each in shown if each]).encode())
             )
             assert len(set(names)) == world.size
-        world.smallest(0)
-    world.smallest(0)
+        world.minimum(0)
+    world.minimum(0)
     assert list(parent.iterdir()) == []
-    world.smallest(0)
+    world.minimum(0)
     if world.rank == 0:
         parent.rmdir()

@@ -66,7 +66,7 @@ def test_columns_are_the_transpose(world: World, peers: int, d: int) -> None:
 
 
 def test_the_smallest_number_wins(world: World) -> None:
-    assert world.smallest(100 - world.rank, world.rank) == (100 - (world.size - 1), 0)
+    assert world.minimum(100 - world.rank, world.rank) == (100 - (world.size - 1), 0)
 
 
 @pytest.mark.parametrize("topology", ["ring", "complete", "star", "exponential"])
@@ -100,7 +100,7 @@ def test_device_memory_is_staged_unless_mpi_reads_it(
 
 
 def test_ranks_of_one_machine_are_counted(world: World) -> None:
-    assert world.beside == world.rank
+    assert world.local_rank == world.rank
 
 
 @pytest.mark.parametrize("topology", ["ring", "star", "one_peer_exponential"])

@@ -228,19 +228,19 @@ def test_a_signal_ends_a_run_after_its_round(
     monkeypatch.setattr(QDFedAvgM, "round", known)
     assert dfl_run("--resume=told").code == 0
     same(Path("told"), whole)
-    assert connect().told == 0
+    assert connect().stop_signal == 0
 
 
 def test_a_run_without_a_folder_is_told_so() -> None:
     world = connect()
     try:
-        world.told = signal.SIGTERM
+        world.stop_signal = signal.SIGTERM
         with pytest.raises(
             dfl.Suspended, match=r"after round 1 of 6: it has no folder to be kept in"
         ):
             list(dfl.simulate(small()))
     finally:
-        world.told = 0
+        world.stop_signal = 0
 
 
 def test_help_says_what_it_is(dfl_run: Command) -> None:

@@ -133,7 +133,7 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatc
     world = World()
     assert setup.device("cpu", world) == torch.device("cpu")
     for beside, index in ((0, 0), (1, 1), (2, 0)):
-        world.beside = beside
+        world.local_rank = beside
         assert (
             setup.device("auto", world)
             == setup.device("cuda", world)
