@@ -1,13 +1,13 @@
-"""FedProx: FedAvg whose peers are held near the server's model, and where slow ones do less (Li et al. 2020)."""
+"""FedProx: FedAvg with a proximal term, where stragglers do less work (Li et al. 2020)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.fedavg import FedAvg
-from dfl.core.errors import InputError
+from dfl.core.options import NotNegative
 
 if TYPE_CHECKING:
     from dfl.training.solver import Solver
@@ -18,20 +18,16 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).
 
-    Peer k minimises F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. What stragglers learned is waited for.
+    Peer k minimises F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. The server waits for the
+    updates of stragglers.
 
     Attributes:
-        mu: μ, at least 0.
+        mu: μ.
     """
 
-    mu: float = 0.01
-    straggler_policy: str = "fewer"
+    mu: NotNegative = 0.01
+    straggler_policy: Literal["drop", "fewer"] = "fewer"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mu >= 0:
-            raise InputError(f"--algorithm fedprox: mu must be at least 0, not {self.mu}")
-
-    def solver(self, asked: Solver) -> Solver:
-        """Add the pull towards w."""
-        return replace(asked, pull=self.mu)
+    def solver(self, solver: Solver) -> Solver:
+        """Add the proximal term."""
+        return replace(solver, prox_mu=self.mu)
