@@ -1,101 +1,106 @@
-"""The methods, one file each. `ALGORITHMS` is the registry that the command line reads."""
+"""The contract of a method, and the registry of methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.algorithms.protocols import Net
+    from dfl.algorithms.protocols import Net, Task
     from dfl.datasets.server_data import ServerDataRule
     from dfl.training.solver import Solver
-    from dfl.training.task import Task
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "dfl.algorithms")
+ALGORITHMS: Registry[type[Algorithm[Any]]] = Registry("algorithm", "dfl.algorithms")
 """Name -> frozen dataclass whose fields are the method's options."""
 
 
 class State(Protocol):
-    """What the loop asks of a method's state."""
+    """The state of a method: a frozen dataclass.
+
+    Axis 0 of a tensor is the peers of this rank, its directed edges sorted by (owner, other), or one
+    row of a server. Axis 1, where there is one, is the m coordinates of a message.
+    """
 
     @property
     def x(self) -> Tensor:
-        """(p, d), the models of this rank's peers; or (1, d), the one that all have."""
-
-    @property
-    def is_global(self) -> bool:
-        """Which of the two."""
-
-    @property
-    def replicated(self) -> tuple[str, ...]:
-        """The fields that are a server's, the same on every rank; the others have a row for every peer or edge."""
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """What x is put together from, a row for every peer or one for all, where that takes work; else x."""
+        """The parameters of this rank's peers, (p, m); or those of the server, (1, m)."""
 
 
-class Algorithm(ABC):
-    """A method is `init` and `round`; its state is a frozen dataclass of its own, a `State`."""
+S = TypeVar("S", bound=State)
+
+
+class Algorithm(ABC, Generic[S]):
+    """A method: the state before round 0, and a round.
+
+    A method sees and sends m coordinates of a model. Whatever else a peer has of its model stays
+    where it trains, in the task.
+    """
 
     serves: ClassVar[bool] = False
-    """Whether there is a server, at which everybody starts."""
-    splits: ClassVar[bool] = True
-    """Whether peers can keep a part of their models to themselves."""
+    """Whether there is a server, whose model all peers start from."""
     gossips: ClassVar[bool] = True
-    """Whether peers speak to their neighbours on a graph."""
+    """Whether peers send messages to their neighbours on a graph."""
+    sends: ClassVar[bool] = True
+    """Whether anything is sent at all."""
     takes: ClassVar[tuple[str, ...]] = ()
-    """Which of compressor and aggregator have a part in it."""
+    """Those of compressor and aggregator that the method applies."""
     rule: ClassVar[str] = "mean"
-    """The aggregator where none is asked for."""
+    """The aggregator where none is given."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns that the method adds to metrics.csv: the largest value over the peers."""
+    replicated: ClassVar[tuple[str, ...]] = ()
+    """Fields of the state that are the server's, the same on every rank."""
 
     @abstractmethod
-    def init(self, x: Tensor, known: Tensor, net: Net) -> Any:
-        """The state before round 0.
+    def init(self, x: Tensor, known: Tensor, net: Net) -> S:
+        """Return the state before round 0.
 
         Args:
-            x: (p, d), where each peer starts; (1, d), where the server does.
-            known: (p, s), what neighbours know of what a peer shares before it has spoken: that of x where all start
-                at the same point, zeros where they do not.
+            x: (p, m), where each peer starts; (1, m), where the server does.
+            known: of the same shape, what neighbours know of x before the first message: x where all
+                start at the same point, zeros where they do not.
             net: the network of round 0.
         """
 
     @abstractmethod
-    def round(self, state: Any, task: Task, net: Net) -> Any:
-        """The state after round `net.t`."""
-
-    def part(self, state: Any, shared: int) -> Any:
-        """The same state, from where on peers share only the first `shared` coordinates of their models."""
-        return state
+    def round(self, state: S, task: Task, net: Net) -> S:
+        """Return the state after round `net.t`."""
 
     @property
     def server_data_rule(self) -> ServerDataRule | None:
-        """Which training examples the server has of its own; None for none."""
+        """The rule that chooses the server's own training examples; None for none."""
         return None
 
     @property
     def step(self) -> float | None:
-        """The step size of averaging public copies, which may be old; None where the method keeps none."""
+        """The step size of averaging public copies, which may be old; None where none are kept."""
         return None
 
-    def solver(self, asked: Solver) -> Solver:
-        """How a peer trains, where the method has its own way."""
-        return asked
+    def solver(self, solver: Solver) -> Solver:
+        """Return how a peer trains, given how the run says it should."""
+        return solver
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
-        """Messages of all peers in a round, and rows of the server, for `edges` directed edges."""
+        """Return the messages of all peers in a round, and the rows that the server sends.
+
+        Args:
+            peers: P.
+            edges: directed edges of the graph.
+        """
         return edges, 0
 
-    def observe(self, state: Any) -> dict[str, Tensor]:
-        """Values (p,) of the peers, for peers.csv; those behind `columns` among them."""
+    def observe(self, state: S) -> dict[str, Tensor]:
+        """Return values (p,) of the peers for peers.csv, those behind `columns` among them."""
         return {}
 
     def notes(self, smallest: float) -> tuple[str, ...]:
-        """What to warn of before a run on a mixing matrix whose smallest eigenvalue is `smallest`."""
+        """Return the warnings before a run.
+
+        Args:
+            smallest: the smallest eigenvalue of the mixing matrix.
+        """
         return ()

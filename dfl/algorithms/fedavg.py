@@ -1,8 +1,8 @@
-"""FedAvg: a server sends its model to some peers, who train, and adds up what they learned (McMahan et al. 2017)."""
+"""FedAvg: a server sends its model to some peers and averages their updates (McMahan et al. 2017)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -10,80 +10,61 @@ import numpy as np
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core import randomness
 from dfl.core.options import BelowOne, Positive, Share
-from dfl.models.sharing import merge_shared, split_shared
-from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.algorithms.protocols import Net
+    from dfl.algorithms.protocols import Net, Task
     from dfl.core.layout import Group
-    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)
 class State:
-    """What the server has, the same on every rank, and what each of this rank's peers keeps to itself.
+    """The state of the server, the same on every rank, and its scores of this rank's peers.
 
     Attributes:
-        w: (1, s), the server's model.
-        v: (1, s), its velocity.
-        scores: (p,), what its rule thought of this rank's peers in the last round; NaN where it thought nothing.
-        own: (p, d - s), the rest of the peers' models; a round overwrites the rows of those who train.
+        x: (1, m), w, the server's model.
+        velocity: (1, m), v.
+        scores: (p,), how the aggregator judged each peer in the last round; NaN where it did not.
     """
 
-    w: Tensor
-    v: Tensor
+    x: Tensor
+    velocity: Tensor
     scores: Tensor
-    own: Tensor
-    replicated: ClassVar[tuple[str, ...]] = ("w", "v")
-
-    @property
-    def x(self) -> Tensor:
-        """(p, d), w beside what every peer keeps; (1, d), w itself, where they keep nothing."""
-        return merge_shared(self.w, self.own)
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """What is shared, and what is not."""
-        return self.w, self.own
-
-    @property
-    def is_global(self) -> bool:
-        """Whether the server's model is everybody's."""
-        return not self.own.shape[1]
 
 
 @ALGORITHMS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
-    """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and E as the run says.
+class FedAvg(Algorithm[State]):
+    """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and E as
+    the run gives them.
 
         S_t = max(round(C P), 1) peers (halves to even),   z_k = local steps from w for k in S_t
         v <- β v + sum_{k in S_t} n_k (z_k - w) / sum_{k in S_t} n_k,   w <- w + η_s v
 
-    An aggregator other than the mean takes the place of the sum. With β > 0 it is FedAvgM (Hsu, Qi, Brown 2019).
-
-    Where peers share a part of their models it is LG-FedAvg (Liang et al. 2020, Algorithm 1): w is that part, the
-    rest of z_k stays with peer k, and who is not in S_t keeps what it had.
+    An aggregator other than the mean takes the place of the sum. With β > 0 it is FedAvgM (Hsu, Qi,
+    Brown 2019). Where w is a part of the model and the rest stays with each peer, it is LG-FedAvg
+    (Liang et al. 2020, Algorithm 1).
 
     Attributes:
-        fraction: C, the share of the peers that take part in a round, drawn for every round of those who are up.
-        weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient, ||z_k - w||^2 in place of n_k,
-            since the step is η times the sum of the gradients (LG-FedAvg, section 2.2): of the step as it was meant,
-            so that a liar gains no weight by its lie.
-        broadcast_to: whom the server tells in a round: chosen, the peers of S_t; or everyone, as the published LG-FedAvg does
-            and counts. Learning is the same: who needs w later is told it then.
+        fraction: C, the share of the peers that take part in a round, drawn in every round from
+            those that are up.
+        weighting: examples, n_k as above; uniform, every peer of S_t alike; or gradient,
+            ||z_k - w||^2 in place of n_k, since the update is η times the sum of the gradients
+            (LG-FedAvg, section 2.2). An attacker's weight is that of its honest update.
+        broadcast_to: chosen, the server sends its model to the peers of S_t; or everyone, to all
+            peers, as the published LG-FedAvg does and counts. What is learned is the same.
         server_lr: η_s.
-        server_momentum: β, in [0, 1).
-        stragglers: share of S_t that is too slow for the round, drawn with it; one peer at least is not.
-        straggler_policy: drop, what stragglers learned is not waited for; or fewer, they train for fewer epochs, or steps where the
-            run counts steps, as many as a uniform draw from 1 to what the run says (Li et al. 2020, section 5.2); so of
-            one epoch they do all.
+        server_momentum: β.
+        stragglers: the share of S_t that is too slow for the round, drawn with S_t; at least one
+            peer is not.
+        straggler_policy: drop, the server does not wait for updates of stragglers; or fewer, they
+            train for fewer epochs, or steps where the run counts steps, by a uniform draw from 1 to
+            the run's number (Li et al. 2020, section 5.2). Of a single epoch they do all.
     """
 
     fraction: Share = 1.0
@@ -97,82 +78,68 @@ class FedAvg(Algorithm):
     serves: ClassVar[bool] = True
     gossips: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = ("compressor", "aggregator")
+    replicated: ClassVar[tuple[str, ...]] = ("x", "velocity")
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
-        """Start at x: the shared part is the server's, the rest everybody's own."""
-        (w, own), nobody = (
-            split_shared(x, known.shape[1]),
-            torch.full((net.hosted,), float("nan"), dtype=torch.float64),
-        )
-        return State(
-            w[:1],
-            torch.zeros_like(w[:1]),
-            nobody,
-            own.repeat(net.hosted // len(x) or 1, 1)[: net.hosted],
-        )
-
-    def part(self, state: State, shared: int) -> State:
-        """Leave to every peer a copy of what is no longer shared."""
-        (w, own), (v, _) = split_shared(state.w, shared), split_shared(state.v, shared)
-        return replace(state, w=w, v=v, own=own.repeat(len(state.own), 1))
+        """Start at x, without velocity."""
+        scores = torch.full((net.hosted,), float("nan"), dtype=torch.float64)
+        return State(x, torch.zeros_like(x), scores)
 
     def round(self, state: State, task: Task, net: Net) -> State:
-        """Send the model out, let some peers train, and follow what they learned."""
+        """Send the model to some peers, let them train, and follow the mean of their updates."""
         chosen, group, work = self._draw(task, net)
-        w = net.broadcast(state.w, net.everyone if self.broadcast_to == "everyone" else chosen)
-        x = merge_shared(w.expand(len(group.here), -1), state.own[group.here])
-        z, own = split_shared(sgd(x, task.only(group.here, work), net.t), w.shape[1])
-        heard = net.aggregate(
-            z - w, group, self._counts(z - w, task, group), self.trusted(state, task, net)
-        )
-        v = self.server_momentum * state.v + heard.row
-        state.own.index_copy_(0, torch.from_numpy(group.here).to(own.device), own)
-        return State(w + self.server_lr * v, v, heard.scores, state.own)
+        w = net.broadcast(state.x, net.everyone if self.broadcast_to == "everyone" else chosen)
+        updates = task.only(group.here, work).train(w, net.t) - w
+        weights = self._weights(updates, task, group)
+        mean = net.aggregate(updates, group, weights, self.trusted(state, task, net))
+        v = self.server_momentum * state.velocity + mean.row
+        return State(w + self.server_lr * v, v, mean.scores)
 
-    def _counts(self, steps: Tensor, task: Task, group: Group) -> NDArray[np.float64]:
-        """How much the steps (a, s) of the members of a group that are here count."""
+    def _weights(self, updates: Tensor, task: Task, group: Group) -> NDArray[np.float64]:
+        """Return the weights of the updates (a, m) of a group's members on this rank."""
         if self.weighting == "examples":
-            return task.examples.sizes[group.here].astype(np.float64)
+            return task.sizes[group.here].astype(np.float64)
         if self.weighting == "uniform":
-            return np.ones(len(steps))
-        squares: NDArray[np.float64] = np.square(steps.cpu().numpy(), dtype=np.float64).sum(1)
-        return squares + 1e-300  # where nobody moves, all count alike
+            return np.ones(len(updates))
+        squares: NDArray[np.float64] = np.square(updates.cpu().numpy(), dtype=np.float64).sum(1)
+        return squares + 1e-300  # equal weights where no peer moves
 
     def trusted(self, state: State, task: Task, net: Net) -> Tensor:
-        """Return what the server expects of a round's steps, (1, s): the running mean (1 - β) v of its aggregates.
+        """Return the update that the server expects, (1, m): the running mean (1 - β) v of its aggregates.
 
-        By the definition of v, (1 - β) v <- β (1 - β) v + (1 - β) aggregate; without momentum it is the last aggregate,
-        which is the centre of Karimireddy, He, Jaggi (ICML 2021). v itself would be fed back with a gain above 1 (up
-        to 1 + β), and the last aggregate lags behind a server with momentum, which then oscillates where most updates
-        are clipped.
+        By the definition of v, (1 - β) v <- β (1 - β) v + (1 - β) aggregate; without momentum it is
+        the last aggregate, which is the centre of Karimireddy, He, Jaggi (ICML 2021). v itself would
+        be fed back with a gain above 1 (up to 1 + β), and the last aggregate lags behind a server
+        with momentum, which then oscillates where most updates are clipped.
         """
-        return (1 - self.server_momentum) * state.v
+        return (1 - self.server_momentum) * state.velocity
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
-        """One message from everyone who is on time, one row to everyone who is chosen."""
+        """Return one message of each peer that is on time, and one row to each that is chosen."""
         m, slow = self._sizes(peers)
-        return m - slow * (
-            self.straggler_policy == "drop"
-        ), peers if self.broadcast_to == "everyone" else m
+        messages = m - slow if self.straggler_policy == "drop" else m
+        return messages, peers if self.broadcast_to == "everyone" else m
 
     def _sizes(self, peers: int) -> tuple[int, int]:
-        """How many of the peers are chosen, and how many of these are slow."""
+        """Return the number of peers that are chosen, and the number of stragglers among them."""
         m = max(round(self.fraction * peers), 1)
         return m, min(round(self.stragglers * m), m - 1)
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
-        """Who is sent the model, who says something, and how long each of them that is here trains, if not as asked."""
+        """Return the peers that are sent the model, those that send an update, and the work of these.
+
+        The work is the epochs or steps of those on this rank; None where it is the run's.
+        """
         m, slow = self._sizes(net.peers)
-        order = net.present(
-            randomness.generator(task.seed, "clients", net.t).permutation(net.peers)
-        )[:m]
-        chosen, slow = net.group(order), max(min(slow, len(order) - 1), 0)
+        drawn = randomness.generator(task.seed, "clients", net.t).permutation(net.peers)
+        order = net.present(drawn)[:m]
+        chosen = net.group(order)
+        slow = max(min(slow, len(order) - 1), 0)
         if self.straggler_policy == "drop" or not slow:
             return chosen, net.reached(net.group(order[slow:])), None
-        most = int(np.max(task.solver.steps) or np.max(task.solver.epochs))
+        most = task.local_work
         work = np.full(net.peers, most)
-        work[order[:slow]] = randomness.generator(
-            task.seed, "work of slow clients", net.t
-        ).integers(1, most + 1, slow)
+        generator = randomness.generator(task.seed, "work of slow clients", net.t)
+        work[order[:slow]] = generator.integers(1, most + 1, slow)
         group = net.reached(chosen)
         return chosen, group, work[task.peers[group.here]]

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose peers are held near the server's model, and where slow ones do less (Li et al. 2020)."""
+"""FedProx: FedAvg with a proximal term, where stragglers do less work (Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).
 
-    Peer k minimises F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. What stragglers learned is waited for.
+    Peer k minimises F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. The server waits for the
+    updates of stragglers.
 
     Attributes:
-        mu: μ, at least 0.
+        mu: μ.
     """
 
     mu: NotNegative = 0.01
     straggler_policy: Literal["drop", "fewer"] = "fewer"
 
-    def solver(self, asked: Solver) -> Solver:
-        """Add the pull towards w."""
-        return replace(asked, pull=self.mu)
+    def solver(self, solver: Solver) -> Solver:
+        """Add the proximal term."""
+        return replace(solver, prox_mu=self.mu)

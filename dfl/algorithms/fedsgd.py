@@ -1,4 +1,4 @@
-"""FedSGD: a server follows the gradient on all the examples of some peers (McMahan et al. 2017, section 2)."""
+"""FedSGD: a server follows the gradient on all examples of some peers (McMahan et al. 2017)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 @ALGORITHMS.register("fedsgd")
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(FedAvg):
-    """FedAvg with one step of every peer on all of its examples: with C = 1 it is gradient descent on all data.
+    """FedAvg with one local step of every peer on all of its examples (McMahan et al. 2017, section 2).
 
-    w <- w - η sum_{k in S_t} n_k grad F_k(w) / sum_{k in S_t} n_k
+        w <- w - η sum_{k in S_t} n_k grad F_k(w) / sum_{k in S_t} n_k
+
+    With C = 1 it is gradient descent on all examples.
     """
 
-    def solver(self, asked: Solver) -> Solver:
-        """One step on everything.
+    def solver(self, solver: Solver) -> Solver:
+        """Take one step on everything.
 
         Raises:
-            InputError: other numbers of steps or epochs were asked for.
+            InputError: the run gives other numbers of steps or epochs.
         """
-        if asked.steps or asked.epochs != 1:
+        if solver.steps or solver.epochs != 1:
             raise InputError(
-                "--algorithm fedsgd takes one step on all of a peer's examples: leave --local-steps, --local-epochs out"
+                "--algorithm fedsgd takes one step on all of a peer's examples: leave "
+                "--local-steps, --local-epochs out"
             )
-        return replace(asked, batch_size=0)
+        return replace(solver, batch_size=0)

@@ -1,4 +1,4 @@
-"""The two ends of federated learning: nobody talks at all, and all examples are in one place."""
+"""The two baselines without messages: every peer alone, and all examples in one place."""
 
 from __future__ import annotations
 
@@ -8,53 +8,54 @@ from typing import TYPE_CHECKING, ClassVar
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.dfedavgm import State
 from dfl.datasets.server_data import everything
-from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.algorithms.protocols import Net
+    from dfl.algorithms.protocols import Net, Task
     from dfl.datasets.server_data import ServerDataRule
-    from dfl.training.task import Task
 
 
 @ALGORITHMS.register("local_only")
 @dataclass(frozen=True, kw_only=True)
-class LocalOnly(Algorithm):
-    """Every peer trains on its own examples and says nothing: what a peer gains by joining is measured against it."""
+class LocalOnly(Algorithm[State]):
+    """Every peer trains on its own examples and sends nothing: the gain of a peer from federation
+    is measured against it.
+    """
 
     gossips: ClassVar[bool] = False
-    splits: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
 
     def init(self, x: Tensor, known: Tensor, net: Net) -> State:
         """Start at x."""
-        return State(x, is_global=self.serves)
+        return State(x)
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train."""
-        return State(sgd(state.x, task, net.t))
+        return State(task.train(state.x, net.t))
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
-        """Nothing."""
+        """Return zeros."""
         return 0, 0
 
 
 @ALGORITHMS.register("pooled")
 @dataclass(frozen=True, kw_only=True)
 class Pooled(LocalOnly):
-    """One model trains on the examples of all peers in one place, E passes a round: what federation costs in learning.
+    """One model trains on the examples of all peers, E epochs a round: the loss of accuracy by
+    federation is measured against it.
 
-    How they got there is not counted.
+    The collection of the examples is not counted as traffic.
     """
 
     serves: ClassVar[bool] = True
+    replicated: ClassVar[tuple[str, ...]] = ("x",)
 
     @property
     def server_data_rule(self) -> ServerDataRule:
-        """The server has what the peers have."""
+        """The server has the examples of all peers."""
         return everything
 
     def round(self, state: State, task: Task, net: Net) -> State:
-        """Train on everything."""
-        x = net.at_server(lambda: sgd(state.x, task.of_server, net.t), state.x)
-        return State(x, is_global=True)
+        """Train on all examples."""
+        return State(net.at_server(lambda: task.of_server.train(state.x, net.t), state.x))

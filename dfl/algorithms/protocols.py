@@ -1,4 +1,4 @@
-"""What a method is handed: the network, as protocols that `dfl.comm` meets."""
+"""What a method is handed: a task and the network, as protocols that `dfl.training` and `dfl.comm` meet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,46 @@ if TYPE_CHECKING:
     from dfl.robust.aggregators import Aggregate
 
     Ints = NDArray[np.int64]
+
+
+class Task(Protocol):
+    """The learning problem of this rank's peers."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+
+    @property
+    def peers(self) -> Ints:
+        """The numbers of the peers, (p,), ascending."""
+
+    @property
+    def sizes(self) -> Ints:
+        """The training examples of each peer, (p,)."""
+
+    @property
+    def local_work(self) -> int:
+        """Local epochs of a round, or local steps where the run counts steps."""
+
+    @property
+    def of_server(self) -> Task:
+        """The server's own task, on rank 0, for a method with a `server_data_rule`."""
+
+    def only(self, here: Ints, work: Ints | None = None, /) -> Task:
+        """Return the task of some of the peers.
+
+        Args:
+            here: (a,) their positions on this rank, ascending.
+            work: (a,) their local epochs, or steps; None for those of the run.
+        """
+
+    def train(self, x: Tensor, t: int, /) -> Tensor:
+        """Return what each peer makes of x by its local steps, (p, m).
+
+        Args:
+            x: (p, m), where each peer starts; or (1, m), where all do.
+            t: the round.
+        """
 
 
 class Received(Protocol):

@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from signal import Signals
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfl.config import Run
 from dfl.core.errors import InputError, Suspended
 from dfl.simulation.distribute import Arrays, pack, unpack
+from dfl.simulation.moment import Moment, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from dfl.comm.mpi import World
     from dfl.simulation.monitor import Monitor
     from dfl.simulation.prepare import Prepared
-    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
@@ -41,14 +41,10 @@ COUNTERS = "counters"
 """Name of the traffic counters of the peers among the arrays; fields of states have other names."""
 CLOCK = "clock"
 """Name of the simulated time of the peers among the arrays."""
-
-
-class Moment(NamedTuple):
-    """Where a run is between two rounds: rounds done, the learning problem, and the state."""
-
-    t: int
-    task: Task
-    state: Any
+PERSONAL = "personal"
+"""Name of the personal parameters of the peers among the arrays."""
+SERVER_PERSONAL = "personal of the server"
+"""Name of the personal parameters of the server's own task, which rank 0 has."""
 
 
 def keep(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table, number: int) -> None:
@@ -88,19 +84,24 @@ def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> 
         InputError: on every rank, if it cannot be written; earlier checkpoints stay.
     """
     world, network, run = prepared.world, prepared.network, prepared.run
-    state, traffic = moment.state, network.traffic
+    task, state, traffic = moment.task, moment.state, network.traffic
+    replicated = prepared.algorithm.replicated
     begun = time.perf_counter()
     arrays: dict[str, Any] = {}
-    for name, value in _tensors(state).items():
+    for name, value in tensors(state).items():
         rows = value.cpu().numpy()
-        arrays[name] = rows if name in state.replicated else world.gather(rows)
+        arrays[name] = rows if name in replicated else world.gather(rows)
+    if task.personal.shape[1]:
+        arrays[PERSONAL] = world.gather(task.personal.cpu().numpy())
+        if task.server:
+            arrays[SERVER_PERSONAL] = task.server.personal.cpu().numpy()
     arrays[COUNTERS] = world.gather(np.stack([traffic.payload, traffic.downloaded], axis=1))
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
     counts = world.gather(np.array([[traffic.wire, traffic.lost]]))
     content = {
         "round": moment.t,
         "run": replace(run, resume=None).to_dict(),
-        "split": moment.task is prepared.task,
+        "shared": task.parameter_layout.shared,
         "opening": monitor.opening,
         "seconds": time.perf_counter() - monitor.begun,
         "parameters": traffic.parameters,
@@ -133,19 +134,25 @@ def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
     """
     world, network = prepared.world, prepared.network
     traffic = network.traffic
-    task, state = moment.task, moment.state
     last = prepared.progress.found if prepared.progress else None
     message = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
     if not message:
         return moment
     content = json.loads(message)
-    if content["split"] and task is not prepared.task:
-        task = prepared.task
-        state = prepared.algorithm.part(state, task.parameter_layout.shared)
-    like = {name: value.cpu().numpy() for name, value in _tensors(state).items()}
+    if content["shared"] != moment.task.parameter_layout.shared:
+        moment = narrowed(moment, prepared)
+    task, state = moment.task, moment.state
+    like = {name: value.cpu().numpy() for name, value in tensors(state).items()}
     like[COUNTERS] = np.stack([traffic.payload, traffic.downloaded], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}
-    rows = _scatter(last, like, (*state.replicated, CLOCK), world)
+    if task.personal.shape[1]:
+        like[PERSONAL] = task.personal.cpu().numpy()
+    at_root = {SERVER_PERSONAL: task.server.personal} if task.server else {}
+    at_root = {name: value for name, value in at_root.items() if value.shape[1]}
+    replicated = (*prepared.algorithm.replicated, CLOCK)
+    rows = _scatter(last, like, replicated, at_root, world)
+    if task.personal.shape[1]:
+        task.personal.copy_(torch.from_numpy(rows.pop(PERSONAL)))
     traffic.payload[:], traffic.downloaded[:] = rows.pop(COUNTERS).T
     traffic.wire, traffic.lost = (0, 0) if world.rank else (content["wire"], content["lost"])
     if network.clock:
@@ -164,9 +171,21 @@ def _scatter(
     found: checkpoint_files.Checkpoint | None,
     like: Arrays,
     replicated: tuple[str, ...],
+    at_root: Mapping[str, Tensor],
     world: World,
 ) -> Arrays:
-    """Return this rank's rows of a checkpoint: as many of each field as `like` has."""
+    """Return this rank's rows of a checkpoint: as many of each field as `like` has.
+
+    Args:
+        found: the checkpoint, on rank 0.
+        like: arrays of the form of this rank's rows.
+        replicated: the names of those that are the same on every rank.
+        at_root: tensors that only rank 0 has, which are overwritten.
+        world: the ranks.
+
+    Raises:
+        InputError: on every rank, if the checkpoint holds other arrays.
+    """
     names, whole = sorted(like), dict[str, Any]()
     mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
     everyone = world.all_gather(mine)
@@ -181,11 +200,14 @@ def _scatter(
             for k, name in enumerate(names)
         }
         wanted = {name: ((n, *like[name].shape[1:]), like[name].dtype) for name, n in known.items()}
+        wanted |= {n: (tuple(v.shape), v.cpu().numpy().dtype) for n, v in at_root.items()}
         there = {name: (value.shape, value.dtype) for name, value in sorted(whole.items())}
         if wanted != there:
             raise InputError(
                 f"{found.path} holds another state than this run has: {there}, not {wanted}"
             )
+        for name, value in at_root.items():
+            value.copy_(torch.from_numpy(whole[name]))
         return b""
 
     def part(rank: int) -> bytes:
@@ -196,9 +218,3 @@ def _scatter(
 
     world.from_root(fits)
     return {name: value.copy() for name, value in unpack(world.scatter(part)).items()}
-
-
-def _tensors(state: Any) -> dict[str, Tensor]:
-    """Return the fields of a state that are tensors; the others are the same in every round."""
-    values = {each.name: getattr(state, each.name) for each in fields(state)}
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

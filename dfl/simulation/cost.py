@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ else:
 
 
 def payload_per_round(
-    algorithm: Algorithm, network: Network, shared: int, dtype: torch.dtype
+    algorithm: Algorithm[Any], network: Network, shared: int, dtype: torch.dtype
 ) -> float:
     """Bytes that all peers, and a server, say in a round of s shared coordinates, the mean over the
     graphs.
@@ -41,7 +41,10 @@ def payload_per_round(
 
 
 def parameters_k_plus_m(
-    algorithm: Algorithm, peers: int, parameter_layout: ParameterLayout, rounds: tuple[int, int]
+    algorithm: Algorithm[Any],
+    peers: int,
+    parameter_layout: ParameterLayout,
+    rounds: tuple[int, int],
 ) -> int:
     """Parameters that a server and K peers say in all, as Table 1 of LG-FedAvg counts: to all K,
     and from m.
@@ -58,18 +61,22 @@ def parameters_k_plus_m(
 
 
 def memory_of_state(
-    algorithm: Algorithm, network: Network, x: tuple[int, ParameterLayout], dtype: torch.dtype
+    algorithm: Algorithm[Any],
+    network: Network,
+    models: tuple[int, ParameterLayout],
+    dtype: torch.dtype,
 ) -> int:
     """Bytes of a method's state for p models of a layout, found by starting it on tensors without
     storage.
     """
-    p, parameter_layout = x
-    empty = torch.empty(p, parameter_layout.d, dtype=dtype, device="meta")
-    start = empty.new_empty(1, parameter_layout.d) if algorithm.serves else empty
-    state = algorithm.init(start, start, Net(network, 0))
-    state = algorithm.part(state, parameter_layout.shared)
+    p, parameter_layout = models
+    shared = parameter_layout.shared
+    x = torch.empty(1 if algorithm.serves else p, shared, dtype=dtype, device="meta")
+    state = algorithm.init(x, x, Net(network, 0))
     values = (getattr(state, each.name) for each in fields(state))
-    return sum(math.prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor))
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    personal = p * (parameter_layout.d - shared) * dtype.itemsize
+    return personal + sum(math.prod(v.shape) * v.element_size() for v in tensors)
 
 
 def _no_bits(rows: slice, places: slice) -> Tensor:

@@ -13,7 +13,6 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.models.modules import frozen
 from dfl.models.parameter_layout import draw
-from dfl.models.sharing import split_shared
 from dfl.simulation.distribute import Arrays, pack, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
@@ -114,9 +113,12 @@ def _some(models: Arrays, peers: range) -> Arrays:
 
 def start(
     run: Run, task: Task, given: bool, serves: bool = False, starts: Starts | None = None
-) -> tuple[Tensor, Tensor]:
-    """Where this rank's peers start, (p, d), or the server does, (1, d), and what others know of
-    what they share.
+) -> Tensor:
+    """Return the models where this rank's peers start, (p, d).
+
+    They are (1, d) where there is a server and all peers start at one model; with a server, the first
+    row is there on ranks without peers, too. Of several kinds of model, rows of the shorter end with
+    zeros.
 
     Args:
         run: says whether all start at the same point.
@@ -125,46 +127,38 @@ def start(
         serves: whether there is a server.
         starts: the models of `--init-from`, where it is given.
     """
-    p, dtype, shared = len(task.peers), task.dtype, task.parameter_layout.shared
+    p, dtype, layout = len(task.peers), task.dtype, task.parameter_layout
     if task.kinds:
         return _by_kind(run, task, given, serves)
     if run.init == "independent":
-        x = draw(task.module, task.parameter_layout, run.seed, task.peers.tolist()).to(
-            task.device, dtype
-        )
-        return x, torch.zeros_like(x[:, :shared])
+        return draw(task.module, layout, run.seed, task.peers.tolist()).to(task.device, dtype)
     if starts:
-        x = torch.cat(
-            [
-                torch.from_numpy(starts.rows[name]).flatten(1)
-                for name in task.parameter_layout.names
-            ],
-            dim=1,
-        ).to(task.device, dtype)
+        rows = [torch.from_numpy(starts.rows[name]).flatten(1) for name in layout.names]
+        models = torch.cat(rows, dim=1).to(task.device, dtype)
     else:
-        x = _point(run, task.module, task.parameter_layout, given).to(task.device, dtype)[None]
-    if serves and shared == task.parameter_layout.d:
-        x = x[:1]
-    elif not serves and len(x) != p:
-        x = x.expand(p, -1).contiguous()
-    known, _ = split_shared(x, shared)
-    return x, known if starts is None or starts.alike else torch.zeros_like(known)
+        models = _point(run, task.module, layout, given).to(task.device, dtype)[None]
+    return models if serves or len(models) == p else models.expand(p, -1).contiguous()
 
 
-def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> tuple[Tensor, Tensor]:
-    """`start` for models of several kinds: what is shared starts as it does in the first, zeros end
-    the shorter.
-    """
+def agree(run: Run, starts: Starts | None) -> bool:
+    """Return whether all peers start at the same shared parameters, so that they know each other's."""
+    return run.init == "common" and (starts is None or starts.alike)
+
+
+def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> Tensor:
+    """Return the starting models of several kinds; shared parameters start as those of the first."""
     p, shared = len(task.peers), task.parameter_layout.shared
-    rows = max(1, p) if serves else p  # a server starts even where there is nobody
+    rows = max(1, p) if serves else p
     x = torch.zeros(rows, task.parameter_layout.d, dtype=task.dtype, device=task.device)
     for here, part in task.parts():
-        x[here, : part.parameter_layout.d] = start(run, part, given)[0]
+        x[here, : part.parameter_layout.d] = start(run, part, given)
     if run.init == "independent":
-        return x, torch.zeros_like(x[:, :shared])
-    module, parameter_layout = task.kinds[0]
-    x[:, :shared] = _point(run, module, parameter_layout, given)[:shared]
-    return x, x[:, :shared].clone()
+        return x
+    point = _point(run, *task.kinds[0], given)
+    x[:, :shared] = point[:shared]
+    if not p:
+        x[:, : len(point)] = point
+    return x
 
 
 def _point(run: Run, module: Module, parameter_layout: ParameterLayout, given: bool) -> Tensor:
@@ -224,9 +218,8 @@ def _check_given(run: Run, task: Task, given: Starts, serves: bool, world: World
         raise InputError(
             f"--init-from {run.init_from} has other values than the frozen parameters of --model {run.model}"
         )
-    shared, _ = split_shared(
-        start(run, task, given=True, starts=given)[0], task.parameter_layout.shared
-    )
+    models = start(run, task, given=True, starts=given)
+    shared = models[:, : task.parameter_layout.shared]
     first = world.all_gather(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
     if serves and not given.alike and not world.minimum(int(same))[0]:

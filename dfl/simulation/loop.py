@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from dfl.core.errors import DivergedError, InputError
 from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.evaluation import metrics
-from dfl.simulation import checkpointing, initialization, monitor
+from dfl.simulation import checkpointing, monitor
 from dfl.simulation.liveness import alive
+from dfl.simulation.moment import Moment, begin, narrowed
 from dfl.simulation.prepare import Prepared, named, prepare
 from dfl.simulation.settle import settle
 from dfl.store import logs
@@ -27,11 +27,9 @@ from dfl.store.run_directory import refuse_unusable
 from dfl.store.run_files import RunFiles
 
 if TYPE_CHECKING:
-    from dfl.algorithms import State
     from dfl.datasets.data import Data
     from dfl.simulation.setup import Models
     from dfl.training.losses import Loss
-    from dfl.training.task import Task
 
 
 def simulate(
@@ -127,45 +125,26 @@ def _rounds(
 ) -> Generator[dict[str, float], None, None]:
     run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
     table = files.table if files else str
+    shared = prepared.task.parameter_layout.shared
     with monitor.monitored(prepared, callback) as watch:
-        moment = checkpointing.restore(_beginning(prepared), prepared, watch)
-        t, task, state = moment
-        yield from watch.evaluate(t, state)
+        moment = checkpointing.restore(begin(prepared), prepared, watch)
+        yield from watch.evaluate(moment)
         while not watch.done:
-            task, state = _phase(prepared, watch.opening, task, state)
+            if not watch.opening and moment.task.parameter_layout.shared != shared:
+                moment = narrowed(moment, prepared)
+            t, task, state = moment
             observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
-            number = _agree(state, prepared, t)
-            t += 1
-            moment = checkpointing.Moment(t, task, state)
+            moment = Moment(t + 1, task, state)
+            number = _agree(moment, prepared)
             checkpointing.keep(moment, prepared, watch, table, number)
-            yield from watch.evaluate(t, state)
+            yield from watch.evaluate(moment)
     network.close()
 
 
-def _beginning(prepared: Prepared) -> checkpointing.Moment:
-    """Return where a run begins."""
-    run, task, algorithm = prepared.run, prepared.task, prepared.algorithm
-    task = (
-        replace(task, parameter_layout=task.parameter_layout.whole) if run.share_all_until else task
-    )
-    x, known = initialization.start(
-        run, task, prepared.own_module, algorithm.serves, prepared.starts
-    )
-    state = algorithm.init(x, known, Net(prepared.network, 0))
-    return checkpointing.Moment(0, task, state)
-
-
-def _phase(prepared: Prepared, opening: bool, task: Task, state: Any) -> tuple[Task, Any]:
-    """Return task and state of the next round, in which a part is shared once `opening` is over."""
-    if opening or task is prepared.task:
-        return task, state
-    return prepared.task, prepared.algorithm.part(state, prepared.task.parameter_layout.shared)
-
-
-def _agree(state: State, prepared: Prepared, t: int) -> int:
+def _agree(moment: Moment, prepared: Prepared) -> int:
     """Return the signal that stops the run on some rank, 0 for none; end it if a model is not
     finite.
 
@@ -174,10 +153,11 @@ def _agree(state: State, prepared: Prepared, t: int) -> int:
     Raises:
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
-    world, peers = prepared.world, prepared.task.peers
-    *shared, own = [metrics.broken(part) for part in state.parts]
-    server_broken = any(map(len, shared)) or (state.is_global and len(own))
-    broken = peers[:0] if state.is_global else peers[own]
+    world, task = prepared.world, moment.task
+    shared, personal = metrics.broken(moment.state.x), metrics.broken(task.personal)
+    serves = prepared.algorithm.serves
+    server_broken = serves and len(shared) > 0
+    broken = task.peers[personal if serves else np.union1d(shared, personal)]
     honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
     nobody = prepared.layout.peers
     first = int(honest[0]) if len(honest) else nobody
@@ -185,7 +165,7 @@ def _agree(state: State, prepared: Prepared, t: int) -> int:
     if server_broken or peer < nobody:
         whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(
-            f"{whose}'s model is no longer finite after round {t + 1}: try a smaller --lr "
+            f"{whose}'s model is no longer finite after round {moment.t}: try a smaller --lr "
             f"(it is {prepared.run.lr}) or other messages"
         )
     return -negative

@@ -19,6 +19,7 @@ from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
 from dfl.evaluation.goals import reached
 from dfl.models.modules import frozen
+from dfl.simulation.moment import Moment, is_global
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Outcome
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.algorithms import State
-    from dfl.comm.mpi import World
     from dfl.simulation.prepare import Prepared
     from dfl.training.task import Task
 else:
@@ -78,7 +77,7 @@ class Monitor:
         self.callback = callback
         self.begun = time.perf_counter()
         self.since = self.begun
-        self.last: tuple[Any, metrics.Figures | None] | None = None
+        self.last: tuple[Moment, metrics.Figures | None] | None = None
         self.done = False
         self.opening = True
         self.watched = bool(prepared.world.from_root(self._start))
@@ -89,13 +88,13 @@ class Monitor:
         self.callback.start(self.prepared.info)
         return b"watched"
 
-    def evaluate(self, t: int, state: Any) -> Iterator[dict[str, float]]:
-        """Yield a row of figures on the state after t rounds, if one is due.
+    def evaluate(self, moment: Moment) -> Iterator[dict[str, float]]:
+        """Yield a row of figures on the models after t rounds, if one is due.
 
         Raises:
             DivergedError: on every rank, if a loss or an accuracy of an honest peer is not finite.
         """
-        run, world = self.prepared.run, self.prepared.world
+        run, world, t = self.prepared.run, self.prepared.world, moment.t
         world.pulse.round = t
         logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
         if isinstance(run.opening, int):
@@ -106,7 +105,7 @@ class Monitor:
             self.since = time.perf_counter()
             return
         begun = time.perf_counter()
-        figures, peers = _row(t, state, self.prepared)
+        figures, peers = _row(moment, self.prepared)
         logs.LOG.info("evaluation after round %d in %.2f s", t, time.perf_counter() - begun)
 
         def pass_on() -> bytes:
@@ -128,7 +127,7 @@ class Monitor:
         if not isinstance(run.opening, int) and reached(row, run.opening):
             self.opening = False
         if self.done:  # not before: the state would be kept beside those to come
-            self.last = state, peers
+            self.last = moment, peers
         yield row
         self.since = time.perf_counter()
 
@@ -137,12 +136,12 @@ class Monitor:
         self.prepared.world.pulse.round = None
         if not self.watched or self.last is None:
             return
-        state, peers = self.last
-        models = gathered(state, self.prepared.world)
+        moment, peers = self.last
+        models = gathered(moment, self.prepared)
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
-                named = by_name(self.prepared.task, torch.from_numpy(models))
+                named = by_name(moment.task, torch.from_numpy(models))
                 state = {name: np.ascontiguousarray(v.numpy()) for name, v in named.items()}
                 self.callback.finish(Outcome(peers, state))
                 self.callback.close(None)
@@ -156,33 +155,31 @@ class Monitor:
         return metrics.not_finite(peers, info.sizes, info.classes) if peers and info else ""
 
 
-def _row(
-    t: int, state: State, prepared: Prepared
-) -> tuple[dict[str, float], metrics.Figures | None]:
+def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.Figures | None]:
     """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank
     0.
     """
-    world, network, task = prepared.world, prepared.network, prepared.task
+    world, network, algorithm = prepared.world, prepared.network, prepared.algorithm
     ensemble = None
     if prepared.run.ensemble:
         attackers = np.asarray(network.threat_model.attackers)
         ensemble = Ensemble.of(world, prepared.layout, attackers)
-    peers = measure(state, prepared, ensemble)
-    distance, mean = consensus(state, prepared)
+    peers = measure(moment, prepared, ensemble)
+    distance, mean = consensus(moment, prepared)
     counts = world.gather(np.array([[network.traffic.wire, network.traffic.lost]]))
     if peers is None or mean is None or counts is None:
         return {}, None
     wire, lost = counts.sum(0).tolist()
-    row = metrics.summary(peers, prepared.algorithm.columns)
-    row |= traffic(peers, network.traffic.parameters if prepared.algorithm.serves else None)
+    row = metrics.summary(peers, algorithm.columns)
+    row |= traffic(peers, network.traffic.parameters if algorithm.serves else None)
     row |= {"consensus_distance": distance, "wire_bytes": wire}
-    effects = network.fault_effects(max(t - 1, 0))  # of the round that ended here
+    effects = network.fault_effects(max(moment.t - 1, 0))  # of the round that ended here
     if effects is not None:
         row |= {"peers_up": int(effects.up.sum()), "messages_lost": lost}
-    if state.is_global:
+    if is_global(moment.task, serves=algorithm.serves):
         row["accuracy_mean_model"] = row["accuracy_mean"]
     else:
-        row["accuracy_mean_model"] = metrics.of_mean(mean, task, prepared.test_sets)
+        row["accuracy_mean_model"] = metrics.of_mean(mean, moment.task, prepared.test_sets)
     if ensemble:
         row |= ensemble.figures(row["accuracy_mean"])
     if network.clock:
@@ -192,25 +189,25 @@ def _row(
 
 
 def measure(
-    state: State, prepared: Prepared, ensemble: Ensemble | None = None
+    moment: Moment, prepared: Prepared, ensemble: Ensemble | None = None
 ) -> metrics.Figures | None:
     """Return all peers' figures, (P,) each by name, on rank 0; None elsewhere.
 
     Args:
-        state: the method's state on this rank.
+        moment: the task and the state of this rank.
         prepared: the run.
         ensemble: receives the outputs on the common test set.
     """
-    network, task = prepared.network, prepared.task
+    network, task, algorithm = prepared.network, moment.task, prepared.algorithm
     own = metrics.of_peers(
-        state.x,
+        moment.models,
         task,
         prepared.test_sets,
         prepared.world,
-        is_global=state.is_global,
+        is_global=is_global(task, serves=algorithm.serves),
         ensemble=ensemble,
     )
-    observed = prepared.algorithm.observe(state)
+    observed = algorithm.observe(moment.state)
     own |= {name: value.double().cpu().numpy() for name, value in observed.items()}
     own["payload_bytes"] = network.traffic.payload.astype(np.float64)
     own["told_bytes"] = network.traffic.downloaded.astype(np.float64)
@@ -219,15 +216,15 @@ def measure(
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
 
 
-def consensus(state: State, prepared: Prepared) -> tuple[float, Tensor | None]:
+def consensus(moment: Moment, prepared: Prepared) -> tuple[float, Tensor | None]:
     """Return the consensus distance of the honest peers and their mean model.
 
     Models of several kinds are compared in the shared parameters.
     """
-    if state.is_global:
-        return 0.0, state.x[0]
-    task = prepared.task
-    x = state.x[:, : task.parameter_layout.shared] if task.kinds else state.x
+    task = moment.task
+    if is_global(task, serves=prepared.algorithm.serves):
+        return 0.0, moment.state.x[0]
+    x = moment.models[:, : task.parameter_layout.shared] if task.kinds else moment.models
     attackers = prepared.network.threat_model.attackers
     return metrics.consensus(x, prepared.world, prepared.layout, attackers)
 
@@ -250,12 +247,14 @@ def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) ->
     }
 
 
-def gathered(state: State, world: World) -> NDArray[Any] | None:
+def gathered(moment: Moment, prepared: Prepared) -> NDArray[Any] | None:
     """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None
     elsewhere.
     """
-    mine = state.x[:0] if state.is_global and world.rank else state.x
-    return world.gather(mine.cpu().numpy())
+    world, models = prepared.world, moment.models
+    if world.rank and is_global(moment.task, serves=prepared.algorithm.serves):
+        models = models[:0]
+    return world.gather(models.cpu().numpy())
 
 
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:

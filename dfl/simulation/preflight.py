@@ -243,7 +243,7 @@ def _lossy(run: Run, parts: Parts) -> bool:
     assert run.peers is not None
     faults, algorithm = parts["faults"], parts["algorithm"]
     round_key = RoundKey(run.peers, run.seed, 0)
-    silent = algorithm.traffic(run.peers, 1) == (0, 0)
+    silent = not algorithm.sends
     if silent and (
         (algorithm.serves and faults) or any(each.touches == "links" for each in faults)
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Prepared:
     world: World
     task: Task
     network: Network
-    algorithm: Algorithm
+    algorithm: Algorithm[Any]
     test_sets: TestSets
     own_module: bool
     starts: initialization.Starts | None
@@ -323,7 +323,7 @@ def _run_info(
     run: Run,
     task: Task,
     network: Network,
-    algorithm: Algorithm,
+    algorithm: Algorithm[Any],
     test_sets: TestSets,
     own_module: bool,
     facts: RootFacts,
@@ -364,7 +364,7 @@ def _run_info(
 
 
 def _memory(
-    task: Task, network: Network, algorithm: Algorithm, test_sets: TestSets, facts: RootFacts
+    task: Task, network: Network, algorithm: Algorithm[Any], test_sets: TestSets, facts: RootFacts
 ) -> Memory:
     """Return the estimated bytes on the fullest rank, from those on this one."""
     starts = np.asarray(network.layout.starts)

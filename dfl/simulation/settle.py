@@ -83,11 +83,11 @@ def _idle(run: Run) -> Iterator[str]:
         yield "until"
     if "consensus_distance" in str(run.share_all_until):
         yield "share_all_until"
-    if run.share != "all" and not method.splits:
+    if run.share != "all" and not method.sends:
         yield "share"
     if run.init == "independent" and method.serves:
         yield "init"
-    if run.links != "none" and name == "pooled":
+    if run.links != "none" and method.serves and not method.sends:
         yield "links"
 
 

@@ -163,6 +163,7 @@ def make_task(
         module, parameter_layout, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
         kinds=tuple(zip(modules, layouts, strict=True)) if len(modules) > 1 else (),
         augment=parts["augment"], objective=parts["objective"],
+        personal=scale.new_zeros(len(mine), parameter_layout.d - parameter_layout.shared),
     )  # fmt: skip
     return replace(
         task, solver=replace(task.solver, batched=_together(run, task, int(padded.max())))
@@ -341,7 +342,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
 
 
 def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:
-    """Give the server its own problem, on rank 0.
+    """Give the server a task of its own, on rank 0, with a model of the first kind.
 
     Args:
         task: the problem of this rank's peers.
@@ -357,17 +358,19 @@ def with_server(task: Task, root: Arrays, sizes: NDArray[np.int64], pools: bool)
         solver = replace(solver, steps=int(solver.steps or most))
     protected = _protected(root, "", task.device)
     examples = Examples.of(ready(inputs, task.scale, task.shift), labels, held, protected)
-    server = np.array([len(sizes)])  # its address, behind all peers
-    return replace(
+    module, layout = task.kinds[0] if task.kinds else (task.module, task.parameter_layout)
+    server = replace(
         task,
-        server=replace(
-            task,
-            peers=server,
-            examples=examples,
-            padded=widths(held, solver.batch_size),
-            solver=solver,
-        ),
+        module=module,
+        parameter_layout=layout,
+        kinds=(),
+        peers=np.array([len(sizes)]),  # its address, behind all peers
+        examples=examples,
+        padded=widths(held, solver.batch_size),
+        solver=solver,
+        personal=task.scale.new_zeros(1, layout.d - layout.shared),
     )
+    return replace(task, server=server)
 
 
 def _solver(run: Run, parts: Parts) -> Solver:

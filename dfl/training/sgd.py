@@ -43,7 +43,7 @@ def sgd(x: Tensor, problem: Problem, t: int) -> Tensor:
         begun = time.perf_counter()
         whole = y = problem.parameter_layout.take(x, lanes)
         v = {name: torch.zeros_like(value) for name, value in y.items()}
-        start = problem.parameter_layout.take(x, lanes) if problem.solver.pull else {}
+        start = problem.parameter_layout.take(x, lanes) if problem.solver.prox_mu else {}
         origin = {
             name: value for name, value in start.items() if name in problem.parameter_layout.common
         }
@@ -82,11 +82,11 @@ def _step(
     for names in problem.turns:
         moving = {name: v[name] for name in names}
         accelerate(moving, y, problem, batch, rate)
-        _pull(moving, y, origin, rate * problem.solver.pull)
+        _proximal(moving, y, origin, rate * problem.solver.prox_mu)
         _move(y, moving)
 
 
-def _pull(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
+def _proximal(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
     """v <- v - η μ (y - x), where there is something to hold on to."""
     for name in v.keys() & origin.keys():
         v[name].sub_((y[name] - origin[name]) * factor)

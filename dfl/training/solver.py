@@ -23,7 +23,7 @@ class Solver:
         epochs: passes over a peer's own data per round, E; one number, or one for every peer.
         steps: steps per round in place of epochs, likewise; 0 counts epochs.
         most: (p,), steps for which every peer has the time in this round; None where all have as much as they like.
-        pull: μ of FedProx, which holds a peer near the point where its round began.
+        prox_mu: μ of FedProx, which holds a peer near the point where its round began.
         batched: train this rank's peers together or one after the other.
     """
 
@@ -34,7 +34,7 @@ class Solver:
     epochs: int | Ints = 1
     steps: int | Ints = 0
     most: Ints | None = None
-    pull: float = 0.0
+    prox_mu: float = 0.0
     batched: bool = True
 
     def steps_for(self, sizes: Ints) -> Ints:

@@ -25,9 +25,8 @@ from dfl.store.callbacks import Callback, Outcome
 from dfl.training.examples import normal
 
 if TYPE_CHECKING:
-    from dfl.algorithms.protocols import Net
+    from dfl.algorithms.protocols import Net, Task
     from dfl.core.layout import Group
-    from dfl.training.task import Task
 
 Models = Mapping[str, Tensor]
 """(P, *shape), or (1, *shape) where all have the same, by parameter name."""
@@ -56,7 +55,7 @@ class ProxWithNewest(WithNewest, FedProx):
     """The same of FedProx."""
 
 
-NEWEST: dict[str, type[Algorithm]] = {
+NEWEST: dict[str, type[Algorithm[Any]]] = {
     "newest_fedavg": WithNewest,
     "newest_fedprox": ProxWithNewest,
 }

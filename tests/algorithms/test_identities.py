@@ -12,6 +12,7 @@ from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
+from dfl.simulation.moment import begin
 from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import digits, final, quadratic, spread
 
@@ -35,7 +36,7 @@ def test_one_step_without_momentum_is_dpsgd() -> None:
     """D-PSGD (Lian et al. 2017), adapt then combine: x_i <- sum_j w_ij (x_j - lr grad f_j(x_j))."""
     setting = digits(local_steps=1, momentum=0.0, batch_size=0)
     net, task = setting.network, setting.task
-    x = start(setting.run, task, False)[0]
+    x = start(setting.run, task, False)
     weights = torch.from_numpy(net.schedule.weights[0].toarray()).float()
     module = torch.nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     for _ in range(4):
@@ -62,7 +63,7 @@ def test_the_heavy_ball_is_torch_sgd_with_a_new_buffer(engine: str, decay: float
     setting = digits(peers=1, local_steps=7, batch_size=0, weight_decay=decay, engine=engine)
     module = torch.nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     torch.nn.utils.vector_to_parameters(
-        start(setting.run, setting.task, False)[0][0].clone(), module.parameters()
+        start(setting.run, setting.task, False)[0].clone(), module.parameters()
     )
     for _ in range(4):
         walk(
@@ -107,7 +108,7 @@ def test_training_does_not_depend_on_the_company(engine: str, partition: str) ->
     from dfl.training.sgd import sgd
 
     setting = digits(engine=engine, partition=partition, init="independent", weight_decay=0.01)
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     together = sgd(x, setting.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 6), (5, 6)):
         assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])
@@ -134,7 +135,7 @@ def test_one_peer_alone_trains_alone() -> None:
     from dfl.training.sgd import sgd
 
     setting = digits(peers=1)
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     for t in range(4):
         x = sgd(x, setting.task, t)
     assert torch.equal(models(peers=1), x)
@@ -143,9 +144,7 @@ def test_one_peer_alone_trains_alone() -> None:
 def test_the_state_before_a_round_is_left_alone() -> None:
     for algorithm in ("dfedavgm", "qdfedavgm", "qdfedavgm:exchange=paper"):
         setting = digits(algorithm=algorithm)
-        state = setting.algorithm.init(
-            *start(setting.run, setting.task, False), Net(setting.network, 0)
-        )
+        state = begin(setting).state
         before = state.x.clone()
         once, twice = (
             setting.algorithm.round(state, setting.task, Net(setting.network, 0)).x
@@ -160,7 +159,7 @@ def test_own_tensors_and_module_are_the_start() -> None:
     labels = (inputs[:, 0] > 0).astype(np.int64)
     module = nn.Linear(3, 2)
     setting = prepare(Run(peers=4), World(), module, Data(inputs, labels, inputs, labels, 2))
-    x = start(setting.run, setting.task, setting.own_module)[0]
+    x = start(setting.run, setting.task, setting.own_module)
     assert torch.equal(
         x, torch.nn.utils.parameters_to_vector(module.parameters()).detach().expand(4, -1)
     )

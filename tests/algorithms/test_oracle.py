@@ -37,7 +37,7 @@ def dense(setting: object, t: int) -> Tensor:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_dfedavgm_is_w_times_sgd(topology: str, momentum: float) -> None:
     setting = quadratic(topology=topology, momentum=momentum, peers=9 if topology == "torus" else 8)
-    X = start(setting.run, setting.task, True)[0]
+    X = start(setting.run, setting.task, True)
     for t in range(15):
         X = dense(setting, t) @ sgd(X, centres(setting), lr=0.1, momentum=momentum, steps=3)
     assert torch.allclose(final(setting, 15), X, rtol=0, atol=1e-12)
@@ -49,7 +49,7 @@ def test_replicas_are_the_recursion_of_the_paper(topology: str, gamma: float) ->
     setting = quadratic(
         topology=topology, algorithm=f"qdfedavgm:gamma={gamma}", compressor="quantize:bits=16"
     )
-    X = start(setting.run, setting.task, True)[0]
+    X = start(setting.run, setting.task, True)
     Y, W = X.clone(), dense(setting, 0)
     for state in list(states(setting, 15))[1:]:
         Z = sgd(X, centres(setting), lr=0.1, momentum=0.0, steps=3)
@@ -61,7 +61,7 @@ def test_replicas_are_the_recursion_of_the_paper(topology: str, gamma: float) ->
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_the_published_exchange_mixes_updates(alpha: float) -> None:
     setting = quadratic(algorithm=f"qdfedavgm:exchange=paper,alpha={alpha}")
-    X, W = start(setting.run, setting.task, True)[0], dense(setting, 0)
+    X, W = start(setting.run, setting.task, True), dense(setting, 0)
     for _ in range(15):
         X = X + alpha * W @ (sgd(X, centres(setting), 0.1, 0.0, 3) - X)
     assert torch.allclose(final(setting, 15), X, rtol=0, atol=1e-12)
@@ -85,7 +85,7 @@ def test_the_published_exchange_grows_apart_as_its_eigenvalue_says() -> None:
 def test_every_width_keeps_the_mean_and_brings_peers_together(bits: int, topology: str) -> None:
     """The mean follows gradient descent on the mean, whatever the messages lose; the peers stay close."""
     setting = quadratic(topology=topology, bits=bits, d=300)
-    x = start(setting.run, setting.task, True)[0]
+    x = start(setting.run, setting.task, True)
     mean, apart = x.mean(0), []
     for state in list(states(setting, 60))[1:]:
         mean = sgd(mean, centres(setting).mean(0), 0.1, 0.0, 3)
@@ -113,7 +113,7 @@ def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits:
         d=40,
     )
     net, P = setting.network, 8
-    X = start(setting.run, setting.task, True)[0] + 3.0
+    X = start(setting.run, setting.task, True) + 3.0
     state = setting.algorithm.init(X, X, Net(net, 0))
     copies = X[None].expand(P, -1, -1).clone()  # [k, i]: what k knows of i
     for t in range(9):
@@ -142,8 +142,8 @@ def test_independent_starts_leave_copies_at_zero() -> None:
     setting = prepare(Run(peers=4, init="independent", bits=4), World())
     state = next(states(setting, 0))
     assert float(spread(state.x)) > 1
-    assert not state.said.any()
-    assert not state.heard.any()
+    assert not state.sent.any()
+    assert not state.received.any()
 
 
 def test_weights_of_the_network_are_those_of_the_graph() -> None:

@@ -15,6 +15,7 @@ from dfl.comm.net import Net
 from dfl.core.layout import Layout
 from dfl.robust import aggregators
 from dfl.simulation.initialization import start
+from dfl.simulation.moment import begin
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.quadratic import FEW, centres, digits, final, quadratic
@@ -25,9 +26,7 @@ WHOLE: dict[str, Any] = {"momentum": 0.0, "batch_size": 0}
 def server(algorithm: str, rounds: int = 4, **settings: Any) -> Tensor:
     """The server's row (d,) after some rounds on digits."""
     setting = digits(algorithm=algorithm, **settings)
-    state = setting.algorithm.init(
-        *start(setting.run, setting.task, False, True), Net(setting.network, 0)
-    )
+    state = begin(setting).state
     for t in range(rounds):
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
     assert state.x.shape == (1, setting.task.parameter_layout.d)
@@ -57,7 +56,7 @@ def test_one_step_on_everything_is_fedsgd_and_gradient_descent() -> None:
 def descent(setting: Prepared, rounds: int) -> Tensor:
     """Gradient descent on all examples, by torch's own modules and autograd."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    x = start(setting.run, setting.task, False)[0][0].clone()
+    x = start(setting.run, setting.task, False)[0].clone()
     nn.utils.vector_to_parameters(x, module.parameters())
     sgd = torch.optim.SGD(module.parameters(), lr=setting.run.lr)
     for _ in range(rounds):
@@ -102,10 +101,8 @@ def test_clipping_that_clips_nothing_is_the_mean(beta: float) -> None:
 
 def distances(setting: Prepared, rounds: int) -> list[float]:
     """How far the server is from the optimum before each round, 8 or so at first."""
-    state = setting.algorithm.init(
-        *start(setting.run, setting.task, True, True), Net(setting.network, 0)
-    )
-    state, best, found = replace(state, w=state.w + 4.0), centres(setting).mean(0), []
+    state = begin(setting).state
+    state, best, found = replace(state, x=state.x + 4.0), centres(setting).mean(0), []
     for t in range(rounds):
         found.append(float((state.x[0] - best).norm()))
         state = setting.algorithm.round(state, setting.task, Net(setting.network, t))
@@ -154,7 +151,7 @@ def test_a_2nn_on_equal_clients_does_not_depend_on_their_number() -> None:
         )
         for n in (1, 5, 30)
     )
-    w = start((few := digits(model="2nn")).run, few.task, False)[0][0]
+    w = start((few := digits(model="2nn")).run, few.task, False)[0]
     assert (one - w).abs().max() > 0.01
     assert all(near(one, other) for other in others)
 
@@ -162,7 +159,7 @@ def test_a_2nn_on_equal_clients_does_not_depend_on_their_number() -> None:
 def test_weights_are_the_examples_of_the_chosen() -> None:
     """n_k over the sum of the chosen ones, by hand: w + sum n_k (z_k - w) / m_t."""
     setting = digits(algorithm="fedavg:fraction=0.5", partition="dirichlet:alpha=0.5")
-    w = start(setting.run, setting.task, False, True)[0]
+    w = start(setting.run, setting.task, False, True)
     sizes, z = setting.task.examples.sizes, sgd(w.expand(6, -1), setting.task, 1)
     state = setting.algorithm.init(w, w, Net(setting.network, 1))
     moved = setting.algorithm.round(state, setting.task, Net(setting.network, 1))
@@ -180,7 +177,7 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
     few: dict[str, Any] = {**FEW, "peers": peers, "examples_per_peer": 5}
     run = Run(algorithm=f"fedavg:fraction={fraction}", **few)
     setting = prepare(run, World())
-    w = start(setting.run, setting.task, False, True)[0]
+    w = start(setting.run, setting.task, False, True)
     state, seen = setting.algorithm.init(w, w, Net(setting.network, 0)), set()
     for t in range(3):
         setting.network.traffic.payload[:] = setting.network.traffic.downloaded[:] = 0
@@ -201,7 +198,7 @@ def test_how_many_clients_take_part(fraction: float, peers: int, m: int) -> None
 
 def test_the_server_has_a_rate_and_a_momentum() -> None:
     once = server("fedavg", rounds=1)
-    w = start((few := digits()).run, few.task, False)[0][0]
+    w = start((few := digits()).run, few.task, False)[0]
     assert near(server("fedavg:server_lr=0.5", rounds=1), w + 0.5 * (once - w))
     heavy = digits(algorithm="fedavg:server_momentum=0.5,server_lr=2")
     state = heavy.algorithm.init(w[None], w[None], Net(heavy.network, 0))
@@ -209,12 +206,14 @@ def test_the_server_has_a_rate_and_a_momentum() -> None:
     second = heavy.algorithm.round(first, heavy.task, Net(heavy.network, 1))
     plain = digits(algorithm="fedavg")
     step = (
-        plain.algorithm.round(replace(first, v=first.v * 0), plain.task, Net(plain.network, 1)).x
+        plain.algorithm.round(
+            replace(first, velocity=first.velocity * 0), plain.task, Net(plain.network, 1)
+        ).x
         - first.x
     )
-    assert near(second.v[0], (0.5 * first.v + step)[0])
-    assert near(first.v[0], once - w)
-    assert near(second.x[0], (first.x + 2 * (0.5 * first.v + step))[0])
+    assert near(second.velocity[0], (0.5 * first.velocity + step)[0])
+    assert near(first.velocity[0], once - w)
+    assert near(second.x[0], (first.x + 2 * (0.5 * first.velocity + step))[0])
 
 
 def test_stragglers_are_dropped_or_do_less() -> None:
@@ -272,7 +271,7 @@ def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
 @pytest.mark.parametrize("counting", [{"local_epochs": 4}, {"local_steps": 9}])
 def test_who_does_less_does_what_it_would_do_first(counting: dict[str, int]) -> None:
     task = digits(**counting).task
-    x = start((few := digits()).run, few.task, False)[0]
+    x = start((few := digits()).run, few.task, False)
     here, work = np.array([1, 4]), np.array([2, 3])
     got = sgd(x[:2], task.only(here, work), 0)
     for place, peer, amount in zip(range(2), here, work, strict=True):
@@ -300,7 +299,7 @@ def test_local_only_says_nothing_and_pooled_has_everything() -> None:
     alone, pooled = digits(algorithm="local_only"), digits(algorithm="pooled")
     x = final(alone, 2)
     assert torch.equal(
-        x, sgd(sgd(start(alone.run, alone.task, False)[0], alone.task, 0), alone.task, 1)
+        x, sgd(sgd(start(alone.run, alone.task, False), alone.task, 0), alone.task, 1)
     )
     assert not alone.network.traffic.payload.any()
     assert pooled.task.server is not None

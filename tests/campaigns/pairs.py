@@ -22,7 +22,7 @@ from dfl import DivergedError, InputError, Run, simulate
 ROUNDS = 200
 APART, LOSS = 10.0, 10.0
 CAUSES = (
-    "drift apart",
+    "the consensus distance grows",
     "never settles",
     "hardly shrinks",
     "so old",

@@ -47,7 +47,7 @@ def trained(setting: Prepared, x: Tensor, up: Tensor) -> Tensor:
 )
 def test_a_lost_neighbours_weight_goes_to_self(topology: str, faults: str) -> None:
     setting = quadratic(topology=topology, faults=faults)
-    X = start(setting.run, setting.task, True)[0] + 1.0
+    X = start(setting.run, setting.task, True) + 1.0
     for t, state in enumerate(list(states(setting, 9))[1:]):
         up, _, arrive = fate(setting, t)
         A = dense(setting, t) * arrive * (1 - torch.eye(8))
@@ -70,7 +70,7 @@ def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: i
     }
     setting = quadratic(**common, compressor=f"quantize:bits={bits}", faults=SOME)
     calm = quadratic(**common, compressor=f"quantize:bits={bits}")
-    X = start(setting.run, setting.task, True)[0]
+    X = start(setting.run, setting.task, True)
     copies = (
         X[None].expand(8, -1, -1).clone()
     )  # [k, i]: what k knows of i, and i knows that k knows
@@ -105,7 +105,7 @@ KEEPING = [
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_the_mean_is_kept_whatever_is_lost(topology: str, bits: int, faults: str) -> None:
     setting = quadratic(topology=topology, bits=bits, d=300, faults=faults)
-    x = start(setting.run, setting.task, True)[0]
+    x = start(setting.run, setting.task, True)
     for t, state in enumerate(list(states(setting, 25))[1:]):
         z = trained(setting, x, fate(setting, t)[0])
         assert torch.allclose(state.x.mean(0), z.mean(0), rtol=0, atol=1e-12)
@@ -145,7 +145,7 @@ def test_the_average_by_the_stationary_distribution_is_kept(
 ) -> None:
     setting = row_stochastic(topology, tmp_path, bits=bits, d=300, faults="link_loss:p=0.4")
     pi = torch.linalg.matrix_power(dense(setting, 0), 2**20)[0]
-    x, apart = start(setting.run, setting.task, True)[0], []
+    x, apart = start(setting.run, setting.task, True), []
     for state in list(states(setting, 120))[1:]:
         z = trained(setting, x, torch.ones(8, dtype=torch.bool))
         assert torch.allclose(pi @ state.x, pi @ z, rtol=0, atol=1e-10)

@@ -40,7 +40,7 @@ def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
 def test_a_server_follows_those_it_hears(faults: str) -> None:
     """w <- w + mean (z_k - w) over those whom its word reached and whose word reached it; w where there is nobody."""
     setting = quadratic(algorithm="fedavg", faults=faults)
-    w = start(setting.run, setting.task, True, serves=True)[0]
+    w = start(setting.run, setting.task, True, serves=True)
     told = said = 0
     for t, state in enumerate(list(states(setting, 12))[1:]):
         reached, heard = taking_part(setting, t)
@@ -52,7 +52,7 @@ def test_a_server_follows_those_it_hears(faults: str) -> None:
             w = heavy_ball(w.expand(8, -1), centres(setting), 0.1, 0.0, 3)[heard].mean(
                 0, keepdim=True
             )
-        assert torch.allclose(state.w, w, rtol=0, atol=1e-12)
+        assert torch.allclose(state.x, w, rtol=0, atol=1e-12)
     network, row = setting.network, 5 * 8
     assert network.traffic.downloaded.sum() == told * row
     assert network.traffic.payload.sum() == said * row
@@ -106,7 +106,7 @@ def test_a_server_that_hears_nobody_hears_a_step_of_zeros(algorithm: str) -> Non
             for state in states(digits(algorithm=algorithm, faults=faults, attack="alie"), 4)
         ]
         assert torch.equal(seen[0], seen[2]) == (faults == "link_loss:p=1")
-    v = [state.v.abs().sum() for state in states(digits(algorithm="fedavg:server_momentum=0.5",
+    v = [state.velocity.abs().sum() for state in states(digits(algorithm="fedavg:server_momentum=0.5",
                                                         faults="leave:fraction=1,at=2"), 4)]  # fmt: skip
     assert v[3] == pytest.approx(v[2] / 2)
     assert v[4] == pytest.approx(v[2] / 4)

@@ -27,7 +27,7 @@ from dfl.training.task import Task
 from experiments import common
 from tests.conftest import Command
 from tests.reporting.test_terminal import shown
-from tests.support.quadratic import FEW, digits, states
+from tests.support.quadratic import FEW, digits, moments
 
 BOTH = ["accuracy_ensemble", "accuracy_vote"]
 ALONE: dict[str, Any] = {"algorithm": "local_only", "partition": "shards:per_peer=2", "model": "mlp:hidden=8",
@@ -243,7 +243,7 @@ def test_examples_with_a_trigger_are_not_heard() -> None:
     nobody = np.array([], np.int64)
     together = Ensemble.of(setting.world, setting.layout, nobody)
     assert "backdoor_success" in (
-        monitor.measure(list(states(setting, 1))[-1], setting, together) or {}
+        monitor.measure(list(moments(setting, 1))[-1], setting, together) or {}
     )
     assert together.examples == len(setting.test_sets.labels) == 359
 

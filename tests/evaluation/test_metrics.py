@@ -18,7 +18,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import monitor
 from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
-from tests.support.quadratic import states
+from tests.support.quadratic import moments
 
 ENGINES = ("batched", "loop")
 
@@ -34,7 +34,7 @@ def trained(**settings: Any) -> tuple[Prepared, Any]:
         }
     )
     setting = prepare(run, World())
-    *_, last = states(setting, 3)
+    *_, last = moments(setting, 3)
     return setting, last
 
 
@@ -57,7 +57,7 @@ def test_every_peer_is_measured_on_its_own(engine: str) -> None:
     peers = monitor.measure(last, setting)
     assert peers is not None
     test_sets, everything = setting.test_sets, np.arange(10)
-    for i, row in enumerate(last.x):
+    for i, row in enumerate(last.models):
         said = probabilities(row, setting, test_sets.inputs).argmax(1)
         assert peers["accuracy"][i] == accuracy_score(test_sets.labels, said)
         inputs, labels = own(setting, setting.task.examples, i)
@@ -83,7 +83,7 @@ def test_the_row_sums_the_peers_up() -> None:
     assert (row["accuracy_mean"], row["accuracy_min"], row["accuracy_max"], row["accuracy_std"]) == (
         accuracy.mean(), accuracy.min(), accuracy.max(), accuracy.std()
     )  # fmt: skip
-    assert row["quantization_error"] == float(last.error.max())
+    assert row["quantization_error"] == float(last.state.error.max())
     assert monitor.traffic(peers, None) == {"payload_bytes": setting.network.traffic.payload.sum()}
 
 
@@ -98,9 +98,9 @@ def test_consensus_distance_and_mean_model() -> None:
 
 def test_equal_rows_are_measured_like_different_ones() -> None:
     setting, last = trained()
-    same = last.x[:1].expand(5, -1)
+    same = last.models[:1].expand(5, -1)
     assert len(set(metrics.on_common(same, setting.task, setting.test_sets))) == 1
-    apart = metrics.on_common(last.x, setting.task, setting.test_sets)
+    apart = metrics.on_common(last.models, setting.task, setting.test_sets)
     assert metrics.on_common(same, setting.task, setting.test_sets)[0] == apart[0]
 
 
@@ -136,7 +136,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     everything, chosen = setting.task.examples, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))
     assert chosen.sizes.max() == setting.test_sets.longest_train == 41
-    for i, row in enumerate(last.x):
+    for i, row in enumerate(last.models):
         inputs, labels = own(setting, chosen, i)
         whole, _ = own(setting, everything, i)
         assert {each.numpy().tobytes() for each in inputs} <= {
@@ -220,7 +220,7 @@ def test_figures_that_are_not_finite(value: float) -> None:
 def test_a_model_that_returns_nan_has_no_accuracy(engine: str, shared: bool) -> None:
     """The largest of some outputs of which one is NaN is no answer."""
     setting, last = trained(engine=engine)
-    x = last.x[:1].clone() if shared else last.x.clone()
+    x = last.models[:1].clone() if shared else last.models.clone()
     x[0, 645] = np.nan  # the bias of one label
     own = metrics.on_common(x, setting.task, setting.test_sets)
     assert np.isnan(own[0])

@@ -79,7 +79,7 @@ def test_a_round_is_sgd_with_units_left_out(engine: str, partition: str) -> None
 @pytest.mark.parametrize("engine", ["batched", "loop"])
 def test_company_changes_no_bit(engine: str) -> None:
     setting = digits(**LEFT_OUT, engine=engine, partition="dirichlet:alpha=0.3", init="independent")
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     together = sgd(x, setting.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 6), (5, 6)):
         assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])
@@ -147,7 +147,7 @@ def test_the_callers_own_layers_draw_too() -> None:
             nn.Conv2d(1, 3, 3), Dropout(rate, 48), nn.Flatten(), nn.Linear(48, 2)
         )
         setting = prepare(dfl.Run(peers=4, init="independent"), World(), module, data)
-        return sgd(start(setting.run, setting.task, True)[0], setting.task, 0)
+        return sgd(start(setting.run, setting.task, True), setting.task, 0)
 
     assert torch.equal(moved(0.5), moved(0.5))
     assert not torch.allclose(moved(0.5), moved(0.0), atol=1e-3)

@@ -14,7 +14,7 @@ from dfl.comm.mpi import World
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.mpirun import mpirun
-from tests.support.quadratic import final, states
+from tests.support.quadratic import final
 
 FEW: dict[str, Any] = {
     "peers": 7,
@@ -54,7 +54,7 @@ def setting_of(modules: Sequence[nn.Module], **settings: Any) -> Prepared:
 
 def test_peers_have_their_kinds_in_turn_and_a_head_in_common(kinds: list[nn.Module]) -> None:
     setting = setting_of(kinds)
-    x, (short, long) = next(states(setting, 0)).x, [spec for _, spec in setting.task.kinds]
+    x, (short, long) = final(setting, 0), [spec for _, spec in setting.task.kinds]
     assert (short.shared, long.shared, setting.task.parameter_layout.d) == (90, 90, long.d)
     assert torch.equal(x[:, :90], x[:1, :90].expand(7, -1))
     for i, row in enumerate(x):
@@ -67,7 +67,7 @@ def test_peers_have_their_kinds_in_turn_and_a_head_in_common(kinds: list[nn.Modu
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_each_kind_trains_as_it_would_among_its_own(kinds: list[nn.Module], engine: str) -> None:
     setting = setting_of(kinds, engine=engine, init="independent")
-    x = next(states(setting, 0)).x
+    x = final(setting, 0)
     z = sgd(x, setting.task, 0)
     for here, part in setting.task.parts():
         assert here.tolist() == (
@@ -86,6 +86,7 @@ WAYS: list[dict[str, Any]] = [
     {"topology": "one_peer_exponential", "bits": 3},
     {"bits": 5, "init": "independent"},
     {"algorithm": "fedprox:stragglers=0.5", "local_epochs": 3},
+    {"algorithm": "fltrust:root=20"},
 ]
 
 

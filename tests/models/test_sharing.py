@@ -17,7 +17,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import monitor
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
-from tests.support.quadratic import digits, final, states
+from tests.support.quadratic import digits, final, moments, states
 
 NAMES = ["0.weight", "0.bias", "2.weight", "conv.weight", "5.bias"]
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
@@ -109,6 +109,7 @@ EVERYBODY = [
     {"bits": 2, "topology": "one_peer_exponential"},
     {"algorithm": "qdfedavgm:exchange=paper", "compressor": "quantize:bits=8"},
     {"aggregator": "median"},
+    {"algorithm": "fltrust:root=20"},
 ]
 
 
@@ -131,7 +132,7 @@ def test_a_pattern_of_everything_is_all_bit_for_bit(way: dict[str, Any]) -> None
 
 def by_hand(setting: Prepared, rounds: int, mix: Tensor) -> Tensor:
     """X = W @ sgd(X) in the shared coordinates, X = sgd(X) in the others."""
-    x, s = next(states(setting, 0)).x, setting.task.parameter_layout.shared
+    x, s = final(setting, 0), setting.task.parameter_layout.shared
     for t in range(rounds):
         z = sgd(x, setting.task, t)
         x = torch.cat([(mix @ z[:, :s].double()).float(), z[:, s:]], 1)
@@ -157,19 +158,17 @@ def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -
 def test_with_a_server_it_is_lg_fedavg() -> None:
     """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is everybody's."""
     setting = digits(algorithm="fedavg:fraction=0.5", share="head:1", **MLP)
-    s, run = setting.task.parameter_layout.shared, list(states(setting, 3))
-    x, sizes = next(states(setting, 0)).x, torch.from_numpy(setting.task.examples.sizes).double()
-    x = x.expand(6, -1).clone()
+    s, run = setting.task.parameter_layout.shared, final(setting, 3)
+    x, sizes = final(setting, 0), torch.from_numpy(setting.task.examples.sizes).double()
     for t in range(3):
         chosen, *_ = setting.algorithm._draw(setting.task, Net(setting.network, t))  # type: ignore[attr-defined]
         z = sgd(x, setting.task, t)
         weight = sizes[chosen.here] / sizes[chosen.here].sum()
         x[chosen.here, s:] = z[chosen.here, s:]
         x[:, :s] = (weight @ z[chosen.here, :s].double()).float()
-    assert torch.allclose(run[-1].x, x, atol=1e-6)
-    assert run[-1].x.shape == x.shape
-    assert not run[-1].one
-    assert len(torch.unique(run[-1].x[:, s:], dim=0)) > 3
+    assert torch.allclose(run, x, atol=1e-6)
+    assert run.shape == x.shape
+    assert len(torch.unique(run[:, s:], dim=0)) > 3
 
 
 def test_a_pull_holds_only_what_is_shared() -> None:
@@ -187,9 +186,9 @@ def test_a_pull_holds_only_what_is_shared() -> None:
 def test_steps_can_count_by_their_length() -> None:
     setting = digits(algorithm="fedavg:weighting=gradient", **MLP)
     first, second = states(setting, 1)
-    steps = (sgd(first.w.expand(6, -1), setting.task, 0) - first.w).double()
+    steps = (sgd(first.x.expand(6, -1), setting.task, 0) - first.x).double()
     weight = steps.square().sum(1) / steps.square().sum()
-    assert torch.allclose(second.w[0].double(), first.w[0] + weight @ steps, atol=1e-6)
+    assert torch.allclose(second.x[0].double(), first.x[0] + weight @ steps, atol=1e-6)
     assert not torch.allclose(weight, torch.full((6,), 1 / 6, dtype=torch.float64), rtol=1e-2)
 
 
@@ -200,7 +199,7 @@ def test_steps_can_count_by_their_length() -> None:
             {"algorithm": "local_only", "share": "head:1"},
             "--share head:1 has no part in --algorithm local_only",
         ),
-        ({"algorithm": "fltrust", "share": "head:1"}, "no part in --algorithm fltrust"),
+        ({"algorithm": "pooled", "share": "head:1"}, "--share head:1 has no part in"),
         ({"share_all_until": "3"}, "--share-all-until 3"),
         (
             {"share": "head:1", "share_all_until": "loss=3"},
@@ -232,17 +231,17 @@ def test_refusals(settings: dict[str, Any], said: str) -> None:
 
 def test_figures_of_a_split_run_are_of_every_peer() -> None:
     setting = digits(algorithm="fedavg", share="head:1", **MLP)
-    last = list(states(setting, 2))[-1]
+    *_, last = moments(setting, 2)
     peers = monitor.measure(last, setting)
     assert peers is not None
     assert len(np.unique(peers["accuracy"])) > 1
-    models = monitor.gathered(last, setting.world)
+    models = monitor.gathered(last, setting)
     assert models is not None
     assert models.shape == (6, setting.task.parameter_layout.d)
     distance, mean = monitor.consensus(last, setting)
     assert distance > 0
     assert mean is not None
-    assert torch.equal(mean[: setting.task.parameter_layout.shared], last.w[0])
+    assert torch.equal(mean[: setting.task.parameter_layout.shared], last.state.x[0])
 
 
 def test_own_modules_are_shared_by_the_names_of_their_layers() -> None:
@@ -253,6 +252,4 @@ def test_own_modules_are_shared_by_the_names_of_their_layers() -> None:
     data = Data(x, (x[:, 0] > 0).astype(np.int64), x, (x[:, 0] > 0).astype(np.int64), 2)
     setting = prepare(Run(peers=4, share="head"), World(), module, data)
     assert setting.task.parameter_layout.common == ("head.weight", "head.bias")
-    assert torch.equal(
-        next(states(setting, 0)).x, setting.task.parameter_layout.row(module).expand(4, -1)
-    )
+    assert torch.equal(final(setting, 0), setting.task.parameter_layout.row(module).expand(4, -1))

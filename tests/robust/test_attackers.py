@@ -21,7 +21,7 @@ from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.reporting.test_report import small
-from tests.support.quadratic import digits, quadratic, states
+from tests.support.quadratic import digits, moments, quadratic, states
 
 RULES = {
     "median": {},
@@ -139,7 +139,7 @@ def test_poisoned_examples_are_the_liars_only() -> None:
 
 def test_figures_are_over_the_honest() -> None:
     setting = digits(attack="sign_flip:peers=0+4")
-    *_, last = states(setting, 3)
+    *_, last = moments(setting, 3)
     peers = monitor.measure(last, setting)
     assert peers is not None
     assert peers["is_attacker"].tolist() == [1, 0, 0, 0, 1, 0]
@@ -147,7 +147,7 @@ def test_figures_are_over_the_honest() -> None:
     assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
     assert row["accuracy_min"] == peers["accuracy"][honest].min()
     distance, mean = monitor.consensus(last, setting)
-    x = last.x[honest].double()
+    x = last.models[honest].double()
     assert distance == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
     assert mean is not None
     assert torch.allclose(mean.double(), x.mean(0), atol=1e-6)
@@ -159,11 +159,11 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     inputs, labels = setting.test_sets.triggered
     assert set(labels.tolist()) == {3}
     assert len(labels) == (setting.test_sets.labels != 3).sum()
-    *_, last = states(setting, 2)
+    *_, last = moments(setting, 2)
     peers = monitor.measure(last, setting)
     assert peers is not None
     said = setting.task.outputs(
-        setting.task.parameter_layout.views(last.x), setting.task.inputs(inputs), each=False
+        setting.task.parameter_layout.views(last.models), setting.task.inputs(inputs), each=False
     ).argmax(2)
     assert set(peers["backdoor_success"]) == {float((said == 3).double().mean())}
     assert metrics.summary(peers, ())["backdoor_success_mean"] == peers["backdoor_success"][0]
@@ -178,7 +178,7 @@ def test_trust_is_in_what_the_server_learned_itself(t: int) -> None:
     assert server.steps.tolist() == [3] == [int(setting.task.steps.max())]
     assert len(server.examples.labels) == 20
     assert (server.examples.labels == 1).sum() == 2
-    w = start(setting.run, setting.task, False, True)[0]
+    w = start(setting.run, setting.task, False, True)
     g = (sgd(w.expand(6, -1), setting.task, t) - w).double()
     g[[1, 2]] *= -1
     g0 = (sgd(w, server, t) - w)[0].double()
@@ -207,7 +207,7 @@ def test_the_last_step_is_the_centre_of_clipping() -> None:
     setting = digits(algorithm="fedavg", aggregator="clipping:tau=0.01", momentum=0.0)
     *_, before, after = states(setting, 3)
     step = (after.x - before.x)[0]
-    assert (step - before.v[0]).norm() <= 0.01 + 1e-6
+    assert (step - before.velocity[0]).norm() <= 0.01 + 1e-6
     assert step.norm() > 0.015  # and not around 0
 
 
@@ -239,7 +239,7 @@ def test_a_liar_does_not_harm_itself_or_end_the_run() -> None:
 
 def test_nobody_to_trust_changes_nothing() -> None:
     setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=0+1+2+3+4", momentum=0.0)
-    w = start(setting.run, setting.task, False, True)[0]
+    w = start(setting.run, setting.task, False, True)
     spoken(setting, attackers=np.arange(6))
     state = setting.algorithm.init(w, w, Net(setting.network, 0))
     assert torch.equal(setting.algorithm.round(state, setting.task, Net(setting.network, 0)).x, w)

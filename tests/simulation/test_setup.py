@@ -126,19 +126,19 @@ def test_a_batch_is_normalised_as_the_data_say() -> None:
 
 def test_starts_are_common_or_independent() -> None:
     common, independent = (digits(init=init) for init in ("common", "independent"))
-    x, known = initialization.start(common.run, common.task, False)
+    x = initialization.start(common.run, common.task, False)
     assert bool((x == x[0]).all())
-    assert torch.equal(known, x)
-    x, known = initialization.start(independent.run, independent.task, False)
+    assert initialization.agree(common.run, None)
+    x = initialization.start(independent.run, independent.task, False)
     assert len({tuple(row) for row in x[:, :20].tolist()}) == len(x)
-    assert not known.any()
+    assert not initialization.agree(independent.run, None)
 
 
 def test_another_seed_is_another_run() -> None:
     first, second = (digits(seed=seed) for seed in (0, 1))
     assert not torch.equal(
-        initialization.start(first.run, first.task, False)[0],
-        initialization.start(second.run, second.task, False)[0],
+        initialization.start(first.run, first.task, False),
+        initialization.start(second.run, second.task, False),
     )
     assert not torch.equal(first.task.examples.inputs, second.task.examples.inputs)
 
@@ -194,7 +194,7 @@ def test_engines_are_chosen_by_the_model_and_the_batch() -> None:
 
 def test_doubles_stay_doubles() -> None:
     setting = prepare(dfl.Run(peers=3), World(), nn.Linear(4, 3).double(), data())
-    assert initialization.start(setting.run, setting.task, True)[0].dtype == torch.float64
+    assert initialization.start(setting.run, setting.task, True).dtype == torch.float64
     assert info(setting).payload_shared == 15 * 8 * 6
     assert points(3, 2).classes == 0
 

@@ -11,12 +11,14 @@ from dfl import Run, simulate
 from dfl.algorithms import ALGORITHMS
 from dfl.comm.net import Net
 from dfl.core.registry import choose
-from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS
 from dfl.simulation import cost
+from dfl.simulation.moment import Moment, narrowed
+from dfl.simulation.prepare import Prepared
 from dfl.simulation.setup import make_module
 from dfl.training.sgd import sgd
-from tests.support.quadratic import digits, final, info, states
+from tests.support.quadratic import digits, final, info, moments
 
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
 
@@ -39,42 +41,44 @@ def test_at_first_everything_can_be_shared() -> None:
     assert [row["consensus_distance"] > 0 for row in until].index(True) == turns + 1
 
 
+def after_a_round(setting: Prepared) -> Moment:
+    """The moment after a round in which everything is shared, with a random start."""
+    *_, moment = moments(replace(setting, run=replace(setting.run, share_all_until="1")), 1)
+    return moment
+
+
+def after_the_next(setting: Prepared, moment: Moment) -> Any:
+    net = Net(setting.network, moment.t)
+    return setting.algorithm.round(moment.state, moment.task, net)
+
+
 def test_a_velocity_is_cut_where_less_is_shared_and_goes_on() -> None:
-    """With a server momentum, and the same over a graph without one: what is shared moves on as if nothing had been."""
+    """With a server momentum, and the same without: what is shared moves on as before."""
     setting = digits(algorithm="fedavg:server_momentum=0.5", share="head:1", **MLP)
-    whole = replace(setting.task, parameter_layout=setting.task.parameter_layout.whole)
-    row = draw(whole.module, whole.parameter_layout, 0, [0])
-    first = setting.algorithm.init(row, row, Net(setting.network, 0))
-    state = setting.algorithm.round(first, whole, Net(setting.network, 0))
-    cut, s = (
-        setting.algorithm.part(state, setting.task.parameter_layout.shared),
-        setting.task.parameter_layout.shared,
-    )
-    assert torch.equal(cut.v, state.v[:, :s])
-    assert cut.v.any()
-    assert torch.equal(cut.own, state.w[:, s:].expand(6, -1))
-    after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1))
-    assert torch.allclose(after.w, cut.w + after.v)
+    whole, s = after_a_round(setting), setting.task.parameter_layout.shared
+    cut = narrowed(whole, setting)
+    assert torch.equal(cut.state.velocity, whole.state.velocity[:, :s])
+    assert cut.state.velocity.any()
+    assert torch.equal(cut.models, whole.models.expand(6, -1))
+    assert cut.task.personal.shape == (6, whole.state.x.shape[1] - s)
+    after = after_the_next(setting, cut)
+    assert torch.allclose(after.x, cut.state.x + after.velocity)
     free = digits(algorithm="fedavg", share="head:1", **MLP)
-    step = free.algorithm.round(free.algorithm.part(state, s), free.task, Net(free.network, 1)).v
-    assert torch.allclose(after.v, 0.5 * cut.v + step, atol=1e-7)
+    step = after_the_next(free, narrowed(whole, setting)).velocity
+    assert torch.allclose(after.velocity, 0.5 * cut.state.velocity + step, atol=1e-7)
 
 
 def test_copies_of_neighbours_are_cut_when_less_is_shared() -> None:
     few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "bits": 8, **MLP}
     for topology in ("ring", "one_peer_exponential"):
         setting = digits(share="head:1", **few, topology=topology)
-        whole = replace(setting.task, parameter_layout=setting.task.parameter_layout.whole)
-        state, s = (
-            next(states(replace(setting, task=whole), 0)),
-            setting.task.parameter_layout.shared,
-        )
-        state = setting.algorithm.round(state, whole, Net(setting.network, 0))
-        cut = setting.algorithm.part(state, s)
-        assert torch.equal(cut.said, state.said[:, :s])
-        assert torch.equal(cut.heard, state.heard[:, :s])
-        after = setting.algorithm.round(cut, setting.task, Net(setting.network, 1))
-        assert torch.equal(after.x[:, s:], sgd(state.x, setting.task, 1)[:, s:])
+        whole, s = after_a_round(setting), setting.task.parameter_layout.shared
+        cut = narrowed(whole, setting)
+        assert torch.equal(cut.state.sent, whole.state.sent[:, :s])
+        assert torch.equal(cut.state.received, whole.state.received[:, :s])
+        z = sgd(whole.state.x, setting.task, 1)
+        assert after_the_next(setting, cut).x.shape == (6, s)
+        assert torch.equal(cut.task.personal, z[:, s:])
 
 
 @pytest.mark.parametrize(

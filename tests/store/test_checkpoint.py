@@ -68,6 +68,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "share": "head:1",
         "share_all_until": "1",
     },
+    "trusted, split": {"algorithm": "fltrust:root=20", "share": "head:1"},
+    "trusted, split before": {
+        "algorithm": "fltrust:root=20",
+        "share": "head:1",
+        "share_all_until": "2",
+    },
     "parted by a goal before": {
         "share": "head:1",
         "share_all_until": "train_loss=2.33",
@@ -238,11 +244,13 @@ def test_a_callers_own_model_and_data_come_back(tmp_path: Path) -> None:
 
 
 def test_models_of_several_kinds_come_back(tmp_path: Path) -> None:
-    run, kinds = small(model="mlp", share="head", bits=5), [Half(True), Half(False, 12)]
-    list(dfl.simulate(replace(run, out=tmp_path / "whole"), kinds))
-    crash(replace(run, out=tmp_path / "cut"), 5, model=kinds)
-    list(dfl.simulate(dfl.resumed(tmp_path / "cut"), kinds))
-    same(tmp_path / "whole", tmp_path / "cut")
+    kinds = [Half(True), Half(False, 12)]
+    for name, way in (("ring", {"bits": 5}), ("trust", {"algorithm": "fltrust:root=20"})):
+        run, whole, cut = small(model="mlp", share="head", **way), tmp_path / name, tmp_path / "cut"
+        list(dfl.simulate(replace(run, out=whole), kinds))
+        crash(replace(run, out=cut / name), 5, model=kinds)
+        list(dfl.simulate(dfl.resumed(cut / name), kinds))
+        same(whole, cut / name)
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:

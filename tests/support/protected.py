@@ -100,7 +100,7 @@ class Plain:
             found.update(zip(names, slopes, strict=True))
         for name, g in found.items():
             value = self.values[name].detach()
-            g = g + solver.weight_decay * value + solver.pull * (value - self.start[name])
+            g = g + solver.weight_decay * value + solver.prox_mu * (value - self.start[name])
             self.speed[name] = solver.momentum * self.speed[name] - solver.lr(0) * g
             self.values[name] = (value + self.speed[name]).requires_grad_()
 

@@ -11,7 +11,7 @@ from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.simulation.initialization import start
+from dfl.simulation.moment import Moment, begin
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store.callbacks import RunInfo
 
@@ -46,24 +46,25 @@ def quadratic(d: int = 5, **settings: Any) -> Prepared:
     return prepare(run, World(), Point(d), points(run.peers, d), half_square)
 
 
+def moments(setting: Prepared, rounds: int) -> Iterator[Moment]:
+    """The moments after round 0, 1, …; the first is the start. Personal parameters are the latest."""
+    moment = begin(setting)
+    yield moment
+    for t in range(rounds):
+        net = Net(setting.network, t)
+        state = setting.algorithm.round(moment.state, moment.task.paced(net.work), net)
+        moment = Moment(t + 1, moment.task, state)
+        yield moment
+
+
 def states(setting: Prepared, rounds: int) -> Iterator[Any]:
     """The states after round 0, 1, …; the first is the start."""
-    network = setting.network
-    state = setting.algorithm.init(
-        *start(setting.run, setting.task, setting.own_module, setting.algorithm.serves),
-        Net(network, 0),
-    )
-    yield state
-    for t in range(rounds):
-        net = Net(network, t)
-        state = setting.algorithm.round(state, setting.task.paced(net.work), net)
-        yield state
+    return (moment.state for moment in moments(setting, rounds))
 
 
 def final(setting: Prepared, rounds: int) -> Tensor:
     """The models (P, d) after some rounds."""
-    x: Tensor = list(states(setting, rounds))[-1].x
-    return x
+    return list(moments(setting, rounds))[-1].models
 
 
 def centres(setting: Prepared) -> Tensor:

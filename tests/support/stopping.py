@@ -13,6 +13,7 @@ import pytest
 
 import dfl
 from dfl.simulation import checkpointing
+from dfl.simulation.moment import Moment
 from dfl.store import manifest
 
 CLOCKS = ["seconds", "wire_bytes"]
@@ -28,7 +29,7 @@ def cut_after(t: int) -> Iterator[None]:
     """Runs end by a crash after their round t, behind the checkpoint that may be due then."""
     known = checkpointing.keep
 
-    def keep(moment: checkpointing.Moment, *more: Any) -> None:
+    def keep(moment: Moment, *more: Any) -> None:
         known(moment, *more)
         if moment.t == t:
             raise Cut

@@ -113,7 +113,7 @@ def test_a_round_is_sgd_on_altered_images(engine: str, kind: type) -> None:
     """Against torch's own layers, gradients and optimiser, on images that numpy altered."""
     setting = shaded(kind, engine=engine, local_epochs=2, momentum=0.5)
     task = setting.task
-    x = start(setting.run, task, False)[0]
+    x = start(setting.run, task, False)
     ours = sgd(x, task, 2)
     for i in range(5):
         module = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
@@ -140,7 +140,7 @@ def test_company_changes_no_bit(engine: str) -> None:
     setting = digits(
         augment=CROP, engine=engine, partition="dirichlet:alpha=0.3", init="independent"
     )
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     together = sgd(x, setting.task, 3)
     for first, stop in ((0, 1), (1, 3), (2, 6)):
         assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])
@@ -163,7 +163,7 @@ def test_engines_agree_and_none_changes_nothing() -> None:
 
 def test_nobody_is_measured_on_altered_images() -> None:
     setting = digits(augment=CROP)
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     loss, _ = on_own(x, setting.task, setting.task.examples, setting.test_sets.longest)
     plain, _ = on_own(
         x,

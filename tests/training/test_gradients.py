@@ -44,7 +44,7 @@ def problem(module: nn.Module, n: int = 12, loss: Any = None, **more: Any) -> Pr
 
 def stepped(setting: Prepared, **more: Any) -> Tensor:
     """The models after a round of training, with some settings of the task changed."""
-    return sgd(start(setting.run, setting.task, False)[0], replace(setting.task, **more), 1)
+    return sgd(start(setting.run, setting.task, False), replace(setting.task, **more), 1)
 
 
 class ByAutograd(Task):
@@ -56,7 +56,7 @@ class ByAutograd(Task):
 def by_autograd(setting: Prepared, batched: bool) -> Tensor:
     same = {each.name: getattr(setting.task, each.name) for each in fields(setting.task)}
     task = ByAutograd(**{**same, "solver": replace(setting.task.solver, batched=batched)})
-    return sgd(start(setting.run, setting.task, False)[0], task, 1)
+    return sgd(start(setting.run, setting.task, False), task, 1)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_any_loss_has_a_slope() -> None:
 def test_one_step_is_written_out() -> None:
     """v = -lr (softmax - onehot) x^T / n for softmax regression without momentum, by hand in doubles."""
     setting = problem(stack(3, 2), n=4, batch_size=0, momentum=0.0, local_epochs=1)
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     moved = (sgd(x, setting.task, 0) - x).double().numpy()
     for i, row in enumerate(x.double().numpy()):
         mine = slice(4 * i, 4 * i + 4)
@@ -109,7 +109,7 @@ def test_one_step_is_written_out() -> None:
 
 def test_momentum_is_carried_by_the_velocity() -> None:
     setting = problem(stack(3, 2))
-    y = setting.task.parameter_layout.take(start(setting.run, setting.task, False)[0], np.arange(5))
+    y = setting.task.parameter_layout.take(start(setting.run, setting.task, False), np.arange(5))
     first = {name: torch.full_like(value, 2.0) for name, value in y.items()}
     none = {name: torch.zeros_like(value) for name, value in y.items()}
     from dfl.training.batches import batches, groups
@@ -186,7 +186,7 @@ def test_gradients_may_share_memory(engine: str) -> None:
     setting = problem(
         Shared(), engine=engine, init="common", batch_size=0, local_epochs=1, momentum=0.0
     )
-    x = start(setting.run, setting.task, True)[0]
+    x = start(setting.run, setting.task, True)
     moved = sgd(x, setting.task, 0) - x
     module, train = Shared(), setting.task.examples
     for i in range(5):
@@ -218,7 +218,7 @@ def test_company_changes_no_bit(widths: tuple[int, ...], batch_size: int) -> Non
     from tests.algorithms.test_identities import part
 
     setting = problem(stack(*widths), n=10, batch_size=batch_size)
-    x = start(setting.run, setting.task, False)[0]
+    x = start(setting.run, setting.task, False)
     together = sgd(x, setting.task, 3)
     for first, stop in ((0, 1), (1, 2), (1, 3), (2, 5), (4, 5)):
         assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])

@@ -29,7 +29,7 @@ KINDS = [name for name in AUXILIARIES if name != "none"]
 
 
 def at_start(given: Prepared) -> Tensor:
-    return start(given.run, given.task, given.own_module)[0]
+    return start(given.run, given.task, given.own_module)
 
 
 def parts(task: Task) -> dict[str, tuple[str, ...]]:
@@ -64,7 +64,7 @@ def test_a_round_is_what_the_paper_writes(engine: str, partition: str, nets: str
     )
     task = given.task
     if nets == "pulled":
-        task = replace(task, solver=replace(task.solver, pull=0.3))
+        task = replace(task, solver=replace(task.solver, prox_mu=0.3))
     x = at_start(given)
     ours = sgd(x, task, 2)
     for i in range(5):
@@ -152,7 +152,7 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
         "model": "mlp:hidden=16+8",
     }
     given = setting(fairness_adversary=adversary, algorithm="pooled", local_epochs=200, **more)
-    x = start(given.run, given.task, False, serves=True)[0]
+    x = start(given.run, given.task, False, serves=True)
     assert given.task.server is not None
     x = sgd(x, given.task.server, 0)
     assert least < deception(given.task, x) < most
@@ -234,7 +234,7 @@ def test_a_server_that_trains_knows_the_attributes(algorithm: str) -> None:
     ]
     assert whole.train_protected is not None
     np.testing.assert_array_equal(server.examples.protected.numpy(), whole.train_protected[places])
-    x = start(given.run, given.task, False, serves=True)[0]
+    x = start(given.run, given.task, False, serves=True)
     assert (of(server, sgd(x, server, 0) - x, "adversary").abs().sum()) > 0
 
 

@@ -1,0 +1,84 @@
+"""A moment of a run between two rounds: where it begins, and what is shared from then on."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dfl.comm.net import Net
+from dfl.simulation import initialization
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.algorithms import State
+    from dfl.simulation.prepare import Prepared
+    from dfl.training.task import Task
+else:
+    from dfl.core.lazy import torch
+
+
+class Moment(NamedTuple):
+    """Where a run is between two rounds.
+
+    Attributes:
+        t: rounds done.
+        task: the learning problem, and the personal parameters of this rank's peers.
+        state: the state of the method, in the shared parameters.
+    """
+
+    t: int
+    task: Task
+    state: Any
+
+    @property
+    def models(self) -> Tensor:
+        """The models of this rank's peers, (p, d); (1, d) where `is_global`."""
+        return self.task.models(self.state.x)
+
+
+def is_global(task: Task, *, serves: bool) -> bool:
+    """Return whether all peers have one model, that of a server."""
+    return serves and not task.personal.shape[1]
+
+
+def begin(prepared: Prepared) -> Moment:
+    """Return where a run begins."""
+    run, algorithm = prepared.run, prepared.algorithm
+    layout = prepared.task.parameter_layout
+    models = initialization.start(
+        run, prepared.task, prepared.own_module, algorithm.serves, prepared.starts
+    )
+    task, x = prepared.task.split(models, layout.d if run.share_all_until else layout.shared)
+    if algorithm.serves:
+        x = x[:1]
+    agree = initialization.agree(run, prepared.starts)
+    state = algorithm.init(x, x if agree else torch.zeros_like(x), Net(prepared.network, 0))
+    return Moment(0, task, state)
+
+
+def narrowed(moment: Moment, prepared: Prepared) -> Moment:
+    """Return the same moment where only the part of `--share` is shared from now on.
+
+    The state keeps the shared coordinates, axis 1 of its tensors; each peer keeps its own copy of the
+    others.
+    """
+    shared = prepared.task.parameter_layout.shared
+    task, _ = moment.task.split(moment.models, shared)
+    return Moment(moment.t, task, cut(moment.state, shared))
+
+
+def cut(state: State, shared: int) -> Any:
+    """Return a state with the first coordinates of its tensors (rows, m)."""
+    values = tensors(state)
+    return replace(
+        state,  # type: ignore[type-var]  # a State is a dataclass
+        **{n: v[:, :shared].contiguous() for n, v in values.items() if v.dim() == 2},
+    )
+
+
+def tensors(state: Any) -> dict[str, Tensor]:
+    """Return the fields of a state that are tensors; the others are the same in every round."""
+    values = {each.name: getattr(state, each.name) for each in fields(state)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
