@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 from annotated_types import Interval
 
 from dfl.compression import packing
-from dfl.core.errors import InputError
-from dfl.core.options import Index
+from dfl.core.options import Index, require
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -105,11 +104,12 @@ class Quantize:
     """Coordinates that share a step; 0 is the whole message; None is 256 up to 3 bits, the whole message from 4 on."""
 
     def __post_init__(self) -> None:
-        refused = ("stochastic", "nearest") if self.bits == 1 else ("sign",)
-        if self.rounding in refused:
-            raise InputError(
-                f"--compressor quantize: rounding must not be {self.rounding} with bits={self.bits}"
-            )
+        one_bit = ("auto", "midrise", "sign")
+        several = ("auto", "stochastic", "nearest", "midrise")
+        choices = one_bit if self.bits == 1 else several
+        accepted = f"{', '.join(choices[:-1])} or {choices[-1]} with bits={self.bits}"
+        good = self.rounding in choices
+        require(good, "--compressor quantize: rounding", accepted, self.rounding)
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Updates (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every coordinate."""

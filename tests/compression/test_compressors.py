@@ -323,9 +323,9 @@ def test_words_that_are_no_numbers_end_as_such() -> None:
         ({"bits": 0}, "bits", "0"),
         ({"bits": 17}, "bits", "17"),
         ({"rounding": "down"}, "rounding", "'down'"),
-        ({"bits": 1, "rounding": "stochastic"}, "rounding", "stochastic with bits=1"),
-        ({"bits": 1, "rounding": "nearest"}, "rounding", "nearest with bits=1"),
-        ({"bits": 2, "rounding": "sign"}, "rounding", "sign with bits=2"),
+        ({"bits": 1, "rounding": "stochastic"}, "rounding", "'stochastic'"),
+        ({"bits": 1, "rounding": "nearest"}, "rounding", "'nearest'"),
+        ({"bits": 2, "rounding": "sign"}, "rounding", "'sign'"),
         ({"block": -1}, "block", "-1"),
     ],
 )

@@ -77,7 +77,7 @@ IMPOSSIBLE = [
     ("--partition dirichlet:alpha=0.01,min_examples=0 --peers 99", "--partition leaves "),
     (
         "--compressor quantize:bits=4,rounding=sign --algorithm qdfedavgm",
-        "quantize: rounding=sign with bits=4; choose",
+        "--compressor quantize: rounding must be ",
     ),
 ]
 

@@ -1,0 +1,228 @@
+"""Components are entered by name, and those of other packages found by their entry points."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.core.errors import InputError
+from dfl.core.registry import Registry, choose, describe
+from dfl.datasets import DATASETS
+from dfl.simulation.components import components
+from tests.conftest import Command
+from tests.support.mpirun import ENV, ROOT, mpirun_command
+from tests.support.plugins import PACKAGE, declare, install
+
+SPECS = ["--algorithm", "combine_then_adapt", "--topology", "wheel", "--dataset", "xor"]
+FEW = ["--peers", "6", "--rounds", "3", "--eval-every", "1", "--model", "softmax"]
+
+
+def part() -> int:
+    return 1
+
+
+def other() -> int:
+    return 2
+
+
+def refused(make: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def parts() -> Registry[Callable[..., int]]:
+    registry: Registry[Callable[..., int]] = Registry("part", "dfl.parts")
+    registry.register("ours")(part)
+    return registry
+
+
+def test_a_registry_is_a_mapping_by_name(parts: Registry[Callable[..., int]]) -> None:
+    assert (list(parts), len(parts), "ours" in parts, "theirs" in parts) == (
+        ["ours"],
+        1,
+        True,
+        False,
+    )
+    assert parts["ours"]() == 1
+    with pytest.raises(KeyError):
+        parts["theirs"]
+
+
+def test_a_class_has_its_name() -> None:
+    class Mine:
+        name: ClassVar[str]
+
+    registry: Registry[type[Mine]] = Registry("part", "dfl.parts")
+    assert registry.register("mine")(Mine) is Mine
+    assert Mine.name == "mine"
+
+
+def test_a_name_is_taken_once(parts: Registry[Callable[..., int]]) -> None:
+    parts.register("ours")(part)  # the same definition
+    line = refused(lambda: parts.register("ours")(other))
+    assert line.startswith("--part ours is both ")
+    assert "test_registry:part" in line
+    assert "test_registry:other" in line
+
+
+def test_components_are_replaced_while_a_block_lasts(parts: Registry[Callable[..., int]]) -> None:
+    with parts.replaced(ours=other, theirs=other):
+        assert (parts["ours"](), list(parts)) == (2, ["ours", "theirs"])
+    assert (parts["ours"](), list(parts)) == (1, ["ours"])
+
+
+# --- other packages -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path, for packages; what is imported from it is forgotten at the end."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return folder
+
+
+def test_names_are_listed_without_imports(
+    parts: Registry[Callable[..., int]], packages: Path
+) -> None:
+    (packages / "extras.py").write_text("def theirs(*, size: int = 3): return size")
+    declare(packages, "dfl-extras", {"dfl.parts": {"theirs": "extras:theirs"}})
+    assert list(parts) == ["ours", "theirs"]
+    assert "theirs" in parts
+    assert describe(parts) == "ours · theirs (package dfl-extras)"
+    assert "extras" not in sys.modules
+    assert choose("--part", "theirs:size=4", parts)() == 4
+    assert "extras" in sys.modules
+    assert refused(lambda: parts["theirs"](size="x")).startswith("--part theirs: size must be ")
+
+
+def test_a_package_may_register_what_it_declares(packages: Path) -> None:
+    (packages / "extras.py").write_text(
+        "from dfl.datasets import DATASETS\n@DATASETS.register('theirs')\ndef theirs(directory): ...\n"
+    )
+    declare(packages, "dfl-extras", {"dfl.datasets": {"theirs": "extras:theirs"}})
+    with DATASETS.replaced():
+        assert DATASETS["theirs"].__module__ == "extras"
+        assert list(DATASETS).count("theirs") == 1
+
+
+@pytest.mark.parametrize("name", ["ours", "theirs"])
+def test_a_name_of_another_package_is_taken(
+    parts: Registry[Callable[..., int]], packages: Path, name: str
+) -> None:
+    declare(packages, "dfl-extras", {"dfl.parts": {name: "extras:part"}})
+    declare(packages, "dfl-more", {"dfl.parts": {"theirs": "more:part"}})
+    for use in (lambda: list(parts), lambda: parts["ours"], lambda: "x" in parts):
+        line = refused(use)
+        assert line.startswith(f"--part {name} is both ")
+        assert "extras:part of package dfl-extras" in line
+        assert ("test_registry:part" if name == "ours" else "more:part of package dfl-more") in line
+
+
+@pytest.mark.parametrize("text", ["import no_such_module", "1 / 0", "raise RuntimeError('a\\nb')"])
+def test_a_package_that_cannot_be_imported(
+    parts: Registry[Callable[..., int]], packages: Path, text: str
+) -> None:
+    (packages / "extras.py").write_text(text)
+    declare(packages, "dfl-extras", {"dfl.parts": {"theirs": "extras:theirs"}})
+    assert "theirs" in parts
+    line = refused(lambda: parts["theirs"])
+    assert line.startswith("--part theirs: package dfl-extras cannot be imported (")
+
+
+@pytest.mark.parametrize("text", ["", "theirs = 3"])
+def test_an_entry_point_that_is_no_component(
+    parts: Registry[Callable[..., int]], packages: Path, text: str
+) -> None:
+    (packages / "extras.py").write_text(text)
+    declare(packages, "dfl-extras", {"dfl.parts": {"theirs": "extras:theirs"}})
+    assert "package dfl-extras" in refused(lambda: parts["theirs"])
+
+
+def test_every_registry_has_a_group() -> None:
+    groups = [registry.group for registry in components().values()]
+    assert len(set(groups)) == len(groups) == 15
+    assert all(group.startswith("dfl.") for group in groups)
+
+
+def test_components_of_a_package_run(dfl_run: Command, packages: Path) -> None:
+    install(packages)
+    assert "combine_then_adapt (package dfl-example)" in " ".join(dfl_run("--help").out.split())
+    assert not any(name.startswith("dfl_example") for name in sys.modules)
+    ended = dfl_run(*SPECS, *FEW, "--out", "run")
+    assert (ended.code, ended.err) == (0, "")
+    line = dfl_run.refused("--algorithm", "combine_then_adapt:alone=-1", *FEW)
+    assert line.startswith("--algorithm combine_then_adapt: alone must be at least 0, not -1")
+    assert "combine_then_adapt" in dfl_run.refused("--algorithm", "combine_than_adapt", *FEW)
+
+
+def test_a_clash_with_a_method_of_ours(dfl_run: Command, packages: Path) -> None:
+    declare(packages, "dfl-extras", {"dfl.algorithms": {"fedavg": "extras:FedAvg"}})
+    line = dfl_run.refused(*FEW)
+    assert line.startswith("--algorithm fedavg is both dfl.algorithms.fedavg:FedAvg and ")
+    assert "package dfl-extras" in line
+
+
+def test_methods_of_a_package_are_algorithms(packages: Path) -> None:
+    install(packages)
+    found: Any = ALGORITHMS["combine_then_adapt"]
+    assert issubclass(found, Algorithm)
+    assert found.name == "combine_then_adapt"
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_an_installed_package_runs_from_the_command_line(tmp_path: Path) -> None:
+    """On 1 and 3 ranks, in a sweep and in --help of an environment into which pip installed it."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    python = str(environment / "bin" / "python")
+    (site,) = environment.glob("lib/python*/site-packages")
+    reused = [path for path in sys.path if "-packages" in path]
+    (site / "reused.pth").write_text("\n".join([str(ROOT), *reused]))
+    source = tmp_path / "source"
+    shutil.copytree(PACKAGE, source)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
+    flags = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([*pip, *flags, str(source)], check=True)
+
+    variables = {name: value for name, value in ENV.items() if name != "PYTHONPATH"}
+    variables["LD_LIBRARY_PATH"] = f"{sys.prefix}/lib"  # mpi4py looks for MPI beside its Python
+
+    def dfl(*arguments: str, ranks: int = 1) -> str:
+        launch = [python] if ranks == 1 else [*mpirun_command(ranks)[:-1], python]
+        ended = subprocess.run(
+            [*launch, "-m", *arguments],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert "combine_then_adapt (package dfl-example)" in " ".join(dfl("dfl.run", "--help").split())
+    states = []
+    for ranks in (1, 3):
+        dfl("dfl.run", *SPECS, *FEW, "--out", f"run{ranks}", ranks=ranks)
+        states.append((tmp_path / f"run{ranks}" / "state.safetensors").read_bytes())
+    assert states[0] == states[1]
+    grid = 'topology = "wheel"\ndataset = "xor"\npeers = 6\nrounds = 2\nmodel = "softmax"\n'
+    varies = '[sweep]\nalgorithm = ["combine_then_adapt", "dfedavgm"]\n'
+    (tmp_path / "grid.toml").write_text(grid + varies)
+    dfl("dfl.sweep", "grid.toml")
+    assert len(list((tmp_path / "sweeps" / "grid").rglob("run.json"))) == 2

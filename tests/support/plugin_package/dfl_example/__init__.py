@@ -1,0 +1,1 @@
+"""Components for dfl, which finds them by the entry points of this package."""
