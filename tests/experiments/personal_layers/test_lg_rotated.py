@@ -127,11 +127,14 @@ def test_who_is_drawn_changes_from_round_to_round() -> None:
         peers = 101
         group = staticmethod(lambda ids: tuple(sorted(ids.tolist())))
 
+        def __init__(self, t: int) -> None:
+            self.t = t
+
     class Seed:
         seed = 3
 
     method: Any = new_device.WithNewest(fraction=0.1)
-    drawn = [method._draw(Seed, Many, t)[0] for t in range(20)]
+    drawn = [method._draw(Seed, Many(t))[0] for t in range(20)]
     assert all(len(set(each)) == 11 and each[-1] == 100 for each in drawn)
     assert len(set(drawn)) == 20
     assert new_device.WithNewest(fraction=0.0)._sizes(101) == (1, 0)

@@ -28,7 +28,16 @@ def rows_of(times: dict[str, list[float]], clients: tuple[int, ...]) -> pd.DataF
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     out = tmp_path_factory.mktemp("cost")
     done = launch(
-        "robust_cost", out, "--clients", "10", "15", "30", "--parameters", "3000", "--repeats", "2"
+        "servers_and_robustness.robust_cost",
+        out,
+        "--clients",
+        "10",
+        "15",
+        "30",
+        "--parameters",
+        "3000",
+        "--repeats",
+        "2",
     )
     assert done.returncode == 0, done.stderr
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -129,7 +138,15 @@ def test_the_figure_has_a_line_per_rule() -> None:
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     done = launch(
-        "robust_cost", tmp_path, "--clients", "2", "3", "--parameters", "10", "--repeats", "1"
+        "servers_and_robustness.robust_cost",
+        tmp_path,
+        "--clients",
+        "2",
+        "3",
+        "--parameters",
+        "10",
+        "--repeats",
+        "1",
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [

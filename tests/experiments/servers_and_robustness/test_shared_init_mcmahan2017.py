@@ -104,12 +104,12 @@ def test_the_loss_is_the_mean_over_all_examples() -> None:
     assert first == pytest.approx(np.log1p(np.exp(-2)) + 2 / 3000, rel=1e-5)
 
 
-def test_examples_are_as_a_run_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_as_a_run_sees_them() -> None:
     raw = np.arange(6, dtype=np.uint8).reshape(3, 2)
     labels = np.array([2, 0, 1])
     data = Data(raw, labels, raw[:1] + 100, labels[:1], classes=3, scale=0.5, shift=-1.0)
-    monkeypatch.setitem(DATASETS, "six", lambda directory: data)
-    seen, known = page.training_set(page.Options(dataset="six"))
+    with DATASETS.replaced(six=lambda directory: data):
+        seen, known = page.training_set(page.Options(dataset="six"))
     assert seen.tolist() == [[-1.0, -0.5], [0.0, 0.5], [1.0, 1.5]]
     assert known.tolist() == [2, 0, 1]
 
