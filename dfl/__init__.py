@@ -2,8 +2,8 @@
 
 The alphabet of shapes, used in every docstring:
 
-    P peers in all · p peers on this rank · e outgoing directed edges of this rank's peers · d parameters of a model ·
-    m numbers said · B bytes said · K local steps · t round · n examples
+    P peers in all · p peers on this rank · e outgoing directed edges of this rank's peers · d
+    parameters of a model · m numbers said · B bytes said · K local steps · t round · n examples
 
 From Python:
 
@@ -42,8 +42,9 @@ __all__ = [
     "simulate",
 ]
 
-# MKL rounds a matrix product by how its memory happens to be aligned, and so by who shares a rank, unless it is told
-# not to. It looks here at its first product, and it costs nothing that was measured.
+# MKL rounds a matrix product by how its memory happens to be aligned, and so by who shares a rank,
+# unless it is told not to. It looks here at its first product, and it costs nothing that was
+# measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 _WHERE = {

@@ -45,7 +45,8 @@ class Goal(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a simulation depends on but its number of ranks, and the model or data that a caller brings.
+    """Everything that a simulation depends on but its number of ranks, and the model or data that a
+    caller brings.
 
     Raises:
         InputError: a value of the wrong kind, or a number out of its range.
@@ -62,17 +63,23 @@ class Run:
     compressor: str | None = None
     """What a message is turned into before it is sent; none unless --bits is given."""
     aggregator: str | None = None
-    """What a server, or a peer, makes of what it hears; the mean unless --algorithm says otherwise."""
+    """What a server, or a peer, makes of what it hears; the mean unless --algorithm says
+    otherwise.
+    """
     attack: str = "none"
     """How some of the peers lie, and which."""
     dataset: str = "digits"
     """The data set."""
     data_dir: Path | None = None
-    """Folder of the data sets; $DFL_DATA where it is not given, and a download to the cache where neither is."""
+    """Folder of the data sets; $DFL_DATA where it is not given, and a download to the cache where
+    neither is.
+    """
     partition: str = "iid"
     """How the examples are dealt to the peers."""
     examples_per_peer: Count | None = None
-    """Training examples for each peer, drawn at random before they are dealt; all of them where not given."""
+    """Training examples for each peer, drawn at random before they are dealt; all of them where not
+    given.
+    """
     validation: BelowOne = 0.0
     """Share of each peer's training examples to set aside for choices."""
     model: str = "mlp"
@@ -82,23 +89,35 @@ class Run:
     auxiliary: str = "none"
     """What else the model's representation is trained for, by a small net on it."""
     fairness_adversary: str = "none"
-    """From whom the representation is to hide protected attributes, a net that learns to predict them."""
+    """From whom the representation is to hide protected attributes, a net that learns to predict
+    them.
+    """
     init: Literal["common", "independent"] = "common"
     """Whether all peers start at the same point."""
     init_from: Path | None = None
-    """Folder of a finished run whose models to start from: as many as there are peers, or one for all."""
+    """Folder of a finished run whose models to start from: as many as there are peers, or one for
+    all.
+    """
     share: str = "all"
-    """What of a model is shared: all, nothing, head:K or first:K layers, or patterns of names joined by +."""
+    """What of a model is shared: all, nothing, head:K or first:K layers, or patterns of names
+    joined by +.
+    """
     share_all_until: str | None = None
-    """Share everything at first: for a number of rounds, or until an evaluation that is this good: accuracy=0.975."""
+    """Share everything at first: for a number of rounds, or until an evaluation that is this good:
+    accuracy=0.975.
+    """
     peers: Count | None = None
     """Number of peers P; as many as there are ranks where not given."""
     rounds: Index = 100
     """Rounds of training and mixing."""
     until: str | None = None
-    """Stop at the first evaluation that is this good: accuracy=0.97, train_loss=0.1, or another figure."""
+    """Stop at the first evaluation that is this good: accuracy=0.97, train_loss=0.1, or another
+    figure.
+    """
     local_epochs: Count | None = None
-    """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is given."""
+    """Passes of a peer over its own data per round, E; 1 where neither this nor --local-steps is
+    given.
+    """
     local_steps: Count | None = None
     """Local steps per round, the same for every peer, in place of epochs."""
     batch_size: Index = 10
@@ -118,11 +137,15 @@ class Run:
     eval_examples: Count | None = None
     """Evaluate on N test examples, and N / P training examples per peer; all where not given."""
     faults: str = "none"
-    """What goes wrong: links that lose words, peers that are down, late or slow; several are joined by +."""
+    """What goes wrong: links that lose words, peers that are down, late or slow; several are joined
+    by +.
+    """
     links: str = "none"
     """How fast links and peers are, from which sim_seconds is counted."""
     ensemble: bool = False
-    """Measure what all peers' models say together, by their mean output and by vote, as for a new device."""
+    """Measure what all peers' models say together, by their mean output and by vote, as for a new
+    device.
+    """
     threads: Annotated[int, Interval(ge=1, le=1024)] = 1
     """Threads per rank; parallelism comes from ranks."""
     engine: Literal["auto", "batched", "loop"] = "auto"
@@ -132,11 +155,15 @@ class Run:
     out: Path | None = None
     """Folder to write the run to; from the command line runs/<time>-<what> where not given."""
     checkpoint_every: Count | None = None
-    """Rounds between two checkpoints; where not given there is one only when SIGTERM or SIGUSR1 ends the run."""
+    """Rounds between two checkpoints; where not given there is one only when SIGTERM or SIGUSR1
+    ends the run.
+    """
     resume: Path | None = None
     """Folder of a run to go on with, from its last checkpoint, with the settings that it has."""
     timeout: Annotated[float, Interval(ge=1, le=MOST)] = 600
-    """Seconds for which a rank waits for others that do not arrive, before it names them and ends the job."""
+    """Seconds for which a rank waits for others that do not arrive, before it names them and ends
+    the job.
+    """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to write to the log of every rank."""
     tensorboard: bool = False
@@ -192,7 +219,9 @@ class Run:
 
     @property
     def goal(self) -> Goal | None:
-        """Where to stop early: a column of metrics.csv, its value, and whether that is a least or a most."""
+        """Where to stop early: a column of metrics.csv, its value, and whether that is a least or a
+        most.
+        """
         return None if self.until is None else self._figure("until", self.until)
 
     @property

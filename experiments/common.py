@@ -1,8 +1,10 @@
-"""What do the pages of the lab book share? A standard setting, a grid of launches, a table, a figure, a finding.
+"""What do the pages of the lab book share? A standard setting, a grid of launches, a table, a
+figure, a finding.
 
-The figure of merit of a page is a mean over the last tenth of a run's rounds (`tail_mean`), never the figure of one
-round, unless the page says what it takes instead: rounds to a target, a maximum over every round, the round that
-validation data choose. `measure` evaluates a run in every round of its last tenth, however seldom it does before.
+The figure of merit of a page is a mean over the last tenth of a run's rounds (`tail_mean`), never
+the figure of one round, unless the page says what it takes instead: rounds to a target, a maximum
+over every round, the round that validation data choose. `measure` evaluates a run in every round of
+its last tenth, however seldom it does before.
 """
 
 from __future__ import annotations
@@ -113,7 +115,8 @@ def standard(options: Options, **changes: Any) -> Run:
 def measure(options: Options, cells: Sequence[Cell]) -> pd.DataFrame:
     """Run the cells that have not finished before, and read all of them back.
 
-    A run that goes to its last round is evaluated in every round of its last tenth, whatever its `eval_every`.
+    A run that goes to its last round is evaluated in every round of its last tenth, whatever its
+    `eval_every`.
 
     Returns:
         The rows of every cell's metrics.csv, with its labels as further columns.
@@ -138,7 +141,8 @@ def _cell(cells: Path, cell: Cell) -> pd.DataFrame:
 
 
 def finished(folder: Path, run: Run, tail: range = range(0)) -> Result:
-    """The run that a folder holds, models and all; it is launched first unless it has finished there before.
+    """The run that a folder holds, models and all; it is launched first unless it has finished
+    there before.
 
     Args:
         folder, run: the folder and the run.
@@ -163,8 +167,8 @@ def _bare(run: Run) -> Run:
 def _launch(folder: Path, run: Run, tail: range) -> None:
     """Run a cell as its own program; as two where every round of its tail is evaluated.
 
-    The first ends before the tail and the second resumes it, which changes no number. The folder has its name when
-    both are done.
+    The first ends before the tail and the second resumes it, which changes no number. The folder
+    has its name when both are done.
     """
     part = folder.with_name(f"{folder.name},unfinished")
     refuse_foreign("--out", part)
@@ -215,7 +219,8 @@ def tail_mean(rows: pd.DataFrame, column: str) -> float:
 
 
 def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
-    """How every run ends, a row each: what is measured as `tail_mean`, all else as in its last evaluation.
+    """How every run ends, a row each: what is measured as `tail_mean`, all else as in its last
+    evaluation.
 
     Args:
         rows: the evaluations of all runs.
@@ -239,7 +244,9 @@ def by_seed(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
-    """How cells end, by labels other than the seed: accuracy, its spread, the worst peer, payload; means over seeds."""
+    """How cells end, by labels other than the seed: accuracy, its spread, the worst peer, payload;
+    means over seeds.
+    """
     each = ends(rows, [*labels, "seed"]).groupby(list(labels), sort=False)
     return pd.DataFrame(
         {
@@ -252,7 +259,9 @@ def summary(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
 
 
 def groups(rows: pd.DataFrame, labels: Sequence[str]) -> list[tuple[Any, pd.DataFrame]]:
-    """The rows by their labels, in the order in which they come: the label, or the labels in a tuple, and its rows."""
+    """The rows by their labels, in the order in which they come: the label, or the labels in a
+    tuple, and its rows.
+    """
     by: Any = labels[0] if len(labels) == 1 else list(labels)
     return list(rows.groupby(by, sort=False))
 

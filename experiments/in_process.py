@@ -1,4 +1,6 @@
-"""Runs that are too short to be programs of their own: a grid in this process, each cell kept as one small file."""
+"""Runs that are too short to be programs of their own: a grid in this process, each cell kept as
+one small file.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Command:
         return Ended(code, *self.capsys.readouterr())
 
     def refused(self, *tokens: str) -> str:
-        """The one line with which a command is refused; nothing else is said, and nothing is written."""
+        """The one line with which a command is refused; nothing else is said, and nothing is
+        written.
+        """
         before = self.files()
         ended = self(*tokens)
         assert ended.code == 2, ended

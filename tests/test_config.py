@@ -1,4 +1,6 @@
-"""Is a `Run` the same in Python, in JSON, in TOML and on a command line, and is it checked in all of them?"""
+"""Is a `Run` the same in Python, in JSON, in TOML and on a command line, and is it checked in all
+of them?
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Does the README tell the truth? Its code runs, and its numbers stand in the tables they came from."""
+"""Does the README tell the truth? Its code runs, and its numbers stand in the tables they came
+from.
+"""
 
 import re
 import subprocess
@@ -160,7 +162,9 @@ def test_the_round_shown_is_the_round_that_runs() -> None:
 
 
 def tables() -> list[tuple[str, pd.DataFrame]]:
-    """Markdown tables of the README that name the file they came from: <!-- FILE.csv [where COLUMN=VALUE] -->."""
+    """Markdown tables of the README that name the file they came from: <!-- FILE.csv [where
+    COLUMN=VALUE] -->.
+    """
     found = re.findall(r"<!-- (\S+\.csv(?: where \w+=\w+)?) -->\n((?:\|.*\n)+)", README)
     rows = [
         (name, [[c.strip() for c in li.strip("|\n").split("|")] for li in text.splitlines()])

@@ -6,8 +6,8 @@
 >>> round(network.spectrum.gap, 4)
 0.0507
 
-`graphs` has the graphs, `files` those that a user brings, `mixings` the weights, `spectra` how fast they mix.
-A new graph or rule is one function under the decorator `topology` or `mixing`.
+`graphs` has the graphs, `files` those that a user brings, `mixings` the weights, `spectra` how fast
+they mix. A new graph or rule is one function under the decorator `topology` or `mixing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +46,13 @@ __all__ = [
 class Network:
     """A connected graph with its weights.
 
-    weights: (P, P) float64, rows summing to 1, canonical and sorted; entry t mod length is for round t.
+    weights: (P, P) float64, rows summing to 1, canonical and sorted; entry t mod length is for
+        round t.
     edges: edges of the union over rounds, undirected, or directed if `directed`.
     directed: in some round a peer hears one that does not hear it.
     degrees: (P,) how many others a peer speaks to, in the union.
-    brought: the graph brought its weights along (a matrix from a file), so no mixing rule was applied.
+    brought: the graph brought its weights along (a matrix from a file), so no mixing rule was
+        applied.
     """
 
     weights: Sequence[csr_array]
@@ -100,10 +102,12 @@ class Network:
 def build(
     graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, rng: Generator
 ) -> Network:
-    """The network of P peers: a graph of `TOPOLOGIES`, its options bound, with the weights of a rule of `MIXINGS`.
+    """The network of P peers: a graph of `TOPOLOGIES`, its options bound, with the weights of a
+    rule of `MIXINGS`.
 
-    The same rng state gives the same network. A graph that brings its own weights keeps them. Errors: `GraphError` for
-    options or a number of peers that the graph refuses, for a graph in pieces, and for weights that do not average.
+    The same rng state gives the same network. A graph that brings its own weights keeps them.
+    Errors: `GraphError` for options or a number of peers that the graph refuses, for a graph in
+    pieces, and for weights that do not average.
     """
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")

@@ -1,4 +1,6 @@
-"""Which graph is in this file? The topology `edges`, for a list of edges or a mixing matrix that the user brings."""
+"""Which graph is in this file? The topology `edges`, for a list of edges or a mixing matrix that
+the user brings.
+"""
 
 import errno
 import math
@@ -21,17 +23,21 @@ from topologies.errors import GraphError
 from topologies.graphs import topology
 
 ROOM, ENTRY = 2**20, 64
-"""Bytes that a file may have, on the disk and unpacked, and as many more for every pair of peers."""
+"""Bytes that a file may have, on the disk and unpacked, and as many more for every pair of
+peers.
+"""
 LINE = re.compile(r"\s*(\d{1,18})\s+(\d{1,18})\s*(\{\}\s*)?", re.ASCII)
 """Two peer ids; networkx.write_edgelist appends an empty {}."""
 
 
 @topology
 def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
-    """A file: lines "i j" (undirected, from 0, # comments), or a mixing matrix in .npz or .csv, used as it is.
+    """A file: lines "i j" (undirected, from 0, # comments), or a mixing matrix in .npz or .csv,
+    used as it is.
 
-    A .npz is what `scipy.sparse.save_npz` or `numpy.savez` of one dense matrix writes; a .csv has one row a line.
-    Nothing is unpickled. Errors: `GraphError` for a file that is missing, damaged or not for this many peers.
+    A .npz is what `scipy.sparse.save_npz` or `numpy.savez` of one dense matrix writes; a .csv has
+    one row a line. Nothing is unpickled. Errors: `GraphError` for a file that is missing, damaged
+    or not for this many peers.
     """
     path = Path(path).expanduser()
     read = {".npz": _npz, ".csv": _csv}.get(path.suffix.lower())
@@ -85,7 +91,8 @@ def _weights(matrix: csr_array | NDArray[np.float64], peers: int) -> csr_array:
 
 
 def _bounded(path: Path, limit: int) -> bytes:
-    """Return the bytes of a regular file of at most `limit`; a FIFO or a device, which may not end, is not opened.
+    """Return the bytes of a regular file of at most `limit`; a FIFO or a device, which may not end,
+    is not opened.
 
     Raises:
         OSError: it is something else, or larger.
@@ -127,7 +134,9 @@ def _npz(raw: bytes, limit: int) -> csr_array | NDArray[np.float64]:
 
 
 def _check_header(file: IO[bytes], member: ZipInfo) -> None:
-    """Refuse an array whose header promises more values than there are: room for them would be made first."""
+    """Refuse an array whose header promises more values than there are: room for them would be made
+    first.
+    """
     version = format.read_magic(file)
     read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
     shape, _, dtype = read(file)

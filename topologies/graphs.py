@@ -1,9 +1,10 @@
 """Who speaks to whom? One function per graph, under its own name in `TOPOLOGIES`.
 
-A topology is called as `f(peers, rng, **options)`; its options are its keyword-only parameters. It returns a `Graph`,
-in one of three forms:
+A topology is called as `f(peers, rng, **options)`; its options are its keyword-only parameters. It
+returns a `Graph`, in one of three forms:
 
-- a (P, P) bool matrix: entry (i, j) is set where peer i hears peer j. The weights are then a mixing's choice;
+- a (P, P) bool matrix: entry (i, j) is set where peer i hears peer j. The weights are then a
+  mixing's choice;
 - a list of such matrices: entry t mod length is the graph of round t;
 - a (P, P) float matrix: the weights themselves, and no mixing is applied.
 """
@@ -28,7 +29,9 @@ Topology = TypeVar("Topology", bound=Callable[..., Any])
 TOPOLOGIES: dict[str, Callable[..., Graph]] = {}
 
 MAX_EDGES = 20_000_000
-"""Directed edges in the largest graph that is built: 240 MB of weights; the complete graph of 4,472 peers."""
+"""Directed edges in the largest graph that is built: 240 MB of weights; the complete graph of 4,472
+peers.
+"""
 
 TRIES = 100
 """How often a random graph is drawn before giving up on a connected one."""
@@ -41,7 +44,9 @@ def topology(function: Topology) -> Topology:
 
 
 def pattern(graph: nx.Graph) -> csr_array:
-    """Who hears whom in an undirected networkx graph, (P, P) bool: peer i is node i in its order; self-loops go."""
+    """Who hears whom in an undirected networkx graph, (P, P) bool: peer i is node i in its order;
+    self-loops go.
+    """
     adjacency = nx.to_scipy_sparse_array(graph, dtype=bool, format="coo")
     apart = adjacency.row != adjacency.col
     rows, cols = adjacency.row[apart], adjacency.col[apart]
@@ -132,7 +137,9 @@ def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
 
 @topology
 def small_world(peers: int, rng: Generator, *, k: int = 4, p: float = 0.1) -> csr_array:
-    """A ring of k neighbours each, every edge then moved to a random peer with probability p (Watts, Strogatz 1998)."""
+    """A ring of k neighbours each, every edge then moved to a random peer with probability p
+    (Watts, Strogatz 1998).
+    """
     if not 2 <= k < peers or k % 2:
         raise GraphError(f"small_world needs an even k with 2 <= k < peers: k={k}, peers={peers}")
     _probability(p)
@@ -147,7 +154,9 @@ def small_world(peers: int, rng: Generator, *, k: int = 4, p: float = 0.1) -> cs
 
 @topology
 def barabasi_albert(peers: int, rng: Generator, *, m: int = 2) -> csr_array:
-    """A random graph with hubs: each newcomer links to m peers, by their degree (Barabási, Albert 1999)."""
+    """A random graph with hubs: each newcomer links to m peers, by their degree (Barabási, Albert
+    1999).
+    """
     if not 1 <= m < peers:
         raise GraphError(f"barabasi_albert needs 1 <= m < peers: m={m}, peers={peers}")
     _affordable("barabasi_albert", peers, 2 * m * peers)
@@ -156,7 +165,9 @@ def barabasi_albert(peers: int, rng: Generator, *, m: int = 2) -> csr_array:
 
 @topology
 def exponential(peers: int, rng: Generator) -> csr_array:
-    """Directed: peer i speaks to i + 1, i + 2, i + 4, … (mod P), all of them every round (Ying et al. 2021)."""
+    """Directed: peer i speaks to i + 1, i + 2, i + 4, … (mod P), all of them every round (Ying et
+    al. 2021).
+    """
     hops = _powers(peers)
     _affordable("exponential", peers, peers * len(hops))
     return _hearing((np.arange(peers)[:, None] - hops) % peers)
@@ -164,7 +175,8 @@ def exponential(peers: int, rng: Generator) -> csr_array:
 
 @topology
 def one_peer_exponential(peers: int, rng: Generator) -> list[csr_array]:
-    """Directed, time-varying: in round t peer i speaks only to i + 2^(t mod ceil(log2 P)) (mod P) (Ying et al. 2021).
+    """Directed, time-varying: in round t peer i speaks only to i + 2^(t mod ceil(log2 P)) (mod P)
+    (Ying et al. 2021).
 
     With weights 1/2, 1/2 and P a power of two, log2 P rounds average exactly.
     """

@@ -1,8 +1,9 @@
 """With what weights do peers average? One function per rule, under its own name in `MIXINGS`.
 
-A mixing takes who hears whom, (P, P) bool without a diagonal, and gives the weights W, (P, P) float64: peer i replaces
-x_i by sum_j w_ij x_j. Rows sum to 1. d_i is the number of peers that i hears. Columns sum to 1 too, and the mean over
-peers is then kept, for the first three on undirected graphs and for all where everyone hears and is heard by d peers.
+A mixing takes who hears whom, (P, P) bool without a diagonal, and gives the weights W, (P, P)
+float64: peer i replaces x_i by sum_j w_ij x_j. Rows sum to 1. d_i is the number of peers that i
+hears. Columns sum to 1 too, and the mean over peers is then kept, for the first three on undirected
+graphs and for all where everyone hears and is heard by d peers.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,9 @@ def uniform(adjacency: csr_array) -> csr_array:
 
 @mixing
 def neighbors(adjacency: csr_array) -> csr_array:
-    """w_ij = 1 / d_i, nothing on oneself. On a bipartite graph -1 is an eigenvalue: plain averaging never settles."""
+    """w_ij = 1 / d_i, nothing on oneself. On a bipartite graph -1 is an eigenvalue: plain averaging
+    never settles.
+    """
     degrees, rows, _ = _entries(adjacency)
     alone = diags_array((degrees == 0).astype(np.float64), format="csr")
     return _with(adjacency, 1 / degrees[rows]) + alone

@@ -1,13 +1,17 @@
-"""How fast do these weights mix? The gap, the smallest eigenvalue, the rounds that halve disagreement.
+"""How fast do these weights mix? The gap, the smallest eigenvalue, the rounds that halve
+disagreement.
 
 Three ways, by what the weights are:
 
-- circulant (ring, complete, exponential): the Fourier transform of the first column is the spectrum, at any size;
-- reversible, pi_i w_ij = pi_j w_ji (every mixing on an undirected graph): similar to a symmetric matrix. Few peers:
-  dense. Many: Lanczos, and where that is slow, shift and invert. Lanczos is slow on graphs with small cuts (path,
-  grid), and these are the ones whose factors stay sparse. It is also slow on very large random graphs, whose gap is
-  wide; their factors would fill the memory, so there it goes on for longer;
-- neither (a directed file, other sequences): dense, up to `DENSE_GENERAL` peers, beyond which the answer is NaN.
+- circulant (ring, complete, exponential): the Fourier transform of the first column is the
+  spectrum, at any size;
+- reversible, pi_i w_ij = pi_j w_ji (every mixing on an undirected graph): similar to a symmetric
+  matrix. Few peers: dense. Many: Lanczos, and where that is slow, shift and invert. Lanczos is slow
+  on graphs with small cuts (path, grid), and these are the ones whose factors stay sparse. It is
+  also slow on very large random graphs, whose gap is wide; their factors would fill the memory, so
+  there it goes on for longer;
+- neither (a directed file, other sequences): dense, up to `DENSE_GENERAL` peers, beyond which the
+  answer is NaN.
 """
 
 from collections.abc import Sequence
@@ -28,21 +32,27 @@ DENSE_GENERAL = 1000
 RESTARTS = 40
 """Lanczos restarts, of 20 products each, before a matrix is factored instead."""
 WIDE = 0.01
-"""A gap from which on a graph has no small cuts, and factors that are not sparse (Cheeger's inequality)."""
+"""A gap from which on a graph has no small cuts, and factors that are not sparse (Cheeger's
+inequality).
+"""
 TOLERANCE = 1e-6
-"""How far a sum of weights may be from 1: a matrix from a file may have been written in single precision."""
+"""How far a sum of weights may be from 1: a matrix from a file may have been written in single
+precision.
+"""
 ROUNDING = 1e-12
 """A modulus or gap below this is rounding error about 0."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What the eigenvalues of the mixing matrix say about the speed of agreement. NaN where not computed.
+    """What the eigenvalues of the mixing matrix say about the speed of agreement. NaN where not
+    computed.
 
-    second: the second largest modulus, the factor by which disagreement shrinks a round in the long run. For a sequence
-        of T matrices, sigma^(1/T), sigma being the second singular value of their product.
-    smallest: the smallest eigenvalue. Where eigenvalues may be complex, that of (W + W') / 2, which no real part is
-        below; for a sequence, the least over its rounds.
+    second: the second largest modulus, the factor by which disagreement shrinks a round in the long
+        run. For a sequence of T matrices, sigma^(1/T), sigma being the second singular value of
+        their product.
+    smallest: the smallest eigenvalue. Where eigenvalues may be complex, that of (W + W') / 2, which
+        no real part is below; for a sequence, the least over its rounds.
     gap: 1 - second, accurate also where it is tiny (1.3e-7 on a ring of 10,000).
     half_rounds: rounds that halve disagreement, log(1/2) / log(second); infinite if second is 1.
     """
@@ -99,7 +109,9 @@ def _circulant(weights: csr_array) -> Floats | None:
 
 
 def _by_fourier(columns: Floats) -> tuple[float, float]:
-    """Circulant matrices share their eigenvectors, so the eigenvalues of a product are products; columns are (T, P)."""
+    """Circulant matrices share their eigenvectors, so the eigenvalues of a product are products;
+    columns are (T, P).
+    """
     eigenvalues = np.fft.fft(columns, axis=1)
     return _rate(np.abs(eigenvalues[:, 1:].prod(axis=0)).max(), len(columns)), float(
         eigenvalues.real.min()
@@ -109,8 +121,9 @@ def _by_fourier(columns: Floats) -> tuple[float, float]:
 def stationary(weights: csr_array) -> Floats | None:
     """Return pi (P,) > 0 with pi W = pi, the weights of the average that averaging by W keeps.
 
-    It is 1 for every peer where W is doubly stochastic. Where W has several closed parts, each part has its own scale.
-    None where no such pi exists: some peers hear a part of the graph that does not hear them.
+    It is 1 for every peer where W is doubly stochastic. Where W has several closed parts, each part
+    has its own scale. None where no such pi exists: some peers hear a part of the graph that does
+    not hear them.
     """
     if abs(weights.sum(axis=0) - 1).max() <= TOLERANCE:
         return np.ones(weights.shape[0])
@@ -127,7 +140,9 @@ def stationary(weights: csr_array) -> Floats | None:
 
 
 def _invariant(weights: csr_array) -> Floats:
-    """Return pi (P,) with pi W = pi for strongly connected W, from the equations of all peers but the first."""
+    """Return pi (P,) with pi W = pi for strongly connected W, from the equations of all peers but
+    the first.
+    """
     if weights.shape[0] == 1:
         return np.ones(1)
     flow = csc_array(eye_array(weights.shape[0]) - weights.T)
@@ -137,7 +152,9 @@ def _invariant(weights: csr_array) -> Floats:
 
 
 def _stationary(weights: csr_array) -> Floats | None:
-    """The pi (P,), largest entry 1, with pi_i w_ij = pi_j w_ji for all i, j; None if there is none."""
+    """The pi (P,), largest entry 1, with pi_i w_ij = pi_j w_ji for all i, j; None if there is
+    none.
+    """
     peers, back = weights.shape[0], weights.T.tocsr()
     if abs(weights - back).max() < ROUNDING:
         return np.ones(peers)
@@ -173,14 +190,18 @@ def _by_symmetry(weights: csr_array, stationary: Floats) -> tuple[float, float]:
 
 
 def _energy(weights: csr_array, stationary: Floats, u: Floats, sign: int) -> float:
-    """sum_ij pi_i w_ij (u_i ± u_j)^2 / (2 sum_i pi_i u_i^2): 1 ± the eigenvalue of u, without the cancellation."""
+    """sum_ij pi_i w_ij (u_i ± u_j)^2 / (2 sum_i pi_i u_i^2): 1 ± the eigenvalue of u, without the
+    cancellation.
+    """
     rows = np.repeat(np.arange(len(u)), np.diff(weights.indptr))
     terms = stationary[rows] * weights.data * (u[rows] + sign * u[weights.indices]) ** 2
     return float(terms.sum() / (2 * (stationary * u**2).sum()))
 
 
 def _top_vector(symmetric: csr_array, top: Floats, bound: float) -> Floats:
-    """The eigenvector (P,) of the largest eigenvalue, all of them at most `bound`, other than that of `top`."""
+    """The eigenvector (P,) of the largest eigenvalue, all of them at most `bound`, other than that
+    of `top`.
+    """
     shape, start = symmetric.shape, np.random.default_rng(0).standard_normal(len(top))
     start -= top * (top @ start)
     deflated = LinearOperator(

@@ -21,8 +21,8 @@ ALGORITHMS: Registry[type[Algorithm[Any]]] = Registry("algorithm", "dfl.algorith
 class State(Protocol):
     """The state of a method: a frozen dataclass.
 
-    Axis 0 of a tensor is the peers of this rank, its directed edges sorted by (owner, other), or one
-    row of a server. Axis 1, where there is one, is the m coordinates of a message.
+    Axis 0 of a tensor is the peers of this rank, its directed edges sorted by (owner, other), or
+    one row of a server. Axis 1, where there is one, is the m coordinates of a message.
     """
 
     @property
@@ -61,8 +61,8 @@ class Algorithm(ABC, Generic[S]):
 
         Args:
             x: (p, m), where each peer starts; (1, m), where the server does.
-            known: of the same shape, what neighbours know of x before the first message: x where all
-                start at the same point, zeros where they do not.
+            known: of the same shape, what neighbours know of x before the first message: x where
+                all start at the same point, zeros where they do not.
             net: the network of round 0.
         """
 

@@ -1,4 +1,6 @@
-"""FedAvg: a server sends its model to some peers and averages their updates (McMahan et al. 2017)."""
+"""FedAvg: a server sends its model to some peers and averages their updates (McMahan et al.
+2017).
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ class State:
 @ALGORITHMS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm[State]):
-    """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and E as
-    the run gives them.
+    """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4), for C = 1, and B and
+    E as the run gives them.
 
         S_t = max(round(C P), 1) peers (halves to even),   z_k = local steps from w for k in S_t
         v <- β v + sum_{k in S_t} n_k (z_k - w) / sum_{k in S_t} n_k,   w <- w + η_s v
@@ -105,12 +107,13 @@ class FedAvg(Algorithm[State]):
         return squares + 1e-300  # equal weights where no peer moves
 
     def trusted(self, state: State, task: Task, net: Net) -> Tensor:
-        """Return the update that the server expects, (1, m): the running mean (1 - β) v of its aggregates.
+        """Return the update that the server expects, (1, m): the running mean (1 - β) v of its
+        aggregates.
 
         By the definition of v, (1 - β) v <- β (1 - β) v + (1 - β) aggregate; without momentum it is
-        the last aggregate, which is the centre of Karimireddy, He, Jaggi (ICML 2021). v itself would
-        be fed back with a gain above 1 (up to 1 + β), and the last aggregate lags behind a server
-        with momentum, which then oscillates where most updates are clipped.
+        the last aggregate, which is the centre of Karimireddy, He, Jaggi (ICML 2021). v itself
+        would be fed back with a gain above 1 (up to 1 + β), and the last aggregate lags behind a
+        server with momentum, which then oscillates where most updates are clipped.
         """
         return (1 - self.server_momentum) * state.velocity
 
@@ -126,7 +129,8 @@ class FedAvg(Algorithm[State]):
         return m, min(round(self.stragglers * m), m - 1)
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
-        """Return the peers that are sent the model, those that send an update, and the work of these.
+        """Return the peers that are sent the model, those that send an update, and the work of
+        these.
 
         The work is the epochs or steps of those on this rank; None where it is the run's.
         """

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @ALGORITHMS.register("fedsgd")
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(FedAvg):
-    """FedAvg with one local step of every peer on all of its examples (McMahan et al. 2017, section 2).
+    """FedAvg with one local step of every peer on all of its examples (McMahan et al. 2017, section
+    2).
 
         w <- w - η sum_{k in S_t} n_k grad F_k(w) / sum_{k in S_t} n_k
 

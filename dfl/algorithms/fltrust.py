@@ -25,9 +25,9 @@ class FLTrust(FedAvg):
     """Byzantine-robust federated learning via trust bootstrapping (Cao, Fang, Liu, Gong, NDSS 2021,
     Algorithm 2).
 
-    The server has examples of its own, set aside before the peers get theirs, and trains on them for
-    as many steps as the peer that takes most: g_0. The aggregator weighs the updates g_k of the peers
-    by ReLU(cos(g_k, g_0)) and scales each to the length of g_0.
+    The server has examples of its own, set aside before the peers get theirs, and trains on them
+    for as many steps as the peer that takes most: g_0. The aggregator weighs the updates g_k of the
+    peers by ReLU(cos(g_k, g_0)) and scales each to the length of g_0.
 
     Attributes:
         root: the number of the server's examples.

@@ -1,4 +1,6 @@
-"""What a method is handed: a task and the network, as protocols that `dfl.training` and `dfl.comm` meet."""
+"""What a method is handed: a task and the network, as protocols that `dfl.training` and `dfl.comm`
+meet.
+"""
 
 from __future__ import annotations
 

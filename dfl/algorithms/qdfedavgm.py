@@ -58,8 +58,8 @@ class QDFedAvgM(Algorithm[State]):
 
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 
-    Where the graph changes, or faults take messages or peers away, copies are kept per directed edge
-    and move when that edge delivers:
+    Where the graph changes, or faults take messages or peers away, copies are kept per directed
+    edge and move when that edge delivers:
 
         x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k v_ik y_(i->k)),   v_ik = w_ki π_k / π_i   (j, k != i)
 
@@ -67,7 +67,8 @@ class QDFedAvgM(Algorithm[State]):
     mixing rule on an undirected graph.
 
     - sum_k v_ik = sum_j w_ij = 1 - w_ii, so peers that agree go on agreeing, and where everything
-      arrives this is the first form, for any W. With Q the identity and γ = 1 both are then DFedAvgM.
+      arrives this is the first form, for any W. With Q the identity and γ = 1 both are then
+      DFedAvgM.
     - π_i v_ik = π_k w_ki, so what edge i -> k adds to sum_i π_i x_i at one end it takes away at the
       other: that sum is the one of the z_i, whatever is lost and whatever Q does. It is the mean
       where W is doubly stochastic. Only where a directed graph loses peers

@@ -1,12 +1,13 @@
 """How are m numbers said in B bytes?
 
-`encode` turns words (q, m) into a message (q, B) of bytes and `decode` turns it back; q counts whatever speaks, peers
-or directed edges. The bytes are what MPI sends, so what a round costs is read off the buffer. A compressor is a frozen
-dataclass whose fields are its options; to add one, decorate it with `@COMPRESSORS.register("name")`.
+`encode` turns words (q, m) into a message (q, B) of bytes and `decode` turns it back; q counts
+whatever speaks, peers or directed edges. The bytes are what MPI sends, so what a round costs is
+read off the buffer. A compressor is a frozen dataclass whose fields are its options; to add one,
+decorate it with `@COMPRESSORS.register("name")`.
 
-A row's message depends on that row and on its address alone, not on the other rows. The work is done in tiles of some
-262,144 numbers, whose temporaries are used again and stay in the cache: one of the words' size costs more in page
-faults than all the arithmetic.
+A row's message depends on that row and on its address alone, not on the other rows. The work is
+done in tiles of some 262,144 numbers, whose temporaries are used again and stay in the cache: one
+of the words' size costs more in page faults than all the arithmetic.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ else:
     from dfl.core.lazy import torch
 
 Draw = Callable[[slice, slice], "torch.Tensor"]
-"""draw(rows, places) -> (rows, places) int32: the random bits of some places of some rows, made by `keys.bits`."""
+"""draw(rows, places) -> (rows, places) int32: the random bits of some places of some rows, made by
+`keys.bits`.
+"""
 
 Rounding = Literal["auto", "stochastic", "nearest", "midrise", "sign"]
 _BETWEEN = ("midrise", "sign")  # the roundings whose levels lie halfway between the multiples of s
@@ -41,7 +44,9 @@ class Compressor(Protocol):
     """What the network asks of a message format."""
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Updates (q, m) of float32 or float64 to a message (q, B) uint8; `draw` is asked only if chance is needed."""
+        """Updates (q, m) of float32 or float64 to a message (q, B) uint8; `draw` is asked only if
+        chance is needed.
+        """
         ...
 
     def decode(self, message: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,7 +60,9 @@ COMPRESSORS: Registry[type[Compressor]] = Registry("compressor", "dfl.compressor
 @COMPRESSORS.register("none")
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The floats' own bytes: B = 4m for float32, 8m for float64. Neither direction copies contiguous memory."""
+    """The floats' own bytes: B = 4m for float32, 8m for float64. Neither direction copies
+    contiguous memory.
+    """
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
         """View words (q, m) as bytes (q, B)."""
@@ -72,24 +79,28 @@ class Exact:
 @COMPRESSORS.register("quantize")
 @dataclass(frozen=True, kw_only=True)
 class Quantize:
-    """Integers of b bits and one step size s per block: a coordinate a becomes one of 2^b multiples of s.
+    """Integers of b bits and one step size s per block: a coordinate a becomes one of 2^b multiples
+    of s.
 
-    With v from {-2^(b-1), …, 2^(b-1) - 1} and the largest and the mean taken over the |a| of a block:
+    With v from {-2^(b-1), …, 2^(b-1) - 1} and the largest and the mean taken over the |a| of a
+    block:
 
         stochastic  vs ≤ a < (v+1)s becomes vs with probability 1 - (a - vs)/s, else (v+1)s;  s = largest/(2^(b-1) - 1)
         nearest     vs, the closest to a;                                                     s = largest/(2^(b-1) - 1)
         midrise     (v + 1/2)s, the closest to a;                                             s = largest/2^(b-1)
         sign        (v + 1/2)s = ± mean, the sign of a; b = 1;                                s = 2 mean
 
-    Stochastic is unbiased, as nothing saturates, with a variance of at most s²/4 per coordinate. Nearest and sign
-    contract, ‖Q(x) - x‖ < ‖x‖ for x ≠ 0; for sign ‖Q(x) - x‖² = ‖x‖² - m mean². Midrise has no zero: its error of at
-    most s/2 per coordinate contracts where the root mean square of a block exceeds s/2, not on a block with few nonzero
-    entries. A block of zeros becomes zeros under every rule.
+    Stochastic is unbiased, as nothing saturates, with a variance of at most s²/4 per coordinate.
+    Nearest and sign contract, ‖Q(x) - x‖ < ‖x‖ for x ≠ 0; for sign ‖Q(x) - x‖² = ‖x‖² - m mean².
+    Midrise has no zero: its error of at most s/2 per coordinate contracts where the root mean
+    square of a block exceeds s/2, not on a block with few nonzero entries. A block of zeros becomes
+    zeros under every rule.
 
-    A message is the steps, float32 in memory order, then the codes v + 2^(b-1), packed: 4 bytes per block and
-    ceil(b m / 8). With one block these are the 32 + b d bits of the paper.
+    A message is the steps, float32 in memory order, then the codes v + 2^(b-1), packed: 4 bytes per
+    block and ceil(b m / 8). With one block these are the 32 + b d bits of the paper.
 
-    Source: Sun, Li, Wang, "Decentralized federated averaging" (arXiv 2104.11375), the quantizer of quantized DFedAvgM;
+    Source: Sun, Li, Wang, "Decentralized federated averaging" (arXiv 2104.11375), the quantizer of
+        quantized DFedAvgM;
     sign times the mean: Karimireddy et al., "Error feedback fixes SignSGD" (arXiv 1901.09847).
 
     Raises:
@@ -101,7 +112,9 @@ class Quantize:
     rounding: Rounding = "auto"
     """auto is sign for 1 bit, midrise for 2, nearest for 3, stochastic from 4 on."""
     block: Index | None = None
-    """Coordinates that share a step; 0 is the whole message; None is 256 up to 3 bits, the whole message from 4 on."""
+    """Coordinates that share a step; 0 is the whole message; None is 256 up to 3 bits, the whole
+    message from 4 on.
+    """
 
     def __post_init__(self) -> None:
         one_bit = ("auto", "midrise", "sign")
@@ -112,7 +125,9 @@ class Quantize:
         require(good, "--compressor quantize: rounding", accepted, self.rounding)
 
     def encode(self, words: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Updates (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every coordinate."""
+        """Updates (q, m) to a message (q, B); only stochastic rounding asks `draw`, once for every
+        coordinate.
+        """
         q, m = words.shape
         steps = self._steps(words)
         head = 4 * steps.shape[1]
@@ -149,7 +164,9 @@ class Quantize:
         return max(1, min(asked or m, m))
 
     def _tile(self, m: int) -> int:
-        """Coordinates of a row per tile: whole bytes and, unless there is only one, whole blocks."""
+        """Coordinates of a row per tile: whole bytes and, unless there is only one, whole
+        blocks.
+        """
         block = self._block(m)
         unit = 8 if block == m else math.lcm(8, block)
         return unit * max(1, _TILE // unit)
@@ -162,7 +179,9 @@ class Quantize:
         )
 
     def _spread(self, steps: torch.Tensor, m: int, places: slice) -> torch.Tensor:
-        """Repeat each row's steps (q, blocks) for the places of a tile: (q, places), or (q, 1) for one block."""
+        """Repeat each row's steps (q, blocks) for the places of a tile: (q, places), or (q, 1) for
+        one block.
+        """
         if steps.shape[1] <= 1:
             return steps
         block = self._block(m)
@@ -202,10 +221,12 @@ class Quantize:
     def _codes(
         self, x: torch.Tensor, step: torch.Tensor, chance: torch.Tensor | None
     ) -> torch.Tensor:
-        """v + 2^(b-1) for every coordinate, int32, by fixed-point arithmetic: b bits before the point, 32 - b after.
+        """v + 2^(b-1) for every coordinate, int32, by fixed-point arithmetic: b bits before the
+        point, 32 - b after.
 
-        Adding uniform bits after the point and dropping what is there then goes up with the probability that the paper
-        asks for, to 2^-(32-b) of a step; adding one half goes to the nearest.
+        Adding uniform bits after the point and dropping what is there then goes up with the
+        probability that the paper asks for, to 2^-(32-b) of a step; adding one half goes to the
+        nearest.
         """
         half, after = 2 ** (self.bits - 1), 32 - self.bits
         lowest = -half if self._rounding in _BETWEEN else 1 - half
@@ -219,7 +240,9 @@ class Quantize:
 
 
 def _tiles(q: int, m: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Cut (q, m) into rectangles at most `width` wide and of about _TILE numbers: (rows, places) of each."""
+    """Cut (q, m) into rectangles at most `width` wide and of about _TILE numbers: (rows, places) of
+    each.
+    """
     height = max(1, _TILE // max(1, min(width, m)))
     for row in range(0, q, height):
         for place in range(0, m, max(1, width)):
@@ -227,7 +250,9 @@ def _tiles(q: int, m: int, width: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _floats(message: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """View bytes (q, B) as floats, or copy them where they have gaps or begin in the middle of a float."""
+    """View bytes (q, B) as floats, or copy them where they have gaps or begin in the middle of a
+    float.
+    """
     flat = message.reshape(-1)
     if flat.storage_offset() % dtype.itemsize:
         flat = flat.clone()
@@ -235,7 +260,8 @@ def _floats(message: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _capped(step: torch.Tensor, size: torch.Tensor, most: float) -> torch.Tensor:
-    """Return steps of which `most` are a finite float32, the largest level; those of blocks that are not finite stay.
+    """Return steps of which `most` are a finite float32, the largest level; those of blocks that
+    are not finite stay.
 
     Args:
         step: float32.
@@ -252,7 +278,8 @@ def _capped(step: torch.Tensor, size: torch.Tensor, most: float) -> torch.Tensor
 def _mean_of_absolutes(x: torch.Tensor) -> torch.Tensor:
     """The mean of |x| along the last axis, float64, by folding the axis in halves.
 
-    The order of a library sum depends on the tensor's shape, and so on how many peers a rank has; this order does not.
+    The order of a library sum depends on the tensor's shape, and so on how many peers a rank has;
+    this order does not.
     """
     total = x.abs().double()
     while (n := total.shape[-1]) > 1:

@@ -1,11 +1,12 @@
 """How do b-bit integers lie in bytes, with no bit wasted?
 
-A row of n codes of b bits takes ceil(b n / 8) bytes. Take the fewest codes that fill whole bytes: C = 8 / gcd(b, 8)
-codes in D = b / gcd(b, 8) bytes. The first C g codes of a row, g = floor(n / C), are cut into C planes of g codes each;
-codes k, k + g, k + 2g, … form a string of bits, least significant first, whose byte i is byte k of byte plane i of D.
-Every shift is thus one operation on contiguous memory, for any b. The remaining codes, fewer than C, are packed the
-same way with g = 1, and the bytes that hold none of them are left out. A code wider than a byte sends its low byte as
-it is, and the rest is packed behind.
+A row of n codes of b bits takes ceil(b n / 8) bytes. Take the fewest codes that fill whole bytes: C
+= 8 / gcd(b, 8) codes in D = b / gcd(b, 8) bytes. The first C g codes of a row, g = floor(n / C),
+are cut into C planes of g codes each; codes k, k + g, k + 2g, … form a string of bits, least
+significant first, whose byte i is byte k of byte plane i of D. Every shift is thus one operation on
+contiguous memory, for any b. The remaining codes, fewer than C, are packed the same way with g = 1,
+and the bytes that hold none of them are left out. A code wider than a byte sends its low byte as it
+is, and the rest is packed behind.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def unpack(packed: torch.Tensor, bits: int, n: int) -> torch.Tensor:
 
 
 def _pack_planes(codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    """(q, C, g) codes to (q, D, g) bytes; a shift drops the bits that belong to a neighbouring byte."""
+    """(q, C, g) codes to (q, D, g) bytes; a shift drops the bits that belong to a neighbouring
+    byte.
+    """
     for i, byte in enumerate(out.unbind(1)):
         first, *others = range(
             8 * i // bits, (8 * i + 7) // bits + 1

@@ -1,1 +1,3 @@
-"""Leaves that every package may import: errors, random numbers, registries, parsing, files, rank layout."""
+"""Leaves that every package may import: errors, random numbers, registries, parsing, files, rank
+layout.
+"""

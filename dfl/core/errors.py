@@ -4,31 +4,39 @@
 class InputError(ValueError):
     """A bad flag, option, file or combination.
 
-    The message is one line that names the thing, the value and what would be accepted. `dfl.run` prints it
-    once and ends every rank with exit code 2.
+    The message is one line that names the thing, the value and what would be accepted. `dfl.run`
+    prints it once and ends every rank with exit code 2.
     """
 
     code = 2
 
 
 class DivergedError(ArithmeticError):
-    """A peer's model, its loss or its accuracy is not finite. The message names the peer and round; exit code 3."""
+    """A peer's model, its loss or its accuracy is not finite. The message names the peer and round;
+    exit code 3.
+    """
 
     code = 3
 
 
 class Suspended(Exception):  # noqa: N818  nothing is wrong
-    """A run was told to stop, and wrote a checkpoint to go on from; exit code 75, by which clusters requeue."""
+    """A run was told to stop, and wrote a checkpoint to go on from; exit code 75, by which clusters
+    requeue.
+    """
 
     code = 75
 
 
 def one_line(error: BaseException) -> str:
-    """Return the kind and the message of an error of another library as one line of at most 300 characters."""
+    """Return the kind and the message of an error of another library as one line of at most 300
+    characters.
+    """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def printable(text: str) -> str:
-    """Return a text as one line that a terminal can show: other characters are escaped, as \\n and \\x1b."""
+    """Return a text as one line that a terminal can show: other characters are escaped, as \\n and
+    \\x1b.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

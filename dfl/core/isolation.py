@@ -1,4 +1,6 @@
-"""Global settings of torch and numpy: a run computes under its own, and its caller finds its own between rows."""
+"""Global settings of torch and numpy: a run computes under its own, and its caller finds its own
+between rows.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ else:
 def isolated(threads: int) -> Iterator[None]:
     """Compute under fixed settings, whatever the caller's are, and restore the caller's.
 
-    Fixed are the default dtype (float32) and device (the processor), the number of threads, the precision of float32
-    products, whether gradients are recorded (yes), inference mode and autocast (off), and how numpy treats errors.
+    Fixed are the default dtype (float32) and device (the processor), the number of threads, the
+    precision of float32 products, whether gradients are recorded (yes), inference mode and autocast
+    (off), and how numpy treats errors.
 
     Args:
         threads: of this rank.

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 4096
-"""Coordinates per block of a reduction over peers. Fixed, so that sums do not depend on the number of ranks."""
+"""Coordinates per block of a reduction over peers. Fixed, so that sums do not depend on the number
+of ranks.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Torch, imported at its first use.
 
-Importing torch takes 1.5 s, times 16 ranks. Modules that a command line is checked with take torch from here,
-so that a mistyped flag is refused before that time is spent:
+Importing torch takes 1.5 s, times 16 ranks. Modules that a command line is checked with take torch
+from here, so that a mistyped flag is refused before that time is spent:
 
     if TYPE_CHECKING:
         import torch

@@ -1,7 +1,8 @@
-"""Options of components and fields of settings: their kinds, ranges and choices, read off their annotations.
+"""Options of components and fields of settings: their kinds, ranges and choices, read off their
+annotations.
 
-A component is a class or a function whose keyword-only parameters are its options. A range stands in the annotation,
-in the vocabulary of `annotated-types`, and choices are a `Literal`:
+A component is a class or a function whose keyword-only parameters are its options. A range stands
+in the annotation, in the vocabulary of `annotated-types`, and choices are a `Literal`:
 
     fraction: Annotated[float, Interval(ge=0, le=1)] = 1.0
     weighting: Literal["examples", "uniform"] = "examples"
@@ -239,7 +240,8 @@ def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
 
 
 def checked(where: str, component: _C) -> _C:
-    """Have a component refuse values of its options that are of another kind or out of their ranges.
+    """Have a component refuse values of its options that are of another kind or out of their
+    ranges.
 
     Of a class, the constructor does, before `__post_init__`; a function is wrapped.
 

@@ -1,4 +1,6 @@
-"""How is a value written, in a flag or in an option of a component? A leaf that only the errors are below."""
+"""How is a value written, in a flag or in an option of a component? A leaf that only the errors are
+below.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def read(where: str, text: str, kind: str) -> Any:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """What to say behind a name that is none of the known: the one that was probably meant, and the choices."""
+    """What to say behind a name that is none of the known: the one that was probably meant, and the
+    choices.
+    """
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"{hint}; choose from {', '.join(known)}" if known else "; it has none"

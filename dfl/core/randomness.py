@@ -1,7 +1,8 @@
 """Which random numbers belong to this seed, purpose, peer, round, slot and step?
 
-Randomness has an address, not a state (DESIGN.md, idea 5). A number is a keyed hash of its address and of its
-place in the row, so any rank can make any peer's numbers, in any order, and makes the same ones.
+Randomness has an address, not a state (DESIGN.md, idea 5). A number is a keyed hash of its address
+and of its place in the row, so any rank can make any peer's numbers, in any order, and makes the
+same ones.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ def bits(
 ) -> torch.Tensor:
     """Thirty-two random bits for every place of every peer's row.
 
-    A row is the counter 0..n-1 sent through a keyed 32-bit permutation: the three multiplications of
-    "triple32" (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the other half mixed in
-    between.
-    The number at place k depends neither on n nor on which other places and peers are asked for.
+    A row is the counter 0..n-1 sent through a keyed 32-bit permutation: the three multiplications
+    of "triple32" (C. Wellons, hash-prospector), with one half of a 64-bit key added before and the
+    other half mixed in between. The number at place k depends neither on n nor on which other
+    places and peers are asked for.
 
     Args:
         seed: the run's seed.
         purpose: what the numbers are for; two purposes never share numbers.
         peers: the p global peer ids, one row each.
-        address: what else tells this draw from others: the round, the slot, the step, the other peer.
+        address: what else tells this draw from others: the round, the slot, the step, the other
+            peer.
         n: numbers per row; or a slice of its places, as a long row may be asked for piece by piece.
         device: where they are made; they are the same everywhere.
 
@@ -72,7 +74,9 @@ def uniform(
     n: int | slice,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of `bits`."""
+    """Uniform numbers in [0, 1) with 24 bits each, (p, n) float32; the arguments are those of
+    `bits`.
+    """
     return (
         bits(seed, purpose, peers, *address, n=n, device=device)
         .bitwise_right_shift_(8)
@@ -96,7 +100,8 @@ def permutations(
         sizes: (p,) int64, how many examples each peer has.
 
     Returns:
-        (p, max(sizes)) int64; the first sizes[i] entries of row i are a permutation of range(sizes[i]).
+        (p, max(sizes)) int64; the first sizes[i] entries of row i are a permutation of
+        range(sizes[i]).
     """
     longest = int(sizes.max())
     order = bits(seed, purpose, peers, *address, n=longest, device=device)
@@ -109,7 +114,9 @@ def permutations(
 
 
 def generator(seed: int, purpose: str, *address: Part) -> np.random.Generator:
-    """A numpy generator for what is drawn once for all peers: graphs, partitions, subsets of a data set."""
+    """A numpy generator for what is drawn once for all peers: graphs, partitions, subsets of a data
+    set.
+    """
     key = _key(seed, purpose, np.zeros(1, dtype=np.uint64), *address)
     return np.random.Generator(np.random.Philox(key=int(key[0])))
 
@@ -123,7 +130,9 @@ def _key(seed: int, purpose: str, peers: NDArray[np.uint64], *address: Part) -> 
 
 
 def _word(part: Part) -> int:
-    """Turn one part of an address into 64 bits, a name by a hash that is the same in every process."""
+    """Turn one part of an address into 64 bits, a name by a hash that is the same in every
+    process.
+    """
     if isinstance(part, str):
         return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
     return part & _ALL
@@ -144,7 +153,9 @@ def _halves(key: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uin
 
 @lru_cache(maxsize=4)
 def _counter(n: int, device: torch.device | str) -> torch.Tensor:
-    """The numbers 0..n-1, kept because making them costs as much as a quarter of the hash. Not to be written to."""
+    """The numbers 0..n-1, kept because making them costs as much as a quarter of the hash. Not to
+    be written to.
+    """
     return torch.arange(n, dtype=torch.int32, device=device)
 
 

@@ -31,8 +31,8 @@ def flag(name: str) -> str:
 class Registry(Mapping[str, _T]):
     """The components of one kind, by the name that the command line uses.
 
-    Other packages add theirs by entry points of the group, name = "package.module:component". Such a package is
-    imported when one of its components is looked up, not when names are listed.
+    Other packages add theirs by entry points of the group, name = "package.module:component". Such
+    a package is imported when one of its components is looked up, not when names are listed.
 
     Args:
         field: the field of `dfl.Run` that chooses a component, for messages.

@@ -1,4 +1,6 @@
-"""UCI Adult: 30,940 people of a census with their race and sex set apart; does one of them earn over 50,000 a year?"""
+"""UCI Adult: 30,940 people of a census with their race and sex set apart; does one of them earn
+over 50,000 a year?
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SOURCE = Source(
 )
 """Where the official file is, and what is published of it."""
 LINES, LINE = 2**17, 512
-"""Lines that the file may have, and bytes in a line, as a bound on memory; the official one has 32,562 of up to 154."""
+"""Lines that the file may have, and bytes in a line, as a bound on memory; the official one has
+32,562 of up to 154.
+"""
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
     "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
@@ -50,27 +54,31 @@ Column = NDArray[np.str_]
 
 @DATASETS.register("adult")
 def adult(directory: Path | None, *, size: int | None = None) -> Data:
-    """Adult: 15,470 people for training and as many for testing, (n, 93) float32; label 1 is an income over 50K.
+    """Adult: 15,470 people for training and as many for testing, (n, 93) float32; label 1 is an
+    income over 50K.
 
-    All is as in the released code of LG-FedAvg. It reads adult.data alone, which holds all 30,940 (adult.test is
-    not used), keeps the rows whose race is White or Black, those with a missing value too ('?' is a level like any
-    other, called Unknown), and leaves out race, sex and fnlwgt. Of the 93 inputs 5 are numbers; the others are 0 or
-    1, one for each level of a column but the first in the order of the alphabet. The halves are drawn at random,
-    stratified by label, once and for all whatever the run's seed, and every input is shifted and scaled to a mean of
-    0 and a deviation of 1 over the training half. The protected attributes are race, 1 for White, and sex, 1 for Male.
+    All is as in the released code of LG-FedAvg. It reads adult.data alone, which holds all 30,940
+    (adult.test is not used), keeps the rows whose race is White or Black, those with a missing
+    value too ('?' is a level like any other, called Unknown), and leaves out race, sex and fnlwgt.
+    Of the 93 inputs 5 are numbers; the others are 0 or 1, one for each level of a column but the
+    first in the order of the alphabet. The halves are drawn at random, stratified by label, once
+    and for all whatever the run's seed, and every input is shifted and scaled to a mean of 0 and a
+    deviation of 1 over the training half. The protected attributes are race, 1 for White, and sex,
+    1 for Male.
 
     Args:
-        directory: holds adult/ or adult.data, packed or not; it is downloaded where neither is there. None is the
-            user's cache.
-        size: people in each half, which are drawn from the first 2 * size that are kept; half of all where not given.
-            Federated experiments of the paper have 15,000.
+        directory: holds adult/ or adult.data, packed or not; it is downloaded where neither is
+            there. None is the user's cache.
+        size: people in each half, which are drawn from the first 2 * size that are kept; half of
+            all where not given. Federated experiments of the paper have 15,000.
 
     Raises:
         InputError: the file is missing or damaged, it has too few people, or a download failed.
 
     Source:
-        B. Becker, R. Kohavi, "Adult", UCI Machine Learning Repository, 1996; P. P. Liang et al., "Think locally, act
-        globally", arXiv 2001.01523, section 3.3, and its main_fair.py; equalgo, "fairness-in-ml".
+        B. Becker, R. Kohavi, "Adult", UCI Machine Learning Repository, 1996; P. P. Liang et al.,
+        "Think locally, act globally", arXiv 2001.01523, section 3.3, and its main_fair.py; equalgo,
+        "fairness-in-ml".
     """
     if size is not None and size < 1:
         raise InputError(f"--dataset adult: size must be at least 1, not {size}")
@@ -103,7 +111,9 @@ def _kept(table: dict[str, Column]) -> dict[str, Column]:
 
 
 def _inputs(table: dict[str, Column]) -> NDArray[np.float64]:
-    """Numbers, then an indicator for every level of every other column but the first: (n, 93) of the official file."""
+    """Numbers, then an indicator for every level of every other column but the first: (n, 93) of
+    the official file.
+    """
     numbers = [table[name].astype(np.float64)[:, None] for name in NUMBERS]
     words = [np.where(table[name] == "?", "Unknown", table[name]) for name in WORDS]
     return np.concatenate(
@@ -114,7 +124,9 @@ def _inputs(table: dict[str, Column]) -> NDArray[np.float64]:
 def _halves(
     path: Path, labels: NDArray[np.int64], size: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which people are for training and which for testing, in the order in which they were drawn."""
+    """Which people are for training and which for testing, in the order in which they were
+    drawn.
+    """
     from sklearn.model_selection import train_test_split
 
     if size is not None and size > len(labels) // 2:
@@ -133,7 +145,9 @@ def _halves(
 
 
 def _read(path: Path) -> tuple[dict[str, Column], str]:
-    """Return the columns of the file by name, each (n,) as it is written there, and its SHA-256 checksum."""
+    """Return the columns of the file by name, each (n,) as it is written there, and its SHA-256
+    checksum.
+    """
     sha256, rows, n, empty = hashlib.sha256(), list[list[str]](), 0, 0
     with unpacked(path, "table of Adult", LINES * LINE) as file:
         while line := file.readline(LINE + 1):

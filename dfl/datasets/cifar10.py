@@ -1,4 +1,6 @@
-"""CIFAR-10: 60,000 colour images of 32 x 32 pixels in ten classes, from the files of its binary version."""
+"""CIFAR-10: 60,000 colour images of 32 x 32 pixels in ten classes, from the files of its binary
+version.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SOURCE = Source(
 )
 """Where the official archive is, what is published of it, and what is in it."""
 SHAPE, RECORD = (3, 32, 32), 1 + 3 * 32 * 32
-"""Of an image, and the bytes of a record: its label, then its red, green and blue pixels row by row."""
+"""Of an image, and the bytes of a record: its label, then its red, green and blue pixels row by
+row.
+"""
 MOST = 10**5 * RECORD
 """Bytes that a batch may have, as a bound on memory; an official one has 10,000 records."""
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -44,11 +48,13 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 @DATASETS.register("cifar10")
 def cifar10(directory: Path | None) -> Data:
-    """CIFAR-10: things and animals, 50,000 for training and 10,000 for testing, (n, 3, 32, 32) uint8.
+    """CIFAR-10: things and animals, 50,000 for training and 10,000 for testing, (n, 3, 32, 32)
+    uint8.
 
     Args:
-        directory: holds cifar10/, cifar-10-batches-bin/, its six files, packed (.gz, .xz) or not, or the official
-            archive, which is downloaded where none of them is there. None is the user's cache.
+        directory: holds cifar10/, cifar-10-batches-bin/, its six files, packed (.gz, .xz) or not,
+            or the official archive, which is downloaded where none of them is there. None is the
+            user's cache.
 
     Raises:
         InputError: a file is missing or damaged, or a download failed.
@@ -77,7 +83,9 @@ def _halved(batches: list[NDArray[np.uint8]]) -> tuple[NDArray[np.uint8], NDArra
 
 
 def _batches(folder: Path) -> dict[str, tuple[str, NDArray[np.uint8]]]:
-    """Return where every batch was read, and its records, (n, 3073): from files or, without any, from the archive."""
+    """Return where every batch was read, and its records, (n, 3073): from files or, without any,
+    from the archive.
+    """
     inner = folder / INNER if (folder / INNER).is_dir() else folder
     archive = look(folder, ARCHIVE)
     if archive and not look(inner, BATCHES[0]):

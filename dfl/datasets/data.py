@@ -1,7 +1,7 @@
 """What does every data set hand over, and which data sets are there?
 
-To add one, write a loader in a file of its own, decorate it with `@DATASETS.register("its name")` and import the file in
-`dfl/datasets/__init__.py`.
+To add one, write a loader in a file of its own, decorate it with `@DATASETS.register("its name")`
+and import the file in `dfl/datasets/__init__.py`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ A loader raises `InputError`, one line, for whatever keeps it from returning goo
 class Data:
     """A data set with its common test set, in the dtype of its files.
 
-    A caller's own may have lists and torch tensors in place of arrays; `checked` turns them into arrays.
+    A caller's own may have lists and torch tensors in place of arrays; `checked` turns them into
+    arrays.
 
     Attributes:
         train_inputs: (n, *shape) uint8 or float; images are (n, channels, height, width).
-        train_labels: (n,) int64 in range(classes); anything that the loss understands where classes is 0.
+        train_labels: (n,) int64 in range(classes); anything that the loss understands where classes
+            is 0.
         test_inputs, test_labels: the common test set, in the same form.
         classes: how many labels there are; 0 where labels are no classes.
-        scale, shift: a batch enters a model as float(x) * scale + shift; numbers, or arrays that broadcast
-            over the shape of one example.
-        train_groups, test_groups: (n,) int64, from which person, author or place an example came, in both halves
-            by the same numbers; None where that is not known.
-        train_protected, test_protected: (n, k) int64 of 0 and 1, the k protected attributes of every example; None
-            where none is known.
+        scale, shift: a batch enters a model as float(x) * scale + shift; numbers, or arrays that
+            broadcast over the shape of one example.
+        train_groups, test_groups: (n,) int64, from which person, author or place an example came,
+            in both halves by the same numbers; None where that is not known.
+        train_protected, test_protected: (n, k) int64 of 0 and 1, the k protected attributes of
+            every example; None where none is known.
         protected: the names of these k.
         notes: what to warn of before a run, one line each.
     """
@@ -68,10 +70,11 @@ def checked(data: Data) -> Data:
     """Return a data set as arrays in dtypes that torch knows, labels and groups as int64.
 
     Raises:
-        InputError: no `Data`; values that are no numbers, or not finite in inputs, scale or shift; unequal lengths or
-            no examples; test inputs of another form than the training inputs; labels that are not whole numbers in
-            range(classes); groups that are not one whole number per example; or protected attributes that are not one
-            0 or 1 per example and name.
+        InputError: no `Data`; values that are no numbers, or not finite in inputs, scale or shift;
+            unequal lengths or no examples; test inputs of another form than the training inputs;
+            labels that are not whole numbers in range(classes); groups that are not one whole
+            number per example; or protected attributes that are not one 0 or 1 per example and
+            name.
     """
     if not isinstance(data, Data):
         raise InputError(
@@ -131,7 +134,9 @@ def _array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _check_examples(half: str, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Refuse unequal numbers of examples and labels, examples without numbers, and inputs that are not finite."""
+    """Refuse unequal numbers of examples and labels, examples without numbers, and inputs that are
+    not finite.
+    """
     if len(inputs) != len(labels) or not len(labels):
         raise InputError(
             f"{len(inputs)} {half} inputs with {len(labels)} labels: as many of each, and at least one"
@@ -171,7 +176,9 @@ def _whole_numbers(
 
 
 def _check_alike(train: NDArray[Any], test: NDArray[Any]) -> None:
-    """Refuse test inputs of another shape than the training inputs, and whole numbers beside floats."""
+    """Refuse test inputs of another shape than the training inputs, and whole numbers beside
+    floats.
+    """
     if train.shape[1:] != test.shape[1:]:
         raise InputError(
             f"test_inputs have examples of shape {test.shape[1:]}, and train_inputs of {train.shape[1:]}"
@@ -183,7 +190,9 @@ def _check_alike(train: NDArray[Any], test: NDArray[Any]) -> None:
 
 
 def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
-    """Refuse protected attributes that are not a 0 or 1 for every example and name, in both halves or in none."""
+    """Refuse protected attributes that are not a 0 or 1 for every example and name, in both halves
+    or in none.
+    """
     for half in ("train", "test"):
         name, n = f"{half}_protected", len(arrays[f"{half}_labels"])
         if name not in arrays and data.protected:

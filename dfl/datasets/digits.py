@@ -1,4 +1,6 @@
-"""The data set that needs no download: handwritten digits of 8 x 8 pixels that ship inside scikit-learn."""
+"""The data set that needs no download: handwritten digits of 8 x 8 pixels that ship inside
+scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,15 @@ TEST = 359
 def digits(directory: Path | None) -> Data:
     """1,438 training and 359 test images, (n, 1, 8, 8) uint8 from 0 to 16, of the ten digits.
 
-    The test set was drawn at random once and for all: it does not depend on the run's seed, so that runs with
-    different seeds are measured on the same examples.
+    The test set was drawn at random once and for all: it does not depend on the run's seed, so that
+    runs with different seeds are measured on the same examples.
 
     Args:
         directory: not used, there are no files.
 
     Source:
-        E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (its test part).
+        E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (its test
+        part).
     """
     from sklearn.datasets import load_digits
 

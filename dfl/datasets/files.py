@@ -1,4 +1,6 @@
-"""Where are the files of a data set, and what is in them, unpacked? In a user's folder, or downloaded, checked."""
+"""Where are the files of a data set, and what is in them, unpacked? In a user's folder, or
+downloaded, checked.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ CHUNK = 2**20
 ENTRIES = 1000
 """Entries that a tar archive may have, as a bound on time."""
 PATIENCE, SLOWEST = 30, 16_000
-"""Seconds for which a download may stand still, and bytes a second that it must have in the mean."""
+"""Seconds for which a download may stand still, and bytes a second that it must have in the
+mean.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,9 @@ class Source:
 def locate(name: str, directory: Path | None, source: Source) -> Path:
     """The folder that holds a data set's files, after a download where there is none.
 
-    Looked for are directory/name, whatever it holds, and then the files lying in `directory` itself. Where
-    neither is there, all files are downloaded into directory/name. `directory` None is the user's cache.
+    Looked for are directory/name, whatever it holds, and then the files lying in `directory`
+    itself. Where neither is there, all files are downloaded into directory/name. `directory` None
+    is the user's cache.
 
     Args:
         name: the data set's name, and its folder's.
@@ -98,19 +103,21 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
 
 
 def download(source: Source, folder: Path) -> None:
-    """Fetch all files of a source over https, verify their checksums and put them into a new folder.
+    """Fetch all files of a source over https, verify their checksums and put them into a new
+    folder.
 
-    The folder appears with all of its files or not at all: they are gathered in a hidden one beside it, which is
-    removed at the end, also after an error. A killed process leaves it; it is never read. At most the official size
-    of a file is fetched. A progress bar is shown where stderr is a terminal.
+    The folder appears with all of its files or not at all: they are gathered in a hidden one beside
+    it, which is removed at the end, also after an error. A killed process leaves it; it is never
+    read. At most the official size of a file is fetched. A progress bar is shown where stderr is a
+    terminal.
 
     Args:
         source: what to fetch.
         folder: where to; created, with its parents.
 
     Raises:
-        InputError: no network, an error of the server, a wrong checksum, a redirection to something that is not
-            https, a transfer that takes too long, a folder that cannot be written.
+        InputError: no network, an error of the server, a wrong checksum, a redirection to something
+            that is not https, a transfer that takes too long, a folder that cannot be written.
     """
     from urllib3.exceptions import HTTPError
 
@@ -129,7 +136,9 @@ def download(source: Source, folder: Path) -> None:
 
 
 def look(folder: Path, file: str) -> Path | None:
-    """The path of file.gz in a folder, or of file.xz or of the unpacked file where that is all there is, or None."""
+    """The path of file.gz in a folder, or of file.xz or of the unpacked file where that is all
+    there is, or None.
+    """
     paths = (folder / f"{file}{packing}" for packing in PACKINGS)
     return next((path for path in paths if os.path.exists(path)), None)
 
@@ -183,7 +192,9 @@ def take(file: Unpacked, size: int) -> bytearray:
 
 
 def skip(file: Unpacked, size: int) -> int:
-    """Pass over the next `size` bytes of a file, or those that are left; return how many there were."""
+    """Pass over the next `size` bytes of a file, or those that are left; return how many there
+    were.
+    """
     passed = 0
     while passed < size and (chunk := file.read(min(size - passed, CHUNK))):
         passed += len(chunk)
@@ -210,7 +221,8 @@ def content(path: Path, kind: str, limit: int) -> bytearray:
 def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray]:
     """Return what is in some files of a tar archive; nothing is written to any place.
 
-    The archive is read from its beginning to its end, and of no other file than these more than a piece is held.
+    The archive is read from its beginning to its end, and of no other file than these more than a
+    piece is held.
 
     Args:
         path: the archive, packed or not.
@@ -263,12 +275,14 @@ def _check_all_there(found: int, size: int) -> None:
 
 
 def differing(name: str, source: Source, found: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-    """Return a note that names the files whose content is not the official one; none where there are none.
+    """Return a note that names the files whose content is not the official one; none where there
+    are none.
 
     Args:
         name: the data set's.
         source: what is published.
-        found: name of an unpacked file -> where it was read, and the SHA-256 checksum of what is in it.
+        found: name of an unpacked file -> where it was read, and the SHA-256 checksum of what is in
+            it.
     """
     others = [where for file, (where, sha256) in found.items() if sha256 != source.contents[file]]
     return (

@@ -1,4 +1,6 @@
-"""The data set of any size that needs no download: a cloud of points around each of a few known means."""
+"""The data set of any size that needs no download: a cloud of points around each of a few known
+means.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,21 @@ def gaussian(
     examples: Annotated[int, Ge(1)] = 60_000,
     test: Annotated[int, Ge(1)] = 10_000,
 ) -> Data:
-    """Points (n, features) float32 around one mean per class, drawn once and for all whatever the run's seed.
+    """Points (n, features) float32 around one mean per class, drawn once and for all whatever the
+    run's seed.
 
         y ~ uniform on 0 … C - 1,    x | y ~ N(3 u_y, I)
 
-    with u_0, u_1, … the orthonormal cosine vectors u_y[k] = sqrt((2 - [y = 0]) / F) cos(π y (k + 1/2) / F) of F
-    features. No classifier does better than argmax_y <u_y, x>, which is linear and is right with probability
+    with u_0, u_1, … the orthonormal cosine vectors u_y[k] = sqrt((2 - [y = 0]) / F) cos(π y (k +
+    1/2) / F) of F features. No classifier does better than argmax_y <u_y, x>, which is linear and
+    is right with probability
 
         E Φ(Z + 3)^(C - 1),    Z ~ N(0, 1)
 
-    (0.902 for ten classes), as the C numbers <u_y, x> are independent and normal, one with the mean 3 and the others
-    with 0. Fewer training examples are the first of more, and the test set is the same for any number of them. Peers
-    who are to have 60 examples each need `examples` of 60 times their number.
+    (0.902 for ten classes), as the C numbers <u_y, x> are independent and normal, one with the mean
+    3 and the others with 0. Fewer training examples are the first of more, and the test set is the
+    same for any number of them. Peers who are to have 60 examples each need `examples` of 60 times
+    their number.
 
     Args:
         directory: not used, there are no files.
@@ -65,7 +70,9 @@ def gaussian(
 
 
 def means(features: int, classes: int) -> Floats:
-    """The orthonormal rows u_y, (classes, features): the first rows of the discrete cosine transform."""
+    """The orthonormal rows u_y, (classes, features): the first rows of the discrete cosine
+    transform.
+    """
     y, k = np.arange(classes)[:, None], np.arange(features)
     rows: Floats = (
         np.sqrt((2 - (y == 0)) / features) * np.cos(np.pi * y * (k + 0.5) / features)

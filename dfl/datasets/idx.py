@@ -1,4 +1,6 @@
-"""What is in an IDX file, and is it whole? The format of MNIST: big-endian sizes, then one byte per value."""
+"""What is in an IDX file, and is it whole? The format of MNIST: big-endian sizes, then one byte per
+value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MOST = 2**20
 
 
 class Idx(NamedTuple):
-    """The values of an IDX file, (n, *example) uint8, and the SHA-256 checksum of all that is in it."""
+    """The values of an IDX file, (n, *example) uint8, and the SHA-256 checksum of all that is in
+    it.
+    """
 
     values: NDArray[np.uint8]
     sha256: str
@@ -42,7 +46,8 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> Idx:
         Values of n >= 1 examples, and their checksum.
 
     Raises:
-        InputError: the file cannot be read or is not such a file; it says what was found and what was expected.
+        InputError: the file cannot be read or is not such a file; it says what was found and what
+            was expected.
 
     Source:
         Y. LeCun, C. Cortes, C. Burges, "The MNIST database", "File formats".
@@ -81,7 +86,9 @@ def read_idx(path: Path, example: tuple[int, ...], largest: int = 255) -> Idx:
 
 
 def _check(path: Path, *wanted: tuple[bool, str, str]) -> None:
-    """Refuse a file for the first of some conditions that does not hold: (it holds, found, expected)."""
+    """Refuse a file for the first of some conditions that does not hold: (it holds, found,
+    expected).
+    """
     for good, found, expected in wanted:
         if not good:
             raise _not_as_expected(path, found, expected)

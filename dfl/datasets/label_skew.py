@@ -19,10 +19,10 @@ from dfl.datasets.partition import PARTITIONS, Indices, Labels, Parts
 def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Count = 2) -> Parts:
     """Every peer gets few labels, because the examples are dealt in sorted order.
 
-    Sorted by label, the examples are cut into P * per_peer shards whose sizes differ by one at most, and every
-    peer gets `per_peer` of them at random. The test set is cut likewise and the same shards are dealt, so a peer
-    is tested on about the labels that it trains on where both sets have about the same share of each label.
-    Every example is used.
+    Sorted by label, the examples are cut into P * per_peer shards whose sizes differ by one at
+    most, and every peer gets `per_peer` of them at random. The test set is cut likewise and the
+    same shards are dealt, so a peer is tested on about the labels that it trains on where both sets
+    have about the same share of each label. Every example is used.
 
     Args:
         labels, peers, rng: as for every partition.
@@ -32,7 +32,8 @@ def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Co
         InputError: fewer training examples than shards.
 
     Source:
-        McMahan et al., AISTATS 2017, section 3, "pathological non-IID": 100 peers with 2 of 200 shards of 300.
+        McMahan et al., AISTATS 2017, section 3, "pathological non-IID": 100 peers with 2 of 200
+        shards of 300.
     """
     _check_hands("shards", labels, peers, per_peer)
     dealt = rng.permutation(peers * per_peer)
@@ -48,12 +49,14 @@ def shards(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Co
 def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Count = 2) -> Parts:
     """Every peer draws `per_peer` labels, and has examples of these alone.
 
-    The P * per_peer draws hold every label equally often; where that does not come out even, some labels, chosen
-    at random, are drawn once more than the others. A peer may draw a label twice: with 100 peers, 10 labels and
-    2 draws, 9.55 peers on average have one label only. The examples of a label are cut into as many shards as
-    it has draws, their sizes differing by one at most. The test set is cut by the same draws.
+    The P * per_peer draws hold every label equally often; where that does not come out even, some
+    labels, chosen at random, are drawn once more than the others. A peer may draw a label twice:
+    with 100 peers, 10 labels and 2 draws, 9.55 peers on average have one label only. The examples
+    of a label are cut into as many shards as it has draws, their sizes differing by one at most.
+    The test set is cut by the same draws.
 
-    Every example is used, but for those of labels that nobody draws: with fewer draws than labels there are some.
+    Every example is used, but for those of labels that nobody draws: with fewer draws than labels
+    there are some.
 
     Args:
         labels, peers, rng: as for every partition; only labels of the training set are drawn.
@@ -63,8 +66,8 @@ def labels(labels: Labels, peers: int, rng: np.random.Generator, *, per_peer: Co
         InputError: fewer training examples than draws.
 
     Source:
-        LG-FedAvg (Liang et al. 2020), released code, utils/sampling.py, `noniid`, which asks that the draws come
-        out even. The paper's text describes `shards`.
+        LG-FedAvg (Liang et al. 2020), released code, utils/sampling.py, `noniid`, which asks that
+        the draws come out even. The paper's text describes `shards`.
     """
     _check_hands("labels", labels, peers, per_peer)
     known = np.unique(labels.train)
@@ -94,14 +97,15 @@ def dirichlet(
     alpha: Positive = 0.1,
     min_examples: Index = 1,
 ) -> Parts:
-    """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its own.
+    """Every label is spread over the peers by proportions p ~ Dirichlet(alpha, ..., alpha) of its
+    own.
 
-    Small alpha gives each label to few peers, large alpha the same share to everyone. The test set is spread by the
-    same proportions. Every example is used.
+    Small alpha gives each label to few peers, large alpha the same share to everyone. The test set
+    is spread by the same proportions. Every example is used.
 
-    Then the poor are helped, so that no draw need be thrown away: in ascending order, every peer below
-    `min_examples` training examples gets the last one of the peer that has most, until it has enough. With many
-    peers and small alpha most peers have just these. Test examples do not move.
+    Then the poor are helped, so that no draw need be thrown away: in ascending order, every peer
+    below `min_examples` training examples gets the last one of the peer that has most, until it has
+    enough. With many peers and small alpha most peers have just these. Test examples do not move.
 
     Args:
         labels, peers, rng: as for every partition.
@@ -112,8 +116,8 @@ def dirichlet(
         InputError: an option out of its range, or fewer than P * min_examples training examples.
 
     Source:
-        Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers for each label k.
-        Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
+        Yurochkin et al., ICML 2019 (arXiv 1905.12022), section 4: p_k ~ Dir(alpha) over the peers
+        for each label k. Hsu, Qi, Brown 2019 (arXiv 1909.06335) draw over the labels for each peer.
     """
     check_least("dirichlet", min_examples, peers, len(labels.train))
     known = np.union1d(labels.train, labels.test)
@@ -135,10 +139,10 @@ def dirichlet(
 def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: Share = 0.5) -> Parts:
     """Peers prefer a label: an example goes to the peers of its own label with probability q.
 
-    The peers form a group for each of the L labels, at random and with sizes that differ by one at most. An example
-    goes to the group of its label with probability q and to each other group with (1 - q) / (L - 1), and there to
-    any peer alike. The test set is dealt by the same rule. q = 1 / L is IID; with q = 1 a peer has one label. Every
-    example is used.
+    The peers form a group for each of the L labels, at random and with sizes that differ by one at
+    most. An example goes to the group of its label with probability q and to each other group with
+    (1 - q) / (L - 1), and there to any peer alike. The test set is dealt by the same rule. q = 1 /
+    L is IID; with q = 1 a peer has one label. Every example is used.
 
     Args:
         labels, peers, rng: as for every partition.
@@ -148,8 +152,9 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: Share = 0
         InputError: an option out of its range, or fewer peers than labels.
 
     Source:
-        Fang, Cao, Jia, Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security
-        2020, and FLTrust (Cao et al., NDSS 2021), each under "experimental setup".
+        Fang, Cao, Jia, Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated
+        Learning", USENIX Security 2020, and FLTrust (Cao et al., NDSS 2021), each under
+        "experimental setup".
     """
     known = np.union1d(labels.train, labels.test)
     if peers < len(known):
@@ -183,7 +188,8 @@ def by_owner(owner: Indices, peers: int) -> list[Indices]:
 def proportions(
     rng: np.random.Generator, shape: tuple[int, int], alpha: float
 ) -> NDArray[np.float64]:
-    """Rows of a symmetric Dirichlet distribution, by logarithms, since gamma numbers of a small alpha are all 0.0.
+    """Rows of a symmetric Dirichlet distribution, by logarithms, since gamma numbers of a small
+    alpha are all 0.0.
 
     Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), where -log U is exponential.
     """

@@ -1,4 +1,6 @@
-"""MNIST and its look-alike Fashion-MNIST: 70,000 grey images of 28 x 28 pixels in ten classes, from IDX files."""
+"""MNIST and its look-alike Fashion-MNIST: 70,000 grey images of 28 x 28 pixels in ten classes, from
+IDX files.
+"""
 
 from __future__ import annotations
 
@@ -85,23 +87,25 @@ def mnist(directory: Path | None, *, unit: bool = False) -> Data:
     """MNIST: handwritten digits, 60,000 for training and 10,000 for testing, (n, 1, 28, 28) uint8.
 
     Args:
-        directory: holds mnist/ or the four files, packed or not; they are downloaded where neither is there.
-            None is the user's cache.
-        unit: whether a model sees pixels from 0 to 1; else with a mean of 0 and a deviation of 1 over the training set,
-            with which it learns in fewer rounds.
+        directory: holds mnist/ or the four files, packed or not; they are downloaded where neither
+            is there. None is the user's cache.
+        unit: whether a model sees pixels from 0 to 1; else with a mean of 0 and a deviation of 1
+            over the training set, with which it learns in fewer rounds.
 
     Raises:
         InputError: a file is missing or damaged, or a download failed.
 
     Source:
-        Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition", 1998.
+        Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
+        recognition", 1998.
     """
     return _load("mnist", directory, *((0.0, 1.0) if unit else (0.1307, 0.3081)))
 
 
 @DATASETS.register("fashion_mnist")
 def fashion_mnist(directory: Path | None, *, unit: bool = False) -> Data:
-    """Fashion-MNIST: articles of clothing, otherwise just like `mnist`; the folder is fashion_mnist/.
+    """Fashion-MNIST: articles of clothing, otherwise just like `mnist`; the folder is
+    fashion_mnist/.
 
     Source:
         H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", arXiv 1708.07747, 2017.

@@ -2,9 +2,10 @@
 
 The simplest way is here, those in which peers differ are in `skews` and `uneven`.
 
-A partition looks at labels and groups only. To add one, write a function of (labels, peers, rng) with its options as
-keyword-only parameters, and decorate it with `@PARTITIONS.register("its name")`. Test examples are dealt like the training
-examples, for each peer's local test; where there are few of them, a peer may get none.
+A partition looks at labels and groups only. To add one, write a function of (labels, peers, rng)
+with its options as keyword-only parameters, and decorate it with `@PARTITIONS.register("its
+name")`. Test examples are dealt like the training examples, for each peer's local test; where there
+are few of them, a peer may get none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Labels:
 
     Attributes:
         train, test: labels, (n,) int64 each, from 0 up.
-        train_groups, test_groups: (n,) int64 each, from whom an example came; None where that is not known.
+        train_groups, test_groups: (n,) int64 each, from whom an example came; None where that is
+            not known.
     """
 
     train: NDArray[np.int64]
@@ -42,7 +44,8 @@ class Labels:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a partition makes: for each of P peers the ascending places of its examples in `train` and in `test`.
+    """What a partition makes: for each of P peers the ascending places of its examples in `train`
+    and in `test`.
 
     No example has two owners.
     """
@@ -80,16 +83,18 @@ def deal(
 ) -> DataSplit:
     """DataSplit a data set to the peers of a run, and to its server.
 
-    First P * `examples_per_peer` training examples are drawn (address "subset") and the server's own are set aside
-    (address "root"), from the others if it was a part that was drawn. Then the examples are partitioned (address
-    "partition"), then each peer sets its share for `validation` aside (address "validation", peer): the nearest
-    whole number of examples, but never its last one.
+    First P * `examples_per_peer` training examples are drawn (address "subset") and the server's
+    own are set aside (address "root"), from the others if it was a part that was drawn. Then the
+    examples are partitioned (address "partition"), then each peer sets its share for `validation`
+    aside (address "validation", peer): the nearest whole number of examples, but never its last
+    one.
 
     Args:
         partition: a function of `PARTITIONS` with its options bound.
         data: the data set.
         run: a settled run; P, the seed and how much is dealt are read from it.
-        root: which examples are the server's, or None. Under `everything` they are those that peers learn from.
+        root: which examples are the server's, or None. Under `everything` they are those that peers
+            learn from.
 
     Raises:
         InputError: fewer examples than were asked for, or a peer that gets none.
@@ -167,7 +172,8 @@ def _set_aside(n: int, peer: int, run: Run) -> NDArray[np.bool_]:
 
 @PARTITIONS.register("iid")
 def iid(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
-    """Every peer draws from the same distribution: a random order cut into P parts whose sizes differ by one at most.
+    """Every peer draws from the same distribution: a random order cut into P parts whose sizes
+    differ by one at most.
 
     Every example is used.
     """

@@ -23,10 +23,12 @@ def quantity(
     alpha: Positive = 0.5,
     min_examples: Index = 1,
 ) -> Parts:
-    """Peers have the same kind of examples but not as many: sizes follow one draw p ~ Dirichlet(alpha, ..., alpha).
+    """Peers have the same kind of examples but not as many: sizes follow one draw p ~
+    Dirichlet(alpha, ..., alpha).
 
-    A random order is cut by the proportions p, and that of the test set by the same. Small alpha gives most to few
-    peers, large alpha the same to everyone. Every example is used. The poor are helped as in `dirichlet`.
+    A random order is cut by the proportions p, and that of the test set by the same. Small alpha
+    gives most to few peers, large alpha the same to everyone. Every example is used. The poor are
+    helped as in `dirichlet`.
 
     Args:
         labels, peers, rng: as for every partition.
@@ -52,9 +54,10 @@ def quantity(
 def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Parts:
     """Every peer has what came from one person, author or place, where the data set says so.
 
-    With as many groups as peers, peer i has group i in ascending order. With more groups, they are dealt whole and
-    in random order, each to the peer with the fewest training examples so far. Every training example is used; a
-    test example belongs to whoever has its group, and to nobody where no training example is of that group.
+    With as many groups as peers, peer i has group i in ascending order. With more groups, they are
+    dealt whole and in random order, each to the peer with the fewest training examples so far.
+    Every training example is used; a test example belongs to whoever has its group, and to nobody
+    where no training example is of that group.
 
     Args:
         labels, peers, rng: as for every partition; `labels` must carry groups.

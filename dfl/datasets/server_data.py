@@ -1,4 +1,6 @@
-"""Which training examples does the server have of its own? Ways to choose them, for algorithms that need some."""
+"""Which training examples does the server have of its own? Ways to choose them, for algorithms that
+need some.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from dfl.core.errors import InputError
 Ints = NDArray[np.int64]
 
 ServerDataRule = Callable[[Ints, int, np.random.Generator], Ints]
-"""f(labels (n,), classes, rng) -> ascending places of the examples that are the server's and no peer's."""
+"""f(labels (n,), classes, rng) -> ascending places of the examples that are the server's and no
+peer's.
+"""
 
 BIASED = 1
 """The label of which there are more or fewer than of the others."""
@@ -26,10 +30,11 @@ def root_examples(
     size: int = 100,
     bias: float | None = None,
 ) -> Ints:
-    """A small root data set: a share `bias` of its examples has label 1, the others are spread equally.
+    """A small root data set: a share `bias` of its examples has label 1, the others are spread
+    equally.
 
-    Whole numbers come by the largest remainder, ties going to the lower label. A bias of 1 / classes, the default, is
-    none.
+    Whole numbers come by the largest remainder, ties going to the lower label. A bias of 1 /
+    classes, the default, is none.
 
     Args:
         labels: (n,) the labels of the examples to choose from.
@@ -59,7 +64,9 @@ def root_examples(
 
 
 def everything(labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
-    """All examples: the server learns from a copy of all that the peers learn from, and they keep theirs."""
+    """All examples: the server learns from a copy of all that the peers learn from, and they keep
+    theirs.
+    """
     return np.arange(len(labels))
 
 

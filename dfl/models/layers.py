@@ -1,4 +1,5 @@
-"""Which layers does a model need that torch's own would not do? Those that draw take their numbers as an input.
+"""Which layers does a model need that torch's own would not do? Those that draw take their numbers
+as an input.
 
 This file imports torch when it is imported: what a command line is checked with imports it late.
 """
@@ -16,10 +17,11 @@ from dfl.models.modules import HOOKS
 
 
 class Dropout(nn.Module):
-    """Units that are left out at random, by a mask that somebody gives: x * mask; where nobody does, x.
+    """Units that are left out at random, by a mask that somebody gives: x * mask; where nobody
+    does, x.
 
-    In training `mask` is replaced by name, as a parameter is (`torch.func.functional_call`). It is 1 / (1 - rate) for
-    units that stay, so that nothing is left to do where a model is measured.
+    In training `mask` is replaced by name, as a parameter is (`torch.func.functional_call`). It is
+    1 / (1 - rate) for units that stay, so that nothing is left to do where a model is measured.
 
     Attributes:
         rate: the share of the units that are left out, in [0, 1).
@@ -54,12 +56,14 @@ def dropouts(module: nn.Module) -> dict[str, Dropout]:
 
 
 class Split(nn.Module):
-    """A stack in two, f and then g, and further nets on what f says; it says g(f(x)) unless it is asked for a part.
+    """A stack in two, f and then g, and further nets on what f says; it says g(f(x)) unless it is
+    asked for a part.
 
     Layers keep the names that they have in the stack.
 
     Attributes:
-        parts: the trained parameters of every part, by name: of f, of g, and of each further net under its own name.
+        parts: the trained parameters of every part, by name: of f, of g, and of each further net
+            under its own name.
     """
 
     def __init__(self, stack: nn.Sequential, cut: int, nets: nn.ModuleDict) -> None:
@@ -94,7 +98,8 @@ def split(
 
     Args:
         module: the model, a plain stack.
-        head_layers: how many of its layers with parameters are g; whatever comes before the first of them is f.
+        head_layers: how many of its layers with parameters are g; whatever comes before the first
+            of them is f.
         sizes: the widths of the layers of every further net, by name, with ReLU between them.
         about: the shape of an example, and the flag that asks for this.
 
@@ -117,7 +122,8 @@ def split(
     places = [k for k, layer in enumerate(module) if any(True for _ in layer.parameters())]
     if not head_layers < len(places):
         raise InputError(
-            f"{flag}: head_layers={head_layers} leaves nothing before the representation: the model has {len(places)} layers "
+            f"{flag}: head_layers={head_layers} leaves nothing before the representation: "
+            f"the model has {len(places)} layers "
             "with parameters"
         )
     cut = places[-head_layers]

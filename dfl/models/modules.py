@@ -1,4 +1,6 @@
-"""Functions on torch modules: those that a caller gives, their values, and stacks of dense layers."""
+"""Functions on torch modules: those that a caller gives, their values, and stacks of dense
+layers.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def frozen(module: Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer x W^T + b by the names of its parameters in the `ParameterLayout`, with a ReLU behind it or not."""
+    """A layer x W^T + b by the names of its parameters in the `ParameterLayout`, with a ReLU behind
+    it or not.
+    """
 
     weight: str
     bias: str | None
@@ -78,10 +82,12 @@ class Dense:
 
 
 def dense_layers(module: Module, shape: Sequence[int]) -> tuple[Dense, ...]:
-    """The layers of a plain stack, Linear with ReLU or nothing behind each, on flattened inputs of `shape`.
+    """The layers of a plain stack, Linear with ReLU or nothing behind each, on flattened inputs of
+    `shape`.
 
     Returns:
-        The layers in order; none if the module is anything else, down to a hook or a frozen parameter.
+        The layers in order; none if the module is anything else, down to a hook or a frozen
+        parameter.
     """
     nn = torch.nn
     layers: list[Dense] = []

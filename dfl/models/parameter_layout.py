@@ -1,6 +1,7 @@
 """How the parameters of a module lie in one row of d numbers, and how a row is initialized.
 
-A model enters the simulation as a row and a `ParameterLayout`, which maps slices of it to parameters.
+A model enters the simulation as a row and a `ParameterLayout`, which maps slices of it to
+parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ else:
 class ParameterLayout:
     """Where each parameter lies in a row of d numbers: names, shapes and offsets.
 
-    The first `shared` of the d are those that peers share (`dfl.models.sharing`); apart from that, the module's order holds.
+    The first `shared` of the d are those that peers share (`dfl.models.sharing`); apart from that,
+    the module's order holds.
     """
 
     names: tuple[str, ...]
@@ -48,12 +50,12 @@ class ParameterLayout:
             share: which of its parameters are shared, as `--share` says it.
             nets: its children that only training has use for, which are no layers.
 
-        Frozen parameters (`requires_grad=False`) have no place in a row. Tied weights have one place, under their
-        first name, and are shared if any of their names is.
+        Frozen parameters (`requires_grad=False`) have no place in a row. Tied weights have one
+        place, under their first name, and are shared if any of their names is.
 
         Raises:
-            InputError: the module has no parameters to train, has buffers that averaging would corrupt (BatchNorm), or
-                draws from torch's own generator (dropout).
+            InputError: the module has no parameters to train, has buffers that averaging would
+                corrupt (BatchNorm), or draws from torch's own generator (dropout).
         """
         draws = [name for name, layer in module.named_modules() if _draws(layer)]
         if draws:
@@ -100,7 +102,9 @@ class ParameterLayout:
         )
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of `shape`."""
+        """Views (p, *shape) of rows (p, d), by parameter name; a single row (d,) gives views of
+        `shape`.
+        """
         return {
             name: rows[..., start : start + math.prod(shape)]
             .unflatten(-1, shape or (1,))
@@ -129,8 +133,8 @@ class ParameterLayout:
 def draw(module: Module, spec: ParameterLayout, seed: int, peers: Sequence[int]) -> Tensor:
     """Starting points by address, with torch's default distributions.
 
-    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in); normalisation layers
-    start at one and zero.
+    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in);
+    normalisation layers start at one and zero.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.

@@ -1,6 +1,7 @@
 """Which coordinates of a model do peers share, and which does every peer keep to itself?
 
-A row of d numbers begins with the s shared ones (`ParameterLayout.shared`), so that what is said is its beginning.
+A row of d numbers begins with the s shared ones (`ParameterLayout.shared`), so that what is said is
+its beginning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ else:
     from dfl.core.lazy import torch
 
 NETS = ("auxiliary", "adversary")
-"""The parts of a model that only training has use for, and that are no layers; names of their parameters begin so."""
+"""The parts of a model that only training has use for, and that are no layers; names of their
+parameters begin so.
+"""
 
 
 def nets_of(auxiliary: str, adversary: str) -> tuple[str, ...]:
@@ -35,14 +38,15 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     """The parameters that `--share` means, in their order.
 
     Args:
-        share: all; nothing; head:K or first:K, the last or the first K layers; or patterns of parameter or layer
-            names, joined by +, in which * stands for anything.
+        share: all; nothing; head:K or first:K, the last or the first K layers; or patterns of
+            parameter or layer names, joined by +, in which * stands for anything.
         names: of the model's parameters, layer by layer: `layer.kind`.
-        nets: the first words of names of parameters that belong to no layer, but to nets that only training has use
-            for: `all` shares them, too, and a pattern that does not begin with *.
+        nets: the first words of names of parameters that belong to no layer, but to nets that only
+            training has use for: `all` shares them, too, and a pattern that does not begin with *.
 
     Raises:
-        InputError: a pattern that no name matches, or a number of layers that the model does not have.
+        InputError: a pattern that no name matches, or a number of layers that the model does not
+            have.
     """
     layers = tuple(
         dict.fromkeys(
@@ -83,7 +87,9 @@ def split_shared(x: Tensor, shared: int) -> tuple[Tensor, Tensor]:
 
 
 def merge_shared(shared: Tensor, own: Tensor) -> Tensor:
-    """Rows (p, d) again, of shared coordinates (p, s), or (1, s) that all have, and each peer's own (p, d - s)."""
+    """Rows (p, d) again, of shared coordinates (p, s), or (1, s) that all have, and each peer's own
+    (p, d - s).
+    """
     if not own.shape[1]:
         return shared
     return torch.cat([shared.expand(len(own), -1), own], dim=1)

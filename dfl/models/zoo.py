@@ -57,7 +57,9 @@ def two_nn(shape: Shape, classes: int) -> Module:
 
 @MODELS.register("cnn")
 def cnn(shape: Shape, classes: int) -> Module:
-    """The CNN of McMahan et al. (2017), section 3: 1,663,370 parameters on MNIST, which takes 'same' padding."""
+    """The CNN of McMahan et al. (2017), section 3: 1,663,370 parameters on MNIST, which takes
+    'same' padding.
+    """
     nn = torch.nn
     channels, height, width = _image("cnn", shape, smallest=4)
     return nn.Sequential(
@@ -69,7 +71,9 @@ def cnn(shape: Shape, classes: int) -> Module:
 
 @MODELS.register("lenet")
 def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
-    """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has fc2=84)."""
+    """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has
+    fc2=84).
+    """
     nn = torch.nn
     channels, height, width = _image("lenet", shape, smallest=16)
     rows, cols = ((side - 4) // 2 - 4 for side in (height, width))

@@ -1,12 +1,15 @@
-"""How does a server, or a peer, make one row of what it heard? `AGGREGATORS`, rules that withstand liars or do not.
+"""How does a server, or a peer, make one row of what it heard? `AGGREGATORS`, rules that withstand
+liars or do not.
 
-A rule is a plain function of `Words`: what was said, how much each speaker counts, and what is trusted. To a server's
-rule come this rank's coordinates of all speakers, so that no rank holds them all. A coordinate-wise rule needs no more;
-any other needs inner products over all coordinates, `Words.dots`, and answers with a weighted sum, `Words.mix`.
-A rule that is told too few words to outvote its liars says so, and it is asked before the run starts.
+A rule is a plain function of `Words`: what was said, how much each speaker counts, and what is
+trusted. To a server's rule come this rank's coordinates of all speakers, so that no rank holds them
+all. A coordinate-wise rule needs no more; any other needs inner products over all coordinates,
+`Words.dots`, and answers with a weighted sum, `Words.mix`. A rule that is told too few words to
+outvote its liars says so, and it is asked before the run starts.
 
-A liar may say what is not finite, and the mean is lost. Coordinate by coordinate it is a very large number, NaN the
-largest; any other rule leaves such a row out, and where nobody is left it answers 0: the listener stays where it was.
+A liar may say what is not finite, and the mean is lost. Coordinate by coordinate it is a very large
+number, NaN the largest; any other rule leaves such a row out, and where nobody is left it answers
+0: the listener stays where it was.
 """
 
 from __future__ import annotations
@@ -45,9 +48,12 @@ class Updates:
 
     Attributes:
         rows: (n, c) float32 or float64.
-        weights: (n,) how much each counts, adding up to 1; rules that take every speaker alike ignore it.
-        trusted: (c,) what the listener itself would have said; None where it would have said nothing.
-        total: adds up what every block of coordinates gave, (blocks, ...) -> (...), over the ranks and in block order.
+        weights: (n,) how much each counts, adding up to 1; rules that take every speaker alike
+            ignore it.
+        trusted: (c,) what the listener itself would have said; None where it would have said
+            nothing.
+        total: adds up what every block of coordinates gave, (blocks, ...) -> (...), over the ranks
+            and in block order.
     """
 
     rows: NDArray[Any]
@@ -57,7 +63,9 @@ class Updates:
 
     @_quiet
     def dots(self, left: NDArray[Any], right: NDArray[Any]) -> Floats:
-        """Inner products over all coordinates of rows (i, c) and (j, c), (i, j); the same on every rank."""
+        """Inner products over all coordinates of rows (i, c) and (j, c), (i, j); the same on every
+        rank.
+        """
         parts = np.zeros((len(cut := blocks(self.rows.shape[1])), len(left), len(right)))
         for part, block in zip(parts, cut, strict=True):
             first = left[:, block].astype(np.float64)
@@ -67,7 +75,9 @@ class Updates:
 
     @cached_property
     def gram(self) -> Floats:
-        """The inner products of all rows, (n, n); with what is trusted as the last of n + 1 where there is such."""
+        """The inner products of all rows, (n, n); with what is trusted as the last of n + 1 where
+        there is such.
+        """
         among = self.dots(self.rows, self.rows)
         if self.trusted is None:
             return among
@@ -77,7 +87,9 @@ class Updates:
 
     @_quiet
     def distances(self, centre: NDArray[Any] | None = None) -> Floats:
-        """How far each row is from a row (c,), or from 0, over all coordinates, (n,); inf where that is not finite."""
+        """How far each row is from a row (c,), or from 0, over all coordinates, (n,); inf where
+        that is not finite.
+        """
         centre = np.zeros(self.rows.shape[1]) if centre is None else centre
         parts = np.zeros((len(cut := blocks(self.rows.shape[1])), len(self.rows)))
         for part, block in zip(parts, cut, strict=True):
@@ -88,7 +100,9 @@ class Updates:
 
     @_quiet
     def mix(self, coefficients: Floats) -> Floats:
-        """sum_k coefficients_k row_k, (c,), summed in float64 in ascending id; 0 leaves a row out altogether."""
+        """sum_k coefficients_k row_k, (c,), summed in float64 in ascending id; 0 leaves a row out
+        altogether.
+        """
         row = np.zeros(self.rows.shape[1])
         for coefficient, said in zip(coefficients.tolist(), self.rows, strict=True):
             if coefficient:
@@ -97,7 +111,9 @@ class Updates:
 
 
 class Aggregate(NamedTuple):
-    """What a rule made of words: the row (c,) and, where it judges speakers, a score of each, (n,), 0 for disbelief."""
+    """What a rule made of words: the row (c,) and, where it judges speakers, a score of each, (n,),
+    0 for disbelief.
+    """
 
     row: Floats
     scores: Floats | None = None
@@ -115,7 +131,8 @@ def mean(words: Updates) -> Aggregate:
 
 @AGGREGATORS.register("median")
 def median(words: Updates) -> Aggregate:
-    """The median of every coordinate, the mean of the two middle ones for an even n; weights do not count.
+    """The median of every coordinate, the mean of the two middle ones for an even n; weights do not
+    count.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 1.
     """
@@ -126,7 +143,8 @@ def median(words: Updates) -> Aggregate:
 def trimmed_mean(words: Updates, *, f: Index = 1) -> Aggregate:
     """The mean of every coordinate without its f smallest and its f largest; weights do not count.
 
-    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 2, by count and not by share.
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Definition 2, by count
+        and not by share.
 
     Raises:
         InputError: not n > 2f >= 0.
@@ -137,7 +155,9 @@ def trimmed_mean(words: Updates, *, f: Index = 1) -> Aggregate:
 
 @_quiet
 def _middle(words: Updates, f: int) -> Floats:
-    """The mean in float64 of what is left of every coordinate without its f smallest and its f largest, (c,)."""
+    """The mean in float64 of what is left of every coordinate without its f smallest and its f
+    largest, (c,).
+    """
     n, row = len(words.rows), np.empty(words.rows.shape[1])
     for block in blocks(len(row)):
         said = np.array(
@@ -172,9 +192,11 @@ def krum(words: Updates, *, f: Index = 1) -> Aggregate:
 
 @AGGREGATORS.register("multi_krum")
 def multi_krum(words: Updates, *, f: Index = 1, m: Count | None = None) -> Aggregate:
-    """The mean of the m rows with the lowest scores of `krum`, of all n - f - 2 that may be asked for by default.
+    """The mean of the m rows with the lowest scores of `krum`, of all n - f - 2 that may be asked
+    for by default.
 
-    Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4; the largest m: Damaskinos
+    Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4; the
+        largest m: Damaskinos
     et al., "AggregaThor" (MLSys 2019), section 2.
 
     Raises:
@@ -200,7 +222,9 @@ def _best(words: Updates, f: int, m: int) -> Aggregate:
 
 @_quiet
 def squares(gram: Floats) -> Floats:
-    """The squared distances of n rows, (n, n), from their inner products; inf where they are not finite."""
+    """The squared distances of n rows, (n, n), from their inner products; inf where they are not
+    finite.
+    """
     apart = np.add.outer(own := gram.diagonal(), own) - 2 * gram
     return np.where(np.isfinite(apart), np.maximum(apart, 0.0), np.inf)
 
@@ -213,12 +237,15 @@ def krum_scores(apart: Floats, f: int) -> Floats:
 
 @AGGREGATORS.register("geometric_median")
 def geometric_median(words: Updates) -> Aggregate:
-    """The row z with the least sum of w_k ||v_k - z||, by smoothed Weiszfeld from the weighted mean on.
+    """The row z with the least sum of w_k ||v_k - z||, by smoothed Weiszfeld from the weighted mean
+    on.
 
-    z <- sum_k b_k v_k / sum_k b_k with b_k = w_k / max(1e-6, ||v_k - z||). Every z is a mean of the rows, so their
-    inner products are all that it takes. A row whose square exceeds 1e300 is left out like one that is not finite.
+    z <- sum_k b_k v_k / sum_k b_k with b_k = w_k / max(1e-6, ||v_k - z||). Every z is a mean of the
+    rows, so their inner products are all that it takes. A row whose square exceeds 1e300 is left
+    out like one that is not finite.
 
-    Source: Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning" (arXiv 1912.13445), Algorithm 2.
+    Source: Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning" (arXiv
+        1912.13445), Algorithm 2.
     """
     n = len(words.rows)
     gram = words.gram[:n, :n]
@@ -247,10 +274,12 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
 @AGGREGATORS.register("fltrust")
 @_quiet
 def fltrust(words: Updates) -> Aggregate:
-    """The mean by trust of the rows, each made as long as the trusted row g_0; weights do not count, scores are trust.
+    """The mean by trust of the rows, each made as long as the trusted row g_0; weights do not
+    count, scores are trust.
 
-    TS_k = ReLU(cos(g_k, g_0)) and g = sum_k TS_k (||g_0|| / ||g_k||) g_k / sum_k TS_k, or 0 where all TS_k are 0. A row
-    of zeros has no direction and no trust. Where g_0 is not finite there is nothing to trust, and g is NaN.
+    TS_k = ReLU(cos(g_k, g_0)) and g = sum_k TS_k (||g_0|| / ||g_k||) g_k / sum_k TS_k, or 0 where
+    all TS_k are 0. A row of zeros has no direction and no trust. Where g_0 is not finite there is
+    nothing to trust, and g is NaN.
 
     Source: Cao et al., "FLTrust" (NDSS 2021), Algorithm 2.
 
@@ -272,13 +301,17 @@ def fltrust(words: Updates) -> Aggregate:
 
 @AGGREGATORS.register("clipping")
 def clipping(words: Updates, *, f: Index = 1, tau: Positive | None = None) -> Aggregate:
-    """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau / ||v_k - c||).
+    """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), with the scores s_k = min(1, tau /
+    ||v_k - c||).
 
-    The centre is what is trusted, so a peer's own row makes it self-centred clipping, or else 0. Without tau it is the
-    (f + 1)-th largest of the distances ||v_k - c||, so that f liars stretch it no further than an honest one.
+    The centre is what is trusted, so a peer's own row makes it self-centred clipping, or else 0.
+    Without tau it is the (f + 1)-th largest of the distances ||v_k - c||, so that f liars stretch
+    it no further than an honest one.
 
-    Source: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization" (ICML 2021), with one
-    iteration; He, Karimireddy, Jaggi, "Byzantine-robust decentralized learning via ClippedGossip" (arXiv 2202.01545).
+    Source: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization" (ICML
+        2021), with one
+    iteration; He, Karimireddy, Jaggi, "Byzantine-robust decentralized learning via ClippedGossip"
+    (arXiv 2202.01545).
 
     Raises:
         InputError: tau is not above 0, f is negative, or there is no tau and not n > f.

@@ -116,9 +116,9 @@ def start(
 ) -> Tensor:
     """Return the models where this rank's peers start, (p, d).
 
-    They are (1, d) where there is a server and all peers start at one model; with a server, the first
-    row is there on ranks without peers, too. Of several kinds of model, rows of the shorter end with
-    zeros.
+    They are (1, d) where there is a server and all peers start at one model; with a server, the
+    first row is there on ranks without peers, too. Of several kinds of model, rows of the shorter
+    end with zeros.
 
     Args:
         run: says whether all start at the same point.
@@ -141,12 +141,16 @@ def start(
 
 
 def agree(run: Run, starts: Starts | None) -> bool:
-    """Return whether all peers start at the same shared parameters, so that they know each other's."""
+    """Return whether all peers start at the same shared parameters, so that they know each
+    other's.
+    """
     return run.init == "common" and (starts is None or starts.alike)
 
 
 def _by_kind(run: Run, task: Task, given: bool, serves: bool) -> Tensor:
-    """Return the starting models of several kinds; shared parameters start as those of the first."""
+    """Return the starting models of several kinds; shared parameters start as those of the
+    first.
+    """
     p, shared = len(task.peers), task.parameter_layout.shared
     rows = max(1, p) if serves else p
     x = torch.zeros(rows, task.parameter_layout.d, dtype=task.dtype, device=task.device)
@@ -184,7 +188,8 @@ def check(run: Run, task: Task, given: bool | Starts, kind: tuple[bool, int], wo
     (serves, peers), (room,) = kind, world.minimum(memory())
     if (needed := peers * task.parameter_layout.d * task.scale.element_size()) > room:
         raise InputError(
-            f"--model {run.model} has {task.parameter_layout.d:,} parameters: for {peers:,} peers on one rank they take "
+            f"--model {run.model} has {task.parameter_layout.d:,} parameters: "
+            f"for {peers:,} peers on one rank they take "
             f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
         )
     if isinstance(given, Starts):

@@ -61,8 +61,8 @@ def begin(prepared: Prepared) -> Moment:
 def narrowed(moment: Moment, prepared: Prepared) -> Moment:
     """Return the same moment where only the part of `--share` is shared from now on.
 
-    The state keeps the shared coordinates, axis 1 of its tensors; each peer keeps its own copy of the
-    others.
+    The state keeps the shared coordinates, axis 1 of its tensors; each peer keeps its own copy of
+    the others.
     """
     shared = prepared.task.parameter_layout.shared
     task, _ = moment.task.split(moment.models, shared)

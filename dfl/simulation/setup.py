@@ -160,7 +160,8 @@ def make_task(
         ready(inputs, scale, shift), labels, sizes[mine], _protected(own, "train ", place.device)
     )
     task = Task(
-        module, parameter_layout, loss, mine, train, padded[mine], int(common["classes"]), scale, shift, solver, run.seed,
+        module, parameter_layout, loss, mine, train, padded[mine], int(common["classes"]),
+        scale, shift, solver, run.seed,
         kinds=tuple(zip(modules, layouts, strict=True)) if len(modules) > 1 else (),
         augment=parts["augment"], objective=parts["objective"],
         personal=scale.new_zeros(len(mine), parameter_layout.d - parameter_layout.shared),

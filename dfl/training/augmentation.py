@@ -1,6 +1,8 @@
-"""What becomes of an example before a peer learns from it? Ways to alter images by chance, at training only.
+"""What becomes of an example before a peer learns from it? Ways to alter images by chance, at
+training only.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@AUGMENTS.register("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with
+`@AUGMENTS.register("its name")`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Augment:
         Args:
             examples: (a, b, *shape), in the dtype of the files, or floats as the model sees them.
             batch: draws random numbers for them.
-            zero: what a pixel of zero is among them, a number or an array that broadcasts over one example.
+            zero: what a pixel of zero is among them, a number or an array that broadcasts over one
+                example.
 
         Returns:
             (a, b, *shape), in the same dtype.
@@ -57,10 +60,12 @@ AUGMENTS.register("none")(Augment)
 @AUGMENTS.register("crop_flip")
 @dataclass(frozen=True, kw_only=True)
 class CropFlip(Augment):
-    """Shift every image and mirror some, as torchvision's RandomCrop(side, padding) and RandomHorizontalFlip(flip).
+    """Shift every image and mirror some, as torchvision's RandomCrop(side, padding) and
+    RandomHorizontalFlip(flip).
 
-    An image is surrounded by `padding` pixels of zero and cut to its size at a random place, all (2 padding + 1)^2 of
-    them alike; then left and right change places with probability `flip`. That is before pixels are normalised.
+    An image is surrounded by `padding` pixels of zero and cut to its size at a random place, all (2
+    padding + 1)^2 of them alike; then left and right change places with probability `flip`. That is
+    before pixels are normalised.
 
     Attributes:
         padding: the farthest shift, in pixels.
@@ -86,7 +91,9 @@ class CropFlip(Augment):
             )
 
     def __call__(self, examples: Tensor, batch: Batch, zero: Tensor) -> Tensor:
-        """Shift and mirror images (a, b, channels, height, width), each by three numbers of its own."""
+        """Shift and mirror images (a, b, channels, height, width), each by three numbers of its
+        own.
+        """
         height, width = examples.shape[3:]
         down, right, mirrored = batch.draw("crop and flip", 3).unsqueeze(3).unbind(2)
         row, column = (torch.arange(side, device=examples.device) for side in (height, width))
@@ -102,7 +109,9 @@ class CropFlip(Augment):
         return torch.where(inside.unsqueeze(2), rearranged(examples, places.flatten(2)), zero)
 
     def _shift(self, drawn: Tensor) -> Tensor:
-        """Whole numbers from -padding to padding; no float32 below 1 is rounded up to the number behind them."""
+        """Whole numbers from -padding to padding; no float32 below 1 is rounded up to the number
+        behind them.
+        """
         return (drawn * (2 * self.padding + 1)).long() - self.padding
 
 

@@ -1,6 +1,8 @@
-"""What else should a representation be good for? Losses of a small net on it, the auxiliary model of LG-FedAvg.
+"""What else should a representation be good for? Losses of a small net on it, the auxiliary model
+of LG-FedAvg.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@AUXILIARIES.register("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with
+`@AUXILIARIES.register("its name")`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Auxiliary:
         return classes
 
     def pose(self, inputs: Tensor, labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the net is shown, by way of f, and what it is to say of it, for a batch (a, b, ...) each."""
+        """What the net is shown, by way of f, and what it is to say of it, for a batch (a, b, ...)
+        each.
+        """
         return inputs, labels
 
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
@@ -95,7 +99,9 @@ class Supervised(Auxiliary):
 @AUXILIARIES.register("autoencoder")
 @dataclass(frozen=True, kw_only=True)
 class Autoencoder(Auxiliary):
-    """The example as the model sees it, by the mean over its numbers of the squared error (LG-FedAvg, Figure 1b)."""
+    """The example as the model sees it, by the mean over its numbers of the squared error
+    (LG-FedAvg, Figure 1b).
+    """
 
     def outputs(self, shape: Shape, classes: int) -> int:
         """As many as an example has."""
@@ -112,7 +118,9 @@ class Autoencoder(Auxiliary):
 
 @dataclass(frozen=True, kw_only=True)
 class Puzzle(Auxiliary, ABC):
-    """Which of a few rearrangements of its pixels an image has gone through, drawn for every image and step."""
+    """Which of a few rearrangements of its pixels an image has gone through, drawn for every image
+    and step.
+    """
 
     def outputs(self, shape: Shape, classes: int) -> int:
         """One for every rearrangement.
@@ -148,7 +156,9 @@ class Puzzle(Auxiliary, ABC):
 @AUXILIARIES.register("rotation")
 @dataclass(frozen=True, kw_only=True)
 class Rotation(Puzzle):
-    """By how many quarters of a turn an image is turned, against the clock (Gidaris, Singh, Komodakis 2018)."""
+    """By how many quarters of a turn an image is turned, against the clock (Gidaris, Singh,
+    Komodakis 2018).
+    """
 
     needs: ClassVar[str] = "as high as they are wide"
 
@@ -168,7 +178,9 @@ class Rotation(Puzzle):
 @AUXILIARIES.register("jigsaw")
 @dataclass(frozen=True, kw_only=True)
 class Jigsaw(Puzzle):
-    """In which of the 24 orders the four quarters of an image are put (Noroozi, Favaro 2016, with 2 x 2 pieces)."""
+    """In which of the 24 orders the four quarters of an image are put (Noroozi, Favaro 2016, with 2
+    x 2 pieces).
+    """
 
     needs: ClassVar[str] = "with sides that are even"
 
@@ -180,7 +192,9 @@ class Jigsaw(Puzzle):
     @staticmethod
     @lru_cache
     def table(height: int, width: int) -> Tensor:
-        """All orders of upper left, upper right, lower left and lower right, as `itertools.permutations` lists them."""
+        """All orders of upper left, upper right, lower left and lower right, as
+        `itertools.permutations` lists them.
+        """
         places = torch.arange(height * width).view(height, width)
         pieces = [piece for half in places.chunk(2, 0) for piece in half.chunk(2, 1)]
         orders = [[pieces[k] for k in order] for order in permutations(range(4))]

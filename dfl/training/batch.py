@@ -23,8 +23,10 @@ class Batch:
 
     Attributes:
         index: (a, b) int64 into the rank's examples; places behind a peer's own are padding.
-        weight: (a, b) of an example in its peer's mean loss, 0 on padding; (1, b) where it is the same for all.
-        address: the run's seed, the numbers (a,) of the peers among all, the round t and the local step k.
+        weight: (a, b) of an example in its peer's mean loss, 0 on padding; (1, b) where it is the
+            same for all.
+        address: the run's seed, the numbers (a,) of the peers among all, the round t and the local
+            step k.
     """
 
     index: Tensor
@@ -32,9 +34,11 @@ class Batch:
     address: tuple[int, Ints, int, int]
 
     def draw(self, purpose: str, *shape: int) -> Tensor:
-        """Uniform numbers in [0, 1) for every example, (a, b, *shape) float32: a peer's own in every step.
+        """Uniform numbers in [0, 1) for every example, (a, b, *shape) float32: a peer's own in
+        every step.
 
-        They do not depend on who trains together, on how wide the batch is padded, or on who else draws.
+        They do not depend on who trains together, on how wide the batch is padded, or on who else
+        draws.
 
         Args:
             purpose: what the numbers are for; two purposes never share numbers.

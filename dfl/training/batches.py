@@ -1,7 +1,7 @@
 """Which examples make a batch, and which peers take it together?
 
-Every epoch of every peer goes through its own examples in a random order of its own address; the last batch of an
-epoch holds what is left.
+Every epoch of every peer goes through its own examples in a random order of its own address; the
+last batch of an epoch holds what is left.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ else:
 Ints = NDArray[np.int64]
 
 ROOM = {"cpu": 2**19, "cuda": 2**28}
-"""Parameters, or numbers of a batch, of the peers that train together, by kind of device: what fits into the cache of a
-processor, and what is a small part of a GPU's memory.
+"""Parameters, or numbers of a batch, of the peers that train together, by kind of device: what fits
+into the cache of a processor, and what is a small part of a GPU's memory.
 """
 
 
 def widths(sizes: Ints, batch_size: int) -> Ints:
-    """How wide the batches of every peer are padded, (P,), from its own number of examples and the largest.
+    """How wide the batches of every peer are padded, (P,), from its own number of examples and the
+    largest.
 
-    A batch of everything is padded to a power of two or to the largest, so that peers with few examples do not pay
-    for those with many, and still train together.
+    A batch of everything is padded to a power of two or to the largest, so that peers with few
+    examples do not pay for those with many, and still train together.
     """
     if batch_size:
         return np.full_like(sizes, min(batch_size, int(sizes.max())))
@@ -45,11 +46,12 @@ def widths(sizes: Ints, batch_size: int) -> Ints:
 
 
 def groups(problem: Problem) -> list[Ints]:
-    """Positions of the peers that train together, by falling number of steps; every peer alone if not batched.
+    """Positions of the peers that train together, by falling number of steps; every peer alone if
+    not batched.
 
-    Batched products of one matrix and of several may round differently, and a peer's numbers must not depend on who
-    shares its rank. So a group has two peers at every step: where one goes on alone, it trains beside its double,
-    unless `Problem.alone` says that there is no need.
+    Batched products of one matrix and of several may round differently, and a peer's numbers must
+    not depend on who shares its rank. So a group has two peers at every step: where one goes on
+    alone, it trains beside its double, unless `Problem.alone` says that there is no need.
     """
     steps, padded = problem.steps, problem.padded
     order = np.lexsort((-problem.per_epoch, -steps, -padded))
@@ -78,7 +80,8 @@ def _goes_on(steps: Ints) -> bool:
 
 
 def batches(problem: Problem, t: int, lanes: Ints) -> Iterator[Batch]:
-    """The batches of a group in round t, step by step. Peers that have done their steps leave it from behind.
+    """The batches of a group in round t, step by step. Peers that have done their steps leave it
+    from behind.
 
     Args:
         problem: the problem.
@@ -111,7 +114,9 @@ def batches(problem: Problem, t: int, lanes: Ints) -> Iterator[Batch]:
 
 
 class _Orders:
-    """In which order a group goes through its examples: drawn when an epoch begins, forgotten when all are past it."""
+    """In which order a group goes through its examples: drawn when an epoch begins, forgotten when
+    all are past it.
+    """
 
     def __init__(self, problem: Problem, t: int, lanes: Ints) -> None:
         self.address = (problem.seed, "order", problem.peers[lanes], t)
@@ -119,7 +124,9 @@ class _Orders:
         self.first, self.drawn = 0, torch.empty(0)
 
     def of(self, epochs: Ints) -> Tensor:
-        """(epochs, a, n), those from the earliest to the latest of the epochs in which the peers are."""
+        """(epochs, a, n), those from the earliest to the latest of the epochs in which the peers
+        are.
+        """
         low, high = int(epochs.min()), int(epochs.max())
         if (low, high) != (self.first, self.first + len(self.drawn) - 1):
             kept = list(self.drawn[low - self.first :])
@@ -135,7 +142,9 @@ class _Orders:
 def _padded(
     orders: Tensor, epoch: Ints, first: Ints, size: tuple[Ints, int]
 ) -> tuple[Tensor, Tensor]:
-    """Batches of unequal length: places (a, b) among each peer's examples, 0 behind its own, and weights (a, b)."""
+    """Batches of unequal length: places (a, b) among each peer's examples, 0 behind its own, and
+    weights (a, b).
+    """
     (counts, b), (_, lanes, longest) = size, orders.shape
     real = np.arange(b) < counts[:, None]
     place = np.minimum(first[:, None] + np.arange(b), longest - 1)

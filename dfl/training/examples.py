@@ -28,7 +28,8 @@ class Examples:
     """Examples of this rank's peers, one peer after the other, on the device where they are used.
 
     Attributes:
-        inputs: (n, *shape): whole numbers in the dtype of the files, or floats as the model sees them.
+        inputs: (n, *shape): whole numbers in the dtype of the files, or floats as the model sees
+            them.
         labels: (n, ...).
         sizes: (p,), examples per peer; known to the processor, which plans with it.
         starts: (p,), where each peer's examples begin.

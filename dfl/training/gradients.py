@@ -1,7 +1,8 @@
 """How do several peers take a gradient step at once?
 
-A plain stack of dense layers is differentiated here, by batched matrix products that add the gradient to the velocity
-as they go; any other module by torch's autograd, under vmap where peers train together.
+A plain stack of dense layers is differentiated here, by batched matrix products that add the
+gradient to the velocity as they go; any other module by torch's autograd, under vmap where peers
+train together.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def accelerate(v: Parameters, y: Parameters, problem: Problem, batch: Batch, rat
         _by_products(v, y, problem, (inputs, labels, batch), rate)
     else:
         slopes = problem.objective.slopes if problem.objective else _slopes
-        # One rounding per operation: a fused multiply-add may differ between the body and the tail of a row. Not in
-        # place: two parameters may share one gradient.
+        # One rounding per operation: a fused multiply-add may differ between the body and the tail
+        # of a row. Not in place: two parameters may share one gradient.
         for name, g in slopes(v, y, problem, (inputs, labels, batch)).items():
             v[name].mul_(problem.solver.momentum).sub_(g * rate)
     for name in v if decay else ():
@@ -52,7 +53,9 @@ def accelerate(v: Parameters, y: Parameters, problem: Problem, batch: Batch, rat
 def _by_products(
     v: Parameters, y: Parameters, problem: Problem, seen: tuple[Tensor, Tensor, Batch], rate: float
 ) -> None:
-    """Forward and backward through dense layers; a product with the batch adds each gradient to its velocity."""
+    """Forward and backward through dense layers; a product with the batch adds each gradient to its
+    velocity.
+    """
     inputs, labels, batch = seen
     theta, out = problem.solver.momentum, [inputs.flatten(2)]
     for layer in problem.dense:
@@ -99,7 +102,9 @@ def _slopes(
 
 
 def masks(problem: Problem, batch: Batch) -> Parameters:
-    """What replaces the masks (a, b, units) of Dropout layers in a step, drawn for each layer, example and unit."""
+    """What replaces the masks (a, b, units) of Dropout layers in a step, drawn for each layer,
+    example and unit.
+    """
     drawn = (
         (name, layer.rate, batch.draw(f"dropout {name}", layer.units))
         for name, layer in problem.dropouts.items()

@@ -21,6 +21,8 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor:
-    """The sum of the peers' mean losses, whose gradient holds that of each: a loss depends on its own model only."""
+    """The sum of the peers' mean losses, whose gradient holds that of each: a loss depends on its
+    own model only.
+    """
     losses = loss(out.flatten(0, 1), labels.flatten(0, 1))
     return (losses.view(out.shape[:2]) * weight).sum()

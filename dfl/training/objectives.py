@@ -1,7 +1,8 @@
-"""What does a step descend besides the loss of the model? That of an auxiliary net, and less that of an adversary.
+"""What does a step descend besides the loss of the model? That of an auxiliary net, and less that
+of an adversary.
 
-The model is taken apart, y = g(f(x)), and both nets look at the representation h = f(x) (LG-FedAvg, Liang et al. 2020,
-Algorithm 1 and appendix 6).
+The model is taken apart, y = g(f(x)), and both nets look at the representation h = f(x) (LG-FedAvg,
+Liang et al. 2020, Algorithm 1 and appendix 6).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Say = Callable[..., "Tensor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """A net r on the representation that predicts every protected attribute, and that f is to deceive.
+    """A net r on the representation that predicts every protected attribute, and that f is to
+    deceive.
 
     Its loss L_r is the binary cross entropy of a sigmoid, the mean over the attributes.
 
@@ -58,8 +60,9 @@ class Adversary:
     def loss(self, said: Tensor, wanted: Tensor) -> Tensor:
         """The loss (n,) of what is said (n, k) of k attributes.
 
-        As a softmax of two, 0 and s, whose rows are worked out alike wherever they lie: torch's sigmoid rounds
-        differently at the end of an array, and where that is depends on who trains together.
+        As a softmax of two, 0 and s, whose rows are worked out alike wherever they lie: torch's
+        sigmoid rounds differently at the end of an array, and where that is depends on who trains
+        together.
         """
         each = cross_entropy(
             torch.stack([torch.zeros_like(said), said], 2).flatten(0, 1), wanted.flatten()
@@ -86,11 +89,13 @@ def objective(
     """What a step descends besides the loss of the model, if anything.
 
     Raises:
-        InputError: the nets look at two representations, or the adversary weighs against a loss that there is not.
+        InputError: the nets look at two representations, or the adversary weighs against a loss
+            that there is not.
     """
     if adversary and auxiliary and auxiliary.head_layers != adversary.head_layers:
         raise InputError(
-            f"{auxiliary.flag}: head_layers={auxiliary.head_layers} and {adversary.flag}: head_layers={adversary.head_layers} look at "
+            f"{auxiliary.flag}: head_layers={auxiliary.head_layers} and "
+            f"{adversary.flag}: head_layers={adversary.head_layers} look at "
             "different layers: give both the same"
         )
     if adversary and not auxiliary and adversary.lambda_local:
@@ -103,13 +108,14 @@ def objective(
 
 @dataclass(frozen=True)
 class RepresentationObjective:
-    """Losses on what f says, and what every part of a model learns from them, at least one of the two.
+    """Losses on what f says, and what every part of a model learns from them, at least one of the
+    two.
 
         f:  L_g + weight L_a - (λ_local + λ_global) L_r      g:  L_g      a:  L_a      r:  L_r
 
-    Where there is an adversary a step has two halves on the same batch, eq. 21 to 23: first f, g and a move, then r, at
-    the new f. Algorithm 1 moves f twice, in lines 16 and 18; here it takes one step on the sum. As in line 17
-    `weight` is no matter of a, nor λ one of r.
+    Where there is an adversary a step has two halves on the same batch, eq. 21 to 23: first f, g
+    and a move, then r, at the new f. Algorithm 1 moves f twice, in lines 16 and 18; here it takes
+    one step on the sum. As in line 17 `weight` is no matter of a, nor λ one of r.
     """
 
     auxiliary: Auxiliary | None
@@ -121,7 +127,8 @@ class RepresentationObjective:
         return self.adversary.lambda_local + self.adversary.lambda_global if self.adversary else 0.0
 
     def around(self, module: Module, common: Mapping[str, Any], seed: int) -> Split:
-        """Take a model apart and put the nets to it, which start by address as the rest of a model does.
+        """Take a model apart and put the nets to it, which start by address as the rest of a model
+        does.
 
         Args:
             module: the model; its layers are shared.
@@ -129,7 +136,8 @@ class RepresentationObjective:
             seed: the run's seed.
 
         Raises:
-            InputError: a model that cannot be taken apart there, or data of which the nets can say nothing.
+            InputError: a model that cannot be taken apart there, or data of which the nets can say
+                nothing.
         """
         from dfl.models.layers import split
 
@@ -178,7 +186,9 @@ class RepresentationObjective:
         return self._descent(say, leaves, problem, seen)
 
     def _descent(self, say: Say, leaves: Parameters, problem: Problem, seen: Seen) -> Parameters:
-        """The gradients of f, g and a: each loss as far back as h, and from there their sum through f."""
+        """The gradients of f, g and a: each loss as far back as h, and from there their sum through
+        f.
+        """
         (inputs, labels, batch), parts = seen, _parts(problem)
         h = say(inputs, part="f")
         point = h.detach().requires_grad_()

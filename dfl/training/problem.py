@@ -70,16 +70,20 @@ class Problem:
         loss: (outputs, labels) -> (n,), the loss of every example.
         peers: (p,), global ids of this rank's peers, ascending.
         examples: their training examples.
-        padded: (p,), how wide each peer's batches are padded when peers train together; not a matter of the ranks.
+        padded: (p,), how wide each peer's batches are padded when peers train together; not a
+            matter of the ranks.
         classes: number of labels; 0 where labels are no classes.
-        scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the device of it all.
+        scale, shift: float(x) * scale + shift is what the model sees; they carry the dtype and the
+            device of it all.
         solver: how a peer trains.
         seed: the run's seed.
-        kinds: where peers have models of several kinds, each with the layout of its rows, which all begin with the same
-            shared coordinates: peer i has the kind i mod their number, and rows are as long as the longest.
+        kinds: where peers have models of several kinds, each with the layout of its rows, which all
+            begin with the same shared coordinates: peer i has the kind i mod their number, and rows
+            are as long as the longest.
         augment: what becomes of training examples before a peer learns from them.
         objective: what a step descends besides the loss, if anything.
-        spent: (P,) seconds that this rank's peers have trained, to which training adds; None where nobody measures it.
+        spent: (P,) seconds that this rank's peers have trained, to which training adds; None where
+            nobody measures it.
     """
 
     module: Module
@@ -114,7 +118,8 @@ class Problem:
 
         Args:
             here: (a,) their positions on this rank, ascending.
-            work: (a,) their epochs, or their steps where steps are counted; those of the solver where not given.
+            work: (a,) their epochs, or their steps where steps are counted; those of the solver
+                where not given.
         """
         examples, solver = self.examples, self.solver
         examples = examples.only(here)
@@ -172,8 +177,9 @@ class Problem:
     def alone(self) -> bool:
         """Whether a peer that trains alone gets the very numbers that it would among others.
 
-        On one thread torch's batched products of one matrix are bit-equal to those of several, unless a dimension is
-        one, when a product becomes one of a matrix and a vector; so it was on 700 shapes, and in the layout tests.
+        On one thread torch's batched products of one matrix are bit-equal to those of several,
+        unless a dimension is one, when a product becomes one of a matrix and a vector; so it was on
+        700 shapes, and in the layout tests.
         """
         widths = [
             n
@@ -183,7 +189,9 @@ class Problem:
         return bool(widths) and min(*widths, *self.padded) > 1 and self._one_thread
 
     def inputs(self, raw: Tensor) -> Tensor:
-        """What the model sees of examples: float(x) * scale + shift, unless they were floats and set-up has done it."""
+        """What the model sees of examples: float(x) * scale + shift, unless they were floats and
+        set-up has done it.
+        """
         return raw if raw.is_floating_point() else normal(raw, self.scale, self.shift)
 
     @cached_property
@@ -194,7 +202,9 @@ class Problem:
 
     @cached_property
     def turns(self) -> tuple[tuple[str, ...], ...]:
-        """The parameters that move together in a local step, turn by turn; without an adversary there is one turn."""
+        """The parameters that move together in a local step, turn by turn; without an adversary
+        there is one turn.
+        """
         return (
             self.objective.turns(self.parameter_layout.names)
             if self.objective
@@ -206,7 +216,8 @@ class Problem:
     ) -> Tensor:
         """What models say.
 
-        A lone model is computed twice in a batch of its own, for the reason that `dfl.training.batches.groups` gives.
+        A lone model is computed twice in a batch of its own, for the reason that
+        `dfl.training.batches.groups` gives.
 
         Args:
             parameters: name -> (a, *shape), one model per row.

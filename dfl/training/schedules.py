@@ -37,5 +37,7 @@ def step(t: int, rounds: int, *, every: Count = 50, factor: Factor = 0.1) -> flo
 
 @SCHEDULES.register("cosine")
 def cosine(t: int, rounds: int, *, floor: Share = 0.0) -> float:
-    """Half a cosine from 1 to `floor` over the run (Loshchilov and Hutter 2017, eq. 5, without restarts)."""
+    """Half a cosine from 1 to `floor` over the run (Loshchilov and Hutter 2017, eq. 5, without
+    restarts).
+    """
     return floor + (1 - floor) * (1 + math.cos(math.pi * t / max(rounds, 1))) / 2

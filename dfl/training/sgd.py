@@ -25,8 +25,8 @@ def sgd(x: Tensor, problem: Problem, t: int) -> Tensor:
 
         y^{k+1} = y^k - η (∇f(y^k) + λ y^k + μ (y^k - x)) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
 
-    (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening. The term of μ is
-    that of FedProx, Li et al. 2020, eq. 2; it holds on to what is shared.)
+    (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening.
+    The term of μ is that of FedProx, Li et al. 2020, eq. 2; it holds on to what is shared.)
 
     Args:
         x: (p, d), where each peer starts.
@@ -77,7 +77,9 @@ def _by_kind(x: Tensor, problem: Problem, t: int) -> Tensor:
 def _step(
     held: tuple[Parameters, Parameters, Parameters], problem: Problem, batch: Batch, rate: float
 ) -> None:
-    """Move velocities and models, turn by turn; what does not move in a turn keeps its velocity, too."""
+    """Move velocities and models, turn by turn; what does not move in a turn keeps its velocity,
+    too.
+    """
     v, y, origin = held
     for names in problem.turns:
         moving = {name: v[name] for name in names}

@@ -22,7 +22,8 @@ class Solver:
         batch_size: examples per step; 0 is all that a peer has.
         epochs: passes over a peer's own data per round, E; one number, or one for every peer.
         steps: steps per round in place of epochs, likewise; 0 counts epochs.
-        most: (p,), steps for which every peer has the time in this round; None where all have as much as they like.
+        most: (p,), steps for which every peer has the time in this round; None where all have as
+            much as they like.
         prox_mu: μ of FedProx, which holds a peer near the point where its round began.
         batched: train this rank's peers together or one after the other.
     """
@@ -38,7 +39,9 @@ class Solver:
     batched: bool = True
 
     def steps_for(self, sizes: Ints) -> Ints:
-        """Local steps of a round for peers with so many examples, (p,): K_i = E * ceil(n_i / b), or a fixed number."""
+        """Local steps of a round for peers with so many examples, (p,): K_i = E * ceil(n_i / b), or
+        a fixed number.
+        """
         if np.any(self.steps):
             return np.full_like(sizes, self.steps)
         steps: Ints = self.epochs * -(-sizes // (self.batch_size or np.maximum(sizes, 1)))

@@ -1,4 +1,6 @@
-"""The task of a rank: the problem of its peers, their personal parameters, and the server's task."""
+"""The task of a rank: the problem of its peers, their personal parameters, and the server's
+task.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ class Task(Problem):
             shared: s, the number of coordinates that are shared.
 
         Returns:
-            The task, whose personal parameters are the others; and the shared ones, (p, s) or (1, s).
+            The task, whose personal parameters are the others; and the shared ones, (p, s) or (1,
+            s).
         """
         x, others = split_shared(models, shared)
         if len(others) == 1:

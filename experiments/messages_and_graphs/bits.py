@@ -51,8 +51,9 @@ class Options(common.Options):
     widths: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
         FLOAT, "1", "2", "3", "4", "4_per_256", "8", "16",
     )  # fmt: skip
-    """Bits per coordinate, 1 to 16, with `_per_256` behind them for a scale per 256 coordinates; or float32, which must
-    be among them."""
+    """Bits per coordinate, 1 to 16, with `_per_256` behind them for a scale per 256 coordinates; or
+    float32, which must be among them.
+    """
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -82,7 +83,9 @@ def run(options: Options, width: str, seed: int) -> Run:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per width: means over the seeds of how runs end, and the largest quantization error of any round."""
+    """A row per width: means over the seeds of how runs end, and the largest quantization error of
+    any round.
+    """
     seeds = compared(rows)
     each, end = (
         seeds.groupby("width", sort=False),
@@ -103,7 +106,8 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per run: its accuracy, its difference to float32 at the same seed, and its largest quantization error.
+    """A row per run: its accuracy, its difference to float32 at the same seed, and its largest
+    quantization error.
 
     Accuracies are those of the last tenth of the rounds and, beside them, of the last round alone.
     """
@@ -151,7 +155,9 @@ def finding(table: pd.DataFrame, seeds: pd.DataFrame, options: Options) -> str:
 
 
 def _warning(seeds: pd.DataFrame) -> str:
-    """Which widths had a round with messages that were further from what they stood for than silence."""
+    """Which widths had a round with messages that were further from what they stood for than
+    silence.
+    """
     coarse = seeds[seeds["quantization_error"] >= 1]
     said = [
         f"{in_words(width)} ({own['quantization_error'].max():.2f} at most, {len(own)} of "
@@ -168,7 +174,9 @@ def in_words(width: str) -> str:
 
 
 def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
-    """Accuracy by round and by bytes, the difference to float32 in the last tenth, and the error by round."""
+    """Accuracy by round and by bytes, the difference to float32 in the last tenth, and the error by
+    round.
+    """
     figure = Figure(figsize=(13, 8.6), layout="constrained")
     (by_round, by_bytes), (apart, error) = figure.subplots(2, 2)
     for place, width in enumerate(options.widths):
@@ -206,7 +214,9 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
 
 
 def _differences(axes: Axes, seeds: pd.DataFrame, table: pd.DataFrame) -> None:
-    """Every run's difference to float32 at its seed, in the last tenth and in the last round, and the means."""
+    """Every run's difference to float32 at its seed, in the last tenth and in the last round, and
+    the means.
+    """
     widths = [width for width in table["width"] if width != FLOAT]
     other = table[table["width"] != FLOAT]
     place = seeds[seeds["width"] != FLOAT]

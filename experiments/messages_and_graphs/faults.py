@@ -18,11 +18,13 @@ are lost, and the copies make it more at first, since what a peer mixes is old (
 most, at 50 %), but they come together again: at the end, 0.69 in 8 bits at 30 % and 0.83 at 50 %,
 against 0.65 without losses, and 0.80 and 0.96 in plain DFedAvgM.
 
-Grid: links that lose no message, 10, 30 and 50 % of them, each directed link and round for itself (`--faults
-link_loss:p=`); plain DFedAvgM, where a lost neighbour's weight goes to the peer itself; and the quantized method with
-copies that move only when a message arrives, in float32 and in 8 bits; three seeds, in the standard setting: MNIST, 16
-peers on a ring with Metropolis weights, two label shards of 300 examples each, 2NN, learning rate 0.01, momentum 0.9,
-batches of 50, one local epoch, 50 rounds.
+Grid: links that lose no message, 10, 30 and 50 % of them, each directed link and round for itself
+    (`--faults
+link_loss:p=`); plain DFedAvgM, where a lost neighbour's weight goes to the peer itself; and the
+quantized method with copies that move only when a message arrives, in float32 and in 8 bits; three
+seeds, in the standard setting: MNIST, 16 peers on a ring with Metropolis weights, two label shards
+of 300 examples each, 2NN, learning rate 0.01, momentum 0.9, batches of 50, one local epoch, 50
+rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "copies_float32": {"algorithm": "qdfedavgm"},
     "copies_8_bits": {"bits": 8},
 }
-"""What peers say of their models: all of them, or what moves the copies of them, in float32 or in 8 bits."""
+"""What peers say of their models: all of them, or what moves the copies of them, in float32 or in 8
+bits.
+"""
 NAMES = {
     "dfedavgm": "DFedAvgM, weight to self",
     "copies_float32": "copies, float32",
@@ -70,7 +74,9 @@ class Options(common.Options):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Accuracy and disagreement against the share of messages that are lost, by what the messages are."""
+    """Accuracy and disagreement against the share of messages that are lost, by what the messages
+    are.
+    """
     rows = common.measure(options, grid(options))
     table = tabulate(rows)
     seeds = common.by_seed(rows, LABELS)
@@ -93,7 +99,9 @@ def grid(options: Options) -> list[common.Cell]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and loss: means over the seeds of how runs end, and the largest disagreement seen."""
+    """A row per method and loss: means over the seeds of how runs end, and the largest disagreement
+    seen.
+    """
     end = compared(rows)
     each = end.groupby(LABELS, sort=False)
     table = common.summary(rows, LABELS)
@@ -110,7 +118,9 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """How every run ends; those in 8 bits with their difference to float32 at the same loss and seed."""
+    """How every run ends; those in 8 bits with their difference to float32 at the same loss and
+    seed.
+    """
     end = common.ends(rows, [*LABELS, "seed"])
     kept = end.set_index([*LABELS, "seed"])["accuracy_mean"]
     exact = [

@@ -17,10 +17,11 @@ exponential averages exactly only every four rounds, and between them the labels
 apart: 0.642, far from what its gap of 1 suggests, but for half the bytes of the ring, and in 4 bits
 for 5 MB.
 
-Grid: ring, torus (4 x 4), exponential, one-peer exponential (another graph every round) and complete graph, each in
-float32 and in 4 bits, three seeds, in the standard setting: MNIST, 16 peers, Metropolis weights, two label shards of
-300 examples each, 2NN, learning rate 0.01, momentum 0.9, batches of 50, one local epoch, 50 rounds. The spectral gap
-says how fast a graph averages: 1 is at once, 0 is never.
+Grid: ring, torus (4 x 4), exponential, one-peer exponential (another graph every round) and
+    complete graph, each in
+float32 and in 4 bits, three seeds, in the standard setting: MNIST, 16 peers, Metropolis weights,
+two label shards of 300 examples each, 2NN, learning rate 0.01, momentum 0.9, batches of 50, one
+local epoch, 50 rounds. The spectral gap says how fast a graph averages: 1 is at once, 0 is never.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Do the peers need fewer rounds if they train longer between two of them?
 
-Slides 003 say so of DFedAvgM: "converge faster with more local inner iterations before communication".
+Slides 003 say so of DFedAvgM: "converge faster with more local inner iterations before
+communication".
 
 Command, 24 runs of 6 s at best; 4 minutes on a busy core:
 
@@ -16,11 +17,13 @@ accuracy in the last tenth of 100 rounds is higher (0.673 to 0.860). Momentum st
 round, so one step has none: part of the gain over one step is momentum's. The targets are such that
 every number of steps reaches them; the learning rate is the same for all.
 
-Grid: 1, 3, 9 and 27 heavy-ball steps on batches of 10 per round (9 are a pass over a peer's examples), on examples
-dealt at random and in two label shards a peer, three seeds; the rest is the standard setting of digits: 16 peers on a
-ring with Metropolis weights, some 90 examples each, a multilayer perceptron, learning rate 0.05, momentum 0.9; 100
-rounds, each evaluated. `--dataset mnist --data-dir DIR` asks the same of MNIST, on 2,000 of its test examples.
-Rounds to a target are read off the best accuracy so far, linear between evaluations.
+Grid: 1, 3, 9 and 27 heavy-ball steps on batches of 10 per round (9 are a pass over a peer's
+    examples), on examples
+dealt at random and in two label shards a peer, three seeds; the rest is the standard setting of
+digits: 16 peers on a ring with Metropolis weights, some 90 examples each, a multilayer perceptron,
+learning rate 0.05, momentum 0.9; 100 rounds, each evaluated. `--dataset mnist --data-dir DIR` asks
+the same of MNIST, on 2,000 of its test examples. Rounds to a target are read off the best accuracy
+so far, linear between evaluations.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ def grid(options: Options) -> list[common.Cell]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per partition and number of steps; no figure for a target that some seed did not reach."""
+    """A row per partition and number of steps; no figure for a target that some seed did not
+    reach.
+    """
     table = common.summary(rows, LABELS).drop(columns="MB_per_peer").reset_index()
     end = common.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
     table["mean_model"] = end["accuracy_mean_model"].mean().to_numpy()
@@ -95,7 +100,9 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_reached(rows: pd.DataFrame, target: float) -> float:
-    """The round when the best accuracy so far reaches a target, linear between evaluations; NaN if it never does."""
+    """The round when the best accuracy so far reaches a target, linear between evaluations; NaN if
+    it never does.
+    """
     best, rounds = rows["accuracy_mean"].cummax().to_numpy(), rows["round"].to_numpy(float)
     after = int(np.searchsorted(best, target))
     if after == len(best):
@@ -116,7 +123,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
 
 
 def _of_partition(name: str, cells: dict[int, dict[str, Any]]) -> str:
-    """What more steps do on one partition: to the rounds, to the work, and to the accuracy in the end."""
+    """What more steps do on one partition: to the rounds, to the work, and to the accuracy in the
+    end.
+    """
     rounds = [np.nan_to_num(row["rounds_to_target"], nan=np.inf) for row in cells.values()]
     holds = "holds" if rounds == sorted(rounds, reverse=True) else "does NOT hold"
     verdict = (

@@ -1,4 +1,5 @@
-"""How long does it take to learn: over slow lines and fast ones, on which graph, in how many bits, or with a server?
+"""How long does it take to learn: over slow lines and fast ones, on which graph, in how many bits,
+or with a server?
 
 Command, 36 runs one at a time, of 45 s each at best:
 
@@ -20,17 +21,20 @@ rounds take 0.33 s, which the slowest of 16 devices computes: there 4 bits win n
 averages with everybody is at 0.5 after 0.5 s and keeps 0.75 after 4.4 to 4.8 s, the exponential
 graph after 2.5 s and 9.1 s, the ring is at 0.5 after 12 s.
 
-Grid: ring, exponential and complete graph, and FedAvg with all clients; float32, 8 and 4 bits (of FedAvg the uploads
-only, without error feedback); three seeds, in the standard setting: MNIST, 16 peers with two label shards of 300
-examples each, 2NN, learning rate 0.01, momentum 0.9, batches of 50, one local epoch (12 steps), 50 rounds. Lines are
-those of `phone` with an uplink of 1 MB/s, and of `datacenter`; devices are the same on both, a local step takes 10 ms
-in the median and differs between them by a lognormal factor of sigma 0.5. Learning does not depend on the lines, so
-every cell is trained once, and timed on each.
+Grid: ring, exponential and complete graph, and FedAvg with all clients; float32, 8 and 4 bits (of
+    FedAvg the uploads
+only, without error feedback); three seeds, in the standard setting: MNIST, 16 peers with two label
+shards of 300 examples each, 2NN, learning rate 0.01, momentum 0.9, batches of 50, one local epoch
+(12 steps), 50 rounds. Lines are those of `phone` with an uplink of 1 MB/s, and of `datacenter`;
+devices are the same on both, a local step takes 10 ms in the median and differs between them by a
+lognormal factor of sigma 0.5. Learning does not depend on the lines, so every cell is trained once,
+and timed on each.
 
-Every two rounds models are looked at on 2,000 test examples. Seconds to an accuracy are by the best so far, seconds
-until it is kept by the worst from then on, with straight lines between looks: the complete graph and FedAvg are beyond
-0.5 at the first look, so that their seconds to 0.5 are coarse. Not asked here: with more peers the words of the
-complete graph, and the line that a server shares, take longer, and those of a sparse graph do not.
+Every two rounds models are looked at on 2,000 test examples. Seconds to an accuracy are by the best
+so far, seconds until it is kept by the worst from then on, with straight lines between looks: the
+complete graph and FedAvg are beyond 0.5 at the first look, so that their seconds to 0.5 are coarse.
+Not asked here: with more peers the words of the complete graph, and the line that a server shares,
+take longer, and those of a sparse graph do not.
 """
 
 from __future__ import annotations
@@ -100,14 +104,18 @@ class Options(common.Options):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Accuracy against simulated time on slow and on fast lines, by the graph and the bits of a message."""
+    """Accuracy against simulated time on slow and on fast lines, by the graph and the bits of a
+    message.
+    """
     rows = timed(common.measure(options, grid(options)), options)
     table = tabulate(rows, options)
     common.publish(options, table, draw(rows, options), finding(table, options))
 
 
 def grid(options: Options) -> list[common.Cell]:
-    """Every graph and width with every seed; training is the same whatever the link, so there is one run for all."""
+    """Every graph and width with every seed; training is the same whatever the link, so there is
+    one run for all.
+    """
     shared_settings: dict[str, Any] = {
         "eval_every": options.every,
         "eval_examples": common.SUBSETS.get(options.dataset),
@@ -129,7 +137,9 @@ def _who(graph: str) -> dict[str, str]:
 
 
 def timed(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """The rows with the simulated seconds on every link, and the server's again with a line that has a limit."""
+    """The rows with the simulated seconds on every link, and the server's again with a line that
+    has a limit.
+    """
     parts = []
     for (graph, width, seed), own in common.groups(rows, [*LABELS, "seed"]):
         run = dfl.load(options.out / "cells" / f"graph={graph},width={width},seed={seed}")
@@ -181,7 +191,9 @@ def _serve(clock: Clock, sizes: tuple[int, int], rounds: int) -> Iterator[float]
 
 
 def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """A row per graph and width: how it ends, and on every link the seconds of a round and to the two accuracies."""
+    """A row per graph and width: how it ends, and on every link the seconds of a round and to the
+    two accuracies.
+    """
     table = common.summary(rows, LABELS)[["accuracy", "std_over_seeds"]]
     each = dict(common.groups(rows, LABELS))
     end = common.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
@@ -211,7 +223,9 @@ def to_target(rows: pd.DataFrame, link: str, target: Target) -> float:
 
 
 def _reached(run: pd.DataFrame, link: str, target: float, kept: bool) -> float:
-    """When a run is at an accuracy for the first time, or for good; a straight line between evaluations."""
+    """When a run is at an accuracy for the first time, or for good; a straight line between
+    evaluations.
+    """
     accuracy = run["accuracy_mean"].to_numpy()
     if kept:  # what was lost again does not count
         accuracy = np.minimum.accumulate(accuracy[::-1])[::-1]
@@ -227,7 +241,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
 
 
 def _fastest(table: pd.DataFrame, link: str, target: str) -> str:
-    """In how many bits each graph gets to an accuracy first, the fastest first, and which do not."""
+    """In how many bits each graph gets to an accuracy first, the fastest first, and which do
+    not.
+    """
     column = f"{link}_s_{target}"
     order = table.dropna(subset=column).sort_values(column).drop_duplicates("graph")
     there = [

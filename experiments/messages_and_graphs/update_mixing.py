@@ -1,7 +1,8 @@
 """What happens to the peers if they mix updates, as published, instead of models?
 
-The published exchange is x_i <- x_i + sum_j w_ij Q(z_j - x_j): a neighbour's update is applied to one's own model, and
-the models themselves never meet. The replica form averages them: x_i <- z_i + sum_j w_ij y_j - y_i.
+The published exchange is x_i <- x_i + sum_j w_ij Q(z_j - x_j): a neighbour's update is applied to
+one's own model, and the models themselves never meet. The replica form averages them: x_i <- z_i +
+sum_j w_ij y_j - y_i.
 
 Command, 36 runs of 10 s; 6 minutes on a busy core:
 
@@ -19,15 +20,16 @@ rounds, replicas stay at 0.187 and 0.233; the mean of all peers is right through
 the mean model looks fine for some rounds only (metropolis: 0.75 in round 4, 0.534 at the end,
 replicas 0.900), since gradients are taken ever further from it.
 
-Grid: both exchanges, in float32 and in 8 bits, with three mixing matrices on the ring: neighbors (zero diagonal, as in
+Grid: both exchanges, in float32 and in 8 bits, with three mixing matrices on the ring: neighbors
+    (zero diagonal, as in
 slides 003; lambda_min -1), metropolis (-1/3), lazy (1/3), three seeds.
-- Digits in their standard setting: 16 peers, two label shards each, a multilayer perceptron, learning rate 0.05,
-  momentum 0.9, batches of 10, one local epoch, 50 rounds, each evaluated. `--dataset mnist --data-dir DIR` asks
-  the same of MNIST, on 2,000 of its test examples.
-- A quadratic that can be solved by hand: peer i minimises ||x - c_i||^2 / 2 over 100 coordinates, c_i standard
-  normal; 5 steps of learning rate 0.02 without momentum, 200 rounds. With a = 1 - (1 - 0.02)^5 a mode of W with
-  eigenvalue l grows by 1 - a l per round under update mixing: without bound where l < 0, and where l > 0 every peer
-  goes to its own optimum.
+- Digits in their standard setting: 16 peers, two label shards each, a multilayer perceptron,
+  learning rate 0.05, momentum 0.9, batches of 10, one local epoch, 50 rounds, each evaluated.
+  `--dataset mnist --data-dir DIR` asks the same of MNIST, on 2,000 of its test examples.
+- A quadratic that can be solved by hand: peer i minimises ||x - c_i||^2 / 2 over 100 coordinates,
+  c_i standard normal; 5 steps of learning rate 0.02 without momentum, 200 rounds. With a = 1 - (1 -
+  0.02)^5 a mode of W with eigenvalue l grows by 1 - a l per round under update mixing: without
+  bound where l < 0, and where l > 0 every peer goes to its own optimum.
 """
 
 from __future__ import annotations
@@ -124,7 +126,9 @@ def grid(options: Options) -> list[common.Cell]:
 
 
 def quadratics(options: Options) -> pd.DataFrame:
-    """The rows of every mixing and method on the quadratic, with the distance per coordinate as `apart`."""
+    """The rows of every mixing and method on the quadratic, with the distance per coordinate as
+    `apart`.
+    """
     tables = []
     for mixing in options.mixings:
         for method, (algorithm, compressor) in METHODS.items():
@@ -156,12 +160,16 @@ def smallest_eigenvalue(mixing: str) -> float:
 
 
 def growth(mixing: str) -> float:
-    """The largest factor by which update mixing scales a mode of disagreement in a round of the quadratic."""
+    """The largest factor by which update mixing scales a mode of disagreement in a round of the
+    quadratic.
+    """
     return 1 - (1 - (1 - LR) ** STEPS) * smallest_eigenvalue(mixing)
 
 
 def tabulate(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
-    """A row per mixing and method: accuracy and disagreement on the data set, then on the quadratic."""
+    """A row per mixing and method: accuracy and disagreement on the data set, then on the
+    quadratic.
+    """
     table = common.summary(rows, LABELS).drop(columns=["MB_per_peer", "worst_peer"]).reset_index()
     table.insert(1, "lambda_min", table["mixing"].map(smallest_eigenvalue))
     end = common.ends(rows, [*LABELS, "seed"]).groupby(LABELS, sort=False)
@@ -208,7 +216,9 @@ def _of_mixing(mixing: str, *cells: dict[str, Any]) -> str:
 
 
 def draw(rows: pd.DataFrame, exact: pd.DataFrame, options: Options) -> Figure:
-    """A column per mixing matrix: disagreement, accuracy of the peers and of their mean, and the quadratic."""
+    """A column per mixing matrix: disagreement, accuracy of the peers and of their mean, and the
+    quadratic.
+    """
     figure = Figure(figsize=(13, 9.5), layout="constrained")
     panels = figure.subplots(3, len(options.mixings), sharey="row", squeeze=False)
     for column, mixing in zip(panels.T, options.mixings, strict=True):

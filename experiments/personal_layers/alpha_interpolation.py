@@ -1,33 +1,41 @@
-"""How much of its own model should a device keep beside everybody's? Least squares, where the answer is known.
+"""How much of its own model should a device keep beside everybody's? Least squares, where the
+answer is known.
 
-Figures 2 and 4 of Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
-Representations", arXiv 2001.01523.
+Figures 2 and 4 of Liang et al., "Think Locally, Act Globally: Federated Learning with Local and
+Global Representations", arXiv 2001.01523.
 
 Command, ten seconds on one core:
 
     python -m experiments.personal_layers.alpha_interpolation
 
-Finding: as much as the formula says. For rho = 0.5, 0.1, 0.06 and 0.02 the best alpha is 0.970, 0.564, 0.322 and 0.050
-in the mean over 20 seeds, 0.004 from rho^2 / (rho^2 + 3 sigma^4 / n) at most, and moves by 0.014 from seed to seed at
-most. Mixing pays where devices differ about as much as their own data leave them in doubt: at rho = 0.1 the best
-mixture has 57% of the excess risk of the better end, at 0.06 69%; at 0.5 and 0.02 it lies next to one of the ends and
-is worth 3 and 4%. Excess risks are within 2.7% of their formulas; that of the own models is 1 to 2% above for every rho
-(the formula leaves out terms of d / n = 1%). All of it is small beside the noise, whose variance is 5.06: the own
+Finding: as much as the formula says. For rho = 0.5, 0.1, 0.06 and 0.02 the best alpha is 0.970,
+    0.564, 0.322 and 0.050
+in the mean over 20 seeds, 0.004 from rho^2 / (rho^2 + 3 sigma^4 / n) at most, and moves by 0.014
+from seed to seed at most. Mixing pays where devices differ about as much as their own data leave
+them in doubt: at rho = 0.1 the best mixture has 57% of the excess risk of the better end, at 0.06
+69%; at 0.5 and 0.02 it lies next to one of the ends and is worth 3 and 4%. Excess risks are within
+2.7% of their formulas; that of the own models is 1 to 2% above for every rho (the formula leaves
+out terms of d / n = 1%). All of it is small beside the noise, whose variance is 5.06: the own
 models' excess is 0.051.
 
-Grid: rho = 0.5, 0.1, 0.06 and 0.02, 20 seeds each with data of their own. As in the paper's program, d = 20 features, M
-= 100 devices with n = 2,000 examples each, v ~ U[0, 1)^d, u_m = v + N(0, rho^2 I), x ~ U[-1, 1]^d and y = u_m x +
-noise, where sigma = 1.5. numpy is given sigma^2 there as the standard deviation of the noise, so its variance is
-sigma^4 = 5.06; so it is here, and the axes of its figures fit that alone. A device's own model is least squares on its
-examples, everybody's is least squares on all; the ensemble is w_m = alpha u^_m + (1 - alpha) v^. Measured is the excess
-risk, the mean over the devices of (w_m - u_m)^T Sigma (w_m - u_m) with Sigma = I / 3, the covariance of x: the error on
-endless test examples, less the noise. The paper draws that on 1,000 test examples a device, noise and all.
+Grid: rho = 0.5, 0.1, 0.06 and 0.02, 20 seeds each with data of their own. As in the paper's
+    program, d = 20 features, M
+= 100 devices with n = 2,000 examples each, v ~ U[0, 1)^d, u_m = v + N(0, rho^2 I), x ~ U[-1, 1]^d
+and y = u_m x + noise, where sigma = 1.5. numpy is given sigma^2 there as the standard deviation of
+the noise, so its variance is sigma^4 = 5.06; so it is here, and the axes of its figures fit that
+alone. A device's own model is least squares on its examples, everybody's is least squares on all;
+the ensemble is w_m = alpha u^_m + (1 - alpha) v^. Measured is the excess risk, the mean over the
+devices of (w_m - u_m)^T Sigma (w_m - u_m) with Sigma = I / 3, the covariance of x: the error on
+endless test examples, less the noise. The paper draws that on 1,000 test examples a device, noise
+and all.
 
-The curve that is drawn over it is exact but for how far a sample's covariance is from Sigma, with c = 3 sigma^4 / n:
+The curve that is drawn over it is exact but for how far a sample's covariance is from Sigma, with c
+= 3 sigma^4 / n:
 
     d / 3 [ (1 - alpha)^2 ((M - 1) / M rho^2 + c / M) + 2 alpha (1 - alpha) c / M + alpha^2 c ]
 
-It is least at alpha* = rho^2 / (rho^2 + c), whatever M is: the share that differs from device to device.
+It is least at alpha* = rho^2 / (rho^2 + c), whatever M is: the share that differs from device to
+device.
 """
 
 from __future__ import annotations
@@ -118,7 +126,9 @@ class Parabola(NamedTuple):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """The excess risk of ensembles of a device's own and everybody's model, measured and by formula."""
+    """The excess risk of ensembles of a device's own and everybody's model, measured and by
+    formula.
+    """
     measured = {
         rho: [risk(options, rho, seed) for seed in range(options.seeds)] for rho in options.rhos
     }
@@ -134,7 +144,9 @@ def risk(options: Options, rho: float, seed: int) -> Parabola:
 
 
 def sample(options: Options, rho: float, seed: int) -> tuple[Floats, Floats, Floats]:
-    """Examples x (M, n, d) and y (M, n) of every device, and the coefficients u (M, d) behind them."""
+    """Examples x (M, n, d) and y (M, n) of every device, and the coefficients u (M, d) behind
+    them.
+    """
     rng, (M, n, d) = randomness.generator(seed, "alpha interpolation", f"{rho:g}"), _shape(options)
     u = rng.random(d) + rng.normal(0, rho, (M, d))
     x = rng.uniform(-1, 1, (M, n, d))
@@ -146,7 +158,9 @@ def _shape(options: Options) -> tuple[int, int, int]:
 
 
 def least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """The coefficients of every device by its own examples, (M, d), and of all by all examples, (d,)."""
+    """The coefficients of every device by its own examples, (M, d), and of all by all examples,
+    (d,).
+    """
     squares, products = x.swapaxes(1, 2) @ x, np.einsum("mnd,mn->md", x, y)
     own: Floats = np.linalg.solve(squares, products[..., None])[..., 0]
     return own, np.linalg.solve(squares.sum(0), products.sum(0))
@@ -212,7 +226,9 @@ def _listed(values: pd.Series[float], form: str) -> str:
 
 
 def draw(measured: dict[float, list[Parabola]], options: Options) -> Figure:
-    """The excess risk by alpha, a panel per rho: measured, with its spread over the seeds, and by formula."""
+    """The excess risk by alpha, a panel per rho: measured, with its spread over the seeds, and by
+    formula.
+    """
     figure = Figure(figsize=(max(3.5 * len(measured), 7), 4.4), layout="constrained")
     panels = figure.subplots(1, len(measured), squeeze=False)[0]
     for axes, (rho, found) in zip(panels, measured.items(), strict=True):

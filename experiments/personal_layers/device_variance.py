@@ -1,7 +1,9 @@
-"""Who wins when devices differ more and more? Alone, FedAvg and LG-FedAvg, from ten labels a device down to one.
+"""Who wins when devices differ more and more? Alone, FedAvg and LG-FedAvg, from ten labels a device
+down to one.
 
-The claim is that of Figure 2c in the later version of Liang et al., "Think Locally, Act Globally" (LG-FedAvg), which
-splits CIFAR-10: with fewer classes on a device LG-FedAvg is ahead of both others throughout. Here it is MNIST.
+The claim is that of Figure 2c in the later version of Liang et al., "Think Locally, Act Globally"
+(LG-FedAvg), which splits CIFAR-10: with fewer classes on a device LG-FedAvg is ahead of both others
+throughout. Here it is MNIST.
 
 Command, ten minutes on a core that other programs shared, and half of them on a free one:
 
@@ -19,11 +21,13 @@ own labels and by 0.4 on new digits, while FedAvg loses up to 22 points on own l
 alone up to 62 on new ones. It says 36 % less than FedAvg. All this is by its models together; one
 by one they are as far from new digits as their labels are few: 95, 90, 78 and 57 %.
 
-Grid: MNIST, 100 devices of 300 examples in the mean; ten labels is IID, else a device draws 5, 2 or 1, the same one
-twice perhaps (`classes` is how many it has); 784-64-32-10. With a server 80 rounds of a tenth of the devices, of which
-LG-FedAvg shares everything in the first 50 and the last two layers then; alone 8 rounds of everybody, as many passes.
-One epoch a round, batches of 10, learning rate 0.05, momentum 0.5; two seeds, lengths fixed beforehand. New test is of
-2,000 test examples, by the mean output of all models. Published: CIFAR-10, in a setting that is not told.
+Grid: MNIST, 100 devices of 300 examples in the mean; ten labels is IID, else a device draws 5, 2 or
+    1, the same one
+twice perhaps (`classes` is how many it has); 784-64-32-10. With a server 80 rounds of a tenth of
+the devices, of which LG-FedAvg shares everything in the first 50 and the last two layers then;
+alone 8 rounds of everybody, as many passes. One epoch a round, batches of 10, learning rate 0.05,
+momentum 0.5; two seeds, lengths fixed beforehand. New test is of 2,000 test examples, by the mean
+output of all models. Published: CIFAR-10, in a setting that is not told.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class Options(common.Options):
 
     out: Path = Path("results/device_variance")
     rounds: int = 80
-    """Rounds with a server, a tenth of the devices in each; a device alone passes as often through its examples."""
+    """Rounds with a server, a tenth of the devices in each; a device alone passes as often through
+    its examples.
+    """
     before: int = 50
     """Of these, rounds at first in which LG-FedAvg shares everything."""
     devices: int = 100
@@ -139,7 +145,9 @@ def classes(options: Options, labels: int) -> float:
 
 
 def tabulate(rows: pd.DataFrame, classes: dict[int, float]) -> pd.DataFrame:
-    """A row per number of labels and method: means and deviations over the seeds of how runs end."""
+    """A row per number of labels and method: means and deviations over the seeds of how runs
+    end.
+    """
     last = common.ends(rows, ["labels", "method", "seed"])
     every = last.assign(
         local_test=100 * last["local_accuracy_mean"], new_test=100 * last["accuracy_ensemble"],

@@ -1,8 +1,9 @@
-"""How many layers should devices share, and from which end? Every split of an MLP, where each device has two labels.
+"""How many layers should devices share, and from which end? Every split of an MLP, where each
+device has two labels.
 
-The question is that of alpha in Liang et al., "Think Locally, Act Globally", 2020: how much of a model is everybody's?
-In Figure 2d of its later version a split between the extremes wins on private data, which nobody else has; this is
-the same question on MNIST.
+The question is that of alpha in Liang et al., "Think Locally, Act Globally", 2020: how much of a
+model is everybody's? In Figure 2d of its later version a split between the extremes wins on private
+data, which nobody else has; this is the same question on MNIST.
 
 Command, eight and a half minutes on a core that other programs shared:
 
@@ -22,12 +23,14 @@ read this as a limit of FedAvg, which still rises after 90 rounds. And one by on
 ever less of other labels the less is shared: 57 % with nothing, 67 to 68 % with one layer, 81 to 82
 % with three.
 
-Grid: MNIST, 100 devices of 300 examples, two label shards each; 784-64-64-32-10; FedAvg with a tenth of the devices in
-a round for 60 rounds, then 30 rounds with each split from the very same models; one epoch a round, batches of 10,
-learning rate 0.05, momentum 0.5; three seeds, lengths fixed beforehand. Local test is the mean over the devices on
-their own parts of the test set, new test is of 2,000 test examples by the mean output. Published for MNIST: 512, 256,
-256 and 128 hidden units, all examples, 400 rounds before and 50 of the split: `--hidden 512+256+256+128 --examples 600
---before 400 --rounds 50 --seeds 10`, not run here.
+Grid: MNIST, 100 devices of 300 examples, two label shards each; 784-64-64-32-10; FedAvg with a
+    tenth of the devices in
+a round for 60 rounds, then 30 rounds with each split from the very same models; one epoch a round,
+batches of 10, learning rate 0.05, momentum 0.5; three seeds, lengths fixed beforehand. Local test
+is the mean over the devices on their own parts of the test set, new test is of 2,000 test examples
+by the mean output. Published for MNIST: 512, 256, 256 and 128 hidden units, all examples, 400
+rounds before and 50 of the split: `--hidden 512+256+256+128 --examples 600 --before 400 --rounds 50
+--seeds 10`, not run here.
 """
 
 from __future__ import annotations
@@ -115,7 +118,9 @@ def folder(options: Options, seed: int) -> Path:
 
 
 def splits(options: Options) -> tuple[str, ...]:
-    """What can be shared: from nothing over ever more layers at the output, then at the input, to all."""
+    """What can be shared: from nothing over ever more layers at the output, then at the input, to
+    all.
+    """
     k = range(1, len(options.hidden.split("+")) + 1)
     return ("nothing", *(f"head:{n}" for n in k), *(f"first:{n}" for n in k), "all")
 

@@ -1,6 +1,8 @@
-"""Can representations hide race and sex from everybody, or only from the adversary that they were trained against?
+"""Can representations hide race and sex from everybody, or only from the adversary that they were
+trained against?
 
-Table 4 of Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
+Table 4 of Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", 2020.
 
 Command, 40 runs, ten minutes on half a core:
 
@@ -23,19 +25,23 @@ from 16.4 and 16.0 points to 5.1 and 5.0, that in equalised odds does not: 10.9 
 14.8 and 11.2 after. The non-IID mean suffers from two devices of one seed, right for 30 and 26 %:
 one ranks people the wrong way round (AUC 39), one says yes to nearly all (AUC 64).
 
-Grid: Adult's first 30,000 people in two halves, 10 devices, a tenth of each one's examples set aside for choices. 8
-rounds of one epoch, batches of 32, learning rate 0.1, momentum 0.5. Published network 93-32-32-32-32-32-2 with
-dropout 0.2, h behind the third layer, adversary 32-32-32; the auxiliary net of the two LG-FedAvg rows is one layer.
-Narrow: 93-32-32-3, LayerNorm without parameters, 2; adversary 256, momentum 0, no auxiliary net. FedAvg trains the
-adversary but f does not heed it. All are means over the devices on the whole test half, and over race and sex; the
-probe is of the first three devices. The paper has 50 rounds of 10 epochs for FedAvg, 10 epochs of local training
-before and 10 rounds for LG-FedAvg; here there is no training before, since a server does not start from models that
-differ in what it shares.
+Grid: Adult's first 30,000 people in two halves, 10 devices, a tenth of each one's examples set
+    aside for choices. 8
+rounds of one epoch, batches of 32, learning rate 0.1, momentum 0.5. Published network
+93-32-32-32-32-32-2 with dropout 0.2, h behind the third layer, adversary 32-32-32; the auxiliary
+net of the two LG-FedAvg rows is one layer.
+Narrow: 93-32-32-3, LayerNorm without parameters, 2; adversary 256, momentum 0, no auxiliary net.
+    FedAvg trains the
+adversary but f does not heed it. All are means over the devices on the whole test half, and over
+race and sex; the probe is of the first three devices. The paper has 50 rounds of 10 epochs for
+FedAvg, 10 epochs of local training before and 10 rounds for LG-FedAvg; here there is no training
+before, since a server does not start from models that differ in what it shares.
 
-Lambda was chosen on validation data at seed 0. Published network, IID: 1 to 8 leave the adversary at 59 or more, 30
-at 55, 100 diverges. h of 8 normalised numbers: 20 brings the adversary to 53, the probe stays at 67. h of 3: 6,
-adversary 56 and probe 55; 10 and 15 are alike (51 and 50 IID, 54 and 53 non-IID), with 30 a run says no to all (the
-first run of this page, seen on the test half). 15 is taken.
+Lambda was chosen on validation data at seed 0. Published network, IID: 1 to 8 leave the adversary
+at 59 or more, 30 at 55, 100 diverges. h of 8 normalised numbers: 20 brings the adversary to 53, the
+probe stays at 67. h of 3: 6, adversary 56 and probe 55; 10 and 15 are alike (51 and 50 IID, 54 and
+53 non-IID), with 30 a run says no to all (the first run of this page, seen on the test half). 15 is
+taken.
 """
 
 from __future__ import annotations
@@ -114,7 +120,9 @@ class Options(common.Options):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Classifier, adversary, probe and gaps between groups, of methods with and without an adversary."""
+    """Classifier, adversary, probe and gaps between groups, of methods with and without an
+    adversary.
+    """
     grid = [(p, m, seed) for seed in range(options.seeds) for p in PARTITIONS for m in METHODS]
     rows = pd.DataFrame(
         [
@@ -131,7 +139,8 @@ def run_of(options: Options, partition: str, method: str, seed: int) -> Run:
     behind, adversary = BEHIND.get(method, 3), "256" if method in BEHIND else "32+32+32"
     own: dict[str, Any] = {
         "share": "all" if method == "fedavg" else f"head:{behind}",
-        "fairness_adversary": f"adversary:hidden={adversary},head_layers={behind},lambda_global={LAMBDA.get(method, 0)}",
+        "fairness_adversary": f"adversary:hidden={adversary},head_layers={behind},"
+        f"lambda_global={LAMBDA.get(method, 0)}",
     }
     if method in BEHIND:
         own |= {"momentum": 0.0}
@@ -147,7 +156,9 @@ def run_of(options: Options, partition: str, method: str, seed: int) -> Run:
 
 
 def narrow(inputs: int, seed: int) -> Sequential:
-    """A model whose representation is of few numbers with mean 0 and deviation 1, and its start at a seed."""
+    """A model whose representation is of few numbers with mean 0 and deviation 1, and its start at
+    a seed.
+    """
     f = (Flatten(), Linear(inputs, 32), ReLU(), Linear(32, 32), ReLU(), Linear(32, WIDTH))
     model = Sequential(*f, LayerNorm(WIDTH, elementwise_affine=False), Linear(WIDTH, 2))
     spec = ParameterLayout.of(model)
@@ -260,7 +271,8 @@ def taken_apart(model: Module, behind: int) -> tuple[Sequential, Sequential]:
 def groups(
     data: Data, deal: DataSplit, i: int, validate: bool
 ) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Inputs, labels and protected attributes: what a device has learned from, and what it is measured on.
+    """Inputs, labels and protected attributes: what a device has learned from, and what it is
+    measured on.
 
     The latter is the whole test half, or what all devices have set aside for choices.
     """
@@ -289,7 +301,9 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per partition and method: means and deviations over the seeds, and what was published."""
+    """A row per partition and method: means and deviations over the seeds, and what was
+    published.
+    """
     table = []
     for (partition, method), own in common.groups(rows, ["partition", "method"]):
         row = {"partition": partition, "method": method, "seeds": len(own["accuracy"].dropna())}
@@ -316,7 +330,9 @@ def finding(table: pd.DataFrame) -> str:
 
 
 def draw_bars(table: pd.DataFrame, options: Options) -> Figure:
-    """Accuracy, and what the adversary and the probe can tell, of every method, beside what was published."""
+    """Accuracy, and what the adversary and the probe can tell, of every method, beside what was
+    published.
+    """
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     titles = {
         "accuracy": "classifier, % right",

@@ -1,7 +1,8 @@
-"""What becomes of everybody's model when a device with another kind of data comes? Table 3 of LG-FedAvg.
+"""What becomes of everybody's model when a device with another kind of data comes? Table 3 of
+LG-FedAvg.
 
-Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020, sections
-3.2 and 7.2.
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", 2020, sections 3.2 and 7.2.
 
 Command, 24 minutes on a core that other programs shared, half of them before the new device comes:
 
@@ -28,14 +29,16 @@ devices (C = 0.1) LG-FedAvg is ahead on both: 97.5 and 94.1 % with IID devices (
 There `normal` is what the old devices' models say together; one by one they have 92.6 %, and 98.3 %
 on their own two labels.
 
-Grid: MNIST on 100 devices, IID or two label shards each, FedAvg with a tenth of them in a round until 97 % of their
-validation examples (a tenth) are right, after 40 to 220 rounds; a new device with 2,500 training, 500 validation and
-500 test images turned by 90 degrees; 784-200-100-10, of which the last two layers are shared; batches of 10, one epoch
-a round, learning rate 0.05, momentum 0.5. C = 0: only the new device learns, and which round is the last is chosen by
-its validation examples, of at most 20 a stage. C = 0.1: 20 rounds, fixed beforehand, of the new device, in every round,
-and ten of the others. FedProx's mu is 0.1. Test data chose nothing. Published: 512, 256, 256 and 128 hidden units, 98 %
-before, 500 rounds after, ten seeds: `--model mlp:hidden=512+256+256+128 --goal 0.98 --most 1500 --epochs 500
---rounds 500 --seeds 10`, not run here.
+Grid: MNIST on 100 devices, IID or two label shards each, FedAvg with a tenth of them in a round
+    until 97 % of their
+validation examples (a tenth) are right, after 40 to 220 rounds; a new device with 2,500 training,
+500 validation and 500 test images turned by 90 degrees; 784-200-100-10, of which the last two
+layers are shared; batches of 10, one epoch a round, learning rate 0.05, momentum 0.5. C = 0: only
+the new device learns, and which round is the last is chosen by its validation examples, of at most
+20 a stage. C = 0.1: 20 rounds, fixed beforehand, of the new device, in every round, and ten of the
+others. FedProx's mu is 0.1. Test data chose nothing. Published: 512, 256, 256 and 128 hidden units,
+98 % before, 500 rounds after, ten seeds: `--model mlp:hidden=512+256+256+128 --goal 0.98 --most
+1500 --epochs 500 --rounds 500 --seeds 10`, not run here.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ PUBLISHED = {
     (FEDAVG, 0.1): (97.35, 89.29, 96.89, 89.62), (FEDPROX, 0.1): (94.82, 87.19, 97.86, 91.58),
     (BOTH, 0.0): (96.55, 92.92, 96.31, 94.12), (LG, 0.1): (97.66, 93.16, 98.16, 93.88),
 }  # fmt: skip
-"""Percent right on normal and on rotated digits, with IID and with non-IID devices; one row for two readings of it."""
+"""Percent right on normal and on rotated digits, with IID and with non-IID devices; one row for two
+readings of it.
+"""
 
 MU = 0.1
 """Of FedProx; the paper does not say."""
@@ -94,9 +99,13 @@ class Options(common.Options):
     rounds: int = 20
     """Rounds with the new device and a tenth of the others; published: 500."""
     epochs: int = 20
-    """Most rounds of the new device alone; how many it takes is chosen on its validation examples."""
+    """Most rounds of the new device alone; how many it takes is chosen on its validation
+    examples.
+    """
     goal: float = 0.97
-    """Validation accuracy at which the first devices stop; published: 98 % on their own test examples."""
+    """Validation accuracy at which the first devices stop; published: 98 % on their own test
+    examples.
+    """
     most: int = 300
     """Rounds after which they stop in any case."""
     devices: int = 100
@@ -104,7 +113,9 @@ class Options(common.Options):
     model: str = "mlp:hidden=200+100"
     """What they train; published: mlp:hidden=512+256+256+128."""
     examples: int = 3000
-    """Training examples of the new device, a sixth of them for validation, and as many for its test."""
+    """Training examples of the new device, a sixth of them for validation, and as many for its
+    test.
+    """
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,8 @@ class Scene:
         options, seed: what was asked for.
         data: normal digits.
         dealt: who of the first devices has which.
-        newest: what the new device trains on, and its validation examples where a data set has its test.
+        newest: what the new device trains on, and its validation examples where a data set has its
+            test.
         rotated: the new device's own test.
         start: the model of the first devices.
     """
@@ -203,7 +215,9 @@ def measured(options: Options, dealing: str, seed: int) -> list[dict[str, Any]]:
 
 
 def alone(this: Scene) -> list[dict[str, Any]]:
-    """C = 0: only the new device learns. Whose f and whose g then meet is all that tells the methods apart."""
+    """C = 0: only the new device learns. Whose f and whose g then meet is all that tells the
+    methods apart.
+    """
     old, cut = this.start, cut_of(this.start)
     joint, n = longest_that_pays(this, old)
     local, k = longest_that_pays(this, OnFixed(old[:cut], old[cut:]))
@@ -268,7 +282,9 @@ def together(this: Scene) -> list[dict[str, Any]]:
 
 
 def _marks_after(this: Scene, run: Run, data: Data) -> dict[str, float]:
-    """The marks of a run of all devices at its end; a shorter run is the beginning of a longer one."""
+    """The marks of a run of all devices at its end; a shorter run is the beginning of a longer
+    one.
+    """
     _, models = learn(run, this.start, data)
     *old, new = (filled(this.start, models, i) for i in range(len(next(iter(models.values())))))
     return marks(this, old or [new], new)
@@ -277,8 +293,8 @@ def _marks_after(this: Scene, run: Run, data: Data) -> dict[str, float]:
 def marks(this: Scene, old: Sequence[Module], new: Module) -> dict[str, float]:
     """Percent right on normal digits, of the first devices, and on rotated ones, of the new device.
 
-    `normal` is what the first devices' models say together, by their mean output; `normal_alone` the mean over them,
-    each by itself; `local` that on each device's own part of the test set.
+    `normal` is what the first devices' models say together, by their mean output; `normal_alone`
+    the mean over them, each by itself; `local` that on each device's own part of the test set.
     """
     inputs, labels = this.normal
     said = [outputs(model, inputs) for model in old]
@@ -295,7 +311,9 @@ def marks(this: Scene, old: Sequence[Module], new: Module) -> dict[str, float]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per kind of devices, method and C: means and deviations over the seeds, beside what was published."""
+    """A row per kind of devices, method and C: means and deviations over the seeds, beside what was
+    published.
+    """
     by = rows.groupby(["data", "C", "method"], sort=False, dropna=False)
     figures = ["normal", "normal_alone", "local", "rotated", "rounds"]
     table, spread = by[figures].mean(), by[figures].std()

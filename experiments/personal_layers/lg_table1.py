@@ -1,8 +1,11 @@
-"""What do local representations under a shared model win? Table 1 of LG-FedAvg, and the same without a server.
+"""What do local representations under a shared model win? Table 1 of LG-FedAvg, and the same
+without a server.
 
-Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+Representations", 2020.
 
-Command, an hour and a half on a core that other programs shared (the published 725 rounds of FedAvg without `--end`):
+Command, an hour and a half on a core that other programs shared (the published 725 rounds of FedAvg
+without `--end`):
 
     python -m experiments.personal_layers.lg_table1 --data-dir DIR --end 450
 
@@ -21,14 +24,16 @@ Without a server, from the same model on, five rounds of LG-DFedAvgM on a ring d
 98.0 %, for 137 MB; in 8 bits the same for 34 MB. One by one the models know what their devices see:
 95 % of all test digits behind a server and on the ring, 19 % alone.
 
-Grid: MNIST, 100 devices with two label shards each, a tenth of their examples set aside; 784-512-256-256-128-10 whose
-last two layers are shared, batches of 10, one epoch a round, learning rate 0.05, momentum 0.5, C = 0.1, three seeds.
-FedAvg until round 400, and from there on what each method does: 50 rounds with a server, or five of all devices on
-the ring, which is as much training. Alone: 10 epochs (published 500) from the common start. Nothing was tuned. Reduced
-beside the published setting: FedAvg to 450 rounds (725), 10 epochs alone (500), three seeds (ten).
+Grid: MNIST, 100 devices with two label shards each, a tenth of their examples set aside;
+    784-512-256-256-128-10 whose
+last two layers are shared, batches of 10, one epoch a round, learning rate 0.05, momentum 0.5, C =
+0.1, three seeds. FedAvg until round 400, and from there on what each method does: 50 rounds with a
+server, or five of all devices on the ring, which is as much training. Alone: 10 epochs (published
+500) from the common start. Nothing was tuned. Reduced beside the published setting: FedAvg to 450
+rounds (725), 10 epochs alone (500), three seeds (ten).
 
-CIFAR-10 (`--dataset cifar10`: LeNet, crop and flip) was not run: 10 rounds with two looks took two and a half minutes
-on the busy machine, the published 1,850 are hours.
+CIFAR-10 (`--dataset cifar10`: LeNet, crop and flip) was not run: 10 rounds with two looks took two
+and a half minutes on the busy machine, the published 1,850 are hours.
 """
 
 from __future__ import annotations
@@ -57,10 +62,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Tables 5 and 6 of the paper, and a quick look; momentum is that of the released code."""
 
 SHARED = {"digits": "head:2", "mnist": "head:2", "cifar10": "first:2"}
-"""The global part: the last two layers of the MLP, which is what Table 1 counts; the convolutions of the CNN."""
+"""The global part: the last two layers of the MLP, which is what Table 1 counts; the convolutions
+of the CNN.
+"""
 
 ROUNDS = {"digits": (20, 36, 10), "mnist": (400, 725, 50), "cifar10": (1200, 1850, 60)}
-"""Published: FedAvg until the goal is reached, FedAvg to its end, and local-global rounds from the goal on."""
+"""Published: FedAvg until the goal is reached, FedAvg to its end, and local-global rounds from the
+goal on.
+"""
 
 SERVER = "fedavg:fraction=0.1,broadcast_to=everyone"
 METHODS = ("fedavg", "lg", "ring", "ring_8_bits", "local_only")
@@ -73,7 +82,9 @@ PUBLISHED = {
     ("mnist", "local_only"): (97.17, 84.01, 0.0), ("cifar10", "fedavg"): (59.94, 59.94, 13.04e9),
     ("cifar10", "lg"): (89.66, 59.63, 8.48e9), ("cifar10", "local_only"): (86.81, 54.83, 0.0),
 }  # fmt: skip
-"""Local test and new test in percent, and parameters communicated; FedAvg's after 725 and 1,850 rounds."""
+"""Local test and new test in percent, and parameters communicated; FedAvg's after 725 and 1,850
+rounds.
+"""
 
 FULL = "published, full setting"
 
@@ -173,7 +184,9 @@ def grid(options: Options) -> list[common.Cell]:
 
 
 def tabulate(rows: pd.DataFrame, begun: dict[int, pd.DataFrame], options: Options) -> pd.DataFrame:
-    """A row per method beside what was published: means and deviations over the seeds of how runs end."""
+    """A row per method beside what was published: means and deviations over the seeds of how runs
+    end.
+    """
     each = pd.DataFrame(
         [
             {"method": name, "seed": seed} | _figures(own, begun[seed])

@@ -1,4 +1,6 @@
-"""How does a device that comes later learn, by itself or with the others? What `experiments.personal_layers.lg_rotated` is made of."""
+"""How does a device that comes later learn, by itself or with the others? What
+`experiments.personal_layers.lg_rotated` is made of.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Models = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class WithNewest(FedAvg):
-    """FedAvg in which the newest device, the last, has a part in every round, beside those drawn of the others."""
+    """FedAvg in which the newest device, the last, has a part in every round, beside those drawn of
+    the others.
+    """
 
     def _sizes(self, peers: int) -> tuple[int, int]:
         return round(self.fraction * (peers - 1)) + 1, 0

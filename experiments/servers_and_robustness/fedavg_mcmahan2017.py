@@ -1,11 +1,14 @@
 """Does FedAvg need as few rounds here as its paper says?
 
-The question is that of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017: Table 1 (2NN and CNN, client fraction 0.1) and Table 4 (2NN, more local epochs).
+The question is that of McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017: Table 1 (2NN and CNN, client fraction 0.1) and Table 4 (2NN, more
+local epochs).
 
-Command, 27 short runs to choose and 21 that count; an hour and a half on two cores that other programs shared:
+Command, 27 short runs to choose and 21 that count; an hour and a half on two cores that other
+programs shared:
 
-    python -m experiments.servers_and_robustness.fedavg_mcmahan2017 --data-dir DIR --cases iid_b10 shards_b10 iid_b10_unit \\
+    python -m experiments.servers_and_robustness.fedavg_mcmahan2017 --data-dir DIR --cases iid_b10
+    shards_b10 iid_b10_unit \\
         shards_b10_unit iid_full shards_full iid_b10_e20
 
 Finding: fewer still, 0.27 to 0.48 of the published rounds. 97 % takes 31 rounds (30 to 32 over
@@ -20,15 +23,18 @@ standardised, which is a small part of the gap: on pixels from 0 to 1 the first 
 fifth of the one that validation chooses, the first takes 98 on such pixels (one seed, by hand),
 more than published.
 
-Not done for want of time: the CNN (20 ms a batch, so a minute a round on a free core, and evaluations) and 20 epochs
-on shards (5 s a round, 738 rounds published), which `--cases` has, their rates given and not chosen; and CIFAR-10.
+Not done for want of time: the CNN (20 ms a batch, so a minute a round on a free core, and
+evaluations) and 20 epochs on shards (5 s a round, 738 rounds published), which `--cases` has, their
+rates given and not chosen; and CIFAR-10.
 
-Grid: MNIST, 100 clients of 600 examples, 10 of them in a round, dealt at random or as two label shards each; momentum 0
-and one constant learning rate. Rounds to a target are counted on test accuracy as in the paper: best so far, linear
-between evaluations (2, 20, 50, 50 and 1 rounds apart, in the first order above), the learning rate optimised. Here
-the rate is chosen by validation accuracy, on a tenth of every client's examples that are set aside, in short runs of
-seed 0 over a grid of 10^(1/3); the runs that count then have all 600 examples, and test data chose nothing. A run ends
-at its target, or at a cap.
+Grid: MNIST, 100 clients of 600 examples, 10 of them in a round, dealt at random or as two label
+    shards each; momentum 0
+and one constant learning rate. Rounds to a target are counted on test accuracy as in the paper:
+best so far, linear between evaluations (2, 20, 50, 50 and 1 rounds apart, in the first order
+above), the learning rate optimised. Here the rate is chosen by validation accuracy, on a tenth of
+every client's examples that are set aside, in short runs of seed 0 over a grid of 10^(1/3); the
+runs that count then have all 600 examples, and test data chose nothing. A run ends at its target,
+or at a cap.
 """
 
 from __future__ import annotations
@@ -117,7 +123,9 @@ CASES = {
         rates=(0.0464,), every=5, cap=100,
     ),
 }  # fmt: skip
-"""From the one that matters most to the one that is left out first. Published: Table 1, and Table 4 where E is 20."""
+"""From the one that matters most to the one that is left out first. Published: Table 1, and Table 4
+where E is 20.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +171,9 @@ def run_of(options: Options, name: str, **changes: Any) -> Run:
 
 
 def tune(options: Options, name: str) -> pd.DataFrame:
-    """A row per learning rate of a case: the best validation accuracy of a short run; NaN where the rate is given."""
+    """A row per learning rate of a case: the best validation accuracy of a short run; NaN where the
+    rate is given.
+    """
     case = CASES[name]
     if len(case.rates) == 1:
         return pd.DataFrame(
@@ -205,7 +215,9 @@ def grid(options: Options, name: str, lr: float) -> list[common.Cell]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per case: rounds to the target over the seeds, beside the paper's; none where a seed did not get there."""
+    """A row per case: rounds to the target over the seeds, beside the paper's; none where a seed
+    did not get there.
+    """
     return pd.DataFrame([_summary(str(name), own) for name, own in common.groups(rows, ["case"])])
 
 
@@ -253,7 +265,9 @@ def _sentence(row: dict[str, Any]) -> str:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Best accuracy so far by round, a line for each seed, and where the paper reached its target."""
+    """Best accuracy so far by round, a line for each seed, and where the paper reached its
+    target.
+    """
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for (name, colour, style), axes in zip(_drawn(rows), _panels(panels, rows), strict=True):
@@ -296,7 +310,9 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def _drawn(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """The cases that there are, each with a colour that is always its own; pixels from 0 to 1 are dashed."""
+    """The cases that there are, each with a colour that is always its own; pixels from 0 to 1 are
+    dashed.
+    """
     plain = [name for name in CASES if not name.endswith("_unit")]
     colours = dict(zip(plain, common.COLOURS, strict=True))
     styles = {True: ".--", False: ".-"}

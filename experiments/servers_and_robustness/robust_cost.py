@@ -4,14 +4,18 @@ Command, 20 s of one core:
 
     python -m experiments.servers_and_robustness.robust_cost
 
-Finding: FLTrust grows like the mean, with the power 1.05 of the clients, and takes 4.4 times as long (158 ms for 200
-clients); so does clipping (1.08, 142 ms). Krum and the two others that compare all pairs are as cheap up to 50
-clients, where making float64 of the words still takes most of their time, and the dearest with 200: 302 to 337 ms, 8.5
-to 9.4 times the mean, their power 1.6 to 1.7 between 100 and 200 clients and rising towards the 2 of theory. Median and
-trimmed mean, which sort every coordinate, take about 200 ms.
+Finding: FLTrust grows like the mean, with the power 1.05 of the clients, and takes 4.4 times as
+    long (158 ms for 200
+clients); so does clipping (1.08, 142 ms). Krum and the two others that compare all pairs are as
+cheap up to 50 clients, where making float64 of the words still takes most of their time, and the
+dearest with 200: 302 to 337 ms, 8.5 to 9.4 times the mean, their power 1.6 to 1.7 between 100 and
+200 clients and rising towards the 2 of theory. Median and trimmed mean, which sort every
+coordinate, take about 200 ms.
 
-Grid: every rule, 10 to 200 clients, random words of 199,210 numbers as a 2NN has, the least of five processor times in
-one process; the machine was busy, so wall time was not looked at. A fifth lies where a rule wants to know.
+Grid: every rule, 10 to 200 clients, random words of 199,210 numbers as a 2NN has, the least of five
+    processor times in
+one process; the machine was busy, so wall time was not looked at. A fifth lies where a rule wants
+to know.
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ THEORY = {
     "mean": 1, "median": 1, "trimmed_mean": 1, "clipping": 1, "fltrust": 1, "krum": 2, "multi_krum": 2,
     "geometric_median": 2,
 }  # fmt: skip
-"""Rule -> the power of the clients that its cost grows with, but for a logarithm where coordinates are sorted."""
+"""Rule -> the power of the clients that its cost grows with, but for a logarithm where coordinates
+are sorted.
+"""
 COUNTING = ("trimmed_mean", "clipping", "krum", "multi_krum")
 """Rules that are told how many liars to expect: a fifth."""
 
@@ -87,7 +93,9 @@ def rules(clients: int) -> dict[str, Callable[[Updates], Aggregate]]:
 
 
 def random_words(clients: int, parameters: int) -> Updates:
-    """Updates as those of honest clients: something that all say, and noise; the server's own is one more of them."""
+    """Updates as those of honest clients: something that all say, and noise; the server's own is
+    one more of them.
+    """
     rng = np.random.default_rng(0)
     said = rng.standard_normal((clients + 1, parameters), np.float32) + rng.standard_normal(
         parameters, np.float32
@@ -104,7 +112,9 @@ def seconds(rule: Callable[[Updates], Aggregate], words: Updates) -> float:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per rule: milliseconds by clients, how many times the mean's with the most, and the powers that fit."""
+    """A row per rule: milliseconds by clients, how many times the mean's with the most, and the
+    powers that fit.
+    """
     times = rows.pivot(index="rule", columns="clients", values="seconds").loc[list(THEORY)]
     clients = times.columns.to_numpy()
     table = (1000 * times).add_prefix("ms_")

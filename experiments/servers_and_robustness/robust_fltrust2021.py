@@ -59,9 +59,11 @@ MODELS = {"mnist": "2nn", "digits": "mlp"}
 RULES = ("mean", "krum", "trimmed_mean", "median", "fltrust")
 ATTACKS = ("none", "label_flip", "krum", "trim", "backdoor", "adaptive")
 LOSES, OPENS = 0.04, 0.03
-"""What the paper claims of FLTrust under every attack: an error that is at most so much above that of the mean without
-an attack, and a backdoor that opens in at most such a share of the images. From two reading notes of the paper; its
-tables were not at hand, and none of their numbers stands here."""
+"""What the paper claims of FLTrust under every attack: an error that is at most so much above that
+of the mean without an attack, and a backdoor that opens in at most such a share of the images. From
+two reading notes of the paper; its tables were not at hand, and none of their numbers stands
+here.
+"""
 BROKEN = 0.5
 """The error of a rule that is broken."""
 BARS = {
@@ -92,7 +94,9 @@ class Options(common.Place):
     peers: int = 100
     """Clients; a fifth of them attacks."""
     rates: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.1, 0.2, 0.4, 0.8)
-    """Learning rates to choose from, by validation accuracy under no attack, for the mean and for FLTrust."""
+    """Learning rates to choose from, by validation accuracy under no attack, for the mean and for
+    FLTrust.
+    """
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -105,7 +109,9 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 
 def chosen(options: Options, rule: str) -> float:
-    """The learning rate with which a rule does best under no attack on examples that were set aside, one seed."""
+    """The learning rate with which a rule does best under no attack on examples that were set
+    aside, one seed.
+    """
     runs: list[common.Cell] = [
         (
             {"tuned": rule, "lr": str(lr), "seed": 0},
@@ -136,7 +142,8 @@ def setting(options: Options, attack: str, rule: str, **changes: Any) -> Run:
 
 
 def grid(options: Options, rates: Mapping[str, float]) -> list[common.Cell]:
-    """Every attack on every rule with its seeds; the adaptive one, which needs the server's own step, on FLTrust.
+    """Every attack on every rule with its seeds; the adaptive one, which needs the server's own
+    step, on FLTrust.
 
     A rule without a learning rate of its own takes that of the mean.
     """
@@ -154,7 +161,8 @@ def grid(options: Options, rates: Mapping[str, float]) -> list[common.Cell]:
 
 
 def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
-    """A row per attack and rule, means over the seeds of how runs end: error, success of the backdoor, FLTrust's trust.
+    """A row per attack and rule, means over the seeds of how runs end: error, success of the
+    backdoor, FLTrust's trust.
 
     A server whose model was lost on the way guesses one label of ten.
     """
@@ -182,7 +190,9 @@ def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
-    """What the table says of the paper's claims: those on FLTrust, then those on the other rules."""
+    """What the table says of the paper's claims: those on FLTrust, then those on the other
+    rules.
+    """
     errors = {key: float(row["error"]) for key, row in common.by_label(table, LABELS).items()}
     free, broken = errors["none", "mean"], errors["krum", "krum"]
     lost = {attack: errors[attack, "fltrust"] - free for attack in ATTACKS if attack != "none"}
@@ -228,7 +238,9 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
 
 
 def _bars(axes: Axes, table: pd.DataFrame, column: str) -> None:
-    """A group of bars per attack, one per rule; a line shows the deviation over seeds of an error."""
+    """A group of bars per attack, one per rule; a line shows the deviation over seeds of an
+    error.
+    """
     attacks = list(table["attack"].unique())
     for place, (rule, own) in enumerate(common.groups(table, ["rule"])):
         x = [attacks.index(attack) + 0.16 * (place - 2) for attack in own["attack"]]

@@ -1,6 +1,8 @@
-"""What can a ring survive, and what not: two liars among peers on a graph, and rules for what a peer hears?
+"""What can a ring survive, and what not: two liars among peers on a graph, and rules for what a
+peer hears?
 
-Command; 104 runs on the ring and 180 elsewhere of half a second, most of them in less than 3 minutes on an idle core:
+Command; 104 runs on the ring and 180 elsewhere of half a second, most of them in less than 3
+minutes on an idle core:
 
     python -m experiments.servers_and_robustness.robust_gossip --seeds 2
 
@@ -19,10 +21,12 @@ random graph an honest peer hears two liars of five words, more than f = 1 expec
 trimming and clipping some peers end hundreds of times as far apart. Means over the last tenth of
 the rounds, over two seeds on the ring and ONE elsewhere, on digits: a look, not a measurement.
 
-Grid: ring, torus (4 x 4), regular:k=4 and complete graph, 16 peers, of whom 0 and 10 attack; six rules; no attack,
-label flip, sign flip, ALIE (z = 1.5; its formula gives 0 for 2 of 16) and dissensus; IID and two label shards.
-dfedavgm, digits, mlp, learning rate 0.05, momentum 0.9, batches of 10, one local epoch, 40 rounds: the lab book's
-standard, nothing was tuned. Rules expect one liar, on the complete graph two. Figures are over the honest peers.
+Grid: ring, torus (4 x 4), regular:k=4 and complete graph, 16 peers, of whom 0 and 10 attack; six
+    rules; no attack,
+label flip, sign flip, ALIE (z = 1.5; its formula gives 0 for 2 of 16) and dissensus; IID and two
+label shards. dfedavgm, digits, mlp, learning rate 0.05, momentum 0.9, batches of 10, one local
+epoch, 40 rounds: the lab book's standard, nothing was tuned. Rules expect one liar, on the complete
+graph two. Figures are over the honest peers.
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 
 
 def grid(options: Options) -> list[common.Cell]:
-    """Every attack on every rule on every graph, and peers who do not speak, with the seeds that they have."""
+    """Every attack on every rule on every graph, and peers who do not speak, with the seeds that
+    they have.
+    """
     most = max(options.seeds, options.others)
     return [cell for seed in range(most) for data in DATA for cell in _cells(options, data, seed)]
 
@@ -137,7 +143,8 @@ def lies(options: Options, attack: str) -> str:
 def rules(options: Options, graph: str) -> dict[str, str]:
     """The rules that a graph has room for, by name, as --aggregator.
 
-    They expect one liar in a neighbourhood, and all of them on the complete graph; Krum needs more than 2f + 2 words.
+    They expect one liar in a neighbourhood, and all of them on the complete graph; Krum needs more
+    than 2f + 2 words.
     """
     f = len(options.attackers) if graph == "complete" else 1
     words = int((network(graph, 0).weights[0].toarray() != 0).sum(1).min())
@@ -157,7 +164,9 @@ def network(graph: str, seed: int) -> topologies.Network:
 
 
 def heard(graph: str, options: Options) -> float:
-    """The largest share that liars have of the words that an honest peer hears, its own among them; NaN for none."""
+    """The largest share that liars have of the words that an honest peer hears, its own among them;
+    NaN for none.
+    """
     if graph == ALONE:
         return float("nan")
     near = [network(graph, seed).weights[0].toarray() != 0 for seed in range(seeds(options, graph))]
@@ -166,7 +175,8 @@ def heard(graph: str, options: Options) -> float:
 
 
 def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """A row per data, graph and rule, means over the seeds: the accuracy of the honest by attack, and what befell them.
+    """A row per data, graph and rule, means over the seeds: the accuracy of the honest by attack,
+    and what befell them.
 
     The worst peer and the largest distance between peers are those of the worst attack.
     """
@@ -195,7 +205,9 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
-    """What the table says: which rules leave the honest better off than alone, whatever the liars do."""
+    """What the table says: which rules leave the honest better off than alone, whatever the liars
+    do.
+    """
     attackers = " and ".join(map(str, options.attackers))
     where = f"{options.seeds} seeds on the {options.graphs[0]}, {options.others} elsewhere"
     said = [f"over {where}, liars {attackers} of {common.PEERS}"]
@@ -210,7 +222,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
 
 
 def _survivors(graph: str, table: pd.DataFrame, alone: float) -> str:
-    """Which rules of one graph leave the honest no worse than alone under every attack, and how the best one does."""
+    """Which rules of one graph leave the honest no worse than alone under every attack, and how the
+    best one does.
+    """
     least = table.set_index("rule")[list(ATTACKS)]
     floor = least.min(axis=1)
     good = [rule for rule in floor.index if floor[rule] >= alone]
@@ -232,7 +246,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         axes.set_title(f"{data.replace('_', ' ')}: {DATA[data]}")
     shown = panels[-1].images[0]
     figure.colorbar(shown, ax=panels, label="accuracy less that of a peer alone", shrink=0.6)
-    figure.suptitle(f"Mean accuracy of the honest: {options.dataset}, {len(options.attackers)} liars of {common.PEERS} peers, "
+    figure.suptitle(f"Mean accuracy of honest peers: {options.dataset}, {len(options.attackers)} attackers, "
                     f"{options.seeds} seeds on the {options.graphs[0]}, {options.others} elsewhere")  # fmt: skip
     return figure
 

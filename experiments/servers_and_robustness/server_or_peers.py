@@ -1,4 +1,5 @@
-"""What does doing without a server cost, and whom: in accuracy, in bytes, and in bytes of the busiest node?
+"""What does doing without a server cost, and whom: in accuracy, in bytes, and in bytes of the
+busiest node?
 
 Command, 27 runs one at a time, 47 minutes on a machine that was busy with other work:
 
@@ -22,18 +23,21 @@ learned is there, but not with any of them. Not asked here: FedAvg can say its u
 too, though not its downloads; and the server's bytes grow with the number of peers, those of a peer
 on a ring do not.
 
-Grid: FedAvg with all clients in a round and with a quarter of them; DFedAvgM on the ring, the exponential and the
-complete graph; quantized DFedAvgM on the ring in 8 and in 4 bits; and the two ends, local_only and pooled. Three seeds
-each, in the standard setting: MNIST, 16 peers with two label shards of 300 examples each, 2NN, 50 rounds. Local
-training is the same for all: one epoch in batches of 50, learning rate 0.01, momentum 0.9 that starts anew in every
-round (the papers on FedAvg have none). The rate is that of the design's setting for peers; it was not tuned for
-either side, and test data chose nothing.
+Grid: FedAvg with all clients in a round and with a quarter of them; DFedAvgM on the ring, the
+    exponential and the
+complete graph; quantized DFedAvgM on the ring in 8 and in 4 bits; and the two ends, local_only and
+pooled. Three seeds each, in the standard setting: MNIST, 16 peers with two label shards of 300
+examples each, 2NN, 50 rounds. Local training is the same for all: one epoch in batches of 50,
+learning rate 0.01, momentum 0.9 that starts anew in every round (the papers on FedAvg have none).
+The rate is that of the design's setting for peers; it was not tuned for either side, and test data
+chose nothing.
 
-Bytes are of models, as they would travel in the field. The busiest node of FedAvg is the server, which says and hears
-everything; a peer says what peers.csv has of it, and hears as much, since every node of these graphs has as many
-incoming edges as outgoing ones. Accuracy is the mean over the peers, each with its own model, on the common test set.
-Models are looked at every five rounds, and what it took to an accuracy is by the best so far, with straight lines
-between the looks: figures below five rounds are coarse, and FedAvg falls back to 0.70 after its first five.
+Bytes are of models, as they would travel in the field. The busiest node of FedAvg is the server,
+which says and hears everything; a peer says what peers.csv has of it, and hears as much, since
+every node of these graphs has as many incoming edges as outgoing ones. Accuracy is the mean over
+the peers, each with its own model, on the common test set. Models are looked at every five rounds,
+and what it took to an accuracy is by the best so far, with straight lines between the looks:
+figures below five rounds are coarse, and FedAvg falls back to 0.70 after its first five.
 """
 
 from __future__ import annotations
@@ -102,7 +106,9 @@ class Options(common.Options):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Accuracy by round, by bytes of all and by bytes of the busiest node, with a server and without."""
+    """Accuracy by round, by bytes of all and by bytes of the busiest node, with a server and
+    without.
+    """
     rows = counted(common.measure(options, grid(options)), options)
     table = tabulate(rows, options)
     seeds = common.by_seed(rows, ["method"])
@@ -122,7 +128,9 @@ def grid(options: Options) -> list[common.Cell]:
 
 
 def counted(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """The rows with the megabytes of all and of the busiest node, said and heard, up to the round."""
+    """The rows with the megabytes of all and of the busiest node, said and heard, up to the
+    round.
+    """
     rows = rows.assign(total_MB=rows["payload_bytes"] / 1e6, busiest_MB=np.nan)
     for (name, seed), own in common.groups(rows, ["method", "seed"]):
         sent = dfl.load(options.out / "cells" / f"method={name},seed={seed}").peers[
@@ -133,9 +141,11 @@ def counted(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 
 
 def busiest(run: pd.DataFrame, sent: pd.Series) -> pd.Series:
-    """Bytes that the busiest node of a run has said and heard up to each row, from what every peer sent to the end.
+    """Bytes that the busiest node of a run has said and heard up to each row, from what every peer
+    sent to the end.
 
-    Where all rounds have the same graph, what a peer has said grows by the same amount in every round.
+    Where all rounds have the same graph, what a peer has said grows by the same amount in every
+    round.
     """
     if (
         "download_bytes" in run
@@ -147,7 +157,9 @@ def busiest(run: pd.DataFrame, sent: pd.Series) -> pd.Series:
 
 
 def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
-    """A row per method: how it ends, and what it took to the two accuracies; means over the seeds."""
+    """A row per method: how it ends, and what it took to the two accuracies; means over the
+    seeds.
+    """
     table = common.summary(rows, ["method"]).drop(columns="MB_per_peer")
     end = common.ends(rows, ["method", "seed"]).groupby("method", sort=False)
     table["mean_model"] = end["accuracy_mean_model"].mean()
@@ -162,7 +174,9 @@ def tabulate(rows: pd.DataFrame, options: Options) -> pd.DataFrame:
 
 
 def to_target(rows: pd.DataFrame, target: float) -> Mapping[str, float]:
-    """Rounds and megabytes of a method to an accuracy, in the mean over the seeds; NaN where a seed is never there."""
+    """Rounds and megabytes of a method to an accuracy, in the mean over the seeds; NaN where a seed
+    is never there.
+    """
     each = []
     for _, run in common.groups(rows, ["seed"]):
         reached = rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
@@ -238,7 +252,9 @@ def _label(axes: Axes, title: str, label: str, targets: tuple[float, ...]) -> No
 
 
 def _styles(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """A look for every method that there is: servers with squares, peers with dots, dashed where curves coincide."""
+    """A look for every method that there is: servers with squares, peers with dots, dashed where
+    curves coincide.
+    """
     colours = dict(zip((name for name in METHODS if name not in ENDS), common.COLOURS, strict=True))
     dashes = {
         "complete": "--",

@@ -1,19 +1,24 @@
-"""Can two models that never spoke be averaged? Only if they started at the same point, says the paper of FedAvg.
+"""Can two models that never spoke be averaged? Only if they started at the same point, says the
+paper of FedAvg.
 
-Figure 1 of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+Figure 1 of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017.
 
 Command, half a minute a seed and start on a free core:
 
     python -m experiments.servers_and_robustness.shared_init_mcmahan2017 --data-dir DIR
 
-Finding: as published. From a common start the mixture half-way has a lower loss than either parent for 3 of 3 seeds,
-0.406 in the mean where the parents have 0.476; from independent starts it is higher for 3 of 3, 0.950 against 0.474.
-The best mixture from a common start lies near the middle (theta 0.40 to 0.60), from independent starts next to a
-parent (0.09 or 0.89).
+Finding: as published. From a common start the mixture half-way has a lower loss than either parent
+    for 3 of 3 seeds,
+0.406 in the mean where the parents have 0.476; from independent starts it is higher for 3 of 3,
+0.950 against 0.474. The best mixture from a common start lies near the middle (theta 0.40 to 0.60),
+from independent starts next to a parent (0.09 or 0.89).
 
-Grid: two 2NNs, trained on two disjoint IID sets of 600 examples of MNIST, each by 240 updates (20 epochs, batches of
-50, learning rate 0.1, momentum 0), from a common or from independent random starts, three seeds. The loss of
-theta w + (1 - theta) w' on all 60,000 training examples, for 50 values of theta from -0.2 to 1.2, and for 1/2.
+Grid: two 2NNs, trained on two disjoint IID sets of 600 examples of MNIST, each by 240 updates (20
+    epochs, batches of
+50, learning rate 0.1, momentum 0), from a common or from independent random starts, three seeds.
+The loss of theta w + (1 - theta) w' on all 60,000 training examples, for 50 values of theta from
+-0.2 to 1.2, and for 1/2.
 """
 
 from __future__ import annotations

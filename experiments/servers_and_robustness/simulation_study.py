@@ -1,33 +1,39 @@
-"""How far is what FedAvg finds from the truth, and from what all data in one place would say? A logistic regression.
+"""How far is what FedAvg finds from the truth, and from what all data in one place would say? A
+logistic regression.
 
 Command, 80 runs, 7 minutes on one core:
 
     python -m experiments.servers_and_robustness.simulation_study
 
-Finding: with a constant learning rate of 0.1 and batches of one example, FedAvg is not consistent. From n = 1,000 to
-10,000 the root mean square error of maximum likelihood on all data falls from 0.069 to 0.019; that of FedAvg stays at
-0.089 to 0.079 with 10 clients, and goes from 0.068 to 0.041 with 100. At n = 10,000 its bias is +0.035 to +0.040
-whatever K is; it is beyond two standard errors in 38 of 40 cells, though at n = 3,000 the data sets themselves lean by
-+0.015. What decides is how many examples a client has: with 10 it takes 10 steps between two averages and ends 0.008
-from maximum likelihood, with 1,000 it walks to where steps of this size end up and is 0.074 from it. More clients are
-only better because each has less to do, and because their average has less noise. A tenth of the learning rate takes
-the bias from +0.035 to +0.004 and the error from 0.079 to 0.022 (`--lr 0.01 --steps 20000 --examples 10000 --clients
-10`). Read as batches of n_k, FedAvg is gradient descent to 9e-16 in all 40 cells.
+Finding: with a constant learning rate of 0.1 and batches of one example, FedAvg is not consistent.
+    From n = 1,000 to
+10,000 the root mean square error of maximum likelihood on all data falls from 0.069 to 0.019; that
+of FedAvg stays at 0.089 to 0.079 with 10 clients, and goes from 0.068 to 0.041 with 100. At n =
+10,000 its bias is +0.035 to +0.040 whatever K is; it is beyond two standard errors in 38 of 40
+cells, though at n = 3,000 the data sets themselves lean by +0.015. What decides is how many
+examples a client has: with 10 it takes 10 steps between two averages and ends 0.008 from maximum
+likelihood, with 1,000 it walks to where steps of this size end up and is 0.074 from it. More
+clients are only better because each has less to do, and because their average has less noise. A
+tenth of the learning rate takes the bias from +0.035 to +0.004 and the error from 0.079 to 0.022
+(`--lr 0.01 --steps 20000 --examples 10000 --clients 10`). Read as batches of n_k, FedAvg is
+gradient descent to 9e-16 in all 40 cells.
 
-The study is that of slides on federated learning that this project began with: Z ~ N(1, 2), Y ~ Bernoulli(1 / (1 +
-exp(-beta Z))), n = 1,000 to 10,000 examples at K = 10 to 100 clients of n / K each, E = 1, learning rate 0.1, and "No.
-of batches B = n_k". What they found is not in the text that is left of them: there is no number to compare with. What
-they leave open is settled here as follows: 2 is the variance (`--variance 4` for the other reading); x in their formula
-is Z; beta is 1, with no intercept; n_k batches are batches of one example; every client takes part in every round, and
-rounds go on until each client has taken 2,000 steps, and for ten at least. FedAvg starts at 0; what the server has at
-the end is its estimate.
+The study is that of slides on federated learning that this project began with: Z ~ N(1, 2), Y ~
+Bernoulli(1 / (1 + exp(-beta Z))), n = 1,000 to 10,000 examples at K = 10 to 100 clients of n / K
+each, E = 1, learning rate 0.1, and "No. of batches B = n_k". What they found is not in the text
+that is left of them: there is no number to compare with. What they leave open is settled here as
+follows: 2 is the variance (`--variance 4` for the other reading); x in their formula is Z; beta is
+1, with no intercept; n_k batches are batches of one example; every client takes part in every
+round, and rounds go on until each client has taken 2,000 steps, and for ten at least. FedAvg starts
+at 0; what the server has at the end is its estimate.
 
-A replication is a coordinate: one model holds a beta for each of 100 replications, an example has a Z and a Y for each,
-and the loss is the sum over them. So every beta goes its own way, on data of its own, in one simulation; what
-replications share is the order in which clients go through their examples. All K see the same data.
+A replication is a coordinate: one model holds a beta for each of 100 replications, an example has a
+Z and a Y for each, and the loss is the sum over them. So every beta goes its own way, on data of
+its own, in one simulation; what replications share is the order in which clients go through their
+examples. All K see the same data.
 
-Read the other way, as batches of n_k examples, a round of FedAvg is a step of gradient descent on all data, whatever K
-is. That is checked for every n against four lines of numpy.
+Read the other way, as batches of n_k examples, a round of FedAvg is a step of gradient descent on
+all data, whatever K is. That is checked for every n against four lines of numpy.
 """
 
 from __future__ import annotations
@@ -76,7 +82,9 @@ class Options(common.Place):
     replications: int = 100
     """Data sets of every size."""
     steps: int = 2000
-    """Local steps of a client with batches of one example, at least; there are ten rounds at least."""
+    """Local steps of a client with batches of one example, at least; there are ten rounds at
+    least.
+    """
     descent: int = 300
     """Rounds with batches of all examples."""
 
@@ -87,7 +95,9 @@ class Options(common.Place):
 
 
 class Slopes(torch.nn.Module):
-    """A logistic regression with one slope and no intercept, for each of R replications: (n, R) -> logits (n, R)."""
+    """A logistic regression with one slope and no intercept, for each of R replications: (n, R) ->
+    logits (n, R).
+    """
 
     def __init__(self, replications: int) -> None:
         super().__init__()
@@ -109,13 +119,17 @@ class Last(Callback):
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Bias and error of the slope that FedAvg finds, by examples and clients, and the check on gradient descent."""
+    """Bias and error of the slope that FedAvg finds, by examples and clients, and the check on
+    gradient descent.
+    """
     table = pd.concat([study(options, n) for n in options.examples], ignore_index=True)
     common.publish(options, table, draw(table, options), finding(table, options))
 
 
 def study(options: Options, n: int) -> pd.DataFrame:
-    """A row per number of clients, all with the same n examples: means and errors over the replications."""
+    """A row per number of clients, all with the same n examples: means and errors over the
+    replications.
+    """
     z, y = sample(options, n)
     best, descended = most_likely(z, y), descent(z, y, options)
     rows = []
@@ -141,7 +155,9 @@ def study(options: Options, n: int) -> pd.DataFrame:
 
 
 def _errors(found: Floats, best: Floats, truth: float) -> dict[str, float]:
-    """How far estimates (R,) are from the truth and from those of maximum likelihood on all data."""
+    """How far estimates (R,) are from the truth and from those of maximum likelihood on all
+    data.
+    """
     error, apart, floor = found - truth, found - best, best - truth
     return {
         "bias": error.mean(),
@@ -190,7 +206,9 @@ def descent(z: Floats, y: Floats, options: Options) -> Floats:
 def fedavg(
     sampled: tuple[Floats, Floats], clients: int, rounds: int, options: Options, batch_size: int
 ) -> Floats:
-    """The slopes (R,) that FedAvg ends with, by `dfl.simulate` on data, model and loss of our own."""
+    """The slopes (R,) that FedAvg ends with, by `dfl.simulate` on data, model and loss of our
+    own.
+    """
     z, y = sampled
     run = dfl.Run(algorithm="fedavg", peers=clients, rounds=rounds, eval_every=rounds, batch_size=batch_size,
                   lr=options.lr, momentum=0.0, engine="batched", device="cpu")  # fmt: skip

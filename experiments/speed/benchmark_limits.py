@@ -1,9 +1,11 @@
 """How far is dfl from what the machine can do?
 
-Questions: (training) how long is a round of work A next to its floating-point operations at the speed of a matrix
-product? (exchange) one share next to the same bytes through bare MPI? (codec) encoding and decoding next to a copy of
-the same floats? (strong scaling, weak scaling) a round on 1, 2, 4 and 16 ranks next to one that is divided without
-loss? (start) the time until round 0 next to ranks that only import torch and meet?
+Questions: (training) how long is a round of work A next to its floating-point operations at the
+    speed of a matrix
+product? (exchange) one share next to the same bytes through bare MPI? (codec) encoding and decoding
+next to a copy of the same floats? (strong scaling, weak scaling) a round on 1, 2, 4 and 16 ranks
+next to one that is divided without loss? (start) the time until round 0 next to ranks that only
+import torch and meet?
 
 Command, on a 2-core machine that does nothing else:
 
@@ -19,13 +21,16 @@ and cost beyond: 16 on two cores take 154 ms, 1.6 times what a division without 
 is 1.2 (16 ranks) to 2.3 times (one) that of ranks which only import torch and meet. The machine's
 speed wandered while it was measured, which is why some ratios of scaling are below one.
 
-Grid: work A is 16 peers on a ring with 600 examples of 784 numbers each and the 2NN, one epoch of batches of 50; its
-floor is 6 d operations for each of 9,600 examples at the float32 speed that two processes reach at once in products
-of 2,048 x 2,048, one thread each. Messages of 10 kB to 10 MB go around a ring of two ranks with one and with eight
-peers each; share and bare MPI take turns, the slower rank counts, and of 30 turns the middle one. Four and eight bits
-are coded as in `codec`. Strong scaling has work A on more ranks, its limit the time on one rank over as many cores as
-the ranks can use; weak scaling has four of its peers on every rank. The start is `--dry-run` of 16 peers on digits,
-from the shell. What is launched is launched three times in turn with its limit, but for scaling; medians count.
+Grid: work A is 16 peers on a ring with 600 examples of 784 numbers each and the 2NN, one epoch of
+    batches of 50; its
+floor is 6 d operations for each of 9,600 examples at the float32 speed that two processes reach at
+once in products of 2,048 x 2,048, one thread each. Messages of 10 kB to 10 MB go around a ring of
+two ranks with one and with eight peers each; share and bare MPI take turns, the slower rank counts,
+and of 30 turns the middle one. Four and eight bits are coded as in `codec`. Strong scaling has work
+A on more ranks, its limit the time on one rank over as many cores as the ranks can use; weak
+scaling has four of its peers on every rank. The start is `--dry-run` of 16 peers on digits, from
+the shell. What is launched is launched three times in turn with its limit, but for scaling; medians
+count.
 """
 
 from __future__ import annotations

@@ -1,30 +1,34 @@
 """How long does a round take here, and in what people use today?
 
-Command, half an hour on two idle cores (published with `--repetitions 2`); first `pip install -e ".[mpi,bench]"`, then
-the baselines, from PyPI into environments of their own (3 GB):
+Command, half an hour on two idle cores (published with `--repetitions 2`); first `pip install -e
+".[mpi,bench]"`, then the baselines, from PyPI into environments of their own (3 GB):
 
     python -m experiments.speed.baselines.install
     python -m experiments.speed.benchmark_peers
 
-`--works`, `--baselines` and `--keep` measure in portions: what an earlier run left in `--out` is taken as it is.
+`--works`, `--baselines` and `--keep` measure in portions: what an earlier run left in `--out` is
+taken as it is.
 
-Finding: medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 113 ms a round on two ranks, pfl
-161 in two processes (1.43 times that; in one process 242), gossipy 258 (2.3 times), Flower 471 (4.2 times). B: dfl
-6.7, pfl 262 (39 times), gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14, pfl 1,900 (137 times), gossipy
-3,020 (218 times), Flower 10,700 (775 times). Where models are small, calls cost more than arithmetic, and dfl makes
-them for all peers at once; on A everybody waits for matrix products, and dfl is near their speed (`benchmark_limits`),
-so that nobody can be much faster. The two cores were a virtual machine's whose speed wandered by a factor of up to
-1.8.
+Finding: medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 113 ms a round
+    on two ranks, pfl
+161 in two processes (1.43 times that; in one process 242), gossipy 258 (2.3 times), Flower 471 (4.2
+times). B: dfl 6.7, pfl 262 (39 times), gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14,
+pfl 1,900 (137 times), gossipy 3,020 (218 times), Flower 10,700 (775 times). Where models are small,
+calls cost more than arithmetic, and dfl makes them for all peers at once; on A everybody waits for
+matrix products, and dfl is near their speed (`benchmark_limits`), so that nobody can be much
+faster. The two cores were a virtual machine's whose speed wandered by a factor of up to 1.8.
 
-Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps (momentum 0.9) a round:
-A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a
-perceptron 64-32-10, batches of 10; C, 1,000 peers with 60 of 64, softmax regression, batches of 10. dfl mixes on a
-ring, in float32; gossipy gossips on a ring; pfl and Flower, which have a server, average everyone. Nobody evaluates in
-a timed round. Every system is run in the ways that its documentation recommends, with all that two cores give it
-(`experiments.speed.baselines.run.SETUPS`; the drivers say which API and why), and the fastest of them counts. Each launch is a
-program of its own; two rounds warm up, five are timed; launches take turns in three repetitions. A ratio compares
-medians over all rounds with dfl's fastest; its range is that of the ratios within a repetition. Every driver checks
-that its models learn.
+Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
+    (momentum 0.9) a round:
+A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10, batches of 50; B, 100
+peers with 60 of 64, a perceptron 64-32-10, batches of 10; C, 1,000 peers with 60 of 64, softmax
+regression, batches of 10. dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl and
+Flower, which have a server, average everyone. Nobody evaluates in a timed round. Every system is
+run in the ways that its documentation recommends, with all that two cores give it
+(`experiments.speed.baselines.run.SETUPS`; the drivers say which API and why), and the fastest of
+them counts. Each launch is a program of its own; two rounds warm up, five are timed; launches take
+turns in three repetitions. A ratio compares medians over all rounds with dfl's fastest; its range
+is that of the ratios within a repetition. Every driver checks that its models learn.
 """
 
 from __future__ import annotations
@@ -131,7 +135,9 @@ def measure(options: Options) -> pd.DataFrame:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest set-up."""
+    """A row per work and set-up: milliseconds a round, and how many times those of dfl's fastest
+    set-up.
+    """
     return pd.DataFrame(
         [row for _, own in common.groups(rows, ["work"]) for row in _of_work(own)], dtype=object
     )

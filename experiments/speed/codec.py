@@ -1,22 +1,27 @@
 """What does it cost to say a number in b bits?
 
-Question: how many coordinates a second are encoded and decoded at every width, next to a plain copy of the same floats?
+Question: how many coordinates a second are encoded and decoded at every width, next to a plain copy
+    of the same floats?
 Who sends 4 bits instead of 32 should not pay in computing what is saved on the wire.
 
 Command, 13 s on a 2-core machine, one thread:
 
     python -m experiments.speed.codec --rounds 10
 
-Finding: no. On 16 x 199,210 numbers 4 bits are encoded at 158 and decoded at 996 million coordinates a second, 8 bits
-at 165 and 1,630; a copy makes 2,120, so encoding costs 13 copies of the floats and decoding 1.3 to 2.1. All widths
-encode at 107 to 198 and decode at 272 to 1,630; 1,000 x 650 is within a fifth of that. About half of the encoding goes
-into the random bits. At 4 bits, 7.3 nanoseconds save 28 bits: the message arrives sooner on every link below 3.8 Gbit/s
-a core. For comparison, the codec of decentralizepy makes 0.25 million coordinates a second with a relative error of
-0.83; at 4 bits the error here is 0.27, at 8 bits 0.015.
+Finding: no. On 16 x 199,210 numbers 4 bits are encoded at 158 and decoded at 996 million
+    coordinates a second, 8 bits
+at 165 and 1,630; a copy makes 2,120, so encoding costs 13 copies of the floats and decoding 1.3 to
+2.1. All widths encode at 107 to 198 and decode at 272 to 1,630; 1,000 x 650 is within a fifth of
+that. About half of the encoding goes into the random bits. At 4 bits, 7.3 nanoseconds save 28 bits:
+the message arrives sooner on every link below 3.8 Gbit/s a core. For comparison, the codec of
+decentralizepy makes 0.25 million coordinates a second with a relative error of 0.83; at 4 bits the
+error here is 0.27, at 8 bits 0.015.
 
-Grid: widths 1 to 16 with default options on 16 messages of 199,210 normal numbers (the 2NN) and on 1,000 of 650
-(softmax on 64 inputs). The random bits are made while encoding. Every round visits the copy and all widths in turn, so
-that a busy moment of the machine hits them alike; the best round counts. Writes results/codec/codec.csv and codec.png.
+Grid: widths 1 to 16 with default options on 16 messages of 199,210 normal numbers (the 2NN) and on
+    1,000 of 650
+(softmax on 64 inputs). The random bits are made while encoding. Every round visits the copy and all
+widths in turn, so that a busy moment of the machine hits them alike; the best round counts. Writes
+results/codec/codec.csv and codec.png.
 """
 
 from __future__ import annotations
@@ -108,7 +113,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """The numbers in markdown; a ratio says how many copies of the floats the time would have sufficed for."""
+    """The numbers in markdown; a ratio says how many copies of the floats the time would have
+    sufficed for.
+    """
     lines = [
         "| q x m | bits | bytes | relative error | encode | decode | copy | copy/encode | copy/decode |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -1,19 +1,23 @@
 """Should a rank train its peers together or one after the other?
 
-Question: which engine is faster, on twelve shapes of model and batch from a thousand tiny peers to a few convolutional
-ones, and does `--engine auto` find it? Its rule looks at the model and the batches and never at how many peers a rank
-has, because results must not depend on that.
+Question: which engine is faster, on twelve shapes of model and batch from a thousand tiny peers to
+    a few convolutional
+ones, and does `--engine auto` find it? Its rule looks at the model and the batches and never at how
+many peers a rank has, because results must not depend on that.
 
 Command, four minutes on a 2-core machine, one thread:
 
     python -m experiments.speed.engines
 
-Finding: together is 75 times faster for softmax regression in batches of one, 1.2 times faster for the 2NN in batches
-of 50, and 1.16 times slower for the CNN; auto takes the better engine but for the widest perceptron, where it loses 4
-%.
+Finding: together is 75 times faster for softmax regression in batches of one, 1.2 times faster for
+    the 2NN in batches
+of 50, and 1.16 times slower for the CNN; auto takes the better engine but for the widest
+perceptron, where it loses 4 %.
 
-Grid: each shape with both engines and with auto, in turn, three times over; the median round of each time, of which the
-best counts. Peers on a ring, float32, one local epoch, momentum 0.9, normal numbers with random labels.
+Grid: each shape with both engines and with auto, in turn, three times over; the median round of
+    each time, of which the
+best counts. Peers on a ring, float32, one local epoch, momentum 0.9, normal numbers with random
+labels.
 """
 
 from __future__ import annotations
@@ -86,7 +90,9 @@ def main(
 
 
 def row(name: str, times: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds a round with each engine, which one auto takes, and how much slower it is than the better one."""
+    """Milliseconds a round with each engine, which one auto takes, and how much slower it is than
+    the better one.
+    """
     shape = SHAPES[name]
     data = examples(shape.inputs, shape.peers * shape.n)
     run = {e: _run(shape, e, rounds) for e in ENGINES}

@@ -1,9 +1,11 @@
-"""What can this machine do, asked from inside? Programs for one or more ranks that print a line of JSON.
+"""What can this machine do, asked from inside? Programs for one or more ranks that print a line of
+JSON.
 
     mpirun -n 2 python -m experiments.speed.floors peak       the float32 operations a second of all ranks at once
     mpirun -n 2 python -m experiments.speed.floors exchange   one share, and the same bytes through bare MPI
 
-`limits` starts them. What is compared takes turns in one process, so that a busy moment of the machine hits both.
+`limits` starts them. What is compared takes turns in one process, so that a busy moment of the
+machine hits both.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ app = App(name="python -m experiments.speed.floors", help_format="plaintext", ve
 
 @app.command
 def peak(*, repeats: int = 8) -> None:
-    """The float32 operations a second that all ranks reach together in a product of square matrices, one thread each.
+    """The float32 operations a second that all ranks reach together in a product of square
+    matrices, one thread each.
 
     Args:
         repeats: products that are timed; the median counts.
@@ -58,7 +61,8 @@ def exchange(
     hosted: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 8),
     repeats: int = 30,
 ) -> None:
-    """One share on a ring, and the same bytes through a blocking Neighbor_alltoallv between the same ranks.
+    """One share on a ring, and the same bytes through a blocking Neighbor_alltoallv between the
+    same ranks.
 
     Args:
         sizes: bytes of a message, float32 words.
@@ -100,7 +104,9 @@ def _exchange(
 def crossing(
     weights: csr_array, layout: Layout, rank: int
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Messages that leave this rank for every other, and that come from it: one for each peer that is heard there."""
+    """Messages that leave this rank for every other, and that come from it: one for each peer that
+    is heard there.
+    """
 
     def heard(by: int, of: int) -> int:
         rows, columns = layout.block(by), layout.block(of)
@@ -133,7 +139,9 @@ def _buffer(rows: dict[int, int], size: int) -> list[Any]:
 
 
 def _in_turn(world: World, works: list[Callable[[], object]], repeats: int) -> NDArray[np.float64]:
-    """Seconds of every work, (repeats, works), begun by all ranks together; two rounds of warm-up before."""
+    """Seconds of every work, (repeats, works), begun by all ranks together; two rounds of warm-up
+    before.
+    """
     times = np.zeros((repeats + 2, len(works)))
     for turn in times:
         for k, work in enumerate(works):

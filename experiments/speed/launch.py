@@ -1,4 +1,6 @@
-"""How is a measurement started? As a program of its own, on any number of ranks, that says what it found in JSON."""
+"""How is a measurement started? As a program of its own, on any number of ranks, that says what it
+found in JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def launch(ranks: int, *words: str) -> dict[str, Any]:
         words: what follows `python`.
 
     Returns:
-        What the line said, a list under `found`; and under `wall` the seconds from start to end, imports included.
+        What the line said, a list under `found`; and under `wall` the seconds from start to end,
+        imports included.
 
     Raises:
         InputError: it failed, or several ranks are asked for and there is no mpirun.
@@ -31,7 +34,9 @@ def launch(ranks: int, *words: str) -> dict[str, Any]:
 
 
 def timed(ranks: int, *words: str) -> tuple[str, float]:
-    """Run `python WORDS` on some ranks: what was printed, and the seconds from start to end; else like `launch`."""
+    """Run `python WORDS` on some ranks: what was printed, and the seconds from start to end; else
+    like `launch`.
+    """
     begun = time.perf_counter()
     done = subprocess.run(
         [*_launcher(ranks), sys.executable, *words], capture_output=True, text=True

@@ -1,6 +1,8 @@
-"""How is each of dfl's costs measured beside what the machine could do? `QUESTIONS` has a function for every cost.
+"""How is each of dfl's costs measured beside what the machine could do? `QUESTIONS` has a function
+for every cost.
 
-Each gives rows of what a case took here, `ours`, and what it would take at the limit, `limit`, in the same unit.
+Each gives rows of what a case took here, `ours`, and what it would take at the limit, `limit`, in
+the same unit.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from experiments.speed.stopwatch import WORK
 Row = dict[str, Any]
 
 PAIR = 2
-"""Ranks that the machine's two cores are given to, where a question is not about the number of ranks."""
+"""Ranks that the machine's two cores are given to, where a question is not about the number of
+ranks.
+"""
 WIDTHS = (4, 8)
 """Bits of the messages that are encoded and decoded."""
 MEET = """
@@ -34,7 +38,9 @@ request = MPI.COMM_WORLD.Ibarrier()
 while not request.Test():
     time.sleep(1e-3)
 """
-"""The least that ranks do before round 0: import torch and meet, without spinning on the cores of the others."""
+"""The least that ranks do before round 0: import torch and meet, without spinning on the cores of
+the others.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +70,11 @@ class Options(common.Place):
 
 
 def training(options: Options) -> list[Row]:
-    """A round of work against 6 operations for each parameter and example, at the speed of a matrix product.
+    """A round of work against 6 operations for each parameter and example, at the speed of a matrix
+    product.
 
-    Two forward and four backward: a product and a sum for the output, for the inputs' gradient and for the weights'.
+    Two forward and four backward: a product and a sum for the output, for the inputs' gradient and
+    for the weights'.
     """
     rounds, speeds = [], []
     for _ in range(options.repeats):
@@ -84,7 +92,9 @@ def training(options: Options) -> list[Row]:
 
 
 def operations(name: str) -> float:
-    """The floating-point operations of a round of work: 6 d for each example that all peers go through."""
+    """The floating-point operations of a round of work: 6 d for each example that all peers go
+    through.
+    """
     work = WORK[name]
     if work.model != "2nn":
         raise ValueError(f"the operations of {work.model} are not known")
@@ -93,7 +103,9 @@ def operations(name: str) -> float:
 
 
 def exchange(options: Options) -> list[Row]:
-    """One share of float32 words on a ring against the same bytes through a bare, blocking Neighbor_alltoallv."""
+    """One share of float32 words on a ring against the same bytes through a bare, blocking
+    Neighbor_alltoallv.
+    """
     sizes = [str(size) for size in options.sizes]
     found = launch(PAIR, "-m", "experiments.speed.floors", "exchange", "--sizes", *sizes)["found"]
     return [
@@ -125,7 +137,9 @@ def coding(options: Options) -> list[Row]:
 
 
 def strong(options: Options) -> list[Row]:
-    """A round of the same work on more ranks, against the time on one shared among as many cores as there are."""
+    """A round of the same work on more ranks, against the time on one shared among as many cores as
+    there are.
+    """
     alone = _round(options, 1)
     return [
         _row(_ranks(ranks), "ms", (1e3 * seconds, 1e3 * alone / min(ranks, cores())))
@@ -135,7 +149,9 @@ def strong(options: Options) -> list[Row]:
 
 
 def weak(options: Options) -> list[Row]:
-    """A round of four peers on every rank, against the time of four on one; ranks in excess of the cores take turns."""
+    """A round of four peers on every rank, against the time of four on one; ranks in excess of the
+    cores take turns.
+    """
     alone = _round(options, 1, 4)
     return [
         _row(
@@ -149,7 +165,9 @@ def weak(options: Options) -> list[Row]:
 
 
 def start(options: Options) -> list[Row]:
-    """From the shell to what --dry-run says of 16 peers on digits, against ranks that import torch and meet."""
+    """From the shell to what --dry-run says of 16 peers on digits, against ranks that import torch
+    and meet.
+    """
     ours = ("-m", "dfl.run", "--peers", "16", "--dry-run")
     rows = []
     for ranks in options.ranks:

@@ -1,10 +1,12 @@
-"""What does a run take? Its seconds and its memory, stage by stage: building, the rounds, looking, reporting.
+"""What does a run take? Its seconds and its memory, stage by stage: building, the rounds, looking,
+reporting.
 
     mpirun -n 2 python -m experiments.speed.probe --peers 10000 --out DIR
 
-simulates softmax regression on `gaussian`, evaluated before the first and after the last round, and prints one line of
-JSON. Peaks of memory are the kernel's high-water mark of resident pages, set back after every stage on rank 0, which
-needs Linux; the other ranks say their peak over the whole run.
+simulates softmax regression on `gaussian`, evaluated before the first and after the last round, and
+prints one line of JSON. Peaks of memory are the kernel's high-water mark of resident pages, set
+back after every stage on rank 0, which needs Linux; the other ranks say their peak over the whole
+run.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Probe(Stopwatch):
         self._end("build")
 
     def round(self, t: int) -> None:
-        """Note the time; the rounds are over but for the last, in which the peers are also looked at."""
+        """Note the time; the rounds are over but for the last, in which the peers are also looked
+        at.
+        """
         super().round(t)
         if t == self.rounds - 1:
             self._end("rounds")

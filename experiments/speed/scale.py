@@ -1,32 +1,38 @@
 """How many peers fit on a laptop?
 
-Question: how do the time of a round and the memory of a process grow with the number of peers, from 100 to 10,000? A
-peer should take no more than 4 rows of d floats besides its data, a round should grow in proportion to the peers, and
-10,000 of them should be built, run for 20 rounds and reported within 2 GiB. And what happens with 100,000?
+Question: how do the time of a round and the memory of a process grow with the number of peers, from
+    100 to 10,000? A
+peer should take no more than 4 rows of d floats besides its data, a round should grow in proportion
+to the peers, and 10,000 of them should be built, run for 20 rounds and reported within 2 GiB. And
+what happens with 100,000?
 
 Command, on a 2-core machine that does nothing else:
 
     python -m experiments.speed.scale
 
-Finding: 10,000 peers take 0.14 s a round on two ranks and 0.22 s on one; the whole run 18 and 13 s, 1.07 and 0.65 GB.
-From 1,000 peers on a round grows in proportion to them (12 to 14 microseconds a peer on two ranks, 22 to 24 on one);
-below, calls cost as much as the work. A peer takes 5.3 rows on one rank, one of them the state at the last evaluation,
-and 8.1 on two, where nearly every peer is heard on the other rank: more than the 4 that were asked for. In 8 bits it
-is 15, since every line of the method makes new rows. 100,000 peers work: 38 s to build, 1.7 s a round, 44 s for two
-evaluations, 6.9 GB.
+Finding: 10,000 peers take 0.14 s a round on two ranks and 0.22 s on one; the whole run 18 and 13 s,
+    1.07 and 0.65 GB.
+From 1,000 peers on a round grows in proportion to them (12 to 14 microseconds a peer on two ranks,
+22 to 24 on one); below, calls cost as much as the work. A peer takes 5.3 rows on one rank, one of
+them the state at the last evaluation, and 8.1 on two, where nearly every peer is heard on the other
+rank: more than the 4 that were asked for. In 8 bits it is 15, since every line of the method makes
+new rows. 100,000 peers work: 38 s to build, 1.7 s a round, 44 s for two evaluations, 6.9 GB.
 
-Grid: 100 to 10,000 peers, each with 60 examples of `gaussian` (64 features, ten classes), on a random graph with four
-neighbours each; softmax regression, 650 parameters, one epoch of batches of 10; 20 rounds, evaluated on 1,000 test
-examples before the first and after the last; models in float32 and differences in 8 bits; one rank and two, one thread
-each. Every cell is a program of its own that also writes the run's folder with its figures. 100,000 peers are tried
-once, on two ranks in float32.
+Grid: 100 to 10,000 peers, each with 60 examples of `gaussian` (64 features, ten classes), on a
+    random graph with four
+neighbours each; softmax regression, 650 parameters, one epoch of batches of 10; 20 rounds,
+evaluated on 1,000 test examples before the first and after the last; models in float32 and
+differences in 8 bits; one rank and two, one thread each. Every cell is a program of its own that
+also writes the run's folder with its figures. 100,000 peers are tried once, on two ranks in
+float32.
 
-`round_seconds` is the median of the rounds behind the second; build, look (two evaluations) and report are the other
-stages, `wall_seconds` all of it from the shell, imports included. `peak_MB` is the most memory that all ranks had
-together, each at its own peak. `rows_per_peer` is how many rows of d floats a peer adds to rank 0 while rounds run,
-beside its own examples and labels: the peak of the rounds, less that with the fewest peers, by the peers between them.
-It holds the model, what the method remembers (two rows more in 8 bits: the peer's public copy and the sum of its
-neighbours'), what a round works with, and whatever was not given back after building.
+`round_seconds` is the median of the rounds behind the second; build, look (two evaluations) and
+report are the other stages, `wall_seconds` all of it from the shell, imports included. `peak_MB` is
+the most memory that all ranks had together, each at its own peak. `rows_per_peer` is how many rows
+of d floats a peer adds to rank 0 while rounds run, beside its own examples and labels: the peak of
+the rounds, less that with the fewest peers, by the peers between them. It holds the model, what the
+method remembers (two rows more in 8 bits: the peer's public copy and the sum of its neighbours'),
+what a round works with, and whatever was not given back after building.
 """
 
 from __future__ import annotations
@@ -52,7 +58,9 @@ FEATURES, EXAMPLES = 64, 60
 DATA = EXAMPLES * (4 * FEATURES + 8)
 """Bytes of a peer's examples and labels."""
 ROWS = {"float32": 4, "8": 6}
-"""Rows of d floats that a peer may take; two more where messages are differences to a public copy."""
+"""Rows of d floats that a peer may take; two more where messages are differences to a public
+copy.
+"""
 ROOM = 2**31
 """Bytes that a run of 10,000 peers may take."""
 
@@ -136,7 +144,9 @@ def tabulate(found: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def rows_per_peer(one: dict[str, Any], others: list[dict[str, Any]]) -> float:
-    """Rows of d floats that a peer adds to the memory of rank 0 while rounds run, beside its data."""
+    """Rows of d floats that a peer adds to the memory of rank 0 while rounds run, beside its
+    data.
+    """
     alike = [each for each in others if all(each[name] == one[name] for name in LABELS)]
     least = min(alike, key=lambda each: int(each["hosted"]))
     if least["hosted"] == one["hosted"]:
@@ -154,7 +164,9 @@ def grows(own: pd.DataFrame) -> float:
 
 
 def finding(table: pd.DataFrame, largest: int) -> str:
-    """What the numbers say of linearity, rows and room up to the largest number of peers, and what is beyond."""
+    """What the numbers say of linearity, rows and room up to the largest number of peers, and what
+    is beyond.
+    """
     asked, beyond = table[table["peers"] <= largest], table[table["peers"] > largest]
     said = [_of_cell(ranks, message, own) for (ranks, message), own in common.groups(asked, LABELS)]
     return "; ".join([*said, *map(_of_the_rest, beyond.to_dict("records"))]) + "."

@@ -2,10 +2,10 @@
 
     mpirun -n 2 python -m experiments.speed.stopwatch --work A
 
-prints one line of JSON: the seconds of every round after a warm-up, the ranks, and the peak memory of rank 0. Rounds
-are those of `dfl.simulate`, which evaluates before the first and after the last of them only; so training, the
-exchange, mixing and the check that models are finite are timed, evaluation is not. Other experiments take
-`WORK`, `examples` and `seconds` from here.
+prints one line of JSON: the seconds of every round after a warm-up, the ranks, and the peak memory
+of rank 0. Rounds are those of `dfl.simulate`, which evaluates before the first and after the last
+of them only; so training, the exchange, mixing and the check that models are finite are timed,
+evaluation is not. Other experiments take `WORK`, `examples` and `seconds` from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from dfl.store.callbacks import Callback
 
 @dataclass(frozen=True)
 class Work:
-    """What the peers are given to do: each has `examples` of `features` float32 numbers, with ten labels."""
+    """What the peers are given to do: each has `examples` of `features` float32 numbers, with ten
+    labels.
+    """
 
     peers: int
     examples: int
@@ -62,7 +64,9 @@ class Stopwatch(Callback):
 
 
 def examples(shape: tuple[int, ...], n: int, classes: int = 10) -> Data:
-    """Normal numbers (n, *shape) with labels at random: for timing, there is nothing in them to learn."""
+    """Normal numbers (n, *shape) with labels at random: for timing, there is nothing in them to
+    learn.
+    """
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(n, *shape)).astype(np.float32)
     labels = rng.integers(0, classes, n)
@@ -70,7 +74,8 @@ def examples(shape: tuple[int, ...], n: int, classes: int = 10) -> Data:
 
 
 def seconds(run: Run, data: Data, warm_up: int = 2) -> list[float]:
-    """Simulate, and say how long every round took but the first ones and the last, which ends in an evaluation.
+    """Simulate, and say how long every round took but the first ones and the last, which ends in an
+    evaluation.
 
     Returns:
         run.rounds - warm_up - 1 times, on rank 0; nothing elsewhere.

@@ -23,7 +23,9 @@ def models(**settings: Any) -> Tensor:
 
 
 def test_without_compression_the_replicas_are_dfedavgm() -> None:
-    """With Q the identity and gamma = 1 the replica form is DFedAvgM exactly; floats round differently."""
+    """With Q the identity and gamma = 1 the replica form is DFedAvgM exactly; floats round
+    differently.
+    """
     assert torch.allclose(
         models(algorithm="qdfedavgm"), models(algorithm="dfedavgm"), rtol=0, atol=2e-6
     )

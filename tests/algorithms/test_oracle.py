@@ -83,7 +83,9 @@ def test_the_published_exchange_grows_apart_as_its_eigenvalue_says() -> None:
 @pytest.mark.parametrize("bits", range(1, 17))
 @pytest.mark.parametrize("topology", ["ring", "one_peer_exponential", "exponential"])
 def test_every_width_keeps_the_mean_and_brings_peers_together(bits: int, topology: str) -> None:
-    """The mean follows gradient descent on the mean, whatever the messages lose; the peers stay close."""
+    """The mean follows gradient descent on the mean, whatever the messages lose; the peers stay
+    close.
+    """
     setting = quadratic(topology=topology, bits=bits, d=300)
     x = start(setting.run, setting.task, True)
     mean, apart = x.mean(0), []
@@ -105,7 +107,9 @@ def test_without_a_quantizer_the_edges_are_dfedavgm() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 @pytest.mark.parametrize("bits", [2, 16])
 def test_copies_per_edge_are_the_recursion_on_whole_matrices(gamma: float, bits: int) -> None:
-    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)), on a directed graph that changes."""
+    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)), on a directed graph that
+    changes.
+    """
     setting = quadratic(
         topology="one_peer_exponential",
         algorithm=f"qdfedavgm:gamma={gamma}",

@@ -1,4 +1,6 @@
-"""Is the family of methods with a server what its papers say, and does each coincide with the others where it must?"""
+"""Is the family of methods with a server what its papers say, and does each coincide with the
+others where it must?
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -239,7 +241,9 @@ def test_stragglers_are_dropped_or_do_less() -> None:
 
 
 def test_who_is_slow_and_how_much_it_does_changes() -> None:
-    """Half of the four chosen do at most E epochs, others in every round, and as many as another draw says."""
+    """Half of the four chosen do at most E epochs, others in every round, and as many as another
+    draw says.
+    """
     setting = digits(
         algorithm="fedavg:fraction=0.7,stragglers=0.5,straggler_policy=fewer", local_epochs=50
     )
@@ -257,7 +261,9 @@ def test_who_is_slow_and_how_much_it_does_changes() -> None:
 
 
 def test_what_a_client_says_does_not_depend_on_who_else_speaks() -> None:
-    """The chance of a coarse message is addressed by the peer, not by its place among the chosen."""
+    """The chance of a coarse message is addressed by the peer, not by its place among the
+    chosen.
+    """
     setting = digits(algorithm="fedavg", bits=4)
     word, net = torch.linspace(-1, 1, 40), Net(setting.network, 0)
     alone = net.aggregate(word[None], net.group(np.array([4])), np.ones(1)).row[0]

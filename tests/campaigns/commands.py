@@ -1,6 +1,7 @@
 """Random command lines of `python -m dfl.run`, with hostile paths, beside files that are not ours.
 
-Each is done, diverges, or is refused in one line, within a minute, and leaves the foreign files as they were.
+Each is done, diverges, or is refused in one line, within a minute, and leaves the foreign files as
+they were.
 
 python -m tests.campaigns.commands 600       as many command lines as that
 python -m tests.campaigns.commands 600 7     others
@@ -106,7 +107,8 @@ def commands(ranks: st.SearchStrategy[int]) -> st.SearchStrategy[Command]:
     return st.builds(typed, some, paths, noise, ranks)
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
+# --------------------
 
 
 def plant(folder: Path) -> None:
@@ -176,7 +178,8 @@ def make_ours(folder: Path) -> None:
                 break
 
 
-# --- launches ---------------------------------------------------------------------------------------------------------
+# --- launches -------------------------------------------------------------------------------------
+# --------------------
 
 
 def here(tokens: tuple[str, ...]) -> Ended:

@@ -1,6 +1,8 @@
-"""Misuses from Python: each ends in one line, or runs right. `python -m tests.campaigns.misuse` shows them all.
+"""Misuses from Python: each ends in one line, or runs right. `python -m tests.campaigns.misuse`
+shows them all.
 
-A case is a name, what is tried in an empty folder, and what is expected: a word of the refusal, DIVERGES, or RUNS.
+A case is a name, what is tried in an empty folder, and what is expected: a word of the refusal,
+DIVERGES, or RUNS.
 """
 
 from __future__ import annotations

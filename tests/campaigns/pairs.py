@@ -1,11 +1,13 @@
-"""Random combinations of method, aggregation rule, graph, weights, faults and compressor: do they stay bounded?
+"""Random combinations of method, aggregation rule, graph, weights, faults and compressor: do they
+stay bounded?
 
     python -m tests.campaigns.pairs 400 [FIRST]
 
-Every combination without an attacker trains a small model for 200 rounds. A run that ends with exit code 0 is bounded
-if, over the last tenth of its rounds, the consensus distance is at most `APART` times its maximum over the first
-fifth, and the training loss is at most `LOSS` times the one before round 0. A run that is not must have printed one of
-the warnings in `CAUSES` before round 0. The command ends with 1 if one has not.
+Every combination without an attacker trains a small model for 200 rounds. A run that ends with exit
+code 0 is bounded if, over the last tenth of its rounds, the consensus distance is at most `APART`
+times its maximum over the first fifth, and the training loss is at most `LOSS` times the one before
+round 0. A run that is not must have printed one of the warnings in `CAUSES` before round 0. The
+command ends with 1 if one has not.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ def drawn(number: int) -> dict[str, Any]:
 def played(settings: dict[str, Any], rounds: int = ROUNDS) -> tuple[str, str]:
     """How a combination ended, and what there is to say of it.
 
-    It ends bounded, warned (unbounded, and a warning said why), unbounded, refused, or diverged (exit code 3).
+    It ends bounded, warned (unbounded, and a warning said why), unbounded, refused, or diverged
+    (exit code 3).
     """
     few: dict[str, Any] = {
         "model": "mlp:hidden=8",

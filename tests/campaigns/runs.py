@@ -2,9 +2,10 @@
 
 python -m tests.campaigns.runs 300      so many damages, each 20th of them gone on with under a real mpirun
 
-A file of a finished, an interrupted or a killed run, of one rank or three, is changed, cut, removed, or replaced by
-a directory, a link, a pipe or other text. Then the run is gone on with, loaded or compared. What is foreign, in the
-folder, beside it and behind links, must be as it was, to the byte.
+A file of a finished, an interrupted or a killed run, of one rank or three, is changed, cut,
+removed, or replaced by a directory, a link, a pipe or other text. Then the run is gone on with,
+loaded or compared. What is foreign, in the folder, beside it and behind links, must be as it was,
+to the byte.
 """
 
 from __future__ import annotations
@@ -196,7 +197,9 @@ class Bench:
         return cls(top, top / "undisturbed")
 
     def trial(self, n: int, launched: bool, acts: tuple[str, ...]) -> str:
-        """Damage a copy of a run, do something with it, and see that all is right; what happened."""
+        """Damage a copy of a run, do something with it, and see that all is right; what
+        happened.
+        """
         drawn = random.Random(n)
         source = drawn.choice(
             [name for name in ("finished", "interrupted", "killed", "ranks") if self.has(name)]

@@ -153,7 +153,9 @@ def test_time_in_which_a_rank_was_stopped_counts_little(monkeypatch: pytest.Monk
     watching, clock, said = watch(None), [0.0], list[str]()
 
     class Stop(threading.Event):
-        """Two sleeps of an hour instead of some seconds each, and one after which there is an end."""
+        """Two sleeps of an hour instead of some seconds each, and one after which there is an
+        end.
+        """
 
         def wait(self, timeout: float | None = None) -> bool:
             clock[0] += 3600

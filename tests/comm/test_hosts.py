@@ -64,7 +64,9 @@ def test_ranks_know_who_is_on_their_machine(hosts: Hosts, tmp_path: Path) -> Non
 
 
 def test_two_hosts_give_what_one_does(hosts: Hosts, tmp_path: Path) -> None:
-    """And what goes between them goes through the cable: two of the four edges of the ring of ranks."""
+    """And what goes between them goes through the cable: two of the four edges of the ring of
+    ranks.
+    """
     command, before = ["-m", "dfl.run", *FEW, "--rounds", "20", "--out"], hosts.moved()
     job = hosts.mpirun(2, *command, str(tmp_path / "two"))
     _, errors = job.communicate(timeout=240)

@@ -81,7 +81,9 @@ def test_one_process_talks(
 
 
 def test_a_launcher_of_another_mpi_is_refused() -> None:
-    """Else every process would run a simulation of its own: here Open MPI's variables with MPICH's library."""
+    """Else every process would run a simulation of its own: here Open MPI's variables with MPICH's
+    library.
+    """
     environment = {k: v for k, v in ENV.items() if k not in LAUNCHERS} | {
         "OMPI_COMM_WORLD_SIZE": "4"
     }
@@ -194,7 +196,9 @@ print(ends(out=sys.argv[1]), ends(dfl.Data(x * np.nan, y, x, y, 3)), ends(loss=l
 
 
 def test_an_own_module_on_several_ranks(tmp_path: Path) -> None:
-    """Frozen parameters on ranks of which some have no peer; what is refused or diverges is so on every rank."""
+    """Frozen parameters on ranks of which some have no peer; what is refused or diverges is so on
+    every rank.
+    """
     (tmp_path / "own.py").write_text(OWN)
     states = []
     for ranks in (1, 3):

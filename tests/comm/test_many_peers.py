@@ -99,7 +99,9 @@ def held(make: Callable[[], object]) -> int:
 
 
 def test_building_takes_a_few_times_the_data() -> None:
-    """Read, dealt, cut out and packed: beyond that every peer costs some kilobytes, not a row of everyone's."""
+    """Read, dealt, cut out and packed: beyond that every peer costs some kilobytes, not a row of
+    everyone's.
+    """
     data = PEERS * EACH * (4 * 10 + 8)
     peak = held(lambda: prepare(run(rounds=1), World()))
     assert peak < 6 * data + PEERS * 6000
@@ -116,7 +118,9 @@ def test_a_deal_grows_with_the_peers() -> None:
 
 
 def test_a_sparse_graph_stays_sparse() -> None:
-    """Six numbers of 8 and of 4 bytes for every peer, a few times over; a dense matrix would take 200 MB."""
+    """Six numbers of 8 and of 4 bytes for every peer, a few times over; a dense matrix would take
+    200 MB.
+    """
     peak = held(
         lambda: (
             build(

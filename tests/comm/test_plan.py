@@ -1,4 +1,6 @@
-"""Does everybody hear whom they should, however peers lie on ranks? Ranks are played one after the other here."""
+"""Does everybody hear whom they should, however peers lie on ranks? Ranks are played one after the
+other here.
+"""
 
 from itertools import pairwise
 
@@ -17,7 +19,9 @@ Floats = NDArray[np.float64]
 
 @st.composite
 def matrices(draw: st.DrawFn) -> csr_array:
-    """A random matrix of weights; neither symmetric nor connected, and some rows have no diagonal."""
+    """A random matrix of weights; neither symmetric nor connected, and some rows have no
+    diagonal.
+    """
     peers = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return csr_array(
@@ -64,7 +68,9 @@ def test_every_peer_weighs_its_neighbours(matrix: csr_array, ranks: int) -> None
 @settings(max_examples=60, deadline=None)
 @given(matrices(), matrices(), st.integers(1, 16))
 def test_every_edge_carries_its_own_word(first: csr_array, second: csr_array, ranks: int) -> None:
-    """On a sequence of two graphs: j's word to i arrives at i as j's, and weighs what the round's matrix says."""
+    """On a sequence of two graphs: j's word to i arrives at i as j's, and weighs what the round's
+    matrix says.
+    """
     peers = min(first.shape[0], second.shape[0])
     sequence = [csr_array(m.toarray()[:peers, :peers]) for m in (first, second)]
     layout = Layout(peers, ranks)

@@ -1,4 +1,6 @@
-"""Are messages what they should be: counted to the byte, random by address, decoded alike at both ends?"""
+"""Are messages what they should be: counted to the byte, random by address, decoded alike at both
+ends?
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ from tests.support.quadratic import info, quadratic, states
 
 
 def size(bits: int | None, d: int, block: int = 0) -> int:
-    """Bytes of a message of d coordinates, by the formula of the paper: packed codes and four bytes per scale."""
+    """Bytes of a message of d coordinates, by the formula of the paper: packed codes and four bytes
+    per scale.
+    """
     if bits is None:
         return 4 * d
     return -(-bits * d // 8) + 4 * (-(-d // block) if block else 1)
@@ -107,7 +111,9 @@ def test_the_error_of_silence_is_zero(coarse: Prepared) -> None:
 
 
 def test_both_ends_hold_the_same_copies() -> None:
-    """y_(i->k) at the sender is y_(i->k) at the receiver, to the bit, after rounds in which not all edges spoke."""
+    """y_(i->k) at the sender is y_(i->k) at the receiver, to the bit, after rounds in which not all
+    edges spoke.
+    """
     setting = quadratic(topology="one_peer_exponential", bits=2, d=50)
     *_, last = states(setting, 7)
     union, P = setting.network.schedule.union, setting.layout.peers

@@ -1,4 +1,6 @@
-"""Do ranks that wait in vain end the job under a real mpirun, and do they wait where they should?"""
+"""Do ranks that wait in vain end the job under a real mpirun, and do they wait where they
+should?
+"""
 
 import os
 import signal
@@ -44,13 +46,17 @@ def test_rank_0_may_read_and_draw_for_longer_than_that(tmp_path: Path) -> None:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those that run still, or are stopped; what has ended but nobody asked after counts as gone."""
+    """Those that run still, or are stopped; what has ended but nobody asked after counts as
+    gone.
+    """
     stats = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
     return [pid for pid, stat in stats.items() if stat.exists() and " Z " not in stat.read_text()]
 
 
 def stopped(folder: Path, reached: str, rank: int) -> tuple[str, float]:
-    """Start three ranks, stop one when a file is there, and wait for the end: what was said, and how long it took."""
+    """Start three ranks, stop one when a file is there, and wait for the end: what was said, and
+    how long it took.
+    """
     command = mpirun_command(
         3, "-m", "dfl.run", "--out", str(folder), "--rounds", "1000000", "--timeout", "5"
     )

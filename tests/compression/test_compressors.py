@@ -55,7 +55,9 @@ def expected_length(bits: int, block: int, m: int) -> int:
 
 
 def on_the_grid(compressor: Quantize, q: int, m: int, block: int) -> torch.Tensor:
-    """Updates that are integers, or half-integers, times a power of two that differs from block to block."""
+    """Updates that are integers, or half-integers, times a power of two that differs from block to
+    block.
+    """
     half = 2 ** (compressor.bits - 1)
     between = compressor.rounding in ("midrise", "sign")
     generator = torch.Generator().manual_seed(m)
@@ -86,7 +88,8 @@ def test_the_grid_survives_and_the_payload_is_as_promised(bits: int, rounding: R
             message = compressor.encode(words, chance())
             assert message.shape == (2, expected_length(bits, block, m))
             heard = compressor.decode(message, m, torch.float64)
-            # the largest of a block lies half a step above mid-rise's highest level, so its grid shrinks by that much
+            # the largest of a block lies half a step above mid-rise's highest level, so its grid
+            # shrinks by that much
             assert torch.equal(heard, words * (1 - 2.0**-bits) if rounding == "midrise" else words)
 
 

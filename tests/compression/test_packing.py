@@ -1,4 +1,6 @@
-"""Do floats come back from their own bytes, and b-bit codes from the fewest bytes that can hold them?"""
+"""Do floats come back from their own bytes, and b-bit codes from the fewest bytes that can hold
+them?
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_row_is_packed_as_if_alone(bits: int) -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    """Five 3-bit codes are 15 bits, least significant first; four of 4 bits are two planes of two."""
+    """Five 3-bit codes are 15 bits, least significant first; four of 4 bits are two planes of
+    two.
+    """
     odd = torch.zeros(1, 2, dtype=torch.uint8)
     packing.pack(torch.tensor([[1, 2, 3, 4, 5]]), 3, odd)
     assert int.from_bytes(bytes(odd[0].tolist()), "little") == 1 + (2 << 3) + (3 << 6) + (

@@ -1,6 +1,8 @@
-"""Is whatever cannot be done refused in one line, with exit code 2, no traceback and nothing written?
+"""Is whatever cannot be done refused in one line, with exit code 2, no traceback and nothing
+written?
 
-The flags and the options come from `Run` and from the registries: a component that is added is tried as well.
+The flags and the options come from `Run` and from the registries: a component that is added is
+tried as well.
 """
 
 from __future__ import annotations

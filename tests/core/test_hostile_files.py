@@ -184,7 +184,8 @@ def test_a_bomb_under_a_limit_of_the_system(tmp_path: Path) -> None:
     assert LABELS in ended.stderr.splitlines()[-1]
 
 
-# --- other files of the user ------------------------------------------------------------------------------------------
+# --- other files of the user
+# ------------------------------------------------------------------------------------------
 
 OTHERS = [kind for kind in HOSTILE if "zip" not in kind and "xz" not in kind]
 

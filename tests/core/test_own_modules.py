@@ -1,4 +1,6 @@
-"""A caller's own modules: frozen parameters, tied weights, dtypes, and global settings of the caller."""
+"""A caller's own modules: frozen parameters, tied weights, dtypes, and global settings of the
+caller.
+"""
 
 from __future__ import annotations
 

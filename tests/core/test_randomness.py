@@ -53,7 +53,9 @@ def test_asking_again_gives_the_same_even_after_the_answer_was_changed() -> None
 
 
 def test_the_numbers_are_those_of_every_machine() -> None:
-    """A run is replayed from its address alone, so these may change only with a note in the change log."""
+    """A run is replayed from its address alone, so these may change only with a note in the change
+    log.
+    """
     assert randomness.bits(0, "test", [0, 1], 2, "x", n=2).tolist() == [
         [-978720118, 1511467760],
         [-1023412846, 413992215],
@@ -136,7 +138,9 @@ def test_every_bit_is_fair_and_independent_of_the_next_place() -> None:
 
 @pytest.mark.parametrize("low", [False, True])
 def test_chi_square(low: bool) -> None:
-    """Of the highest and of the lowest eight bits, and of pairs of neighbours: 255 degrees of freedom."""
+    """Of the highest and of the lowest eight bits, and of pairs of neighbours: 255 degrees of
+    freedom.
+    """
     words = randomness.bits(0, "test", PEERS, n=N).numpy().view(np.uint32)
     byte = words & 0xFF if low else words >> np.uint32(24)
     pairs = byte[:, ::2] // 16 * 16 + byte[:, 1::2] // 16
@@ -195,7 +199,8 @@ def test_a_generator_repeats_itself() -> None:
 USES: list[dict[str, Any]] = [
     {"faults": "link_loss+burst+outage:p=0.1+leave:fraction=0.2,at=1+join:fraction=0.2,at=1+stragglers:fixed=true",
      "bits": 4, "init": "independent", "topology": "erdos_renyi:p=0.8", "partition": "dirichlet:alpha=0.5"},
-    {"faults": "stragglers", "algorithm": "fedavg:fraction=0.8,stragglers=0.5,straggler_policy=fewer", "local_epochs": 3,
+    {"faults": "stragglers", "algorithm": "fedavg:fraction=0.8,stragglers=0.5,straggler_policy=fewer",
+     "local_epochs": 3,
      "attack": "gaussian:fraction=0.2", "bits": 4, "partition": "shards:per_peer=2"},
     {"algorithm": "fltrust:root=20", "validation": 0.2, "eval_examples": 50, "partition": "quantity:alpha=1"},
     {"links": "mixed:phone=0.5,dsl=0.5,compute=lognormal,step_ms=1,sigma=1", "attack": "scale:fraction=0.2",
@@ -204,7 +209,9 @@ USES: list[dict[str, Any]] = [
 
 
 def test_no_two_purposes_share_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each purpose is asked for in one place of the package, so that two things drawn are never the same draw."""
+    """Each purpose is asked for in one place of the package, so that two things drawn are never the
+    same draw.
+    """
     asked: dict[str, set[tuple[str, str]]] = {}
     whole = randomness._key
 

@@ -1,4 +1,6 @@
-"""Are settings that do not go together, and files and folders that will not do, refused in one line?"""
+"""Are settings that do not go together, and files and folders that will not do, refused in one
+line?
+"""
 
 from __future__ import annotations
 

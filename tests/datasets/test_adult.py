@@ -43,7 +43,9 @@ def load(directory: Path, size: int | None = None) -> Data:
 
 
 def by_pandas(raw: bytes, first: int | None = None) -> list[Any]:
-    """The six arrays of a file in the words of the tutorial: get_dummies, train_test_split, StandardScaler."""
+    """The six arrays of a file in the words of the tutorial: get_dummies, train_test_split,
+    StandardScaler.
+    """
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
 
@@ -71,7 +73,8 @@ def alike(data: Data, expected: list[Any]) -> None:
         np.testing.assert_allclose(got, values, rtol=1e-5, atol=1e-5)
 
 
-# --- the real one -----------------------------------------------------------------------------------------------------
+# --- the real one ---------------------------------------------------------------------------------
+# --------------------
 
 
 @real
@@ -120,7 +123,8 @@ def test_official_source() -> None:
     assert adult.SOURCE.url == "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 
 
-# --- a small one ------------------------------------------------------------------------------------------------------
+# --- a small one ----------------------------------------------------------------------------------
+# --------------------
 
 
 @pytest.mark.parametrize("size", [None, 20])
@@ -130,7 +134,9 @@ def test_small_file_is_prepared_alike(tmp_path: Path, size: int | None) -> None:
 
 
 def test_inputs_by_hand(tmp_path: Path) -> None:
-    """5 numbers, then 2 + 2 + 1 + 3 + 1 + 3 indicators; the third kind of work is the unknown one."""
+    """5 numbers, then 2 + 2 + 1 + 3 + 1 + 3 indicators; the third kind of work is the unknown
+    one.
+    """
     write_adult(tmp_path)
     data = load(tmp_path)
     kept = [row for row in ROWS if row[8] in ("White", "Black")]
@@ -197,7 +203,8 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(tmp_path / "new").notes == ()
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
+# --------------------
 
 
 def changed(column: int, value: str) -> bytes:
@@ -283,7 +290,8 @@ def test_sizes_out_of_range(tmp_path: Path, size: int) -> None:
     )
 
 
-# --- protected attributes in a caller's own data ----------------------------------------------------------------------
+# --- protected attributes in a caller's own data
+# ----------------------------------------------------------------------
 
 Z = np.zeros((8, 2), np.int64)
 OWN = Data(

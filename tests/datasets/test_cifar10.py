@@ -1,4 +1,6 @@
-"""Is CIFAR-10 read from wherever it may lie, whole and in the right order, and is all damage refused in one line?"""
+"""Is CIFAR-10 read from wherever it may lie, whole and in the right order, and is all damage
+refused in one line?
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def check_half(inputs: NDArray[Any], labels: NDArray[Any], whole: bytes) -> None
         )
 
 
-# --- the real one -----------------------------------------------------------------------------------------------------
+# --- the real one ---------------------------------------------------------------------------------
+# --------------------
 
 
 @pytest.mark.slow
@@ -122,7 +125,8 @@ def test_a_batch_that_is_not_the_official_one_is_named(
     assert [name for name in NAMES if name in note] == [THIRD]
 
 
-# --- where files are looked for ---------------------------------------------------------------------------------------
+# --- where files are looked for
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -155,7 +159,8 @@ def test_order_of_packings(tmp_path: Path) -> None:
         assert content(find(tmp_path, "a.bin"), "file", 100) == expected
 
 
-# --- download ---------------------------------------------------------------------------------------------------------
+# --- download -------------------------------------------------------------------------------------
+# --------------------
 
 
 def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +186,8 @@ def test_download_of_something_else_is_refused(
     assert os.listdir(tmp_path) == []
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
+# --------------------
 
 # what it is: (packing of the new file, its content, words of the message)
 DAMAGE: dict[str, tuple[str, bytes, str]] = {

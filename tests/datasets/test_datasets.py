@@ -35,7 +35,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {"adult": write_adult, "cifar10": w
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
-# --- what every data set hands over -----------------------------------------------------------------------------------
+# --- what every data set hands over
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=sorted(DATASETS))
@@ -148,7 +149,8 @@ def test_a_file_that_is_not_the_official_one_is_named(
     assert IMAGES not in note
 
 
-# --- where files are looked for ---------------------------------------------------------------------------------------
+# --- where files are looked for
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -168,7 +170,8 @@ def test_own_folder_comes_before_loose_files(tmp_path: Path) -> None:
     assert len(DATASETS["mnist"](tmp_path).train_inputs) == 30
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
+# --------------------
 
 
 def header(*numbers: int) -> bytes:

@@ -1,4 +1,6 @@
-"""Are the clouds of points what their model says, and can what it says of the best classifier be reached?"""
+"""Are the clouds of points what their model says, and can what it says of the best classifier be
+reached?
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def each_once(parts: list[NDArray[np.int64]], n: int) -> bool:
     return sorted(np.concatenate(parts).tolist()) == list(range(n))
 
 
-# --- what holds for every partition -----------------------------------------------------------------------------------
+# --- what holds for every partition
+# -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,7 +150,8 @@ def test_bad_option_is_refused(divide: Partition, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-# --- each partition ---------------------------------------------------------------------------------------------------
+# --- each partition -------------------------------------------------------------------------------
+# --------------------
 
 
 def split(divide: Callable[..., Parts], data: Labels, peers: int, seed: int = 0) -> Parts:
@@ -249,7 +251,8 @@ def test_dirichlet_helps_the_poor_from_the_rich() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(pure.test, helped.test, strict=True))
 
 
-# --- the deal of a run ------------------------------------------------------------------------------------------------
+# --- the deal of a run
+# ------------------------------------------------------------------------------------------------
 
 
 def owned(dealt: DataSplit) -> list[NDArray[np.int64]]:

@@ -1,4 +1,6 @@
-"""What does the server have of its own, what do peers that lie learn from, and does nobody else notice?"""
+"""What does the server have of its own, what do peers that lie learn from, and does nobody else
+notice?
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def refused(made: Any) -> str:
     return str(caught.value)
 
 
-# --- how many of which label ------------------------------------------------------------------------------------------
+# --- how many of which label
+# ------------------------------------------------------------------------------------------
 
 
 def counts(n: int = 4000, classes: int = 10, **options: Any) -> list[int]:
@@ -120,7 +123,8 @@ def test_bad_root_is_refused(classes: int, options: dict[str, Any], words: str) 
     )
 
 
-# --- the server's share of a deal -------------------------------------------------------------------------------------
+# --- the server's share of a deal
+# -------------------------------------------------------------------------------------
 
 SMALL = partial(root_examples, size=40, bias=0.25)
 
@@ -204,7 +208,8 @@ def test_the_algorithm_asks_for_root_data(method: object, size: int) -> None:
     assert sum(map(len, dealt.train)) == 400 - size
 
 
-# --- poisoned examples ------------------------------------------------------------------------------------------------
+# --- poisoned examples
+# ------------------------------------------------------------------------------------------------
 
 
 class Poison(Attack):

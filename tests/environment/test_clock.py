@@ -189,7 +189,9 @@ def test_who_is_down_takes_no_time_and_goes_along() -> None:
 
 
 def test_links_have_figures_of_their_own() -> None:
-    """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one of 3 s to peer 2."""
+    """Peer 0 says two words at once, one of 1 s and 0.1 s on the way, one of 2 s; peer 1 says one
+    of 3 s to peer 2.
+    """
     connections = EdgeLinks(
         np.array([1, 2, 5]), np.array([1e-6, 2e-6, 3e-6]), np.array([0.1, 0, 0])
     )

@@ -1,4 +1,6 @@
-"""Does a run take the time that its bytes and its steps say, and the same on any number of ranks?"""
+"""Does a run take the time that its bytes and its steps say, and the same on any number of
+ranks?
+"""
 
 import time
 from dataclasses import replace
@@ -50,7 +52,9 @@ def seconds(network: str, **settings: Any) -> list[float]:
 )
 @pytest.mark.parametrize("bits", [None, 4, 1])
 def test_a_run_among_equals(topology: str, words: int, bits: int | None) -> None:
-    """Rounds * (c + k B / rate), with the bytes that are really said; another graph in every round included."""
+    """Rounds * (c + k B / rate), with the bytes that are really said; another graph in every round
+    included.
+    """
     spoken = seconds(f"uplink:mbps=0.08,{STEADY}", topology=topology, bits=bits)
     each = STEP + words * size(bits, D, 256 if bits == 1 else 0) / 1e4
     assert spoken == pytest.approx([0, each, 2 * each, 3 * each])
@@ -74,7 +78,8 @@ def test_a_run_with_a_server() -> None:
     found = seconds(network, algorithm="fedavg:fraction=0.5", bits=4)
     down, up = 4 * D, size(4, D)
     line, own = 4e4, 1e4  # bytes a second of the server, and of a peer
-    # Updates leave the server one by one; the last to hear it answers last, and the server is free by then.
+    # Updates leave the server one by one; the last to hear it answers last, and the server is free
+    # by then.
     each = 4 * down / line + 0.2 + down / (2 * own) + STEP + up / own + 0.2 + up / line
     assert down / line > up / line
     assert found == pytest.approx([0, each, 2 * each, 3 * each])
@@ -128,7 +133,9 @@ def test_a_clock_changes_nothing_else() -> None:
 
 
 def test_measured_seconds_are_those_of_training() -> None:
-    """Eight peers on one rank share what it takes, or take their own; nobody takes more than there was."""
+    """Eight peers on one rank share what it takes, or take their own; nobody takes more than there
+    was.
+    """
     for engine in ("batched", "loop"):
         begun = time.perf_counter()
         setting = prepare(

@@ -1,4 +1,6 @@
-"""Does what goes wrong go wrong as often, and for as long, as it was asked to, and wherever one looks at it from?"""
+"""Does what goes wrong go wrong as often, and for as long, as it was asked to, and wherever one
+looks at it from?
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def down(fault: Fault, peers: int = P, rounds: int = ROUNDS) -> NDArray[np.bool_
 
 
 def spells(of: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Lengths of the runs of True in every column, but for those that touch the first or the last row."""
+    """Lengths of the runs of True in every column, but for those that touch the first or the last
+    row.
+    """
     found = []
     for column in of.T:
         ends = np.flatnonzero(np.diff(column.astype(int)))
@@ -62,7 +66,9 @@ def test_links_lose_their_share(p: float) -> None:
 
 @pytest.mark.parametrize(("p", "length"), [(0.1, 5.0), (0.3, 10.0), (0.5, 2.0), (0.2, 1.25)])
 def test_bursts_are_as_often_and_as_long(p: float, length: float) -> None:
-    """A bad spell ends with probability 1 / length, a good one with p / (length (1 - p)), and round 0 is like any."""
+    """A bad spell ends with probability 1 / length, a good one with p / (length (1 - p)), and round
+    0 is like any.
+    """
     seen = lost(Burst(p=p, length=length))
     apart = 4 * np.sqrt(2 * length * p / seen.size)
     assert seen.mean() == pytest.approx(p, abs=apart)
@@ -143,7 +149,9 @@ MANY: list[Any] = [
 def test_it_does_not_matter_who_asks_and_when(
     fault: Fault, seed: int, some: list[int], t: int
 ) -> None:
-    """Rows of some links are those of all, in any order, whatever was asked before: so any rank, and after a resume."""
+    """Rows of some links are those of all, in any order, whatever was asked before: so any rank,
+    and after a resume.
+    """
     round_key = RoundKey(P, seed, t)
     assert np.array_equal(fault.loses(LINKS[some], round_key), fault.loses(LINKS, round_key)[some])
     once = fault.down(round_key), fault.pace(round_key)

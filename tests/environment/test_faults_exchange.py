@@ -1,4 +1,6 @@
-"""Is what peers make of losses what the paper's sums make of them, written out on dense matrices?"""
+"""Is what peers make of losses what the paper's sums make of them, written out on dense
+matrices?
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SOME = "link_loss:p=0.3+outage:p=0.15,length=2"
 
 
 def fate(setting: Prepared, t: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to i."""
+    """Who is up (P,), over which edges both ends are, and which words arrive: [i, j] is j's word to
+    i.
+    """
     effects, P = setting.network.fault_effects(t), setting.layout.peers
     assert effects is not None
     up = torch.from_numpy(effects.up)
@@ -59,7 +63,8 @@ def test_a_lost_neighbours_weight_goes_to_self(topology: str, faults: str) -> No
 @pytest.mark.parametrize("gamma", [1.0, 0.6])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_copies_move_only_when_words_arrive(topology: str, gamma: float, bits: int) -> None:
-    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)) over edges with both ends up; Q as if unlost.
+    """x_i <- z_i + gamma (sum_j w_ij y_(j->i) - sum_k w_ki y_(i->k)) over edges with both ends up;
+    Q as if unlost.
 
     The larger of the two sums of weights of a peer is scaled to the smaller.
     """
@@ -117,7 +122,9 @@ ROW_STOCHASTIC = ("star", "barabasi_albert:m=2", "directed")
 
 
 def row_stochastic(topology: str, folder: Path, **settings: Any) -> Prepared:
-    """A run with such weights; `directed` is a file of weights on a graph of which many edges have no way back."""
+    """A run with such weights; `directed` is a file of weights on a graph of which many edges have
+    no way back.
+    """
     if topology == "directed":
         hears = np.eye(8) + np.eye(8, k=1) + np.eye(8, k=-7) + np.eye(8, k=3)
         np.savez(path := folder / "weights.npz", hears / hears.sum(1, keepdims=True))
@@ -191,7 +198,9 @@ def rounds_of(hears: list[list[list[int]]]) -> Any:
 
 
 def test_rounds_that_are_not_doubly_stochastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A star on half of the peers and a ring on the others in turn with a star on all: as without copies."""
+    """A star on half of the peers and a ring on the others in turn with a star on all: as without
+    copies.
+    """
     halves = [[1, 2, 3], [0], [0], [0], [5, 7], [4, 6], [5, 7], [6, 4]]
     changing = rounds_of([halves, [list(range(1, 8))] + 7 * [[0]]])
     monkeypatch.setitem(TOPOLOGIES, "halves", changing)
@@ -231,7 +240,9 @@ def test_copies_that_would_be_too_old_are_warned_of(more: dict[str, Any], warned
 
 @pytest.mark.parametrize("bits", [1, 3, 8, None])
 def test_disagreement_stays_bounded(bits: int | None) -> None:
-    """At 30 % losses: no further apart after 150 rounds than after 100, and not much further than in float32."""
+    """At 30 % losses: no further apart after 150 rounds than after 100, and not much further than
+    in float32.
+    """
     settings: dict[str, Any] = {"d": 300, "faults": "link_loss:p=0.3"}
     setting = (
         quadratic(**settings, bits=bits) if bits else quadratic(**settings, algorithm="qdfedavgm")
@@ -258,7 +269,9 @@ def test_losses_that_never_come_change_nothing(topology: str, more: dict[str, An
 
 
 def test_losses_that_never_come_leave_the_form_with_a_copy_per_edge() -> None:
-    """Which is the same recursion where nothing is quantized, and the very same where the graph changes anyway."""
+    """Which is the same recursion where nothing is quantized, and the very same where the graph
+    changes anyway.
+    """
     plain, edges = quadratic(), quadratic(algorithm="qdfedavgm", faults="link_loss:p=0")
     assert not Net(edges.network, 0).fixed
     assert Net(quadratic(faults="stragglers").network, 0).fixed
@@ -317,7 +330,9 @@ def test_only_words_that_are_said_are_counted() -> None:
 
 
 def test_a_rule_hears_fewer_words() -> None:
-    """Peer 0 of a ring hears itself and those of its neighbours whose words arrive; the rule is shown no others."""
+    """Peer 0 of a ring hears itself and those of its neighbours whose words arrive; the rule is
+    shown no others.
+    """
     from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 
     shown: list[int] = []

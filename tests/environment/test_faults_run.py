@@ -1,4 +1,6 @@
-"""What do faults do to a server, to local work, and to what a run says of itself; and what is refused before it?"""
+"""What do faults do to a server, to local work, and to what a run says of itself; and what is
+refused before it?
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tests.support.quadratic import centres, digits, final, info, quadratic, sta
 
 
 def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
-    """Whom the server's word reaches in a round, and whose word then reaches the server, where all are asked."""
+    """Whom the server's word reaches in a round, and whose word then reaches the server, where all
+    are asked.
+    """
     effects, everyone = setting.network.fault_effects(t), np.arange(setting.layout.peers)
     assert effects is not None
     reached = everyone[effects.up & effects.arrive(setting.layout.peers, everyone)]
@@ -38,7 +42,9 @@ def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
     "faults", ["link_loss:p=0.4", "outage:p=0.4,length=1+burst:p=0.3", "link_loss:p=0.95"]
 )
 def test_a_server_follows_those_it_hears(faults: str) -> None:
-    """w <- w + mean (z_k - w) over those whom its word reached and whose word reached it; w where there is nobody."""
+    """w <- w + mean (z_k - w) over those whom its word reached and whose word reached it; w where
+    there is nobody.
+    """
     setting = quadratic(algorithm="fedavg", faults=faults)
     w = start(setting.run, setting.task, True, serves=True)
     told = said = 0

@@ -1,4 +1,6 @@
-"""Is what all models say together the mean of their outputs and their vote? Checked against plain numpy."""
+"""Is what all models say together the mean of their outputs and their vote? Checked against plain
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def last(**settings: Any) -> dict[str, float]:
 
 
 def said(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What the honest peers of a finished run say of the digits' test set, (a, n, 10), and its labels."""
+    """What the honest peers of a finished run say of the digits' test set, (a, n, 10), and its
+    labels.
+    """
     run, data = dfl.load(folder), DATASETS["digits"](None)
     scale, shift = (
         torch.as_tensor(value, dtype=torch.float32) for value in (data.scale, data.shift)
@@ -57,7 +61,9 @@ def said(folder: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def by_hand(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[float]:
-    """How often the mean output is right, and how often the vote is; one example after the other."""
+    """How often the mean output is right, and how often the vote is; one example after the
+    other.
+    """
     right = np.zeros(2)
     for k, label in enumerate(labels):
         votes = Counter(int(np.argmax(one[k])) for one in outputs)
@@ -127,7 +133,9 @@ PLANTED = torch.tensor(
 
 
 def test_a_planted_vote() -> None:
-    """Two against one who is surer; two and one who is surer again; three ways apart, where the lowest label wins."""
+    """Two against one who is surer; two and one who is surer again; three ways apart, where the
+    lowest label wins.
+    """
     ballots = tally(PLANTED.double().numpy())
     assert ballots.tolist() == [[1, 2, 0], [1, 2, 0], [1, 1, 1], [1, 1, 1]]
     for labels, mean, vote in (
@@ -186,7 +194,7 @@ class Halves(World):
         super().__init__(rank=rank, size=2)
         self.kept = kept
 
-    def smallest(self, *numbers: int) -> tuple[int, ...]:
+    def minimum(self, *numbers: int) -> tuple[int, ...]:
         return (min(*numbers, -3),)  # the other rank knows of three labels
 
     def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
@@ -203,7 +211,9 @@ class Halves(World):
 
 
 def test_a_rank_without_peers_listens() -> None:
-    """Rank 0 hosts nobody and counts; the one peer is on rank 1, which adds up all columns there are."""
+    """Rank 0 hosts nobody and counts; the one peer is on rank 1, which adds up all columns there
+    are.
+    """
     layout, kept = Layout(1, 2), {}  # type: ignore[var-annotated]
     labels = torch.tensor([0, 1, 0, 0])
     ranks = [

@@ -1,4 +1,6 @@
-"""Does every page of the lab book still run, and say what it found? On digits, through its command line."""
+"""Does every page of the lab book still run, and say what it found? On digits, through its command
+line.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Are runs in this process those that a program of their own would make, and kept once they are made?"""
+"""Are runs in this process those that a program of their own would make, and kept once they are
+made?
+"""
 
 import json
 from collections.abc import Iterator

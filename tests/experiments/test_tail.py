@@ -1,4 +1,6 @@
-"""Is what a page reports at the end a mean over the last tenth of the rounds, and never the figure of one round?"""
+"""Is what a page reports at the end a mean over the last tenth of the rounds, and never the figure
+of one round?
+"""
 
 from collections.abc import Callable
 from pathlib import Path

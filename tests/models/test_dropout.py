@@ -1,4 +1,6 @@
-"""Are units left out by address, in training only, and is the gradient that of torch with the same masks?"""
+"""Are units left out by address, in training only, and is the gradient that of torch with the same
+masks?
+"""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,9 @@ def mask(task: Task, i: int, address: tuple[int, int], layer: tuple[str, int]) -
 
 
 def trained(task: Task, row: Tensor, i: int, t: int) -> Tensor:
-    """A round of peer i by torch's own layers, gradients and optimiser, with the masks multiplied in by hand."""
+    """A round of peer i by torch's own layers, gradients and optimiser, with the masks multiplied
+    in by hand.
+    """
     layers = [nn.Linear(64, 12), nn.Linear(12, 9), nn.Linear(9, 10)]
     weights = [p for layer in layers for p in layer.parameters()]
     nn.utils.vector_to_parameters(row.clone(), weights)

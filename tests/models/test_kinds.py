@@ -1,4 +1,6 @@
-"""Can peers with models of different kinds share a part? Other depths, and other things to look at."""
+"""Can peers with models of different kinds share a part? Other depths, and other things to look
+at.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,9 @@ FEW: dict[str, Any] = {
 
 
 class Half(nn.Module):
-    """Sees the upper or the lower half of a digit only, and has a head of ten rows of eight weights."""
+    """Sees the upper or the lower half of a digit only, and has a head of ten rows of eight
+    weights.
+    """
 
     def __init__(self, upper: bool, *widths: int) -> None:
         super().__init__()

@@ -156,7 +156,9 @@ def test_over_a_graph_only_the_shared_part_is_mixed(share: str, topology: str) -
 
 
 def test_with_a_server_it_is_lg_fedavg() -> None:
-    """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is everybody's."""
+    """Algorithm 1 of Liang et al., peer by peer: who is not chosen keeps its own part, and w is
+    everybody's.
+    """
     setting = digits(algorithm="fedavg:fraction=0.5", share="head:1", **MLP)
     s, run = setting.task.parameter_layout.shared, final(setting, 3)
     x, sizes = final(setting, 0), torch.from_numpy(setting.task.examples.sizes).double()
@@ -172,7 +174,9 @@ def test_with_a_server_it_is_lg_fedavg() -> None:
 
 
 def test_a_pull_holds_only_what_is_shared() -> None:
-    """With one peer and one step nothing has moved yet, with two the pull differs in the shared part alone."""
+    """With one peer and one step nothing has moved yet, with two the pull differs in the shared
+    part alone.
+    """
     ways = [
         digits(peers=1, local_steps=2, share="head:1", algorithm=f"fedprox:mu={mu}", **MLP)
         for mu in (0, 5)

@@ -1,4 +1,6 @@
-"""Run every so many-th combination once, on all ranks: python -m tests.mpi.layouts FOLDER SO_MANY."""
+"""Run every so many-th combination once, on all ranks: python -m tests.mpi.layouts FOLDER
+SO_MANY.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -84,7 +86,9 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
 
 
 def splits() -> Iterator[tuple[str, dfl.Run]]:
-    """A part of the models is shared: with a server and over graphs, from the start and after some rounds."""
+    """A part of the models is shared: with a server and over graphs, from the start and after some
+    rounds.
+    """
     served = {
         "algorithm": "fedavg:fraction=0.4,weighting=gradient,broadcast_to=everyone",
         "share": "head:1",
@@ -123,7 +127,9 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
 
 
 def losses() -> Iterator[tuple[str, dfl.Run]]:
-    """Faults of every kind: of links and peers and their work, over graphs and with a server, with and without lies."""
+    """Faults of every kind: of links and peers and their work, over graphs and with a server, with
+    and without lies.
+    """
     assert {"link_loss", "burst", "outage", "leave", "join", "stragglers"} == set(FAULTS) - {"none"}
     links, peers = (
         "link_loss:p=0.3",
@@ -152,7 +158,9 @@ def losses() -> Iterator[tuple[str, dfl.Run]]:
 
 
 def lies() -> Iterator[tuple[str, dfl.Run]]:
-    """Every attack against a mean, every aggregator against an attack; with a server and over a graph."""
+    """Every attack against a mean, every aggregator against an attack; with a server and over a
+    graph.
+    """
     for k, attack in enumerate(ATTACKS):
         method = {"adaptive": "fltrust:root=20", "dissensus": "dfedavgm"}.get(
             attack, "fedavg:fraction=0.7"

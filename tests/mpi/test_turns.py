@@ -1,4 +1,6 @@
-"""Have ranks that did the same things counted the same turns, and do they see each other? Run under mpirun."""
+"""Have ranks that did the same things counted the same turns, and do they see each other? Run under
+mpirun.
+"""
 
 import json
 import tempfile

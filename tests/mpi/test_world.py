@@ -1,4 +1,6 @@
-"""Do the verbs of `dfl.comm.mpi` move the right bytes? Run under mpirun with any number of ranks."""
+"""Do the verbs of `dfl.comm.mpi` move the right bytes? Run under mpirun with any number of
+ranks.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""What do the rules keep to whatever is said: on any number of ranks, of nothing, of what is not finite, of liars?"""
+"""What do the rules keep to whatever is said: on any number of ranks, of nothing, of what is not
+finite, of liars?
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Asked(Exception):  # noqa: N818
 
 
 def attempt(rule: partial[Aggregate], whole: Updates, sums: list[Floats]) -> Aggregate | Floats:
-    """What a rule makes of words if it is told these sums; or the blocks that it asks the next sum of."""
+    """What a rule makes of words if it is told these sums; or the blocks that it asks the next sum
+    of.
+    """
     known = iter(sums)
 
     def total(parts: Floats) -> Floats:
@@ -65,7 +69,9 @@ def attempt(rule: partial[Aggregate], whole: Updates, sums: list[Floats]) -> Agg
 def on_ranks(
     rule: partial[Aggregate], rows: Rows, trusted: Rows | None, ranks: int
 ) -> list[Aggregate]:
-    """What every rank makes of its columns: all begin anew with one sum more, until none waits for another."""
+    """What every rank makes of its columns: all begin anew with one sum more, until none waits for
+    another.
+    """
     sums: list[Floats] = []
     heard = [
         words(rows[:, c].copy(), None if trusted is None else trusted[c])

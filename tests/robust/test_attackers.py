@@ -1,4 +1,6 @@
-"""Do lies reach those who are lied to, through rules and words, and are the honest what is measured?"""
+"""Do lies reach those who are lied to, through rules and words, and are the honest what is
+measured?
+"""
 
 from functools import partial
 from pathlib import Path
@@ -98,7 +100,9 @@ def test_neighbours_hear_the_lie_and_the_truth_of_others() -> None:
 
 
 def test_the_lie_goes_over_edges_where_edges_speak() -> None:
-    """On a graph that changes qdfedavgm says a word per edge: those of liars are falsified, each once."""
+    """On a graph that changes qdfedavgm says a word per edge: those of liars are falsified, each
+    once.
+    """
     setting = digits(
         algorithm="qdfedavgm",
         topology="one_peer_exponential",
@@ -171,7 +175,9 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
 
 @pytest.mark.parametrize("t", [0, 3])
 def test_trust_is_in_what_the_server_learned_itself(t: int) -> None:
-    """g_0 is as many local steps on the root examples as a peer takes, from the same model; by the explicit formula."""
+    """g_0 is as many local steps on the root examples as a peer takes, from the same model; by the
+    explicit formula.
+    """
     setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=1+2", momentum=0.0)
     server = setting.task.server
     assert server is not None
@@ -203,7 +209,9 @@ def test_the_server_takes_as_many_steps_as_the_busiest_peer() -> None:
 
 
 def test_the_last_step_is_the_centre_of_clipping() -> None:
-    """Karimireddy et al. 2021: a server goes on from its last aggregate, and words are clipped around it."""
+    """Karimireddy et al. 2021: a server goes on from its last aggregate, and words are clipped
+    around it.
+    """
     setting = digits(algorithm="fedavg", aggregator="clipping:tau=0.01", momentum=0.0)
     *_, before, after = states(setting, 3)
     step = (after.x - before.x)[0]
@@ -228,7 +236,9 @@ def test_over_a_graph_lies_are_about_the_step() -> None:
 
 
 def test_a_liar_does_not_harm_itself_or_end_the_run() -> None:
-    """What a liar says to others it does not believe, and what others make of it is not its concern."""
+    """What a liar says to others it does not believe, and what others make of it is not its
+    concern.
+    """
     loud = digits(attack="scale:peers=3,factor=1e30", aggregator="median", topology="complete")
     *_, last = states(loud, 4)
     assert torch.isfinite(last.x).all()

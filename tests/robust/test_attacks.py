@@ -1,4 +1,6 @@
-"""Who attacks, and do all attacks keep the rules? Then those that need only their own words or data."""
+"""Who attacks, and do all attacks keep the rules? Then those that need only their own words or
+data.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def made(rows: NDArray[Any], bad: list[int], t: int = 3) -> AttackView:
     return seen(rows, bad, rows[-1] + rows[-2], t)
 
 
-# --- who attacks ------------------------------------------------------------------------------------------------------
+# --- who attacks ----------------------------------------------------------------------------------
+# --------------------
 
 
 def test_a_share_of_all_attacks() -> None:
@@ -56,7 +59,8 @@ def test_nobody_attacks_who_is_not_there(options: dict[str, Any], message: str) 
     assert str(raised.value) == message
 
 
-# --- what holds for every attack --------------------------------------------------------------------------------------
+# --- what holds for every attack
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
@@ -126,7 +130,8 @@ def test_attacks_are_registered_by_name() -> None:
     assert {"none", "label_flip", "sign_flip", "gaussian", "scale", "backdoor"} < set(ATTACKS)
 
 
-# --- numbers by address -----------------------------------------------------------------------------------------------
+# --- numbers by address
+# -----------------------------------------------------------------------------------------------
 
 
 def test_an_attackers_numbers_are_its_own() -> None:
@@ -157,7 +162,8 @@ def test_no_uniform_number_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn[0, 0] == 1 - drawn[0, 1] == 2.0**-24
 
 
-# --- lies about one's own words ---------------------------------------------------------------------------------------
+# --- lies about one's own words
+# ---------------------------------------------------------------------------------------
 
 
 def test_sign_flip_and_scale() -> None:
@@ -171,7 +177,9 @@ def test_sign_flip_and_scale() -> None:
 
 
 def test_gaussian_noise_has_the_attackers_mean_and_spread() -> None:
-    """Twenty attackers, so each coordinate has a mean and a spread of its own; standardised, the noise is N(0, 1)."""
+    """Twenty attackers, so each coordinate has a mean and a spread of its own; standardised, the
+    noise is N(0, 1).
+    """
     rows = rows_of(30, 3000, dtype=np.float64)
     said = ATTACKS["gaussian"]().say(seen(rows, list(range(20))))
     scores = np.empty_like(said)
@@ -195,7 +203,8 @@ def test_gaussian_noise_has_an_address() -> None:
     )  # one has no spread
 
 
-# --- lies in the data -------------------------------------------------------------------------------------------------
+# --- lies in the data
+# -------------------------------------------------------------------------------------------------
 
 
 def test_label_flip() -> None:

@@ -1,4 +1,6 @@
-"""Do attacks that know what the honest say follow their formulas, and do the harm that they are known for?"""
+"""Do attacks that know what the honest say follow their formulas, and do the harm that they are
+known for?
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from dfl.core.errors import InputError
 from dfl.robust.attacks import ATTACKS, AttackView
 from tests.support.attackers import Floats, rows_of, seen
 
-# --- ipm, alie --------------------------------------------------------------------------------------------------------
+# --- ipm, alie ------------------------------------------------------------------------------------
+# --------------------
 
 
 def test_ipm_is_a_short_step_back() -> None:
@@ -70,7 +73,8 @@ def test_alie_where_no_supporter_is_needed_or_none_is_left(n: int, m: int, share
     )
 
 
-# --- trim -------------------------------------------------------------------------------------------------------------
+# --- trim -----------------------------------------------------------------------------------------
+# --------------------
 
 
 def test_trim_follows_its_formula() -> None:
@@ -109,7 +113,8 @@ def test_trim_draws_by_address() -> None:
     assert not np.any(said[0] == said[2])
 
 
-# --- dissensus --------------------------------------------------------------------------------------------------------
+# --- dissensus ------------------------------------------------------------------------------------
+# --------------------
 
 
 def ring(n: int) -> Floats:
@@ -145,7 +150,9 @@ def test_dissensus_follows_its_formula() -> None:
 
 @pytest.mark.parametrize("eps", [1.0, 1.5])
 def test_dissensus_moves_neighbours_away_from_consensus(eps: float) -> None:
-    """With eps = 1 a victim stays where it is; with more its distance to its honest neighbours grows."""
+    """With eps = 1 a victim stays where it is; with more its distance to its honest neighbours
+    grows.
+    """
     rows, weights, bad = rows_of(6, 30, dtype=np.float64), ring(6), [0, 3]
     pairs = edges(weights, bad)
     assert sorted(pairs[:, 1].tolist()) == [1, 2, 4, 5]

@@ -1,4 +1,6 @@
-"""Does Krum believe the Krum attack, and does the adaptive attack do FLTrust more harm than what it starts from?"""
+"""Does Krum believe the Krum attack, and does the adaptive attack do FLTrust more harm than what it
+starts from?
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from tests.support.attackers import Floats, rows_of, seen
 
 CASES = [(10, 2, 30), (15, 3, 400), (9, 1, 50), (20, 8, 200)]
 
-# --- krum -------------------------------------------------------------------------------------------------------------
+# --- krum -----------------------------------------------------------------------------------------
+# --------------------
 
 
 def krum(rows: NDArray[Any], f: int) -> int:
-    """The row with the smallest sum of squared distances to its n-f-2 nearest others, by the book."""
+    """The row with the smallest sum of squared distances to its n-f-2 nearest others, by the
+    book.
+    """
     scores = []
     for i, row in enumerate(rows):
         others = [float(np.sum((row - other) ** 2)) for j, other in enumerate(rows) if j != i]
@@ -95,7 +100,8 @@ def test_krum_attackers_give_up_at_last() -> None:
     assert 0.5e-5 <= abs(said[0, 0]) < 1e-5
 
 
-# --- adaptive ---------------------------------------------------------------------------------------------------------
+# --- adaptive -------------------------------------------------------------------------------------
+# --------------------
 
 
 def fltrust(rows: NDArray[Any], trusted: NDArray[Any]) -> Floats:

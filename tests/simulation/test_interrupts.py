@@ -54,8 +54,8 @@ def test_while_reading_the_command_line(dfl_run: Command, monkeypatch: pytest.Mo
 
 
 def test_while_reading_data(dfl_run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS, "digits", ctrl_c)
-    ended = dfl_run(*FEW)
+    with DATASETS.replaced(digits=ctrl_c):
+        ended = dfl_run(*FEW)
     assert (ended.code, ended.out, ended.err) == (130, "", "dfl: interrupted\n")
     assert dfl_run.files() == []
 
@@ -98,8 +98,8 @@ def test_in_a_callback_that_drops_exceptions(
         time.sleep(5)
         raise AssertionError("it is raised again")
 
-    monkeypatch.setitem(DATASETS, "digits", read)
-    ended = dfl_run(*FEW)
+    with DATASETS.replaced(digits=read):
+        ended = dfl_run(*FEW)
     assert (ended.code, ended.err) == (130, "dfl: interrupted\n")
 
 
@@ -150,7 +150,8 @@ def test_ranks_say_it_once(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_nobody_reads(tmp_path: Path, how: str) -> None:
     """Its files hold what they would; nothing that is printed gets into them."""
     flags = " ".join(f for f in FEW if "checkpoint" not in f)
-    line = f"{sys.executable} -m dfl.run {flags} --out={tmp_path / 'run'} {how}; echo ${{PIPESTATUS[0]}} > {tmp_path}/rc"
+    run = f"{sys.executable} -m dfl.run {flags} --out={tmp_path / 'run'}"
+    line = f"{run} {how}; echo ${{PIPESTATUS[0]}} > {tmp_path}/rc"
     done = subprocess.run(["bash", "-c", line], cwd=ROOT, env=ENV, capture_output=True, text=True)
     assert (tmp_path / "rc").read_text() == "0\n"
     assert done.stderr == ""

@@ -1,4 +1,6 @@
-"""Does every rank get its own peers' examples, and is what cannot start refused before it starts?"""
+"""Does every rank get its own peers' examples, and is what cannot start refused before it
+starts?
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +41,8 @@ def own(module: nn.Module | None = None, given: Data | None = None, **settings: 
 
 def test_examples_of_some_peers_lie_one_after_the_other() -> None:
     whole = data()
-    deal = DataSplit([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])], [np.array([1]), *[np.zeros(0, np.int64)] * 2],
+    deal = DataSplit([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])],
+           [np.array([1]), *[np.zeros(0, np.int64)] * 2],
                 [np.array([2]), np.array([0, 1]), np.array([3])])  # fmt: skip
     arrays = distribute.owned(whole, deal, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])

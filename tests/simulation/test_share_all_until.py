@@ -1,4 +1,6 @@
-"""Is everything shared at first, a part from then on, and is all of it counted as LG-FedAvg counts?"""
+"""Is everything shared at first, a part from then on, and is all of it counted as LG-FedAvg
+counts?
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +26,9 @@ MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
 
 
 def test_at_first_everything_can_be_shared() -> None:
-    """Two rounds of FedAvg, then local-global rounds from there; the bytes of both kinds are counted."""
+    """Two rounds of FedAvg, then local-global rounds from there; the bytes of both kinds are
+    counted.
+    """
     few: dict[str, Any] = {"peers": 6, "examples_per_peer": 25, "rounds": 4, "eval_every": 1, **MLP}
     few |= {"algorithm": "fedavg"}
     rows = list(simulate(Run(share="head:1", share_all_until="2", **few)))

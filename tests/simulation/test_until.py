@@ -150,7 +150,9 @@ def test_what_a_server_would_cost_is_foretold(algorithm: str) -> None:
 
 
 def test_what_a_server_came_to_is_shown(tmp_path: Path) -> None:
-    """One model, so no best and no worst; trust and backdoor where there are such; the goal where there is one."""
+    """One model, so no best and no worst; trust and backdoor where there are such; the goal where
+    there is one.
+    """
     run = small(
         algorithm="fltrust:root=20",
         attack="backdoor:peers=1",

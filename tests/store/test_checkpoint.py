@@ -293,7 +293,9 @@ def test_who_was_slower_spoils_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_told_of_a_message_does_not_hang_on_the_cut(tmp_path: Path) -> None:
-    """A round whose messages were to be measured after a resume only; those before a checkpoint always are."""
+    """A round whose messages were to be measured after a resume only; those before a checkpoint
+    always are.
+    """
     run = small(bits=8, eval_every=2)
     crash(replace(run, out=tmp_path / "run"), 4)
     list(dfl.simulate(dfl.resumed(tmp_path / "run", eval_every=1)))

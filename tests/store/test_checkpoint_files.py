@@ -1,4 +1,6 @@
-"""A checkpoint is whole or it is not taken: cut anywhere, with any byte changed, on a disk that is full."""
+"""A checkpoint is whole or it is not taken: cut anywhere, with any byte changed, on a disk that is
+full.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,10 @@ def test_a_glance_at_a_lock_keeps_nobody_away(tmp_path: Path) -> None:
 
 
 def test_a_lock_of_one_that_died_is_free(tmp_path: Path) -> None:
-    hold = "import pathlib, sys; from dfl.core.files import Lock; lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
+    hold = (
+        "import pathlib, sys; from dfl.core.files import Lock; "
+        "lock = Lock(pathlib.Path(sys.argv[1])); print(1); input()"
+    )
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-uc", hold, str(tmp_path)], stdin=pipe, stdout=pipe

@@ -1,4 +1,6 @@
-"""A run whose folder was damaged is mended, or refused in one line; `tests.campaigns.runs` does more of it."""
+"""A run whose folder was damaged is mended, or refused in one line; `tests.campaigns.runs` does
+more of it.
+"""
 
 from __future__ import annotations
 

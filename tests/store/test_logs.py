@@ -46,7 +46,9 @@ def run(folder: Path, **more: Any) -> dfl.Run:
 
 
 def logged(folder: Path, rank: int = 0) -> list[tuple[str, str]]:
-    """Levels and messages of a rank's log; what stands on lines of its own belongs to the message above."""
+    """Levels and messages of a rank's log; what stands on lines of its own belongs to the message
+    above.
+    """
     lines: list[tuple[str, str]] = []
     for line in (folder / "logs" / f"rank-{rank}.log").read_text().splitlines():
         if found := LINE.fullmatch(line):

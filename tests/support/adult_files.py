@@ -44,7 +44,9 @@ def people(n: int = 80) -> list[list[str]]:
 
 
 def text(rows: list[list[str]]) -> bytes:
-    """As the official file is written: a comma and a blank between values, and an empty line at the end."""
+    """As the official file is written: a comma and a blank between values, and an empty line at the
+    end.
+    """
     return "".join(", ".join(row) + "\n" for row in rows).encode() + b"\n"
 
 

@@ -19,7 +19,9 @@ Floats = NDArray[np.float64]
 def rows_of(
     n: int, d: int, seed: int = 0, dtype: Any = np.float32, noise: float = 1.0
 ) -> NDArray[Any]:
-    """Updates as honest peers make them: a common direction, and each its own noise, so many times as large."""
+    """Updates as honest peers make them: a common direction, and each its own noise, so many times
+    as large.
+    """
     rng = np.random.default_rng(seed)
     common, own = rng.normal(size=d), rng.normal(size=(n, d))
     return (0.01 * (common + noise * own)).astype(dtype)
@@ -39,7 +41,8 @@ def seen(
 def over_ranks(attack: Attack, whole: AttackView, ranks: int) -> NDArray[Any]:
     """What attackers say where each of some ranks has a part of the coordinates, put together.
 
-    The ranks speak one after the other: what they would add up is checked against what one rank has added up.
+    The ranks speak one after the other: what they would add up is checked against what one rank has
+    added up.
     """
     sums: list[Floats] = []
 

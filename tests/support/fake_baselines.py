@@ -1,7 +1,8 @@
-"""Small stand-ins for the parts of gossipy and Flower that the drivers touch, for machines that have none of them.
+"""Small stand-ins for the parts of gossipy and Flower that the drivers touch, for machines that
+have none of them.
 
-They train for real, in a few lines each, and know only the arguments that the true packages know; what the drivers ask
-of the true ones is tested where those are installed (DFL_BASELINES).
+They train for real, in a few lines each, and know only the arguments that the true packages know;
+what the drivers ask of the true ones is tested where those are installed (DFL_BASELINES).
 """
 
 import sys

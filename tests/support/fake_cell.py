@@ -1,7 +1,9 @@
-"""A stand-in for `python -m dfl.run --config CELL/cell.toml --resume CELL` that learns nothing, quickly.
+"""A stand-in for `python -m dfl.run --config CELL/cell.toml --resume CELL` that learns nothing,
+quickly.
 
-It keeps a run's promises to a sweep: files, lock, exit codes, a checkpoint when it is told to stop. A cell with lr 9
-diverges, one with 13 peers is refused, one with `device = "cuda:7"` breaks with a traceback.
+It keeps a run's promises to a sweep: files, lock, exit codes, a checkpoint when it is told to stop.
+A cell with lr 9 diverges, one with 13 peers is refused, one with `device = "cuda:7"` breaks with a
+traceback.
 """
 
 import csv

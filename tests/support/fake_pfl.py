@@ -1,4 +1,6 @@
-"""Small stand-ins for the parts of pfl that its driver touches; they train for real, as those of `fake_baselines` do."""
+"""Small stand-ins for the parts of pfl that its driver touches; they train for real, as those of
+`fake_baselines` do.
+"""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy

@@ -1,9 +1,11 @@
-"""Is a sweep that was interrupted the same as one that was not? With real runs, on digits; 24 cells take minutes:
+"""Is a sweep that was interrupted the same as one that was not? With real runs, on digits; 24 cells
+take minutes:
 
     python -m tests.support.interrupted_sweep [SEED]
 
-A sweep runs whole, and another is ended three times, by SIGTERM, SIGINT and SIGKILL in some order and at moments that
-the seed draws. Both must have the same sweep.csv but for the clocks, the same summary.csv, and the same models.
+A sweep runs whole, and another is ended three times, by SIGTERM, SIGINT and SIGKILL in some order
+and at moments that the seed draws. Both must have the same sweep.csv but for the clocks, the same
+summary.csv, and the same models.
 """
 
 from __future__ import annotations

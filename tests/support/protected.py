@@ -1,4 +1,6 @@
-"""Small images with two protected attributes, and a model in parts that plain torch trains on them."""
+"""Small images with two protected attributes, and a model in parts that plain torch trains on
+them.
+"""
 
 from dataclasses import replace
 from itertools import permutations

@@ -1,4 +1,6 @@
-"""A problem that can be solved by hand: peer i holds one point c_i and minimises h/2 ||x - c_i||^2."""
+"""A problem that can be solved by hand: peer i holds one point c_i and minimises h/2 ||x -
+c_i||^2.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +49,9 @@ def quadratic(d: int = 5, **settings: Any) -> Prepared:
 
 
 def moments(setting: Prepared, rounds: int) -> Iterator[Moment]:
-    """The moments after round 0, 1, …; the first is the start. Personal parameters are the latest."""
+    """The moments after round 0, 1, …; the first is the start. Personal parameters are the
+    latest.
+    """
     moment = begin(setting)
     yield moment
     for t in range(rounds):

@@ -1,7 +1,8 @@
-"""A device that is not the processor, without one: its tensors hold ordinary ones and refuse to mix with them.
+"""A device that is not the processor, without one: its tensors hold ordinary ones and refuse to mix
+with them.
 
-Torch sees tensors of the device "lazy", which no build computes on; every operation on them comes here, is done on what
-they hold, and is noted if it hands numbers to the processor.
+Torch sees tensors of the device "lazy", which no build computes on; every operation on them comes
+here, is done on what they hold, and is noted if it hands numbers to the processor.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Held(torch.Tensor):
 
 
 class Standin(TorchDispatchMode):
-    """While it lasts there is the device; `moved` says which file of dfl moved what to the processor."""
+    """While it lasts there is the device; `moved` says which file of dfl moved what to the
+    processor.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -56,7 +56,9 @@ def same(one: Path, other: Path) -> None:
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    """Have a run's record say something else, as if it had been written so; it vouches for no files any more."""
+    """Have a run's record say something else, as if it had been written so; it vouches for no files
+    any more.
+    """
     manifest.write(folder, record(folder) | changes)
 
 

@@ -1,4 +1,6 @@
-"""Environments of baselines in which nothing is installed: their python is a script that answers at once."""
+"""Environments of baselines in which nothing is installed: their python is a script that answers at
+once.
+"""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What tests of sweeps share: grids, and `python -m dfl.sweep` whose cells are `tests.support.fake_cell`."""
+"""What tests of sweeps share: grids, and `python -m dfl.sweep` whose cells are
+`tests.support.fake_cell`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ sys.exit(command.main())
 
 
 def fake(folder: Path, pause: float, *words: str, begin: str = "") -> subprocess.Popen[str]:
-    """Start a sweep of FOLDER/grid.toml to FOLDER/out whose cells learn nothing; `begin` is run before all else."""
+    """Start a sweep of FOLDER/grid.toml to FOLDER/out whose cells learn nothing; `begin` is run
+    before all else.
+    """
     command = [
         sys.executable,
         "-c",

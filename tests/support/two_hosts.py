@@ -1,4 +1,6 @@
-"""Two hosts on one machine: network namespaces with a host name each, joined by a cable that can be pulled out."""
+"""Two hosts on one machine: network namespaces with a host name each, joined by a cable that can be
+pulled out.
+"""
 
 import os
 import shutil

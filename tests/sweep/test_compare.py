@@ -1,4 +1,6 @@
-"""Runs laid over each other: labels say what differs, nothing foreign is written over, and what is there is shown."""
+"""Runs laid over each other: labels say what differs, nothing foreign is written over, and what is
+there is shown.
+"""
 
 from __future__ import annotations
 

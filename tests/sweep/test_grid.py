@@ -1,4 +1,6 @@
-"""A grid is all combinations of its lists, each checked, named for good, and kept in a folder that is no other's."""
+"""A grid is all combinations of its lists, each checked, named for good, and kept in a folder that
+is no other's.
+"""
 
 from __future__ import annotations
 

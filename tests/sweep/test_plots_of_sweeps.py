@@ -1,4 +1,6 @@
-"""Figures of sweeps show the means that they say, and tell their lines apart, however many there are."""
+"""Figures of sweeps show the means that they say, and tell their lines apart, however many there
+are.
+"""
 
 from __future__ import annotations
 

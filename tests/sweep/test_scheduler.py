@@ -1,4 +1,6 @@
-"""Cells run side by side, none stops another, signals are passed on, and what others do is left to them."""
+"""Cells run side by side, none stops another, signals are passed on, and what others do is left to
+them.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ def test_a_signal_ends_the_waiting(tmp_path: Path, locks: list[Lock]) -> None:
 def test_a_race_that_another_program_wins_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, status: str
 ) -> None:
-    """Another program has the folder while ours is refused, and lets go of it before the sweep looks."""
+    """Another program has the folder while ours is refused, and lets go of it before the sweep
+    looks.
+    """
     refused = """
         import json, pathlib, sys
         from dfl.store import manifest

@@ -1,4 +1,6 @@
-"""What does a job array ask Slurm for, and what does its script do? With stand-ins for the programs of Slurm."""
+"""What does a job array ask Slurm for, and what does its script do? With stand-ins for the programs
+of Slurm.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ def test_a_task_runs_its_cell(
 
 
 def test_every_restart_takes_another_step(sweep: Path, programs: Path) -> None:
-    """Slurm counts steps anew, and ranks that were killed may have left something by the name of theirs."""
+    """Slurm counts steps anew, and ranks that were killed may have left something by the name of
+    theirs.
+    """
     program(programs, "srun", 'echo "step: ${@: -1}"')
     script = write(sweep, cells(sweep), Slurm())
     for restarts in (0, 1, 3):

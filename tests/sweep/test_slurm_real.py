@@ -95,7 +95,9 @@ def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
 
 
 def disturb(job: str, env: dict[str, str]) -> None:
-    """Warn the first as before its time limit, kill the ranks of the second, put back the third, cancel the fourth."""
+    """Warn the first as before its time limit, kill the ranks of the second, put back the third,
+    cancel the fourth.
+    """
     left = {
         CELLS[0]: ["scancel", "--signal=USR1", f"{job}_1"],
         CELLS[1]: ["scancel", "--signal=KILL", f"{job}_2.0"],

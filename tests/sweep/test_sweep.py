@@ -1,4 +1,6 @@
-"""The command: what it refuses, what it runs, what it lists at the end, and that interruptions leave no trace."""
+"""The command: what it refuses, what it runs, what it lists at the end, and that interruptions
+leave no trace.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ def test_bad_ends_are_listed_with_their_reasons(here: Here) -> None:
 
 
 def test_what_another_program_writes_is_listed(here: Here) -> None:
-    """A sweep that is told to stop leaves the cells that it waited for to the program that runs them."""
+    """A sweep that is told to stop leaves the cells that it waited for to the program that runs
+    them.
+    """
     Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
@@ -226,7 +230,9 @@ def has_come_to(cell: Path, row: int) -> bool:
 
 @pytest.mark.slow
 def test_interruptions_leave_no_trace(tmp_path: Path) -> None:
-    """Three, of three kinds, at moments that differ; the tables are those of a sweep that went through."""
+    """Three, of three kinds, at moments that differ; the tables are those of a sweep that went
+    through.
+    """
     (tmp_path / "grid.toml").write_text(SIX)
     assert ended(fake(tmp_path, 0, "--jobs", "3"))[0] == 0
     whole, summary = without_clocks(tmp_path / "out"), (tmp_path / "out/summary.csv").read_bytes()

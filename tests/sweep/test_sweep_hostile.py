@@ -1,4 +1,6 @@
-"""Sweeps and comparisons touch nothing foreign, name what is damaged in one line, and print nothing but text."""
+"""Sweeps and comparisons touch nothing foreign, name what is damaged in one line, and print nothing
+but text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sweep of real runs, interrupted, ends as one that was not; `tests.support.interrupted_sweep` has 24 cells."""
+"""A sweep of real runs, interrupted, ends as one that was not; `tests.support.interrupted_sweep`
+has 24 cells.
+"""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Tables hold what the runs wrote, in the order of the grid, and means over the cells that are done."""
+"""Tables hold what the runs wrote, in the order of the grid, and means over the cells that are
+done.
+"""
 
 from __future__ import annotations
 

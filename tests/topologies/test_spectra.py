@@ -1,4 +1,6 @@
-"""The speed of mixing: known spectra, the ways of computing one against each other, and what the notes say of it."""
+"""The speed of mixing: known spectra, the ways of computing one against each other, and what the
+notes say of it.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -186,7 +188,9 @@ def test_a_long_sequence(peers: int) -> None:
 
 
 def directed(peers: int, rng: Generator) -> csr_array:
-    """Doubly stochastic, neither circulant nor normal nor reversible: a mean of three permutations."""
+    """Doubly stochastic, neither circulant nor normal nor reversible: a mean of three
+    permutations.
+    """
     ones = np.eye(peers)
     return csr_array(
         (ones[rng.permutation(peers)] + ones[rng.permutation(peers)] + np.roll(ones, 1, axis=0)) / 3
@@ -248,7 +252,9 @@ def test_tiny_gaps_keep_their_digits() -> None:
 
 
 def test_scaling_of_a_chain_with_far_ends_is_found() -> None:
-    """A random walk that drifts to one end is reversible, with a stationary distribution over many orders."""
+    """A random walk that drifts to one end is reversible, with a stationary distribution over many
+    orders.
+    """
     w = diags_array([[0.2] * 14, [0.8, *[0.0] * 13, 0.2], [0.8] * 14], offsets=[1, 0, -1]).toarray()
     w[0, 0], w[14, 14] = 0.8, 0.2
     second, smallest = by_definition(w)

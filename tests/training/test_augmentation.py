@@ -1,4 +1,6 @@
-"""Are images shifted and mirrored as torchvision does it, each by numbers of its own, and only in training?"""
+"""Are images shifted and mirrored as torchvision does it, each by numbers of its own, and only in
+training?
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -86,7 +88,9 @@ def test_numbers_next_to_one_stay_within_the_border() -> None:
 
 
 def shaded(kind: type, **more: Any) -> Prepared:
-    """Five peers with images whose pixels enter a model as x / 255 * 2 - 1, as bytes or as floats."""
+    """Five peers with images whose pixels enter a model as x / 255 * 2 - 1, as bytes or as
+    floats.
+    """
     rng = np.random.default_rng(1)
     inputs: Any = rng.integers(0, 256, (60, 1, 6, 6)).astype(kind)
     labels = rng.integers(0, 3, 60)
@@ -96,7 +100,9 @@ def shaded(kind: type, **more: Any) -> Prepared:
 
 
 def test_zero_is_that_of_the_raw_pixels() -> None:
-    """Black behind the border, which is -1 for the model; of floats, which were normalised before, too."""
+    """Black behind the border, which is -1 for the model; of floats, which were normalised before,
+    too.
+    """
     seen = []
     for kind in (np.uint8, np.float32):
         task = shaded(kind, augment="crop_flip:padding=5").task

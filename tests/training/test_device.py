@@ -150,7 +150,7 @@ def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Poorer(World):
         """Another rank's machine has none."""
 
-        def smallest(self, *numbers: int) -> tuple[int, ...]:
+        def minimum(self, *numbers: int) -> tuple[int, ...]:
             return (0,)
 
     assert setup.device("auto", Poorer()) == torch.device("cpu")

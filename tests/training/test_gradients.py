@@ -1,4 +1,6 @@
-"""Do all ways to a gradient lead to the same one? By products, by vmap, one peer after the other, by torch's own."""
+"""Do all ways to a gradient lead to the same one? By products, by vmap, one peer after the other,
+by torch's own.
+"""
 
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -81,7 +83,9 @@ def test_products_agree_with_autograd(
 
 
 def test_any_loss_has_a_slope() -> None:
-    """Cross entropy is differentiated in closed form, any other loss by autograd: here the same loss, unrecognised."""
+    """Cross entropy is differentiated in closed form, any other loss by autograd: here the same
+    loss, unrecognised.
+    """
 
     def same(outputs: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
@@ -93,7 +97,9 @@ def test_any_loss_has_a_slope() -> None:
 
 
 def test_one_step_is_written_out() -> None:
-    """v = -lr (softmax - onehot) x^T / n for softmax regression without momentum, by hand in doubles."""
+    """v = -lr (softmax - onehot) x^T / n for softmax regression without momentum, by hand in
+    doubles.
+    """
     setting = problem(stack(3, 2), n=4, batch_size=0, momentum=0.0, local_epochs=1)
     x = start(setting.run, setting.task, False)
     moved = (sgd(x, setting.task, 0) - x).double().numpy()
@@ -171,7 +177,9 @@ def test_a_relu_may_be_used_twice() -> None:
 
 
 class Shared(nn.Module):
-    """Gradients that share memory, or have none of their own: of a sum of parameters, and of one's total."""
+    """Gradients that share memory, or have none of their own: of a sum of parameters, and of one's
+    total.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +222,9 @@ def test_labels_that_are_no_classes_have_a_slope_too() -> None:
 @pytest.mark.parametrize("widths", [(5, 2), (13, 10, 2), (5, 1, 2), (64, 32, 10, 2)])
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 0])
 def test_company_changes_no_bit(widths: tuple[int, ...], batch_size: int) -> None:
-    """Also where lanes are not aligned in memory, where a product is one with a vector, and in pairs or alone."""
+    """Also where lanes are not aligned in memory, where a product is one with a vector, and in
+    pairs or alone.
+    """
     from tests.algorithms.test_identities import part
 
     setting = problem(stack(*widths), n=10, batch_size=batch_size)

@@ -1,4 +1,6 @@
-"""Does every part of a model descend what the paper says it does, in the order in which it says so?"""
+"""Does every part of a model descend what the paper says it does, in the order in which it says
+so?
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +51,9 @@ def of(task: Task, rows: Tensor, *names: str) -> Tensor:
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:alpha=0.3"])
 @pytest.mark.parametrize("nets", [*KINDS, "adversary", "both", "pulled"])
 def test_a_round_is_what_the_paper_writes(engine: str, partition: str, nets: str) -> None:
-    """Against autograd and heavy balls written plainly, one peer after the other, with the same masks and puzzles."""
+    """Against autograd and heavy balls written plainly, one peer after the other, with the same
+    masks and puzzles.
+    """
     auxiliary = f"{nets if nets in KINDS else 'rotation'}:weight=0.4,hidden=6"
     adversary = BOTH if nets not in KINDS else "none"
     if nets == "adversary":
@@ -72,7 +76,9 @@ def test_a_round_is_what_the_paper_writes(engine: str, partition: str, nets: str
 
 
 def test_the_adversarys_gradient_reaches_f_turned_round() -> None:
-    """By hand in doubles: r(h) = w2 relu(w1 h + b1) + b2 on h = A x + c, so that f climbs L_r by λ."""
+    """By hand in doubles: r(h) = w2 relu(w1 h + b1) + b2 on h = A x + c, so that f climbs L_r by
+    λ.
+    """
     rows = {}
     for strength in (0.0, 2.5):
         given = setting(
@@ -142,7 +148,9 @@ def deception(task: Task, x: Tensor) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(("strength", "least", "most"), [(0.0, 0.0, 0.3), (3.0, 0.6, 0.75)])
 def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: float) -> None:
-    """Without weight the adversary does far better than a coin, log 2 = 0.69; with it, hardly; labels are learned."""
+    """Without weight the adversary does far better than a coin, log 2 = 0.69; with it, hardly;
+    labels are learned.
+    """
     adversary = f"adversary:lambda_global={strength}"
     more: dict[str, Any] = {
         "init": "common",
@@ -168,7 +176,9 @@ def test_what_is_hidden_cannot_be_seen(strength: float, least: float, most: floa
 @pytest.mark.parametrize("batch_size", [3, 4, 10])
 @pytest.mark.parametrize("auxiliary", ["jigsaw", "autoencoder:hidden=5"])
 def test_company_changes_no_bit(engine: str, batch_size: int, auxiliary: str) -> None:
-    """Also of numbers that are rounded differently at the end of an array, as torch's sigmoid is."""
+    """Also of numbers that are rounded differently at the end of an array, as torch's sigmoid
+    is.
+    """
     uneven: dict[str, Any] = {
         "partition": "dirichlet:alpha=0.3",
         "peers": 7,
@@ -198,7 +208,8 @@ def test_engines_agree_in_a_whole_run(tmp_path: Path) -> None:
     for engine in ("loop", "batched"):
         run = dfl.Run(
             peers=5, rounds=3, model="mlp:hidden=9,dropout=0.1", engine=engine, auxiliary="supervised",
-            fairness_adversary="adversary:lambda_global=0.5", augment="crop_flip:padding=1", partition="dirichlet:alpha=0.5",
+            fairness_adversary="adversary:lambda_global=0.5", augment="crop_flip:padding=1",
+            partition="dirichlet:alpha=0.5",
             out=tmp_path / engine, batch_size=5, momentum=0.5,
         )  # fmt: skip
         assert list(dfl.simulate(run, data=shaded()))[-1]["accuracy_mean"] > 0.3

@@ -78,7 +78,9 @@ def test_layers_that_average_or_draw_wrongly_are_refused() -> None:
 
 
 def test_batches_of_everything_are_padded_by_powers_of_two() -> None:
-    """A peer's padding follows from its own examples and the largest number of them, never from its rank."""
+    """A peer's padding follows from its own examples and the largest number of them, never from its
+    rank.
+    """
     sizes = np.array([1, 3, 4, 5, 17, 100])
     assert widths(sizes, 0).tolist() == [1, 4, 4, 8, 32, 100]
     assert widths(sizes, 10).tolist() == [10] * 6

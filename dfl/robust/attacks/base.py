@@ -1,6 +1,8 @@
-"""What does every attack know, and what is every attack asked? `AttackView`, `Attack` and the registry, `ATTACKS`.
+"""What does every attack know, and what is every attack asked? `AttackView`, `Attack` and the
+registry, `ATTACKS`.
 
-To add one, write a frozen dataclass whose fields are its options and decorate it with `@ATTACKS.register("its name")`.
+To add one, write a frozen dataclass whose fields are its options and decorate it with
+`@ATTACKS.register("its name")`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class AttackView:
     """What attackers know when they speak.
 
     Attributes:
-        words: of all n who speak, ascending; the attackers' own rows are what they would say if they were honest.
+        words: of all n who speak, ascending; the attackers' own rows are what they would say if
+            they were honest.
         bad: (f,) which rows are the attackers'.
         ids: (f,) the attackers' numbers among all peers.
         places: which coordinates these are.
@@ -50,13 +53,16 @@ class AttackView:
         return honest if len(honest) else self.bad
 
     def within(self, block: slice) -> AttackView:
-        """The same in some of the coordinates, in float64 and in memory order, so that sums know no other order."""
+        """The same in some of the coordinates, in float64 and in memory order, so that sums know no
+        other order.
+        """
         rows = self.words.rows[:, block].astype(np.float64, order="C")
         places = slice(self.places.start + block.start, self.places.start + block.stop)
         return replace(self, words=replace(self.words, rows=rows, trusted=None), places=places)
 
     def uniform(self, what: str = "", step: int = 0) -> NDArray[np.float32]:
-        """Uniform numbers in (0, 1), (f, c), an attacker's own in every round, coordinate and draw of a round.
+        """Uniform numbers in (0, 1), (f, c), an attacker's own in every round, coordinate and draw
+        of a round.
 
         Twenty-three bits and a half: float32 holds each exactly, and none is 0 or 1.
         """
@@ -123,7 +129,8 @@ class Attack:
         return seen.words.rows[seen.bad]
 
     def tell(self, seen: AttackView, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
-        """What attackers say to neighbours, one word for each edge, (k, c); the same to all unless `per_edge`.
+        """What attackers say to neighbours, one word for each edge, (k, c); the same to all unless
+        `per_edge`.
 
         Args:
             seen: as for `say`, where all P peers speak.
@@ -135,13 +142,17 @@ class Attack:
     def triggered(
         self, inputs: NDArray[Any], labels: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Test examples on which accuracy is the attack's success rate; None for an attack without such a rate."""
+        """Test examples on which accuracy is the attack's success rate; None for an attack without
+        such a rate.
+        """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(Attack):
-    """Peers whose lie about a coordinate depends on what is said about it alone; this one tells the truth."""
+    """Peers whose lie about a coordinate depends on what is said about it alone; this one tells the
+    truth.
+    """
 
     speaks: ClassVar[bool] = True
 

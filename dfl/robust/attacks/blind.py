@@ -1,4 +1,6 @@
-"""Which lies need no more than an attacker's own words, or those of its fellows, or its own data?"""
+"""Which lies need no more than an attacker's own words, or those of its fellows, or its own
+data?
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,11 @@ class Scale(Attack):
 @ATTACKS.register("gaussian")
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Pointwise):
-    """Say noise that looks like one's own kind: N(μ, σ²) in every coordinate, of what the attackers would have said.
+    """Say noise that looks like one's own kind: N(μ, σ²) in every coordinate, of what the attackers
+    would have said.
 
-    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning" (USENIX Security 2020),
+    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning"
+        (USENIX Security 2020),
     section 5.1, Gaussian attack. A lone attacker has σ = 0 and tells the truth.
     """
 
@@ -82,14 +86,17 @@ class Gaussian(Pointwise):
 @ATTACKS.register("backdoor")
 @dataclass(frozen=True, kw_only=True)
 class Backdoor(Attack):
-    """Teach everybody that what bears a trigger, a small white square, is `target`; and say it loudly.
+    """Teach everybody that what bears a trigger, a small white square, is `target`; and say it
+    loudly.
 
-    White is the largest value of the training inputs, as not all images are from 0 to 255. The square is in the lower
-    right corner of an image (..., height, width), in every channel; where examples have no height and width, (n,
-    features), the last size² features stand in for it. A `share` of an attacker's examples, spread evenly over them,
-    gets trigger and target in place of what they were.
+    White is the largest value of the training inputs, as not all images are from 0 to 255. The
+    square is in the lower right corner of an image (..., height, width), in every channel; where
+    examples have no height and width, (n, features), the last size² features stand in for it. A
+    `share` of an attacker's examples, spread evenly over them, gets trigger and target in place of
+    what they were.
 
-    Source: the scaling attack of Bagdasaryan et al. 2020 as FLTrust (Cao et al. 2021) poses it, with the factor n; the
+    Source: the scaling attack of Bagdasaryan et al. 2020 as FLTrust (Cao et al. 2021) poses it,
+        with the factor n; the
     trigger is that of BadNets (Gu et al., arXiv 1708.06733).
 
     Attributes:
@@ -123,7 +130,8 @@ class Backdoor(Attack):
         """The attacker's examples, a share of them with trigger and target.
 
         Raises:
-            InputError: labels that are no classes, a target that is none of them, or a square that does not fit.
+            InputError: labels that are no classes, a target that is none of them, or a square that
+                does not fit.
         """
         _check_classes("backdoor", classes)
         accepted = f"a label, from 0 to {classes - 1}"

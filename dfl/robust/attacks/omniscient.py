@@ -37,11 +37,12 @@ class InnerProduct(Pointwise):
 @ATTACKS.register("alie")
 @dataclass(frozen=True, kw_only=True)
 class LittleIsEnough(Pointwise):
-    """Say μ - zσ, in every coordinate the mean and the standard deviation of the honest: a lie that hides among them.
+    """Say μ - zσ, in every coordinate the mean and the standard deviation of the honest: a lie that
+    hides among them.
 
-    With n who speak, m of them attackers, and s = floor(n/2 + 1) - m supporters to be won, z = Φ⁻¹((n-m-s)/(n-m)).
-    Where that share is not above 0 or not below 1, it is taken 1/(n-m+1) away from there, so that z is finite. σ²
-    divides by n - m.
+    With n who speak, m of them attackers, and s = floor(n/2 + 1) - m supporters to be won, z =
+    Φ⁻¹((n-m-s)/(n-m)). Where that share is not above 0 or not below 1, it is taken 1/(n-m+1) away
+    from there, so that z is finite. σ² divides by n - m.
 
     Source: Baruch, Baruch, Goldberg, "A little is enough" (NeurIPS 2019), algorithm 3.
 
@@ -74,12 +75,15 @@ def _supported(n: int, m: int, honest: int) -> float:
 @ATTACKS.register("trim")
 @dataclass(frozen=True, kw_only=True)
 class Trim(Pointwise):
-    """Go as far as others do, and farther, against where all would go: for rules that work coordinate by coordinate.
+    """Go as far as others do, and farther, against where all would go: for rules that work
+    coordinate by coordinate.
 
-    With s the sign of the sum of what all would have said, honestly, D the smallest of it where s > 0 and the largest
-    where s < 0, an attacker says D / r where s D > 0, and D r where s D < 0, with its own r ~ U[1, 2]; 0 where s is 0.
+    With s the sign of the sum of what all would have said, honestly, D the smallest of it where s >
+    0 and the largest where s < 0, an attacker says D / r where s D > 0, and D r where s D < 0, with
+    its own r ~ U[1, 2]; 0 where s is 0.
 
-    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning" (USENIX Security 2020),
+    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning"
+        (USENIX Security 2020),
     section 4.3, full knowledge, as released: b = 2, and all speakers where the text has the honest.
     """
 
@@ -100,9 +104,11 @@ class Dissensus(Attack):
 
         x_v - eps Σ_j W_vj (x_j - x_v) / Σ_b W_vb
 
-    so that with eps = 1 what v averages is x_v, as if it were alone, and with more it moves the other way.
+    so that with eps = 1 what v averages is x_v, as if it were alone, and with more it moves the
+    other way.
 
-    Source: He, Karimireddy, Jaggi, "Byzantine-robust decentralized learning via ClippedGossip" (arXiv 2202.01545),
+    Source: He, Karimireddy, Jaggi, "Byzantine-robust decentralized learning via ClippedGossip"
+        (arXiv 2202.01545),
     section 3; eps = 1.5 in the commands of its released code.
 
     Raises:
@@ -125,7 +131,9 @@ class Dissensus(Attack):
         )
 
     def tell(self, seen: AttackView, matrix: csr_array, pairs: Ints) -> NDArray[Any]:
-        """What is said over every edge, (k, c); the same to a neighbour whichever attacker says it."""
+        """What is said over every edge, (k, c); the same to a neighbour whichever attacker says
+        it.
+        """
         rows = seen.words.rows
         victims, which = np.unique(pairs[:, 1], return_inverse=True)
         pushed = self._pushed(matrix, seen.bad, victims)

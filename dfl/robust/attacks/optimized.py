@@ -29,17 +29,21 @@ _GAMMA, _ETA, _SPREAD = (
 @ATTACKS.register("krum")
 @dataclass(frozen=True, kw_only=True)
 class Krum(Attack):
-    """Make Krum choose a word that points where nobody would go: -λs, with λ as large as Krum believes.
+    """Make Krum choose a word that points where nobody would go: -λs, with λ as large as Krum
+    believes.
 
-    s is the sign of what Krum, told of f attackers, would have chosen of what all n would have said honestly. λ starts
-    from the largest that can succeed and is halved until Krum chooses an attacker or λ < 10⁻⁵; over the honest i,
+    s is the sign of what Krum, told of f attackers, would have chosen of what all n would have said
+    honestly. λ starts from the largest that can succeed and is halved until Krum chooses an
+    attacker or λ < 10⁻⁵; over the honest i,
 
         min_i Σ_{j of the n-f-2 nearest to i} ‖v_i - v_j‖ / ((n-2f-1) ‖s‖) + max_i ‖v_i‖ / ‖s‖
 
-    where ‖s‖ is √d unless a coordinate of s is 0. One attacker says -λs and the others say it with every coordinate
-    moved by up to λ/1000. Squared distances to -λs, ‖v_i‖² + 2λ⟨v_i, s⟩ + λ²‖s‖², take no more than inner products.
+    where ‖s‖ is √d unless a coordinate of s is 0. One attacker says -λs and the others say it with
+    every coordinate moved by up to λ/1000. Squared distances to -λs, ‖v_i‖² + 2λ⟨v_i, s⟩ + λ²‖s‖²,
+    take no more than inner products.
 
-    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning" (USENIX Security 2020),
+    Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning"
+        (USENIX Security 2020),
     section 4.2, full knowledge.
     """
 
@@ -87,7 +91,9 @@ def _nearest(apart: Floats, near: int) -> Floats:
 
 
 def _chosen(apart: Floats, far: Floats, bad: NDArray[np.int64], near: int) -> bool:
-    """Whether Krum prefers a word that all attackers say, at squared distances `far` (n,), to every honest one."""
+    """Whether Krum prefers a word that all attackers say, at squared distances `far` (n,), to every
+    honest one.
+    """
     lied = apart.copy()
     lied[bad], lied[:, bad] = far, far[:, None]
     lied[np.ix_(bad, bad)] = 0
@@ -100,23 +106,27 @@ def _chosen(apart: Floats, far: Floats, bad: NDArray[np.int64], near: int) -> bo
 class Adaptive(Attack):
     """Search for the word that drives FLTrust's outcome furthest against where it would go.
 
-    With unit vectors e_i of what all would have said honestly, e_0 that of the server's update g_0, c_i = ⟨e_i, e_0⟩
-    and s the sign of FLTrust's outcome if nobody lied, f attackers look for a unit vector e' with a large
+    With unit vectors e_i of what all would have said honestly, e_0 that of the server's update g_0,
+    c_i = ⟨e_i, e_0⟩ and s the sign of FLTrust's outcome if nobody lied, f attackers look for a unit
+    vector e' with a large
 
-        h(e') = ‖g_0‖ s·(Σ_i ReLU(c_i) e_i / Σ_i ReLU(c_i) - the same with e' and its c' in place of the attackers' own)
+        h(e') = ‖g_0‖ s·(Σ_i ReLU(c_i) e_i / Σ_i ReLU(c_i) - the same with e' and its c' in place of
+        the attackers' own)
 
-    from e', the word of a Trim attack: e' ← normalise(e' + η (h(e' + γu) - h(e')) / γ u), 100 times, each with its own
-    u ~ N(0, 0.5²) in every coordinate, γ = 0.005, η = 0.01. What is said is the best e' on the way, times ‖g_0‖.
+    from e', the word of a Trim attack: e' ← normalise(e' + η (h(e' + γu) - h(e')) / γ u), 100
+    times, each with its own u ~ N(0, 0.5²) in every coordinate, γ = 0.005, η = 0.01. What is said
+    is the best e' on the way, times ‖g_0‖.
 
-    Where peers agree at all, a Trim attack points away from e_0, FLTrust does not listen to it, h is flat around it and
-    the search never leaves it. So it starts from the mirror image of such a word, e' - 2c' e_0, unless `mirrored` is
-    false, as published.
+    Where peers agree at all, a Trim attack points away from e_0, FLTrust does not listen to it, h
+    is flat around it and the search never leaves it. So it starts from the mirror image of such a
+    word, e' - 2c' e_0, unless `mirrored` is false, as published.
 
-    All attackers say the same, where the source has a vector for each: h knows them by their sum, and a search for each
-    would take f times as long. As e' is a sum of g_0, the start and the directions, h takes no more than the inner
-    products of these, which are made once.
+    All attackers say the same, where the source has a vector for each: h knows them by their sum,
+    and a search for each would take f times as long. As e' is a sum of g_0, the start and the
+    directions, h takes no more than the inner products of these, which are made once.
 
-    Source: Cao et al., "FLTrust" (NDSS 2021), section V, algorithm 3; the deviation of u is that of released code.
+    Source: Cao et al., "FLTrust" (NDSS 2021), section V, algorithm 3; the deviation of u is that of
+        released code.
     """
 
     mirrored: bool = True
@@ -190,7 +200,9 @@ def _harm(seen: AttackView, trusted: NDArray[Any]) -> tuple[NDArray[Any], _Harm]
 
 
 def _search(harm: _Harm, mirrored: bool) -> Floats:
-    """The coefficients (m,) of the best e' that the search comes by, of g_0, the start and m - 2 directions."""
+    """The coefficients (m,) of the best e' that the search comes by, of g_0, the start and m - 2
+    directions.
+    """
     steps = np.eye(len(harm.gram))
     mixed = _unit(steps[1], harm.gram)
     if mirrored:

@@ -22,7 +22,9 @@ def held(job: jobs.Job) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Sequential
 
 
 def batches(job: jobs.Job, inputs: torch.Tensor, labels: torch.Tensor) -> Iterable[Any]:
-    """The batches of an epoch, in a random order: by a DataLoader as in the tutorial, or cut from the tensors."""
+    """The batches of an epoch, in a random order: by a DataLoader as in the tutorial, or cut from
+    the tensors.
+    """
     if job.style == "tutorial":
         return DataLoader(TensorDataset(inputs, labels), batch_size=job.batch_size, shuffle=True)
     return (

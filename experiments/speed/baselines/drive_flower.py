@@ -1,13 +1,14 @@
 """Flower: federated averaging with everyone, as its documentation and tutorials set it up.
 
-`run_simulation` with a `ServerApp` and a `ClientApp` of the message API, its strategy `FedAvg` with everyone in every
-round and `fraction_evaluate=0`, and the ray backend with a CPU for each client, so as many clients at a time as
-processes. A process draws everyone's data once and keeps them: a client loads the weights that came, trains an epoch
-of heavy-ball steps on shuffled batches and sends its weights. Style `tutorial` makes a new model for every client and
-takes batches from a DataLoader, as the tutorial does; style `lean` keeps one model in a process and cuts batches from
-tensors. Rounds are told apart by the `evaluate_fn` of the strategy, which is called before the first and after each
-and here looks at the clock. `run_simulation` is the way in from Python; the command `flwr run`, which
-Flower has come to prefer, starts the same simulation.
+`run_simulation` with a `ServerApp` and a `ClientApp` of the message API, its strategy `FedAvg` with
+everyone in every round and `fraction_evaluate=0`, and the ray backend with a CPU for each client,
+so as many clients at a time as processes. A process draws everyone's data once and keeps them: a
+client loads the weights that came, trains an epoch of heavy-ball steps on shuffled batches and
+sends its weights. Style `tutorial` makes a new model for every client and takes batches from a
+DataLoader, as the tutorial does; style `lean` keeps one model in a process and cuts batches from
+tensors. Rounds are told apart by the `evaluate_fn` of the strategy, which is called before the
+first and after each and here looks at the clock. `run_simulation` is the way in from Python; the
+command `flwr run`, which Flower has come to prefer, starts the same simulation.
 """
 
 from __future__ import annotations

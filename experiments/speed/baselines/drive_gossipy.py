@@ -1,12 +1,13 @@
 """gossipy: gossip learning on a ring, as its documentation and scripts set it up.
 
-`GossipSimulator` with `PUSH` messages, `GossipNode`s on a `StaticP2PNetwork`, and a `TorchModelHandler` that averages
-what it receives with its own model and then trains an epoch (`MERGE_UPDATE`, the default), on the package's own
-`TorchMLP` or `LogisticRegression` and torch's SGD. Every node sends its model to one of its two neighbours in a round
-and trains when one arrives: as many epochs and half as many messages as peers who all speak to both neighbours, which
-version 0.0.1, the only one on PyPI, has no simulator for. There is no test set, so nothing is evaluated. Style
-`tutorial` spreads a round over 100 time steps, as its scripts do; style `lean` makes it one step, in which all nodes
-send before any receives.
+`GossipSimulator` with `PUSH` messages, `GossipNode`s on a `StaticP2PNetwork`, and a
+`TorchModelHandler` that averages what it receives with its own model and then trains an epoch
+(`MERGE_UPDATE`, the default), on the package's own `TorchMLP` or `LogisticRegression` and torch's
+SGD. Every node sends its model to one of its two neighbours in a round and trains when one arrives:
+as many epochs and half as many messages as peers who all speak to both neighbours, which version
+0.0.1, the only one on PyPI, has no simulator for. There is no test set, so nothing is evaluated.
+Style `tutorial` spreads a round over 100 time steps, as its scripts do; style `lean` makes it one
+step, in which all nodes send before any receives.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def simulator(job: jobs.Job) -> GossipSimulator:
 
 
 def at_home(run: GossipSimulator, job: jobs.Job) -> float:
-    """The mean loss of the first nodes on their own examples: labels are random, so nothing else can be learned."""
+    """The mean loss of the first nodes on their own examples: labels are random, so nothing else
+    can be learned.
+    """
     nodes = range(min(job.peers, 16))
     return float(
         np.mean([jobs.loss(run.nodes[i].model_handler.model, job, slice(i, i + 1)) for i in nodes])

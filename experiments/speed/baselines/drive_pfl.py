@@ -1,12 +1,13 @@
 """pfl: federated averaging with everyone, as its documentation and tutorials set it up.
 
-`FederatedAveraging().run(...)` with a `SimulatedBackend`, a `PyTorchModel` whose local optimizer is torch's SGD with
-momentum, and central SGD with learning rate 1, so the new model is the mean. Users are `PyTorchTensorDataset`s that
-are made once: pfl keeps their batches, in the order of the examples, which spares it the shuffling that others do.
-`MinimizeReuseUserSampler` takes users in turn, so a cohort of all has everyone once. pfl evaluates on the users
-whenever `evaluation_frequency` divides the number of the round, so only in round 0, which is warm-up. With more than
-one process, which its guide to fast simulations asks for, the driver is launched by torchrun. The optimizer is torch's
-default; its fused form gained nothing here.
+`FederatedAveraging().run(...)` with a `SimulatedBackend`, a `PyTorchModel` whose local optimizer is
+torch's SGD with momentum, and central SGD with learning rate 1, so the new model is the mean. Users
+are `PyTorchTensorDataset`s that are made once: pfl keeps their batches, in the order of the
+examples, which spares it the shuffling that others do. `MinimizeReuseUserSampler` takes users in
+turn, so a cohort of all has everyone once. pfl evaluates on the users whenever
+`evaluation_frequency` divides the number of the round, so only in round 0, which is warm-up. With
+more than one process, which its guide to fast simulations asks for, the driver is launched by
+torchrun. The optimizer is torch's default; its fused form gained nothing here.
 """
 
 from __future__ import annotations

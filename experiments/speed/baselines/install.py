@@ -2,9 +2,10 @@
 
     python -m experiments.speed.baselines.install --envs DIR
 
-What is there already is left alone. torch is pinned to the version of constraints.txt, so every system computes with
-the same kernels, dfl too; where an index has CPU wheels of it, pip is pointed there as usual (`PIP_EXTRA_INDEX_URL` or
-`PIP_FIND_LINKS`). gossipy imports torchvision for data sets that nobody here asks for, and there may be no CPU build of
+What is there already is left alone. torch is pinned to the version of constraints.txt, so every
+system computes with the same kernels, dfl too; where an index has CPU wheels of it, pip is pointed
+there as usual (`PIP_EXTRA_INDEX_URL` or `PIP_FIND_LINKS`). gossipy imports torchvision for data
+sets that nobody here asks for, and there may be no CPU build of
 it: an empty module stands in for it.
 """
 

@@ -1,4 +1,5 @@
-"""The same work for every baseline: what a driver reads off its command line, the data, and the line of JSON it prints.
+"""The same work for every baseline: what a driver reads off its command line, the data, and the
+line of JSON it prints.
 
 Imported by drivers in environments of their own, so nothing of ours is imported here.
 """
@@ -25,7 +26,9 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Job:
-    """Peers with `examples` of `features` float32 numbers each, who train a perceptron for an epoch a round."""
+    """Peers with `examples` of `features` float32 numbers each, who train a perceptron for an epoch
+    a round.
+    """
 
     peers: int
     examples: int
@@ -39,7 +42,9 @@ class Job:
     threads: int
     """Threads of torch in each process."""
     style: str = "lean"
-    """How things are written that are left to the user: lean, or as in the baseline's own tutorial or scripts."""
+    """How things are written that are left to the user: lean, or as in the baseline's own tutorial
+    or scripts.
+    """
 
 
 def read(words: Sequence[str] | None = None) -> Job:
@@ -63,14 +68,18 @@ def read(words: Sequence[str] | None = None) -> Job:
 
 
 def data(job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Normal numbers (P, n, features) with labels (P, n) at random, the same wherever they are drawn."""
+    """Normal numbers (P, n, features) with labels (P, n) at random, the same wherever they are
+    drawn.
+    """
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(job.peers, job.examples, job.features)).astype(np.float32)
     return inputs, rng.integers(0, CLASSES, (job.peers, job.examples))
 
 
 def network(job: Job) -> torch.nn.Sequential:
-    """The perceptron, softmax regression where no layer is hidden; it begins alike in every process."""
+    """The perceptron, softmax regression where no layer is hidden; it begins alike in every
+    process.
+    """
     sizes, generator = (job.features, *job.hidden, CLASSES), torch.Generator().manual_seed(0)
     layers = [
         layer for pair in pairwise(sizes) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())

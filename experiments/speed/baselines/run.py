@@ -1,4 +1,6 @@
-"""How are the rounds of dfl and of its baselines timed? Each set-up as a program of its own, which answers in JSON."""
+"""How are the rounds of dfl and of its baselines timed? Each set-up as a program of its own, which
+answers in JSON.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ SETUPS = (
     Setup("flower", 2, 1),
     Setup("flower", 2, 1, "tutorial"),
 )
-"""What is measured, on two cores: gossipy has one process, Flower as many as there are clients at a time."""
+"""What is measured, on two cores: gossipy has one process, Flower as many as there are clients at a
+time.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def check(terms: Terms, systems: Sequence[str]) -> None:
 
 
 def answer(setup: Setup, work: str, terms: Terms) -> dict[str, Any]:
-    """Run one set-up, and read what it says: its `seconds` are those of the rounds after the warm-up.
+    """Run one set-up, and read what it says: its `seconds` are those of the rounds after the
+    warm-up.
 
     Raises:
         InputError: it failed, or said nothing of the kind.
@@ -110,7 +115,9 @@ def _read(printed: str, setup: Setup, terms: Terms) -> dict[str, Any]:
 
 
 def _environment(threads: int) -> Mapping[str, str]:
-    """Ours without what would change theirs; the number of threads for those who read it before torch is asked."""
+    """Ours without what would change theirs; the number of threads for those who read it before
+    torch is asked.
+    """
     own = {
         name: value
         for name, value in os.environ.items()

@@ -69,7 +69,9 @@ def test_methods_lose_the_same_messages() -> None:
 
 
 def rows_of(short: float, seeds: int = 2) -> pd.DataFrame:
-    """Hand-made rows: float32 is at 0.6, 8 bits off by `short` at a loss of 0.5 with the last seed, plain worse."""
+    """Hand-made rows: float32 is at 0.6, 8 bits off by `short` at a loss of 0.5 with the last seed,
+    plain worse.
+    """
     ends = {"dfedavgm": 0.5, "copies_float32": 0.6, "copies_8_bits": 0.6}
     rows = pd.DataFrame(
         [
@@ -142,7 +144,9 @@ def test_the_figure_shows_every_method_and_every_loss() -> None:
 
 
 def test_the_published_table_holds_what_is_asked_of_8_bits() -> None:
-    """At 30 % losses within 3 points of the same losses in float32, and the peers not apart for it."""
+    """At 30 % losses within 3 points of the same losses in float32, and the peers not apart for
+    it.
+    """
     table = pd.read_csv(ROOT / "experiments/results/faults/table.csv", dtype={"loss": str})
     row = common.by_label(table, ["method", "loss"])
     assert len(row) == 4 * len(METHODS)

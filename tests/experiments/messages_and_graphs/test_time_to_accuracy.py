@@ -64,7 +64,9 @@ def test_another_link_is_counted_as_a_run_counts_it(
 def test_rounds_take_what_their_bytes_and_their_slowest_peer_take(
     ran: tuple[Path, list[str]],
 ) -> None:
-    """Computing is the same throughout, so what remains are words of a known size on lines of a known speed."""
+    """Computing is the same throughout, so what remains are words of a known size on lines of a
+    known speed.
+    """
     rows = table_of(ran)
     whole, few = (rows["ring", width]["phone_round_s"] for width in ("float32", "4"))
     assert 0 < whole - few <= 2 * 4 * D * (1 - 1 / 8) * (1 / 1e6 + 8e-6 / 35.96) + 1e-3

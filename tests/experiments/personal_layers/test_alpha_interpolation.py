@@ -1,4 +1,6 @@
-"""Does the page on mixed least squares draw what the paper draws, and is its formula that of what it measures?"""
+"""Does the page on mixed least squares draw what the paper draws, and is its formula that of what
+it measures?
+"""
 
 import subprocess
 import sys
@@ -23,7 +25,9 @@ RHOS = (0.5, 0.1, 0.06, 0.02)
 
 
 def by_hand(rho: float, deviation: float, *sizes: int) -> tuple[float, float, float]:
-    """alpha*, and the excess risk of everybody's and of own models, with noise of a standard deviation."""
+    """alpha*, and the excess risk of everybody's and of own models, with noise of a standard
+    deviation.
+    """
     M, n, d = sizes
     c = 3 * deviation**2 / n
     return rho**2 / (rho**2 + c), d / 3 * ((M - 1) / M * rho**2 + c / M), d / 3 * c
@@ -31,7 +35,9 @@ def by_hand(rho: float, deviation: float, *sizes: int) -> tuple[float, float, fl
 
 @pytest.fixture(scope="module")
 def measured() -> dict[float, list[Parabola]]:
-    """The excess risk of the paper's own setting, by two seeds for each of its four values of rho."""
+    """The excess risk of the paper's own setting, by two seeds for each of its four values of
+    rho.
+    """
     return {rho: [page.risk(Options(), rho, seed) for seed in (100, 101)] for rho in RHOS}
 
 
@@ -39,7 +45,9 @@ def measured() -> dict[float, list[Parabola]]:
 def test_the_measured_least_is_where_the_formula_has_it(
     measured: dict[float, list[Parabola]], rho: float
 ) -> None:
-    """Noise of standard deviation sigma, in place of sigma squared, would move it by more where it moves at all."""
+    """Noise of standard deviation sigma, in place of sigma squared, would move it by more where it
+    moves at all.
+    """
     wanted, everybody, own = by_hand(rho, 1.5**2, 100, 2000, 20)
     for found in measured[rho]:
         assert found.least_at == pytest.approx(wanted, abs=0.05)
@@ -48,7 +56,9 @@ def test_the_measured_least_is_where_the_formula_has_it(
 
 
 def test_the_noise_has_sigma_squared_as_its_standard_deviation() -> None:
-    """Sigma itself would put the least of rho = 0.1 at 0.75, and leave 0.44 of the own models' excess risk."""
+    """Sigma itself would put the least of rho = 0.1 at 0.75, and leave 0.44 of the own models'
+    excess risk.
+    """
     x, y, u = page.sample(Options(), 0.1, 0)
     assert (y - (x * u[:, None]).sum(2)).std() == pytest.approx(2.25, rel=0.01)
     assert page.expected(Options(), 0.1).least_at == pytest.approx(0.5684, abs=5e-5)

@@ -50,7 +50,9 @@ def test_the_numbers_are_those_of_the_runs(published: Path) -> None:
 
 
 def test_bytes_are_those_of_the_shared_part(published: Path) -> None:
-    """64-12-8-10 has 974 parameters, 194 of them behind the first layer; one device of ten in each of ten rounds."""
+    """64-12-8-10 has 974 parameters, 194 of them behind the first layer; one device of ten in each
+    of ten rounds.
+    """
     table = pd.read_csv(published / "table.csv").set_index(["labels", "method"])["MB"]
     assert table[1, "local only"] == 0
     assert table[1, "FedAvg"] == pytest.approx(10 * 2 * 4 * 974 / 1e6, rel=1e-5)
@@ -84,7 +86,9 @@ def test_everybody_trains_as_long() -> None:
 
 
 def rows() -> pd.DataFrame:
-    """Two seeds; alone is best locally with one label, FedAvg on new examples, LG-FedAvg locally with ten."""
+    """Two seeds; alone is best locally with one label, FedAvg on new examples, LG-FedAvg locally
+    with ten.
+    """
     figures = {
         (10, "local only"): (0.7, 0.6), (10, "FedAvg"): (0.8, 0.9), (10, "LG-FedAvg"): (0.85, 0.8),
         (1, "local only"): (1.0, 0.3), (1, "FedAvg"): (0.5, 0.5), (1, "LG-FedAvg"): (0.9, 0.4),

@@ -1,4 +1,6 @@
-"""Does the page on split depths go on from the same models, share what it says, and tell what came of it?"""
+"""Does the page on split depths go on from the same models, share what it says, and tell what came
+of it?
+"""
 
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,9 @@ def test_the_numbers_are_those_of_the_runs(published: Path) -> None:
 
 
 def test_bytes_are_those_of_the_layers(published: Path) -> None:
-    """64-12-8-10: 780, 104 and 90 parameters; one device of six is told and answers, in each of two rounds."""
+    """64-12-8-10: 780, 104 and 90 parameters; one device of six is told and answers, in each of two
+    rounds.
+    """
     table = pd.read_csv(published / "table.csv").set_index("share")
     parameters = {
         "nothing": 0,

@@ -197,7 +197,9 @@ def test_the_length_is_the_shortest_of_the_best_on_validation(
 
 
 def overheard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """What is marked from here on, in place of the marks: the first devices' models, and the new one's."""
+    """What is marked from here on, in place of the marks: the first devices' models, and the new
+    one's.
+    """
     seen: list[tuple[Any, Any]] = []
 
     def marks(scene: page.Scene, old: Any, new: Any) -> dict[str, float]:

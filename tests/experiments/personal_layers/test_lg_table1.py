@@ -1,4 +1,6 @@
-"""Does the page on LG-FedAvg's Table 1 count and choose as it says, and run as a reader would run it?"""
+"""Does the page on LG-FedAvg's Table 1 count and choose as it says, and run as a reader would run
+it?
+"""
 
 import subprocess
 import sys
@@ -66,7 +68,9 @@ def rows(method: str, columns: dict[str, Any]) -> pd.DataFrame:
 
 
 def test_the_last_tenth_counts_and_parameters_add_up() -> None:
-    """Published: 110 (400 x 633,226 + 50 x 34,186) for LG-FedAvg, 110 x 725 x 633,226 for FedAvg."""
+    """Published: 110 (400 x 633,226 + 50 x 34,186) for LG-FedAvg, 110 x 725 x 633,226 for
+    FedAvg.
+    """
     before = pd.DataFrame(
         {"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]}
     )

@@ -58,7 +58,9 @@ def test_a_line_alone_would_not_find_a_product(attributes: Ints) -> None:
 
 
 def test_test_rows_decide_nothing(attributes: Ints) -> None:
-    """The scores of half of the test rows do not depend on the labels, or on the presence, of the others."""
+    """The scores of half of the test rows do not depend on the labels, or on the presence, of the
+    others.
+    """
     z = attributes[:, :1]
     half = N + N // 2
     apart = [probe_auc(H[:N], z[:N], H[a:b], z[a:b], 0) for a, b in ((N, half), (half, 2 * N))]

@@ -1,4 +1,6 @@
-"""Does the page on FedAvg ask for the paper's settings, count rounds as it does, and choose without test data?"""
+"""Does the page on FedAvg ask for the paper's settings, count rounds as it does, and choose without
+test data?
+"""
 
 import subprocess
 import sys
@@ -36,7 +38,9 @@ def launch(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a page that has run on digits: a case with rates to choose from, and one with a given rate."""
+    """The folder of a page that has run on digits: a case with rates to choose from, and one with a
+    given rate.
+    """
     out = tmp_path_factory.mktemp("page")
     done = launch(out, *SMALL, "--cases", "shards_full", "shards_b10_e20")
     assert done.returncode == 0, done.stderr
@@ -163,7 +167,9 @@ def rows(name: str, *seeds: list[float]) -> pd.DataFrame:
 
 
 def test_rounds_are_counted_as_in_the_paper() -> None:
-    """On the best accuracy so far, linear between evaluations: half-way from 20 to 30, and from 10 to 30."""
+    """On the best accuracy so far, linear between evaluations: half-way from 20 to 30, and from 10
+    to 30.
+    """
     row = page.tabulate(rows("iid_b10", [0.1, 0.95, 0.96, 0.98], [0.1, 0.96, 0.2, 0.98])).iloc[0]
     assert (row["fewest"], row["most"]) == pytest.approx((25, 25))
     row = page.tabulate(rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98])).iloc[0]
@@ -235,7 +241,9 @@ def test_every_case_has_a_colour_of_its_own() -> None:
 
 
 def test_finished_runs_are_not_run_again(published: Path) -> None:
-    """Asked for one of its two cases, the page reads its cells back, and its table holds that case alone."""
+    """Asked for one of its two cases, the page reads its cells back, and its table holds that case
+    alone.
+    """
     records = {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")}
     assert len(records) == len(page.CASES["shards_full"].rates) + 2
     before = pd.read_csv(published / "table.csv").iloc[:1]
@@ -257,7 +265,9 @@ def test_rates_are_a_grid_like_the_papers(name: str) -> None:
 
 
 def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does worst on test data is best on validation data here, and is chosen; the best evaluation counts."""
+    """What does worst on test data is best on validation data here, and is chosen; the best
+    evaluation counts.
+    """
     asked: list[Run] = []
 
     def measured(options: common.Options, cells: list[common.Cell]) -> pd.DataFrame:

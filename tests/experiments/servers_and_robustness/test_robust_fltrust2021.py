@@ -51,7 +51,9 @@ def last_of(out: Path, cell: str) -> dict[str, float]:
 
 
 def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.DataFrame:
-    """The table of hand-made runs of ten rounds, one seed; what is not named has an error of 0.05."""
+    """The table of hand-made runs of ten rounds, one seed; what is not named has an error of
+    0.05.
+    """
     rows = [
         {
             "attack": attack,
@@ -179,7 +181,9 @@ def test_a_lost_model_guesses() -> None:
 
 
 def test_no_number_from_memory_stands_beside() -> None:
-    """The paper's tables were not at hand: its claims are judged, and no figure is said to be published."""
+    """The paper's tables were not at hand: its claims are judged, and no figure is said to be
+    published.
+    """
     made = table_of({})
     for table in (made, pd.read_csv(ROOT / "experiments/results/robust_fltrust2021/table.csv")):
         assert not [name for name in map(str, table) if "paper" in name or "published" in name]

@@ -1,4 +1,6 @@
-"""Does the page on lies among neighbours run every attack on every rule, and count who is better off than alone?"""
+"""Does the page on lies among neighbours run every attack on every rule, and count who is better
+off than alone?
+"""
 
 import json
 from pathlib import Path
@@ -37,7 +39,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, 
 def rows_of(
     accuracy: dict[tuple[str, str], float], rounds: int = 40, seeds: int = 1
 ) -> pd.DataFrame:
-    """Hand-made last rows of rules on a ring: (rule, attack) -> accuracy, 0.8 where not named; 0.7 alone."""
+    """Hand-made last rows of rules on a ring: (rule, attack) -> accuracy, 0.8 where not named; 0.7
+    alone.
+    """
     cells = [(ALONE, ALONE, "none", 0.7)]
     cells += [
         ("ring", rule, a, accuracy.get((rule, a), 0.8))

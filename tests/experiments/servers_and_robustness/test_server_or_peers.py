@@ -27,7 +27,8 @@ CHOSEN = ("fedavg", "fedavg_quarter", "ring", "ring_4_bits", "local_only")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The page on digits: its folder and what it printed."""
     out = tmp_path_factory.mktemp("page")
-    command = [sys.executable, "-m", "experiments.servers_and_robustness.server_or_peers", "--dataset", "digits", "--seeds", "1", "--rounds",
+    command = [sys.executable, "-m", "experiments.servers_and_robustness.server_or_peers",
+               "--dataset", "digits", "--seeds", "1", "--rounds",
                "4", "--every", "2", "--low", "0.2", "--high", "0.5",
                "--out", str(out), "--methods", *CHOSEN]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -103,7 +104,9 @@ def test_all_train_alike() -> None:
 
 
 def curves() -> pd.DataFrame:
-    """Two seeds of a method, with bytes that grow by 4 MB a round in all and by 1 MB at the busiest node."""
+    """Two seeds of a method, with bytes that grow by 4 MB a round in all and by 1 MB at the busiest
+    node.
+    """
     accuracy = {0: [0.1, 0.4, 0.6], 1: [0.1, 0.6, 0.5]}
     rows = [
         {

@@ -89,7 +89,9 @@ def linear(weight: float) -> Module:
 
 
 def test_mixtures_are_weighted_by_theta() -> None:
-    """With one example of the first class the loss is log(1 + exp(-w)), here w = 3 theta - (1 - theta)."""
+    """With one example of the first class the loss is log(1 + exp(-w)), here w = 3 theta - (1 -
+    theta).
+    """
     losses = page.mixtures(
         linear(3.0), linear(-1.0), (torch.ones(5, 1), torch.zeros(5, dtype=torch.int64))
     )
@@ -97,7 +99,9 @@ def test_mixtures_are_weighted_by_theta() -> None:
 
 
 def test_the_loss_is_the_mean_over_all_examples() -> None:
-    """Also over the last ones, which fill no chunk: one in 3,000 has another label, and a loss of its own."""
+    """Also over the last ones, which fill no chunk: one in 3,000 has another label, and a loss of
+    its own.
+    """
     labels = torch.zeros(3000, dtype=torch.int64)
     labels[-1] = 1
     first, *_ = page.mixtures(linear(2.0), linear(2.0), (torch.ones(3000, 1), labels))

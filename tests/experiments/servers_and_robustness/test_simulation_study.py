@@ -241,7 +241,8 @@ def test_examples_that_cannot_be_dealt_evenly_are_refused() -> None:
 
 
 def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments.servers_and_robustness.simulation_study", "--examples", "200", "400", "--clients", "4", "10",
+    command = [sys.executable, "-m", "experiments.servers_and_robustness.simulation_study",
+               "--examples", "200", "400", "--clients", "4", "10",
                "--replications", "8", "--steps", "50", "--descent", "20", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,9 @@ def test_every_question_is_answered(page: tuple[pd.DataFrame, str]) -> None:
 
 
 def test_nobody_beats_the_limit(page: tuple[pd.DataFrame, str]) -> None:
-    """A round cannot be faster than its operations, a share hardly than MPI, nor dfl than its imports."""
+    """A round cannot be faster than its operations, a share hardly than MPI, nor dfl than its
+    imports.
+    """
     ratios = page[0].groupby("question")["ratio"].min()
     assert ratios["training"] > 1
     assert ratios["exchange"] > 0.5

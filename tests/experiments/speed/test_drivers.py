@@ -90,7 +90,9 @@ def test_pfl_has_everyone_in_every_round(load: Load) -> None:
 
 
 def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
-    """The stand-in averages as pfl does; the driver's model then is the mean of what each user makes of it."""
+    """The stand-in averages as pfl does; the driver's model then is the mean of what each user
+    makes of it.
+    """
     asked = job.read([*WORDS[:4], "--rounds=1", "--warm-up=0", *WORDS[6:]])
     _, (before, after) = load("pfl").drive(asked)
     net = job.network(asked)

@@ -1,4 +1,6 @@
-"""Does the page on scale measure what it says: seconds and memory by stage, rows per peer, the exponent of a round?"""
+"""Does the page on scale measure what it says: seconds and memory by stage, rows per peer, the
+exponent of a round?
+"""
 
 import json
 import subprocess

@@ -9,23 +9,22 @@ from annotated_types import Ge
 
 from dfl.algorithms import Algorithm
 from dfl.algorithms.dfedavgm import State
-from dfl.training.sgd import sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class CombineThenAdapt(Algorithm):
+class CombineThenAdapt(Algorithm[State]):
     """D-PSGD in its combine-then-adapt order, with K local steps (Lian et al. 2017).
 
         x_i <- K heavy-ball steps from sum_j w_ij x_j
 
     Attributes:
-        alone: rounds at the beginning in which peers send nothing.
+        silent: rounds at the beginning in which peers send nothing.
     """
 
-    alone: Annotated[int, Ge(0)] = 0
+    silent: Annotated[int, Ge(0)] = 0
 
     def init(self, x: Tensor, known: Tensor, net: Any) -> State:
         """Start at x."""
@@ -33,5 +32,5 @@ class CombineThenAdapt(Algorithm):
 
     def round(self, state: State, task: Any, net: Any) -> State:
         """Average, then train."""
-        x = state.x if net.t < self.alone else net.exchange(state.x, state.x).average()
-        return State(sgd(x, task, net.t))
+        x = state.x if net.t < self.silent else net.exchange(state.x, state.x).average()
+        return State(task.train(x, net.t))
