@@ -120,7 +120,10 @@ def _sync(folder: Path) -> None:
 
 
 class Lock:
-    """Keeps a folder to one program that writes to it; the system lets go of it when that program dies.
+    """Keeps a folder to one program that writes to it; released when that program dies.
+
+    `filelock` leaves its file behind, follows hard links, cannot be queried without being taken,
+    and falls back to a file that outlives its program where a file system has no locks.
 
     Args:
         folder: the folder.
