@@ -83,12 +83,10 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """A name to write to: what stands under it at the end appears as `path`, whole; after an error,
-    nothing does.
+    """A name to write to: what stands under it at the end appears as `path`, whole; after an error, nothing does.
 
-    Once it has appeared, it is there also after the machine loses power. The name is that of a new
-    file: what a program that was killed left under it is removed, anything but a regular file is
-    refused.
+    Once it has appeared, it is there also after the machine loses power. The name is that of a new file: what a
+    program that was killed left under it is removed, anything but a regular file is refused.
     """
     part = path.with_name(f".{path.name}.part")
     for each in (path, part):
@@ -107,9 +105,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def _replaceable(path: Path, link: bool) -> bool:
-    """Whether a name may be given to another file: it is a regular one's, or a link's where that is
-    allowed.
-    """
+    """Whether a name may be given to another file: it is a regular one's, or a link's where that is allowed."""
     mode = path.lstat().st_mode
     return stat.S_ISREG(mode) or (link and stat.S_ISLNK(mode))
 
@@ -124,8 +120,10 @@ def _sync(folder: Path) -> None:
 
 
 class Lock:
-    """Keeps a folder to one program that writes to it; the system lets go of it when that program
-    dies.
+    """Keeps a folder to one program that writes to it; released when that program dies.
+
+    `filelock` leaves its file behind, follows hard links, cannot be queried without being taken,
+    and falls back to a file that outlives its program where a file system has no locks.
 
     Args:
         folder: the folder.
