@@ -29,10 +29,10 @@ def slow(directory):
 def draw(self, *given):
     time.sleep(6)
     finish(self, *given)
-datasets.DATASETS["digits"] = slow
 RunFiles.finish = draw
-for row in dfl.simulate(dfl.Run(peers=3, rounds=2, timeout=2, out=out)):
-    pass
+with datasets.DATASETS.replaced(digits=slow):
+    for row in dfl.simulate(dfl.Run(peers=3, rounds=2, timeout=2, out=out)):
+        pass
 """
 
 
