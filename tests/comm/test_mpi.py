@@ -96,8 +96,8 @@ def test_other_bad_input_is_printed_once(bad: list[str]) -> None:
 FAILING = """
 import sys, time, dfl
 from dfl.simulation import loop
-def broken(x, setting, t):
-    if t == 2 and setting.world.rank == 1:
+def broken(moment, prepared):
+    if moment.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0
 loop._agree = broken

@@ -224,11 +224,11 @@ import sys, warnings, dfl
 from dfl.simulation import loop
 from pathlib import Path
 agreed = loop._agree
-def warning(state, setting, t):
+def warning(moment, prepared):
     warnings.warn("every rank says this", stacklevel=1)
-    if t == 2 and setting.world.rank == 1:
+    if moment.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
-    return agreed(state, setting, t)
+    return agreed(moment, prepared)
 loop._agree = warning
 for row in dfl.simulate(dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")):
     pass

@@ -113,7 +113,7 @@ def main() -> None:
     run.init_nodes()
     run.add_receiver(watch)
     watch.ends.append(time.perf_counter())
-    run.init_from(n_rounds=job.warm_up + job.rounds)
+    run.start(n_rounds=job.warm_up + job.rounds)
     jobs.tell(job, "gossipy-dfl", watch.ends, (before, at_home(run, job)))
 
 
