@@ -117,8 +117,8 @@ def test_both_ends_hold_the_same_copies() -> None:
     setting = quadratic(topology="one_peer_exponential", bits=2, d=50)
     *_, last = states(setting, 7)
     union, P = setting.network.schedule.union, setting.layout.peers
-    sent = dict(zip(union.out.tolist(), last.said, strict=True))
-    for edge, heard in zip(union.into.tolist(), last.heard, strict=True):
+    sent = dict(zip(union.out.tolist(), last.sent, strict=True))
+    for edge, heard in zip(union.into.tolist(), last.received, strict=True):
         receiver, sender = divmod(edge, P)
         assert torch.equal(heard, sent[sender * P + receiver])
 
@@ -126,8 +126,8 @@ def test_both_ends_hold_the_same_copies() -> None:
 def test_replicas_follow_their_owners() -> None:
     setting = quadratic(bits=3, d=50)
     *_, last = states(setting, 9)
-    around = torch.from_numpy(setting.network.schedule.weights[0].toarray()) @ last.said
-    assert torch.allclose(last.heard, around, rtol=0, atol=1e-12)
+    around = torch.from_numpy(setting.network.schedule.weights[0].toarray()) @ last.sent
+    assert torch.allclose(last.received, around, rtol=0, atol=1e-12)
 
 
 def test_weighing_keeps_the_stored_order() -> None:

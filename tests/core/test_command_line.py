@@ -73,7 +73,7 @@ def test_dry_run_trains_nothing_and_writes_nothing(dfl_run: Command) -> None:
     def train(*given: object) -> None:
         raise AssertionError("a dry run has trained")
 
-    dfl_run.monkeypatch.setattr("dfl.algorithms.dfedavgm.sgd", train)
+    dfl_run.monkeypatch.setattr("dfl.training.task.Task.train", train)
     with pytest.raises(AssertionError, match="has trained"):
         dfl_run("--rounds", "1", "--out", "wet")
     ended = dfl_run("--dry-run", "--peers", "16", "--partition", "shards", "--out", "dry")

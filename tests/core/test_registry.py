@@ -164,8 +164,8 @@ def test_components_of_a_package_run(dfl_run: Command, packages: Path) -> None:
     assert not any(name.startswith("dfl_example") for name in sys.modules)
     ended = dfl_run(*SPECS, *FEW, "--out", "run")
     assert (ended.code, ended.err) == (0, "")
-    line = dfl_run.refused("--algorithm", "combine_then_adapt:alone=-1", *FEW)
-    assert line.startswith("--algorithm combine_then_adapt: alone must be at least 0, not -1")
+    line = dfl_run.refused("--algorithm", "combine_then_adapt:silent=-1", *FEW)
+    assert line.startswith("--algorithm combine_then_adapt: silent must be at least 0, not -1")
     assert "combine_then_adapt" in dfl_run.refused("--algorithm", "combine_than_adapt", *FEW)
 
 
