@@ -84,7 +84,7 @@ def test_whatever_becomes_of_its_tasks_a_sweep_ends_in_the_same_bits(
     assert read_state(CELLS[3]).status != DONE
     first = [Path(f"sweeps/grid/slurm/{job}_{task}.log").read_text() for task in (1, 2, 3, 4)]
     assert [log.count("restarts 1") for log in first] == [1, 1, 1, 0], logs()
-    assert [log.count("goes back into the queue") for log in first] == [1, 0, 0, 0], logs()
+    assert [log.count("is requeued") for log in first] == [1, 0, 0, 0], logs()
     assert all(log.count("\nresumed ") == 1 for log in first[:3]), logs()
 
     assert f"1 of 4 cells in {Path.cwd()}/sweeps/grid/slurm/2.sh; job " in command(*ASKED)[1]
