@@ -3,7 +3,7 @@
 Every peer has a clock, and every rank has all of them, since they follow from what all ranks know.
 In a round a peer takes its local steps, sends its messages one after the other, to its neighbours
 by ascending number, and is done when it has sent all of its own and received all of theirs. So a
-slow peer delays its neighbours first, and everybody later. The round of a server is over when all
+slow peer delays its neighbours first, and all peers later. The round of a server is over when all
 peers to which it broadcast have received its model and it has received all their updates. Training
 gives the same models without a clock.
 """

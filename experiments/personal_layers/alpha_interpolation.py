@@ -135,8 +135,8 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
 def risk(options: Options, rho: float, seed: int) -> Parabola:
     """Return the excess risk measured on the data of one seed."""
     x, y, u = sample(options, rho, seed)
-    own, everybody = least_squares(x, y)
-    return excess(own, everybody, u)
+    own, pooled = least_squares(x, y)
+    return excess(own, pooled, u)
 
 
 def sample(options: Options, rho: float, seed: int) -> tuple[Floats, Floats, Floats]:
@@ -158,10 +158,10 @@ def least_squares(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return own, np.linalg.solve(squares.sum(0), products.sum(0))
 
 
-def excess(own: Floats, everybody: Floats, u: Floats) -> Parabola:
-    """Return the mean over devices of ||alpha own + (1 - alpha) everybody - u||^2 / 3, by alpha."""
-    towards = own - everybody
-    off = everybody - u
+def excess(own: Floats, pooled: Floats, u: Floats) -> Parabola:
+    """Return the mean over devices of ||alpha own + (1 - alpha) pooled - u||^2 / 3, by alpha."""
+    towards = own - pooled
+    off = pooled - u
     sums = (
         (a * b).sum(1).mean() * VARIANCE
         for a, b in ((towards, towards), (towards, off), (off, off))
@@ -192,7 +192,7 @@ def _row(options: Options, rho: float, found: list[Parabola]) -> dict[str, float
         "alpha": least.mean(),
         "std_over_seeds": least.std(ddof=1),
     }
-    for name, alpha in (("everybody", 0.0), ("own", 1.0)):
+    for name, alpha in (("pooled", 0.0), ("own", 1.0)):
         row |= {
             name: np.mean([each.at(alpha) for each in found]),
             f"{name}_formula": theory.at(alpha),
@@ -206,9 +206,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
     difference = (table["alpha"] - table["alpha_formula"]).abs()
     off = max(
         (table[name] / table[f"{name}_formula"] - 1).abs().max()
-        for name in ("everybody", "own", "best")
+        for name in ("pooled", "own", "best")
     )
-    left = table["best"] / table[["everybody", "own"]].min(axis=1)
+    left = table["best"] / table[["pooled", "own"]].min(axis=1)
     return (
         f"for rho = {_listed(table['rho'], 'g')} the best alpha is "
         f"{_listed(table['alpha'], '.3f')} in the mean over {options.seeds} seeds, by formula "

@@ -23,7 +23,7 @@ RHOS = (0.5, 0.1, 0.06, 0.02)
 
 
 def by_hand(rho: float, deviation: float, *sizes: int) -> tuple[float, float, float]:
-    """alpha*, and the excess risk of everybody's and of own models, with noise of a standard
+    """alpha*, and the excess risk of the pooled and of own models, with noise of a standard
     deviation.
     """
     M, n, d = sizes
@@ -46,10 +46,10 @@ def test_the_measured_least_is_where_the_formula_has_it(
     """Noise of standard deviation sigma, in place of sigma squared, would move it by more where it
     moves at all.
     """
-    wanted, everybody, own = by_hand(rho, 1.5**2, 100, 2000, 20)
+    wanted, pooled, own = by_hand(rho, 1.5**2, 100, 2000, 20)
     for found in measured[rho]:
         assert found.least_at == pytest.approx(wanted, abs=0.05)
-        assert found.at(0.0) == pytest.approx(everybody, rel=0.2)
+        assert found.at(0.0) == pytest.approx(pooled, rel=0.2)
         assert found.at(1.0) == pytest.approx(own, rel=0.1)
 
 
@@ -64,18 +64,18 @@ def test_the_noise_has_sigma_squared_as_its_standard_deviation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rho", "alpha", "own", "everybody", "best"),
+    ("rho", "alpha", "own", "pooled", "best"),
     [(0.5, 0.9705, 5.1131, 6.7130, 5.1116), (0.1, 0.5684, 5.1131, 5.1290, 5.0915),
      (0.06, 0.3216, 5.1131, 5.0868, 5.0791), (0.02, 0.0500, 5.1131, 5.0656, 5.0655)],
 )  # fmt: skip
 def test_the_formula_gives_the_known_errors(
-    rho: float, alpha: float, own: float, everybody: float, best: float
+    rho: float, alpha: float, own: float, pooled: float, best: float
 ) -> None:
     """With the noise, 5.0625, computed separately."""
     theory = page.expected(Options(), rho)
     assert theory.least_at == pytest.approx(alpha, abs=5e-5)
     found = [5.0625 + theory.at(each) for each in (1, 0, theory.least_at)]
-    assert found == pytest.approx([own, everybody, best], abs=6e-5)
+    assert found == pytest.approx([own, pooled, best], abs=6e-5)
 
 
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.3, 1.0, 1.4])
@@ -106,18 +106,18 @@ def test_the_formula_is_the_mean_over_many_seeds() -> None:
 
 def test_least_squares_are_those_of_numpy() -> None:
     x, y, _ = page.sample(SMALL, 0.5, 0)
-    own, everybody = page.least_squares(x, y)
+    own, pooled = page.least_squares(x, y)
     for m in range(7):
         assert_allclose(own[m], np.linalg.lstsq(x[m], y[m])[0], rtol=1e-9)
-    assert_allclose(everybody, np.linalg.lstsq(x.reshape(-1, 3), y.reshape(-1))[0], rtol=1e-9)
-    assert np.abs(own - everybody).max() > 0.05
+    assert_allclose(pooled, np.linalg.lstsq(x.reshape(-1, 3), y.reshape(-1))[0], rtol=1e-9)
+    assert np.abs(own - pooled).max() > 0.05
 
 
 def test_the_excess_risk_is_that_of_the_ensemble() -> None:
-    own, everybody, u = page.sample(SMALL, 0.5, 0)[2], np.array([0.3, -0.2, 0.7]), np.ones((7, 3))
-    found = page.excess(own, everybody, u)
+    own, pooled, u = page.sample(SMALL, 0.5, 0)[2], np.array([0.3, -0.2, 0.7]), np.ones((7, 3))
+    found = page.excess(own, pooled, u)
     for alpha in (0.0, 0.4, 1.0):
-        w = alpha * own + (1 - alpha) * everybody
+        w = alpha * own + (1 - alpha) * pooled
         assert found.at(alpha) == pytest.approx(
             np.mean([(w[m] - u[m]) @ (np.eye(3) / 3) @ (w[m] - u[m]) for m in range(7)])
         )
@@ -128,11 +128,11 @@ def test_the_excess_risk_is_that_of_the_ensemble() -> None:
 def test_excess_risk_is_the_test_error_less_the_noise() -> None:
     """On a million examples of a device, drawn separately."""
     rng = np.random.default_rng(0)
-    own, everybody, u = rng.normal(size=(1, 3)), rng.normal(size=3), rng.normal(size=(1, 3))
+    own, pooled, u = rng.normal(size=(1, 3)), rng.normal(size=3), rng.normal(size=(1, 3))
     x = rng.uniform(-1, 1, (1_000_000, 3))
     noise = rng.normal(0, 2.25, 1_000_000)
-    error = (x @ u[0] + noise - x @ (0.3 * own[0] + 0.7 * everybody)) ** 2
-    assert error.mean() - 2.25**2 == pytest.approx(page.excess(own, everybody, u).at(0.3), abs=0.05)
+    error = (x @ u[0] + noise - x @ (0.3 * own[0] + 0.7 * pooled)) ** 2
+    assert error.mean() - 2.25**2 == pytest.approx(page.excess(own, pooled, u).at(0.3), abs=0.05)
 
 
 def test_devices_are_drawn_as_in_the_paper() -> None:
@@ -161,13 +161,13 @@ def test_a_row_and_the_finding_say_what_was_measured() -> None:
     row = page._row(SMALL, 0.1, [parabola(0.4, 1.0), parabola(0.6, 2.0)])
     assert row["alpha"] == pytest.approx(0.5)
     assert row["std_over_seeds"] == pytest.approx(np.sqrt(0.02))
-    assert row["everybody"] == pytest.approx((1.32 + 2.72) / 2)
+    assert row["pooled"] == pytest.approx((1.32 + 2.72) / 2)
     assert row["own"] == pytest.approx((1.72 + 2.32) / 2)
     assert row["best"] == pytest.approx(1.5)
     assert row["alpha_formula"] == pytest.approx(by_hand(0.1, 2.25, 7, 60, 3)[0])
     formula = {
         "alpha_formula": 0.55,
-        "everybody_formula": 2.02,
+        "pooled_formula": 2.02,
         "own_formula": 2.02,
         "best_formula": 1.2,
     }
@@ -244,9 +244,9 @@ def test_the_published_table_says_what_the_page_says() -> None:
     assert list(row) == list(RHOS)
     for rho, own in row.items():
         wanted = by_hand(rho, 2.25, 100, 2000, 20)
-        formulas = [own[name] for name in ("alpha_formula", "everybody_formula", "own_formula")]
+        formulas = [own[name] for name in ("alpha_formula", "pooled_formula", "own_formula")]
         assert formulas == pytest.approx(list(wanted), rel=1e-5)
         assert own["alpha"] == pytest.approx(wanted[0], abs=0.005)
-        assert own["best"] < min(own["own"], own["everybody"])
+        assert own["best"] < min(own["own"], own["pooled"])
     assert row[0.1]["best"] / row[0.1]["own"] == pytest.approx(0.57, abs=0.005)
-    assert row[0.06]["best"] / row[0.06]["everybody"] == pytest.approx(0.69, abs=0.005)
+    assert row[0.06]["best"] / row[0.06]["pooled"] == pytest.approx(0.69, abs=0.005)

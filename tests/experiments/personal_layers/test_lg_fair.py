@@ -109,7 +109,7 @@ def test_figures_are_of_each_devices_own_nets_on_the_test_half(
     for name in each[0]:
         assert found[name] == pytest.approx(100 * np.mean([one[name] for one in each]), abs=1e-3)
     alike = np.isclose(each[0]["adversary"], each[1]["adversary"])
-    assert alike == (method == "fedavg")  # where the adversary is everybody's
+    assert alike == (method == "fedavg")  # where all share the adversary
 
 
 @pytest.mark.usefixtures("published")
