@@ -56,12 +56,12 @@ class Algorithm(ABC, Generic[S]):
     """Fields of the state that belong to the server and are the same on every rank."""
 
     @abstractmethod
-    def init(self, x: Tensor, known: Tensor, net: Net) -> S:
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> S:
         """Return the state before round 0.
 
         Args:
             x: (p, m), the initial models of the peers; or (1, m), that of the server.
-            known: of the same shape, the public copies of x before the first message: x where all
+            copies: of the same shape, the public copies of x before the first message: x where all
                 peers start at the same point, else zeros.
             net: the network of round 0.
         """

@@ -37,11 +37,11 @@ class DFedAvgM(Algorithm[State]):
 
     applies: ClassVar[tuple[str, ...]] = ("aggregator",)
 
-    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x."""
         return State(x)
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, then average with the neighbours."""
         z = task.train(state.x, net.t)
-        return State(net.exchange(z, origin=state.x).combine(net.aggregator))
+        return State(net.exchange(z, start=state.x).aggregate(net.aggregator))

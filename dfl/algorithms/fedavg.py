@@ -84,7 +84,7 @@ class FedAvg(Algorithm[State]):
     applies: ClassVar[tuple[str, ...]] = ("compressor", "aggregator")
     replicated: ClassVar[tuple[str, ...]] = ("x", "velocity")
 
-    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with zero velocity."""
         scores = torch.full((net.hosted,), float("nan"), dtype=torch.float64)
         return State(x, torch.zeros_like(x), scores)
@@ -95,7 +95,7 @@ class FedAvg(Algorithm[State]):
         w = net.broadcast(state.x, net.everyone if self.broadcast_to == "everyone" else chosen)
         updates = task.only(senders.here, work).train(w, net.t) - w
         weights = self._weights(updates, task, senders)
-        mean = net.aggregate(updates, senders, weights, self.trusted(state, task, net))
+        mean = net.aggregate(updates, senders, weights, self.reference(state, task, net))
         v = self.server_momentum * state.velocity + mean.row
         return State(w + self.server_lr * v, v, mean.scores)
 
@@ -108,7 +108,7 @@ class FedAvg(Algorithm[State]):
         squares: NDArray[np.float64] = np.square(updates.cpu().numpy(), dtype=np.float64).sum(1)
         return squares + 1e-300  # equal weights if all updates are zero
 
-    def trusted(self, state: State, task: Task, net: Net) -> Tensor:
+    def reference(self, state: State, task: Task, net: Net) -> Tensor:
         """Return the update that the server expects, (1, m): the running mean (1 - β) v of its
         aggregates.
 

@@ -45,7 +45,7 @@ class FLTrust(FedAvg):
         """The rule that draws the root dataset."""
         return partial(biased_sample, size=self.root, bias=self.bias)
 
-    def trusted(self, state: State, task: Task, net: Net) -> Tensor:
+    def reference(self, state: State, task: Task, net: Net) -> Tensor:
         """Return g_0, the server's own update."""
         return net.at_server(lambda: task.of_server.train(state.x, net.t) - state.x, state.x)
 

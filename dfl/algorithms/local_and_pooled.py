@@ -27,7 +27,7 @@ class LocalOnly(Algorithm[State]):
     gossips: ClassVar[bool] = False
     sends: ClassVar[bool] = False
 
-    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x."""
         return State(x)
 

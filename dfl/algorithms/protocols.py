@@ -82,7 +82,7 @@ class Received(Protocol):
     def average(self) -> Tensor:
         """Return sum_j w_ij message_j over the closed neighbourhood, (p, m)."""
 
-    def combine(self, rule: partial[Aggregate]) -> Tensor:
+    def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return the aggregate of each closed neighbourhood by an aggregation rule, (p, m)."""
 
 
@@ -165,13 +165,13 @@ class Net(Protocol):
         """The edges of this round."""
 
     def exchange(
-        self, messages: Tensor, /, origin: Tensor | None = None, per_edge: bool = False
+        self, messages: Tensor, /, start: Tensor | None = None, per_edge: bool = False
     ) -> Received:
         """Send messages to the neighbours of this round and return what was received.
 
         Args:
             messages: (p, m), one row per peer; or (a, m), one row per edge.
-            origin: (p, m), the model from which each peer moved to its message; attacks and
+            start: (p, m), the model from which each peer moved to its message; attacks and
                 aggregation rules work on the difference. None where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
         """
@@ -207,7 +207,7 @@ class Net(Protocol):
         updates: Tensor,
         group: Group,
         weights: NDArray[np.float64],
-        trusted: Tensor | None = None,
+        reference: Tensor | None = None,
         /,
     ) -> ServerAggregate:
         """Send updates to the server and return their aggregate.
@@ -216,7 +216,7 @@ class Net(Protocol):
             updates: (a, m), one row per member of the group on this rank: differences, not models.
             group: the senders.
             weights: (a,), the weight of each of them.
-            trusted: (1, m), the update that the server expects, where its rule needs one.
+            reference: (1, m), the server's own update, or the one that it expects.
         """
 
     def at_server(self, compute: Callable[[], Tensor], like: Tensor, /) -> Tensor:

@@ -104,14 +104,14 @@ class QDFedAvgM(Algorithm[State]):
         """γ of the replica form."""
         return self.gamma if self.exchange == "replica" else None
 
-    def init(self, x: Tensor, known: Tensor, net: Net) -> State:
-        """Start at x, with public copies `known`."""
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
+        """Start at x, with public copies `copies`."""
         error = torch.zeros(len(x), dtype=torch.float64)
         if self.exchange == "paper":
             return State(x, error)
         if net.fixed:
-            return Replicas(x, error, known, known)
-        return Replicas(x, error, known[net.union.out_owner], known[net.union.into_owner])
+            return Replicas(x, error, copies, copies)
+        return Replicas(x, error, copies[net.union.out_owner], copies[net.union.into_owner])
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, send the difference to the public copy, and average the public copies."""

@@ -27,8 +27,8 @@ def falsified(
     slot: str,
     messages: Tensor,
     group: Group,
-    origin: Tensor | None = None,
-    trusted: Tensor | None = None,
+    start: Tensor | None = None,
+    reference: Tensor | None = None,
 ) -> Tensor:
     """Return the messages of a group, (a, m), with those of attackers that are up falsified.
 
@@ -39,8 +39,8 @@ def falsified(
         t, slot: the round, and the name of the exchange within it.
         messages: (a, m), those of the members on this rank.
         group: the senders, peers or edges.
-        origin: (a, m), the points from which the messages are steps, if they are models.
-        trusted: (1, m), what the receiver itself would send.
+        start: (a, m), the models from which the peers moved; None where messages are differences.
+        reference: (1, m), the server's own update, where it has one.
     """
     attack = network.threat_model.attack
     attackers = network.threat_model.attackers
@@ -50,10 +50,10 @@ def falsified(
     if not len(falsifying):
         return messages
     n = len(group.ids)
-    steps = messages if origin is None else messages - origin
-    updates = network.transport.to_columns(steps, group, np.full(n, 1 / n), trusted)
+    steps = messages if start is None else messages - start
+    updates = network.transport.to_columns(steps, group, np.full(n, 1 / n), reference)
     view = _view(network, t, slot, updates, falsifying, group.ids[falsifying])
-    return _replaced(network, messages, attack.falsify(view), falsifying, group.counts, origin)
+    return _replaced(network, messages, attack.falsify(view), falsifying, group.counts, start)
 
 
 def falsified_per_edge(
@@ -103,7 +103,7 @@ def _replaced(
     columns: NDArray[Any],
     falsifying: Ints,
     counts: list[int],
-    origin: Tensor | None = None,
+    start: Tensor | None = None,
 ) -> Tensor:
     """Return messages (a, m) in which some members of a group send falsified ones.
 
@@ -113,11 +113,11 @@ def _replaced(
         columns: (f, c), the falsified messages, in the coordinates of this rank.
         falsifying: (f,), positions of their senders in the group.
         counts: members of the group on each rank.
-        origin: (a, m), added to what is sent.
+        start: (a, m), added to what is sent.
     """
     rank = network.transport.world.rank
     ranks = np.repeat(np.arange(len(counts)), counts)[falsifying]
     per_rank = np.bincount(ranks, minlength=len(counts)).tolist()
     rows = network.transport.to_rows(columns, messages, per_rank)
     here = torch.from_numpy(falsifying[ranks == rank] - sum(counts[:rank])).to(messages.device)
-    return messages.index_copy(0, here, rows if origin is None else rows + origin[here])
+    return messages.index_copy(0, here, rows if start is None else rows + start[here])

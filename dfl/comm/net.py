@@ -64,7 +64,7 @@ class Net:
     def exchange(
         self,
         messages: Tensor,
-        origin: Tensor | None = None,
+        start: Tensor | None = None,
         per_edge: bool = False,
         slot: str = "x",
     ) -> Received:
@@ -72,15 +72,15 @@ class Net:
 
         Args:
             messages: (p, m), one row per peer of this rank; or (a, m), one row per edge in use.
-            origin: (p, m), the points from which the peers moved, if messages are where they moved
-                to: attacks and aggregation rules work on the steps between.
+            start: (p, m), the models from which the peers moved to their messages: attacks and
+                aggregation rules work on the differences. None where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
             slot: names this exchange where a round has several; it is part of every random address.
         """
         traffic = self.network.traffic
         transport = self.network.transport
         intended = self.edges if per_edge else self.network.peer_plan(self.t)
-        plan, attacked = self._attack(messages, intended, origin, slot)
+        plan, attacked = self._attack(messages, intended, start, slot)
         encoded = self._encode(attacked, plan.kind, plan.ids, slot)
         traffic.payload += plan.copies * encoded.shape[1]
         traffic.lost += plan.lost  # they are sent, and the plan keeps them from being received
@@ -96,14 +96,14 @@ class Net:
         ratio = error(messages, own, intended) if self.observed else _nan(self.hosted)
         if isinstance(intended, EdgePlan) and intended.arrives is not None:
             own = without_lost(own, intended.arrives[0])
-        return Received(own, sent, far, plan, ratio, origin)
+        return Received(own, sent, far, plan, ratio, start)
 
     def aggregate(
         self,
         updates: Tensor,
         group: Group,
         weights: NDArray[np.float64],
-        trusted: Tensor | None = None,
+        reference: Tensor | None = None,
         slot: str = "x",
     ) -> ServerAggregate:
         """Send updates to the server and return what its rule makes of them.
@@ -112,14 +112,14 @@ class Net:
             updates: (a, m), one row per member of the group on this rank: steps z - w, not models.
             group: the senders.
             weights: (a,), the weight of each of them.
-            trusted: (1, m), the server's own step, where it has one.
+            reference: (1, m), the server's own update, or the one that it expects.
             slot: names this aggregation where a round has several.
         """
         network = self.network
         traffic = network.traffic
         world = network.transport.world
         if network.threat_model.falsifies:
-            updates = falsified(network, self.t, slot, updates, group, trusted=trusted)
+            updates = falsified(network, self.t, slot, updates, group, reference=reference)
         encoded = self._encode(updates, "peers", group.ids[self._span(group.counts)], slot)
         traffic.payload[group.here] += encoded.shape[1]
         traffic.parameters += len(group.ids) * updates.shape[1]
@@ -131,7 +131,9 @@ class Net:
             return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
         everyone = world.all_gather(np.asarray(weights, np.float64)[arrives])
         received = self._decode(encoded[arrives], updates)
-        columns = network.transport.to_columns(received, group, everyone / everyone.sum(), trusted)
+        columns = network.transport.to_columns(
+            received, group, everyone / everyone.sum(), reference
+        )
         aggregate = network.threat_model.rule(columns)
         if world.size > 1:  # the coordinates that other ranks aggregate, and the result
             elsewhere = updates.shape[1] - len(aggregate.row)
@@ -259,7 +261,7 @@ class Net:
         return self.network.fault_effects(self.t)
 
     def _attack(
-        self, messages: Tensor, plan: PeerPlan | EdgePlan, origin: Tensor | None, slot: str
+        self, messages: Tensor, plan: PeerPlan | EdgePlan, start: Tensor | None, slot: str
     ) -> tuple[PeerPlan | EdgePlan, Tensor]:
         """Return the messages that are sent, some of them falsified, and their plan."""
         network = self.network
@@ -270,7 +272,7 @@ class Net:
             return plan, messages
         by_edge = isinstance(plan, EdgePlan)
         senders = network.schedule.senders_on_edges(self.t) if by_edge else self.everyone
-        return plan, falsified(network, self.t, slot, messages, senders, origin)
+        return plan, falsified(network, self.t, slot, messages, senders, start)
 
     def _encode(self, messages: Tensor, kind: str, ids: NDArray[np.int64], slot: str) -> Tensor:
         """Return messages as bytes.

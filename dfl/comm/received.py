@@ -36,7 +36,7 @@ class Received:
         plan: the senders and receivers of the messages.
         error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's message, the worst over its edges;
             0 for a message of zeros, NaN in a round that is not observed.
-        origin: (p, m), the points from which the peers moved, if messages are where they moved to.
+        start: (p, m), the models from which the peers moved; None where messages are differences.
     """
 
     own: Tensor
@@ -44,7 +44,7 @@ class Received:
     far: Tensor
     plan: PeerPlan | EdgePlan
     error: Tensor
-    origin: Tensor | None
+    start: Tensor | None
 
     @property
     def messages(self) -> Tensor:
@@ -65,10 +65,11 @@ class Received:
         itself = torch.from_numpy(self.plan.near.diagonal(self.plan.before)).to(total)
         return total + itself[:, None] * (self.own - self.sent)  # an attacker averages its own
 
-    def combine(self, rule: partial[Aggregate]) -> Tensor:
+    def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return what a rule makes of every closed neighbourhood, (p, m); the mean is `average`.
 
-        A rule is given messages as steps from the receiver's origin, and trusts the receiver's own.
+        A rule is given messages as steps from the receiver's start; the reference is the
+        receiver's own step.
 
         Args:
             rule: one of `AGGREGATORS` with its options bound.
@@ -76,9 +77,9 @@ class Received:
         if rule.func is mean and isinstance(self.plan, PeerPlan):
             return self.average()
         rows = torch.empty_like(self.own)
-        origin = torch.zeros_like(self.own) if self.origin is None else self.origin
+        starts = torch.zeros_like(self.own) if self.start is None else self.start
         for i, (weights, messages) in enumerate(self._neighbourhoods()):
-            start = origin[i].cpu().numpy()
+            start = starts[i].cpu().numpy()
             own = self.own[i].cpu().numpy()
             updates = Updates(messages.cpu().numpy() - start, weights, own - start)
             rows[i] = torch.from_numpy(start + rule(updates).row)

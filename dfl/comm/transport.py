@@ -114,7 +114,7 @@ class Transport:
         rows: Tensor,
         group: Group,
         weights: NDArray[np.float64],
-        trusted: Tensor | None = None,
+        reference: Tensor | None = None,
     ) -> Updates:
         """Return the rows of all members of a group in the coordinates of this rank.
 
@@ -122,7 +122,7 @@ class Transport:
             rows: (a, m), those of the members on this rank.
             group: the senders.
             weights: (n,), the weight of each sender, adding up to 1.
-            trusted: (1, m), what the receiver itself would send.
+            reference: (1, m), the receiver's own row, where it has one.
         """
         cut = columns(rows.shape[1], self.world.size)
         rank = self.world.rank
@@ -130,7 +130,7 @@ class Transport:
         return Updates(
             self.world.columns(rows.cpu().numpy(), cut, group.counts),
             weights,
-            None if trusted is None else trusted[0, mine].cpu().numpy(),
+            None if reference is None else reference[0, mine].cpu().numpy(),
             lambda parts: np.add.reduce(self.world.all_gather(parts), axis=0),
         )
 

@@ -1,8 +1,8 @@
 """Aggregation rules, `AGGREGATORS`: one row from the messages of several senders.
 
-A rule is a plain function of `Updates`: the messages, the weight of each sender, and a row that the
-receiver trusts. A server, and a peer of a graph, aggregate by the same rules. On a server each rank
-aggregates its own block of coordinates of all updates, so that no rank holds them all. A
+A rule is a plain function of `Updates`: the messages, the weight of each sender, and a reference
+row of the receiver. A server, and a peer of a graph, aggregate by the same rules. On a server each
+rank aggregates its own block of coordinates of all updates, so that no rank holds them all. A
 coordinate-wise rule needs no more than its block; any other rule needs inner products over all
 coordinates, `Updates.dots`, and returns a weighted sum of rows, `Updates.mix`. A rule that needs
 more senders to outvote its attackers than there are raises; every rule is called once before the
@@ -54,14 +54,16 @@ class Updates:
         rows: (n, c) float32 or float64.
         weights: (n,) the weight of each sender, adding up to 1; rules that treat all senders alike
             ignore it.
-        trusted: (c,) the receiver's own row; None where it has none.
+        reference: (c,) the row that rules compare the others with: a peer's own on a graph, the
+            server's own update (g_0 of FLTrust) or the one that it expects; None where there is
+            none.
         total: adds up the values of every block of coordinates, (blocks, ...) -> (...), over all
             ranks and in block order.
     """
 
     rows: Rows
     weights: Floats
-    trusted: Rows | None = None
+    reference: Rows | None = None
     total: Callable[[Floats], Floats] = _here
 
     @_quiet
@@ -82,12 +84,12 @@ class Updates:
     def gram(self) -> Floats:
         """The inner products of all rows, (n, n).
 
-        With a trusted row they are (n + 1, n + 1), and it is the last.
+        With a reference row they are (n + 1, n + 1), and it is the last.
         """
         among = self.dots(self.rows, self.rows)
-        if self.trusted is None:
+        if self.reference is None:
             return among
-        own = self.trusted[None]
+        own = self.reference[None]
         side = self.dots(self.rows, own)
         return np.block([[among, side], [side.T, self.dots(own, own)]])
 
@@ -136,23 +138,23 @@ class Aggregate(NamedTuple):
 
 
 AGGREGATORS: Registry[Callable[..., Aggregate]] = Registry("aggregator", "dfl.aggregators")
-"""Name -> f(updates, *, options) -> Aggregate. A rule states as an attribute `needs_trusted = True`
-that it works only with a trusted row, `Updates.trusted`.
+"""Name -> f(updates, *, options) -> Aggregate. A rule states as an attribute
+`needs_reference = True` that it works only with a reference row, `Updates.reference`.
 """
 
 
-def needs_trusted(rule: Callable[..., Aggregate]) -> bool:
-    """Return whether a rule states that it needs a trusted row.
+def needs_reference(rule: Callable[..., Aggregate]) -> bool:
+    """Return whether a rule states that it needs a reference row.
 
     Args:
         rule: an aggregation rule, without its options bound: one of `AGGREGATORS`, or an object.
     """
-    return bool(getattr(rule, "needs_trusted", False))
+    return bool(getattr(rule, "needs_reference", False))
 
 
-def _needing_trusted(rule: _F) -> _F:
-    """State that a rule needs a trusted row."""
-    setattr(rule, "needs_trusted", True)  # noqa: B010  a function's type has no such attribute
+def _needing_reference(rule: _F) -> _F:
+    """State that a rule needs a reference row."""
+    setattr(rule, "needs_reference", True)  # noqa: B010  a function's type has no such attribute
     return rule
 
 
@@ -322,10 +324,10 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
 
 
 @AGGREGATORS.register("fltrust")
-@_needing_trusted
+@_needing_reference
 @_quiet
 def fltrust(updates: Updates) -> Aggregate:
-    """The mean, weighted by trust, of the rows scaled to the norm of the trusted row g_0.
+    """The mean, weighted by trust, of the rows scaled to the norm of the reference row g_0.
 
     Weights do not count. The scores are the trust TS_k of each row:
 
@@ -337,12 +339,12 @@ def fltrust(updates: Updates) -> Aggregate:
     Source: Cao et al., "FLTrust" (NDSS 2021), Algorithm 2.
 
     Raises:
-        InputError: there is no trusted row.
+        InputError: there is no reference row.
     """
-    if updates.trusted is None:
+    if updates.reference is None:
         where = "the server's with --algorithm fltrust, or a peer's own on a graph"
-        raise InputError(f"--aggregator fltrust needs a trusted row: {where}")
-    own = updates.trusted[None]
+        raise InputError(f"--aggregator fltrust needs a reference row: {where}")
+    own = updates.reference[None]
     lengths = updates.distances()
     length = np.sqrt(updates.dots(own, own)[0, 0])
     cosines = updates.dots(updates.rows, own)[:, 0] / (lengths * length)
@@ -357,7 +359,7 @@ def fltrust(updates: Updates) -> Aggregate:
 def clipping(updates: Updates, *, f: Index = 1, tau: Positive | None = None) -> Aggregate:
     """Clipping around a centre c: c + sum_k w_k s_k (v_k - c), s_k = min(1, tau / ||v_k - c||).
 
-    The centre is the trusted row, or 0 without one; with a peer's own row this is self-centred
+    The centre is the reference row, or 0 without one; with a peer's own row this is self-centred
     clipping. The scores are the s_k.
 
     Source: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust optimization" (ICML
@@ -374,11 +376,11 @@ def clipping(updates: Updates, *, f: Index = 1, tau: Positive | None = None) -> 
         InputError: tau is not above 0, f is negative, or there is no tau and not n > f.
     """
     _outvoted("clipping", f, f if tau is None else 0, updates)
-    distances = updates.distances(updates.trusted)
+    distances = updates.distances(updates.reference)
     radius = np.sort(distances)[len(distances) - 1 - f] if tau is None else tau
     factors = np.isfinite(distances).astype(np.float64)
     np.divide(radius, distances, out=factors, where=distances > radius)
     row = updates.mix(updates.weights * factors)
-    if updates.trusted is not None:
-        row += (1 - updates.weights @ factors) * updates.trusted.astype(np.float64)
+    if updates.reference is not None:
+        row += (1 - updates.weights @ factors) * updates.reference.astype(np.float64)
     return Aggregate(row, factors)

@@ -79,7 +79,7 @@ def rehearse(
                 f"{goal}: labels that are no classes have no accuracy, choose train_loss"
             )
     attackers = attack.chosen(run.peers, run.seed)
-    trusted = np.zeros(1)
+    reference = np.zeros(1)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if weights else int(uploads)
     received = int(uploads)
@@ -88,7 +88,7 @@ def rehearse(
     if "aggregator" in algorithm.applies:
         counts = (received, 1) if lossy else (received,)
         _check_rule(
-            run, components, counts, trusted if weights or algorithm.server_data_rule else None
+            run, components, counts, reference if weights or algorithm.server_data_rule else None
         )
     if len(attackers):
         attack.poison(data.train_inputs[:1].copy(), data.train_labels[:1].copy(), data.classes)
@@ -105,7 +105,7 @@ def rehearse(
         rows = np.arange(min(len(attackers), senders))
         attack.falsify(
             AttackView(
-                updates=_blank(senders, trusted if algorithm.server_data_rule else None),
+                updates=_blank(senders, reference if algorithm.server_data_rule else None),
                 attackers=rows,
                 ids=rows,
                 coordinates=slice(0, 1),
@@ -270,7 +270,7 @@ def _lossy(run: Run, components: Components) -> bool:
 
 
 def _check_rule(
-    run: Run, components: Components, counts: Sequence[int], trusted: NDArray[np.float64] | None
+    run: Run, components: Components, counts: Sequence[int], reference: NDArray[np.float64] | None
 ) -> None:
     """Call the aggregation rule with so many messages; counts after the first are what faults may
     leave.
@@ -278,7 +278,7 @@ def _check_rule(
     for n in counts:
         after = "" if n == counts[0] else f" where --faults {run.faults} leaves no more"
         try:
-            result = components.aggregator(_blank(n, trusted))
+            result = components.aggregator(_blank(n, reference))
         except InputError as error:
             raise InputError(f"{error}{after}") from None
         if not isinstance(result, Aggregate):
@@ -287,5 +287,5 @@ def _check_rule(
             )
 
 
-def _blank(n: int, trusted: NDArray[np.float64] | None) -> Updates:
-    return Updates(np.zeros((n, 1)), np.full(n, 1 / n), trusted)
+def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:
+    return Updates(np.zeros((n, 1)), np.full(n, 1 / n), reference)

@@ -10,7 +10,7 @@ from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.registry import OWN, flag, own
-from dfl.robust.aggregators import AGGREGATORS, needs_trusted
+from dfl.robust.aggregators import AGGREGATORS, needs_reference
 
 Method = Algorithm[Any] | type[Algorithm[Any]]
 
@@ -128,7 +128,7 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
     if not default and (
         "aggregator" not in method.applies
         or method.default_aggregator != "mean"
-        or (method.has_server and _needs_trusted(run.aggregator))
+        or (method.has_server and _needs_reference(run.aggregator))
     ):
         yield "aggregator"
     if run.examples_per_peer is not None and isinstance(run.partition, list | tuple):
@@ -149,8 +149,8 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         yield "links"
 
 
-def _needs_trusted(aggregator: object) -> bool:
+def _needs_reference(aggregator: object) -> bool:
     if not isinstance(aggregator, str):
-        return callable(aggregator) and needs_trusted(aggregator)
+        return callable(aggregator) and needs_reference(aggregator)
     name = name_of(aggregator)
-    return name in AGGREGATORS and needs_trusted(AGGREGATORS[name])
+    return name in AGGREGATORS and needs_reference(AGGREGATORS[name])

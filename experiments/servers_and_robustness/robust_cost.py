@@ -103,7 +103,7 @@ def random_updates(clients: int, parameters: int) -> Updates:
 
 def seconds(rule: Callable[[Updates], Aggregate], updates: Updates) -> float:
     """Return the processor seconds of a rule, without values that the updates have cached."""
-    fresh = Updates(updates.rows, updates.weights, updates.trusted)
+    fresh = Updates(updates.rows, updates.weights, updates.reference)
     begun = time.process_time()
     rule(fresh)
     return time.process_time() - begun

@@ -20,7 +20,7 @@ from dfl.robust.aggregators import (
     Floats,
     Updates,
     krum_scores,
-    needs_trusted,
+    needs_reference,
     squares,
 )
 
@@ -28,9 +28,11 @@ Rows = NDArray[Any]
 WIDTH = 37
 
 
-def updates(rows: Rows, trusted: Rows | None = None, weights: list[float] | None = None) -> Updates:
+def updates(
+    rows: Rows, reference: Rows | None = None, weights: list[float] | None = None
+) -> Updates:
     n = len(rows)
-    return Updates(rows, np.full(n, 1 / n) if weights is None else np.asarray(weights), trusted)
+    return Updates(rows, np.full(n, 1 / n) if weights is None else np.asarray(weights), reference)
 
 
 def normal(n: int, c: int = WIDTH, seed: int = 0) -> Rows:
@@ -225,8 +227,8 @@ def test_fltrust_returns_the_trusted_row_where_one_row_has_its_direction() -> No
 
 def test_fltrust_returns_zeros_where_no_row_is_trusted() -> None:
     own = normal(1)[0]
-    for rows, trusted in ((np.stack([-own, 0 * own]), own), (own[None], 0 * own)):
-        outcome = AGGREGATORS["fltrust"](updates(rows, trusted))
+    for rows, reference in ((np.stack([-own, 0 * own]), own), (own[None], 0 * own)):
+        outcome = AGGREGATORS["fltrust"](updates(rows, reference))
         np.testing.assert_array_equal(outcome.row, 0)
         np.testing.assert_array_equal(scores(outcome), 0)
 
@@ -284,7 +286,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("clipping", {"f": 3}, 3, "clipping: f=3 needs more than 3 messages, there are 3"),
     ("clipping", {"tau": 1.0, "f": -2}, 3, "clipping: f must be "),
     ("clipping", {"tau": 0.0}, 3, "clipping: tau must be "),
-    ("fltrust", {}, 3, "fltrust needs a trusted row: "),
+    ("fltrust", {}, 3, "fltrust needs a reference row: "),
 ]
 
 
@@ -300,8 +302,8 @@ def test_impossible_options_are_refused_in_one_line(
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_a_rule_needs_a_trusted_row_exactly_where_it_states_so(name: str) -> None:
-    """A rule that states `needs_trusted` refuses updates without one; all others accept them."""
-    if needs_trusted(AGGREGATORS[name]):
+    """A rule that states `needs_reference` refuses updates without one; all others accept them."""
+    if needs_reference(AGGREGATORS[name]):
         with pytest.raises(InputError, match=f"--aggregator {name}"):
             AGGREGATORS[name](updates(normal(7)))
     else:

@@ -38,9 +38,9 @@ NOT_FINITE = (np.inf, -np.inf, np.nan)
 every = pytest.mark.parametrize("name", RULES)
 
 
-def updates(rows: Rows, trusted: Rows | None = None) -> Updates:
+def updates(rows: Rows, reference: Rows | None = None) -> Updates:
     weights = np.arange(1.0, len(rows) + 1)
-    return Updates(rows, weights / weights.sum(), trusted)
+    return Updates(rows, weights / weights.sum(), reference)
 
 
 def normal(n: int, c: int, seed: int = 0) -> Rows:
@@ -61,13 +61,13 @@ def attempt(rule: partial[Aggregate], whole: Updates, sums: list[Floats]) -> Agg
         raise SumNeeded(parts)
 
     try:
-        return rule(Updates(whole.rows, whole.weights, whole.trusted, total))
+        return rule(Updates(whole.rows, whole.weights, whole.reference, total))
     except SumNeeded as needed:
         return np.asarray(needed.args[0])
 
 
 def on_ranks(
-    rule: partial[Aggregate], rows: Rows, trusted: Rows | None, ranks: int
+    rule: partial[Aggregate], rows: Rows, reference: Rows | None, ranks: int
 ) -> list[Aggregate]:
     """Return every rank's result from its columns.
 
@@ -75,7 +75,7 @@ def on_ranks(
     """
     sums: list[Floats] = []
     received = [
-        updates(rows[:, c].copy(), None if trusted is None else trusted[c])
+        updates(rows[:, c].copy(), None if reference is None else reference[c])
         for c in columns(rows.shape[1], ranks)
     ]
     while True:
@@ -98,9 +98,9 @@ def test_results_are_the_same_bits_on_any_number_of_ranks(
     rows = normal(9, 4 * BLOCK + 123)
     rows[5] = rows[2]
     rows[7, 3] = np.inf
-    trusted = normal(1, rows.shape[1], seed=1)[0] if trusts else None
-    whole = RULES[name](updates(rows, trusted))
-    parts = on_ranks(RULES[name], rows, trusted, ranks)
+    reference = normal(1, rows.shape[1], seed=1)[0] if trusts else None
+    whole = RULES[name](updates(rows, reference))
+    parts = on_ranks(RULES[name], rows, reference, ranks)
     assert [len(part.row) for part in parts] == [len(c) for c in columns(rows.shape[1], ranks)]
     np.testing.assert_array_equal(np.concatenate([part.row for part in parts]), whole.row)
     for part in parts:
@@ -137,21 +137,21 @@ def test_messages_are_not_changed(name: str, n: int, c: int) -> None:
     if rule is None:
         return
     rows = normal(n, c)
-    trusted = normal(1, c, seed=3)[0]
+    reference = normal(1, c, seed=3)[0]
     rows_before = rows.copy()
-    trusted_before = trusted.copy()
-    rule(updates(rows, trusted))
+    reference_before = reference.copy()
+    rule(updates(rows, reference))
     np.testing.assert_array_equal(rows, rows_before)
-    np.testing.assert_array_equal(trusted, trusted_before)
+    np.testing.assert_array_equal(reference, reference_before)
 
 
 @pytest.mark.parametrize("name", JUDGED)
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_row_that_is_not_finite_gets_score_0(name: str, value: float) -> None:
     rows = normal(9, 12)
-    trusted = normal(1, 12, seed=1)[0]
+    reference = normal(1, 12, seed=1)[0]
     rows[[0, 4], [3, 11]] = value
-    outcome = RULES[name](updates(rows, trusted))
+    outcome = RULES[name](updates(rows, reference))
     assert np.isfinite(outcome.row).all()
     assert outcome.scores is not None
     assert not outcome.scores[[0, 4]].any()
@@ -161,12 +161,12 @@ def test_a_row_that_is_not_finite_gets_score_0(name: str, value: float) -> None:
 @pytest.mark.parametrize("name", ["geometric_median", "fltrust"])
 def test_a_row_that_is_not_finite_is_as_if_not_sent(name: str) -> None:
     rows = normal(9, 12)
-    trusted = normal(1, 12, seed=1)[0]
+    reference = normal(1, 12, seed=1)[0]
     rows[[0, 1]] = np.nan
-    received = updates(rows, trusted)
-    fewer = updates(rows[2:], trusted)
+    received = updates(rows, reference)
+    fewer = updates(rows[2:], reference)
     weights = received.weights[2:] / received.weights[2:].sum()
-    expected = RULES[name](Updates(fewer.rows, weights, trusted)).row
+    expected = RULES[name](Updates(fewer.rows, weights, reference)).row
     np.testing.assert_allclose(RULES[name](received).row, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -192,8 +192,8 @@ def test_where_no_row_is_finite_the_result_is_zeros(name: str, value: float) -> 
 @pytest.mark.parametrize("name", ["fltrust", "clipping", "clipping:tau"])
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_trusted_row_that_is_not_finite_gives_no_finite_result(name: str, value: float) -> None:
-    trusted = np.full(4, value, np.float32)
-    assert not np.isfinite(RULES[name](updates(normal(9, 4), trusted)).row).any()
+    reference = np.full(4, value, np.float32)
+    assert not np.isfinite(RULES[name](updates(normal(9, 4), reference)).row).any()
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -230,9 +230,9 @@ ANYTHING = arrays(np.float32, (2, 3), elements=st.floats(width=32))
 @settings(deadline=None, max_examples=40)
 @given(rows=INTEGERS, order=st.permutations(range(9)))
 def test_the_order_of_senders_does_not_matter(rows: Rows, order: list[int]) -> None:
-    trusted = np.asarray([1.0, 2.0, 3.0])
-    first = updates(rows.astype(np.float64), trusted)
-    second = Updates(first.rows[order], first.weights[order], trusted)
+    reference = np.asarray([1.0, 2.0, 3.0])
+    first = updates(rows.astype(np.float64), reference)
+    second = Updates(first.rows[order], first.weights[order], reference)
     for name in set(RULES) - {"krum", "multi_krum"}:  # equal scores go to the lowest id
         one, other = RULES[name](first), RULES[name](second)
         np.testing.assert_allclose(other.row, one.row, atol=1e-7)

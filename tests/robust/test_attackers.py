@@ -42,20 +42,20 @@ def threatened(setting: Prepared, **threat_model: Any) -> Prepared:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("topology", ["regular:k=4", "complete"])
 def test_a_peer_aggregates_the_steps_of_its_closed_neighbourhood(name: str, topology: str) -> None:
-    """Row by row from the dense matrix: steps from the peer's origin, its own step trusted."""
+    """Row by row from the dense matrix: steps from the peer's start, its own step the reference."""
     setting = digits(topology=topology, peers=7)
     rule = partial(AGGREGATORS[name], **RULES[name])
     rng = np.random.default_rng(0)
-    messages, origin = (torch.from_numpy(rng.normal(size=(7, 30))) for _ in range(2))
-    got = Net(setting.network, 0).exchange(messages, origin).combine(rule)
+    messages, start = (torch.from_numpy(rng.normal(size=(7, 30))) for _ in range(2))
+    got = Net(setting.network, 0).exchange(messages, start).aggregate(rule)
     dense = setting.network.schedule.weights[0].toarray()
     for i, weights in enumerate(dense):
         near = np.flatnonzero(weights)
         assert i in near
-        steps = messages.numpy()[near] - origin.numpy()[i]
+        steps = messages.numpy()[near] - start.numpy()[i]
         expected = (
-            origin.numpy()[i]
-            + rule(Updates(steps, weights[near], messages.numpy()[i] - origin.numpy()[i])).row
+            start.numpy()[i]
+            + rule(Updates(steps, weights[near], messages.numpy()[i] - start.numpy()[i])).row
         )
         np.testing.assert_allclose(got[i], expected, rtol=0, atol=1e-12)
 
@@ -64,7 +64,7 @@ def test_the_mean_of_a_neighbourhood_is_the_average() -> None:
     setting = digits()
     messages = torch.randn(6, 40)
     received = Net(setting.network, 0).exchange(messages)
-    assert torch.equal(received.combine(partial(AGGREGATORS["mean"])), received.average())
+    assert torch.equal(received.aggregate(partial(AGGREGATORS["mean"])), received.average())
 
 
 @pytest.mark.parametrize("topology", ["ring", "one_peer_exponential"])
@@ -86,7 +86,7 @@ def test_messages_over_edges_are_aggregated_like_messages_of_peers(
             )
             for attack in (ATTACKS["sign_flip"], EachEdge)
         )
-        one, other = (Net(s.network, t).exchange(messages).combine(rule) for s in (once, each))
+        one, other = (Net(s.network, t).exchange(messages).aggregate(rule) for s in (once, each))
         assert torch.allclose(one, other, rtol=0, atol=1e-5)
         assert once.network.traffic.payload.tolist() == each.network.traffic.payload.tolist()
 
@@ -233,11 +233,9 @@ def test_random_attacks_send_other_messages_in_other_rounds() -> None:
 
 def test_over_a_graph_steps_are_falsified() -> None:
     setting = digits(attack="sign_flip:peers=2")
-    messages, origin = torch.randn(2, 6, 30)
-    received = Net(setting.network, 0).exchange(messages, origin)
-    assert torch.allclose(
-        received.sent[2], 2 * origin[2] - messages[2]
-    )  # origin - (message - origin)
+    messages, start = torch.randn(2, 6, 30)
+    received = Net(setting.network, 0).exchange(messages, start)
+    assert torch.allclose(received.sent[2], 2 * start[2] - messages[2])  # start - (message - start)
 
 
 def test_falsified_messages_do_not_end_the_run() -> None:

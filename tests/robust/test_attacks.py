@@ -24,7 +24,7 @@ WIDE = 3 * 4096 + 1  # four blocks, the last of one coordinate
 
 
 def with_trusted(rows: NDArray[Any], attackers: list[int], t: int = 3) -> AttackView:
-    """Return the view of attackers where the receiver has a trusted row as well."""
+    """Return the view of attackers where the receiver has a reference row as well."""
     return view_of(rows, attackers, rows[-1] + rows[-2], t)
 
 

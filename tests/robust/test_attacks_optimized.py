@@ -101,13 +101,13 @@ def test_the_search_for_a_size_ends_below_its_least_value() -> None:
 # --- adaptive ------------------------------------------------------------------------------------
 
 
-def fltrust(rows: NDArray[Any], trusted: NDArray[Any]) -> Floats:
+def fltrust(rows: NDArray[Any], reference: NDArray[Any]) -> Floats:
     """Return FLTrust's aggregate, by the formula of the paper."""
-    size = float(np.linalg.norm(trusted))
+    size = float(np.linalg.norm(reference))
     total = 0.0
-    outcome = np.zeros(len(trusted))
+    outcome = np.zeros(len(reference))
     for row in rows:
-        score = max(float(row @ trusted) / (float(np.linalg.norm(row)) * size), 0.0)
+        score = max(float(row @ reference) / (float(np.linalg.norm(row)) * size), 0.0)
         outcome += score * size * row / np.linalg.norm(row)
         total += score
     return outcome / total
@@ -116,29 +116,29 @@ def fltrust(rows: NDArray[Any], trusted: NDArray[Any]) -> Floats:
 def harm(view: AttackView, sent: NDArray[Any]) -> float:
     """Return how far the aggregate is driven against its sign."""
     rows = view.updates.rows
-    trusted = view.updates.trusted
-    assert trusted is not None
-    before = fltrust(rows, trusted)
+    reference = view.updates.reference
+    assert reference is not None
+    before = fltrust(rows, reference)
     falsified = rows.copy()
     falsified[view.attackers] = sent
-    return float(np.sign(before) @ (before - fltrust(falsified, trusted)))
+    return float(np.sign(before) @ (before - fltrust(falsified, reference)))
 
 
 def searched(view: AttackView, mirrored: bool) -> Floats:
     """Return the best message of a search with whole vectors, where h runs FLTrust."""
     rows = view.updates.rows
-    trusted = view.updates.trusted
-    assert trusted is not None
-    size = float(np.linalg.norm(trusted))
+    reference = view.updates.reference
+    assert reference is not None
+    size = float(np.linalg.norm(reference))
     message = ATTACKS["trim"]().falsify(view)[0].astype(np.float64)
     message = message / np.linalg.norm(message)
-    if mirrored and message @ trusted < 0:
-        message = message - 2 * (message @ trusted) * trusted / size**2
+    if mirrored and message @ reference < 0:
+        message = message - 2 * (message @ reference) * reference / size**2
     best = message
 
     def h(vector: Floats) -> float:  # FLTrust would normalise the vector; the search does not
-        e0 = trusted / size
-        before = fltrust(rows, trusted)
+        e0 = reference / size
+        before = fltrust(rows, reference)
         units = [row / np.linalg.norm(row) for row in rows]
         for i in view.attackers:
             units[i] = vector
@@ -180,25 +180,25 @@ def test_adaptive_is_the_search_with_whole_vectors(
 def test_adaptive_does_more_harm_than_its_start(seed: int, dtype: Any) -> None:
     view = trusting(20, 60, [1, 5, 9, 13], seed, dtype)
     sent = ATTACKS["adaptive"]().falsify(view)
-    trusted = view.updates.trusted
-    assert trusted is not None
-    size = np.linalg.norm(trusted)
+    reference = view.updates.reference
+    assert reference is not None
+    size = np.linalg.norm(reference)
     assert np.linalg.norm(sent, axis=1) == pytest.approx(np.full(4, size), rel=1e-5)
     start = ATTACKS["trim"]().falsify(view)[0].astype(np.float64)
-    mirror = start - 2 * min(start @ trusted, 0) * trusted / size**2
+    mirror = start - 2 * min(start @ reference, 0) * reference / size**2
     assert harm(view, sent) > harm(view, np.tile(mirror, (4, 1))) + 1e-6
     assert harm(view, sent) > harm(view, np.tile(start, (4, 1))) + 1e-6
     assert harm(view, sent) > harm(view, view.updates.rows[view.attackers]) + 1e-6
 
 
 def test_adaptive_as_published_gets_no_trust() -> None:
-    """Its start points away from the trusted row, and h is flat there."""
+    """Its start points away from the reference row, and h is flat there."""
     view = trusting(20, 60, [1, 5, 9, 13], seed=1)
     sent = ATTACKS["adaptive"](mirrored=False).falsify(view)[0]
     start = ATTACKS["trim"]().falsify(view)[0]
     assert sent @ start == pytest.approx(np.linalg.norm(sent) * np.linalg.norm(start))
-    assert view.updates.trusted is not None
-    assert start @ view.updates.trusted < 0
+    assert view.updates.reference is not None
+    assert start @ view.updates.reference < 0
 
 
 def test_adaptive_draws_by_address() -> None:
@@ -220,7 +220,7 @@ def test_adaptive_needs_a_trusted_row() -> None:
 def test_adaptive_where_the_server_trusts_no_peer() -> None:
     """The aggregate is zero whatever is sent, and the start is as good as any message."""
     rows = np.abs(rows_of(6, 30, dtype=np.float64))
-    trusted = -rows.sum(0)
-    sent = ATTACKS["adaptive"]().falsify(view_of(rows, [0, 1], trusted))
-    assert np.linalg.norm(sent, axis=1) == pytest.approx(np.full(2, np.linalg.norm(trusted)))
+    reference = -rows.sum(0)
+    sent = ATTACKS["adaptive"]().falsify(view_of(rows, [0, 1], reference))
+    assert np.linalg.norm(sent, axis=1) == pytest.approx(np.full(2, np.linalg.norm(reference)))
     assert np.all(ATTACKS["adaptive"]().falsify(view_of(rows, [0, 1], np.zeros(30))) == 0)

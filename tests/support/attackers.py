@@ -34,13 +34,13 @@ def rows_of(
 
 
 def view_of(
-    rows: NDArray[Any], attackers: Sequence[int], trusted: NDArray[Any] | None = None, t: int = 3
+    rows: NDArray[Any], attackers: Sequence[int], reference: NDArray[Any] | None = None, t: int = 3
 ) -> AttackView:
     """Return the view of attackers on rows (n, d) that peers 10, 11, ... send in round t."""
     n, d = rows.shape
     positions = np.array(attackers, np.int64)
     return AttackView(
-        updates=Updates(rows, np.full(n, 1 / n), trusted),
+        updates=Updates(rows, np.full(n, 1 / n), reference),
         attackers=positions,
         ids=10 + positions,
         coordinates=slice(0, d),
@@ -80,8 +80,8 @@ def _part(attack: Attack, whole: AttackView, here: slice, sums: Iterator[Floats]
         return added
 
     updates = whole.updates
-    trusted = None if updates.trusted is None else updates.trusted[here]
-    updates = replace(updates, rows=updates.rows[:, here], trusted=trusted, total=add)
+    reference = None if updates.reference is None else updates.reference[here]
+    updates = replace(updates, rows=updates.rows[:, here], reference=reference, total=add)
     sent = attack.falsify(replace(whole, updates=updates, coordinates=here))
     assert next(sums, None) is None
     return sent

@@ -60,7 +60,7 @@ class AttackView:
         """Return the view of some of the coordinates, in float64.
 
         Rows are in memory order, so that the order of a sum does not depend on the layout. There is
-        no trusted row.
+        no reference row.
 
         Args:
             block: among the coordinates of this view.
@@ -69,7 +69,7 @@ class AttackView:
         start = self.coordinates.start
         return replace(
             self,
-            updates=replace(self.updates, rows=rows, trusted=None),
+            updates=replace(self.updates, rows=rows, reference=None),
             coordinates=slice(start + block.start, start + block.stop),
         )
 

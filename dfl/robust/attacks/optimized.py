@@ -152,18 +152,18 @@ class Adaptive(Attack):
         """Return one message for all attackers, (f, c).
 
         Raises:
-            InputError: the receiver has no trusted row.
+            InputError: the receiver has no reference row.
         """
         updates = view.updates
-        if updates.trusted is None:
+        if updates.reference is None:
             raise InputError(
-                "--attack adaptive is made for a server that trusts an update: "
+                "--attack adaptive is made for a server with an update of its own: "
                 "it needs --algorithm fltrust"
             )
         sent = updates.rows[view.attackers]
         if len(sent):
             with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
-                vectors, harm = _harm(view, updates.trusted)
+                vectors, harm = _harm(view, updates.reference)
                 found = harm.size * _search(harm, self.mirrored)
                 sent[:] = replace(updates, rows=vectors).mix(found)
         return sent
@@ -198,14 +198,14 @@ class _Harm(NamedTuple):
         return -self.size * total / total_trust if total_trust > 0 else 0.0
 
 
-def _harm(view: AttackView, trusted: Rows) -> tuple[Rows, _Harm]:
+def _harm(view: AttackView, reference: Rows) -> tuple[Rows, _Harm]:
     """Return g_0, the start and the directions, (m, c), and h."""
     updates = view.updates
     rows = updates.rows
     one = replace(view, attackers=view.attackers[:1], ids=view.ids[:1])
     lengths = np.sqrt(_squares(updates))
-    size = math.sqrt(updates.dots(trusted[None], trusted[None])[0, 0])
-    trust = np.maximum(_over(updates.dots(rows, trusted[None])[:, 0], lengths * size), 0)
+    size = math.sqrt(updates.dots(reference[None], reference[None])[0, 0])
+    trust = np.maximum(_over(updates.dots(rows, reference[None])[:, 0], lengths * size), 0)
     shares = _over(trust, lengths)
     honest = np.isin(np.arange(len(rows)), view.attackers, invert=True)
     rest = updates.mix(shares * honest)
@@ -213,7 +213,7 @@ def _harm(view: AttackView, trusted: Rows) -> tuple[Rows, _Harm]:
     vectors = np.empty((4 + _TRIALS, rows.shape[1]), rows.dtype)
     vectors[0] = rest
     vectors[1] = s
-    vectors[2] = trusted
+    vectors[2] = reference
     vectors[3] = Trim().falsify(one)[0]
     for k in range(_TRIALS):
         vectors[4 + k] = _SPREAD * ndtri(one.uniform("adaptive", k)[0])

@@ -69,10 +69,10 @@ def test_updates_are_like_those_of_honest_clients() -> None:
     updates = robust_cost.random_updates(20, 4000)
     assert updates.rows.shape == (20, 4000)
     assert updates.rows.dtype == np.float32
-    assert updates.trusted is not None
+    assert updates.reference is not None
     scores = AGGREGATORS["fltrust"](updates).scores
     assert scores is not None
-    assert scores.min() > 0.3  # all are trusted
+    assert scores.min() > 0.3  # all are used
     assert len(np.unique(updates.rows, axis=0)) == 20
 
 

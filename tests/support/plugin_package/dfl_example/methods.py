@@ -26,7 +26,7 @@ class CombineThenAdapt(Algorithm[State]):
 
     silent: Annotated[int, Ge(0)] = 0
 
-    def init(self, x: Tensor, known: Tensor, net: Any) -> State:
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> State:
         """Start at x."""
         return State(x)
 
