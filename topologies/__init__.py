@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from topologies import files as files  # registers its topology
+from topologies import files as files  # register their topologies
+from topologies import trees as trees
 from topologies.errors import GraphError
 from topologies.graphs import MAX_EDGES, TOPOLOGIES, Graph, pattern, topology
 from topologies.mixings import MIXINGS, Mixing, mixing
@@ -48,8 +49,8 @@ class WeightedGraph:
     """A connected graph with its mixing matrices.
 
     Attributes:
-        weights: (P, P) float64, rows summing to 1, canonical and sorted; entry t mod length is for
-            round t.
+        weights: (P, P) float64, rows or columns summing to 1, canonical and sorted; entry t mod
+            length is for round t.
         edges: edges of the union over rounds, undirected, or directed if `directed`.
         directed: whether in some round a peer receives from one that does not receive from it.
         degrees: (P,) the number of other peers that a peer sends to, in the union.
@@ -62,6 +63,16 @@ class WeightedGraph:
     directed: bool
     degrees: NDArray[np.int64]
     own_weights: bool = False
+
+    @cached_property
+    def rows_sum(self) -> bool:
+        """Whether the rows of all matrices sum to 1, so that peers that agree go on agreeing."""
+        return all(_sum_to_one(matrix, axis=1) for matrix in self.weights)
+
+    @cached_property
+    def columns_sum(self) -> bool:
+        """Whether the columns of all matrices sum to 1, so that the mean over peers is kept."""
+        return all(_sum_to_one(matrix, axis=0) for matrix in self.weights)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -78,7 +89,7 @@ class WeightedGraph:
         """Warnings for the user, one line each. Computes the spectrum."""
         mixed = self.spectrum
         notes = []
-        if any(abs(w.sum(axis=0) - 1).max() > TOLERANCE for w in self.weights):
+        if not self.columns_sum:
             notes.append(
                 "the weights are not doubly stochastic on this graph, so some peers count more "
                 "than others: averaging keeps a weighted average of the peers, not the mean"
@@ -117,7 +128,8 @@ def build(
 
     Raises:
         GraphError: the graph does not accept its options or the number of peers, it is not
-            connected, or the weights are negative, not finite or do not sum to 1.
+            connected, or the weights are negative, not finite, or sum to 1 neither in every row
+            nor in every column.
     """
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")
@@ -130,13 +142,19 @@ def build(
     union = csr_array(sum(patterns[1:], start=patterns[0]))
     _check_connected(union)
     directed = any((each != each.T).nnz > 0 for each in patterns)
-    return WeightedGraph(
+    built = WeightedGraph(
         weights,
         edges=int(union.nnz) // (1 if directed else 2),
         directed=directed,
         degrees=np.bincount(union.indices, minlength=peers).astype(np.int64),
         own_weights=any(r.dtype.kind == "f" for r in rounds),
     )
+    if not (built.rows_sum or built.columns_sum):
+        raise GraphError(
+            "in some rounds only rows sum to 1, and in others only columns: it must be the same in "
+            "every round"
+        )
+    return built
 
 
 def _canonical(matrix: csr_array) -> csr_array:
@@ -157,8 +175,12 @@ def _pattern_of(weights: csr_array) -> csr_array:
     )
 
 
+def _sum_to_one(weights: csr_array, axis: int) -> bool:
+    return bool(abs(weights.sum(axis=axis) - 1).max() <= TOLERANCE)
+
+
 def _check_averages(weights: csr_array) -> None:
-    """Raise an error unless weights are finite and not negative and rows sum to 1."""
+    """Raise an error unless weights are finite and not negative and rows or columns sum to 1."""
     bad = np.flatnonzero(~(np.isfinite(weights.data) & (weights.data >= 0)))
     if bad.size:
         i = int(np.searchsorted(weights.indptr, bad[0], side="right")) - 1
@@ -170,9 +192,10 @@ def _check_averages(weights: csr_array) -> None:
         )
     sums = weights.sum(axis=1)
     worst = int(np.argmax(abs(sums - 1)))
-    if abs(sums[worst] - 1) > TOLERANCE:
+    if abs(sums[worst] - 1) > TOLERANCE and not _sum_to_one(weights, axis=0):
         raise GraphError(
-            f"the weights of peer {worst} sum to {sums[worst]:.9g}; each row must sum to 1"
+            f"the weights of peer {worst} sum to {sums[worst]:.9g}; each row must sum to 1, or "
+            "each column"
         )
 
 

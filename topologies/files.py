@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, load_npz
 
 from topologies.errors import GraphError
-from topologies.graphs import topology
+from topologies.graphs import from_pairs, topology
 
 MOST_BYTES = 2**20
 """The most bytes of a file, on the disk and decompressed, beside those for the pairs of peers."""
@@ -64,8 +64,7 @@ def _pairs(text: str, peers: int) -> csr_array:
     if not len(pairs):
         raise GraphError('no edges; expected lines "i j"')
     i, j = pairs[pairs[:, 0] != pairs[:, 1]].T
-    ones = np.ones(2 * len(i), dtype=bool)
-    return csr_array((ones, (np.append(i, j), np.append(j, i))), shape=(peers, peers))
+    return from_pairs(peers, i, j)
 
 
 def _pair(number: int, line: str, peers: int) -> tuple[int, int]:

@@ -183,6 +183,12 @@ def one_peer_exponential(peers: int, rng: Generator) -> list[csr_array]:
     return rounds or [csr_array((1, 1), dtype=bool)]
 
 
+def from_pairs(peers: int, i: NDArray[np.int64], j: NDArray[np.int64]) -> csr_array:
+    """Return the undirected graph, (P, P) bool, with an edge between i[k] and j[k] for every k."""
+    rows, cols = np.append(i, j), np.append(j, i)
+    return csr_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=(peers, peers))
+
+
 def _powers(peers: int) -> NDArray[np.int64]:
     """Return the hops 1, 2, 4, … below the number of peers: ceil(log2 P) of them."""
     return 1 << np.arange((peers - 1).bit_length(), dtype=np.int64)

@@ -1,9 +1,10 @@
 """Rules for the weights of a graph: one function per rule, under its own name in `MIXINGS`.
 
 A rule takes an adjacency matrix, (P, P) bool without a diagonal, and returns the mixing matrix W,
-(P, P) float64: peer i replaces x_i by sum_j w_ij x_j. Rows sum to 1. d_i is the number of peers
-that send to peer i. Columns sum to 1 too, so that the mean over peers is kept, for the first three
-rules on undirected graphs, and for all where every peer sends to d peers and receives from d.
+(P, P) float64: peer i replaces x_i by sum_j w_ij x_j. Rows sum to 1, or columns, as push-sum needs
+(`out_degree`). d_i is the number of peers that send to peer i. Rows and columns sum to 1, so that
+the mean over peers is kept, for the first three rules on undirected graphs, and for all where every
+peer sends to d peers and receives from d.
 """
 
 from collections.abc import Callable
@@ -58,6 +59,14 @@ def neighbors(adjacency: csr_array) -> csr_array:
     degrees, rows, _ = _entries(adjacency)
     isolated = diags_array((degrees == 0).astype(np.float64), format="csr")
     return _with(adjacency, 1 / degrees[rows]) + isolated
+
+
+@mixing
+def out_degree(adjacency: csr_array) -> csr_array:
+    """w_ij = 1 / (o_j + 1), also for i = j, where j sends to o_j peers. Columns sum to 1, for
+    push-sum (Assran et al. 2019).
+    """
+    return csr_array(uniform(csr_array(adjacency.T)).T)
 
 
 def _entries(

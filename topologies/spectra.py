@@ -67,7 +67,12 @@ class Spectrum:
 def spectrum(weights: Sequence[csr_array]) -> Spectrum:
     """Return the spectrum of T row-stochastic matrices (P, P), used in turn; T is 1 for a static
     graph.
+
+    Of column-stochastic ones it is that of their transposes in reverse order: the columns of their
+    product become proportional as fast as the rows of its transpose become equal.
     """
+    if any(abs(w.sum(axis=1) - 1).max() > TOLERANCE for w in weights):
+        weights = [csr_array(w.T) for w in reversed(weights)]
     peers = weights[0].shape[0]
     columns = [_circulant(w) for w in weights]
     stationary = _stationary(weights[0]) if len(weights) == 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from dfl.core.registry import Registry
 
@@ -46,6 +46,10 @@ class Algorithm(ABC, Generic[S]):
     """Whether peers send messages to their neighbours on a graph."""
     sends: ClassVar[bool] = True
     """Whether messages are sent at all."""
+    mixing_sums: ClassVar[Literal["rows", "columns"]] = "rows"
+    """Which sums of the mixing matrix must be 1; those of columns for push-sum."""
+    default_mixing: ClassVar[str] = "metropolis"
+    """The mixing matrix of a run that gives none."""
     applies: ClassVar[tuple[str, ...]] = ()
     """Which of `compressor` and `aggregator` the method applies."""
     default_aggregator: ClassVar[str] = "mean"

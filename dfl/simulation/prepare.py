@@ -207,6 +207,8 @@ def read_on_root(settled: Run) -> Root:
             )
     data, split = distribute.read(run, sources, rule)
     graph = _graph(settled, sources) if algorithm.gossips else None
+    if graph:
+        _check_sums(run, algorithm, graph)
     weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
     warnings = rehearse(run, components, data, weights, stationary)
     common = distribute.pack(distribute.known_to_all(data, split, weights, stationary))
@@ -457,6 +459,23 @@ def _graph(settled: Run, sources: Sources) -> topologies.WeightedGraph:
             f"--mixing has {len(mixing)} matrices, and --topology {len(graph.weights)} graphs"
         )
     return graph
+
+
+def _check_sums(run: Run, algorithm: Algorithm[Any], graph: topologies.WeightedGraph) -> None:
+    """Refuse a mixing matrix whose rows, or columns, do not sum to 1 as the method needs."""
+    needed = algorithm.mixing_sums
+    if graph.rows_sum if needed == "rows" else graph.columns_sum:
+        return
+    there = "rows" if needed == "columns" else "columns"
+    choices = (
+        "metropolis or uniform"
+        if needed == "rows"
+        else "out_degree, or metropolis where edges go both ways"
+    )
+    raise InputError(
+        f"--mixing {run.mixing} on --topology {run.topology}: only the {there} of the matrix sum "
+        f"to 1, and --algorithm {run.algorithm} needs {needed} that do: choose {choices}"
+    )
 
 
 def _graph_info(graph: topologies.WeightedGraph) -> GraphInfo:

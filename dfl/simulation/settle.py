@@ -53,7 +53,7 @@ def settle(run: Run, ranks: int) -> Run:
         settled,
         aggregator=method.default_aggregator if run.aggregator is None else run.aggregator,
         topology=_topology(run) if run.topology is None and method.gossips else run.topology,
-        mixing="metropolis" if run.mixing is None and method.gossips else run.mixing,
+        mixing=method.default_mixing if run.mixing is None and method.gossips else run.mixing,
     )
     if compresses(settled) and "compressor" not in method.applies:
         others = [

@@ -31,6 +31,11 @@ IMPOSSIBLE = [
         "--topology torus with 7 peers: torus needs both sides to be at least 3; 7 peers",
     ),
     (
+        "--topology star --mixing out_degree --peers 4",
+        "--mixing out_degree on --topology star: only the columns of the matrix sum to 1, and "
+        "--algorithm dfedavgm needs rows",
+    ),
+    (
         "--topology hypercube --peers 6",
         "--topology hypercube with 6 peers: hypercube needs a power of two",
     ),

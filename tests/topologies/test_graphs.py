@@ -25,6 +25,7 @@ from topologies import (
     mixing,
     mixings,
     pattern,
+    spectrum,
     topology,
 )
 
@@ -50,8 +51,10 @@ SINGLE = (
     "exponential",
     "one_peer_exponential",
     "erdos_renyi",
+    "tree",
 )
 RANDOM = ("regular", "erdos_renyi", "small_world", "barabasi_albert")
+BY_COLUMN = ("out_degree",)
 DIRECTED = ("exponential", "one_peer_exponential")
 CASES = [
     (name, peers)
@@ -92,7 +95,7 @@ def test_weights_average_over_the_graph_and_nothing_else(
         assert weights.shape == (peers, peers)
         assert weights.has_canonical_format
         assert (weights.data > 0).all()
-        np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
+        np.testing.assert_allclose(w.sum(axis=0 if mixing in BY_COLUMN else 1), 1, atol=1e-12)
         np.testing.assert_array_equal((w - np.diag(np.diag(w))) != 0, adjacency.toarray())
 
 
@@ -152,6 +155,9 @@ def test_options_can_be_read_from_the_signatures() -> None:
         ("ring", 2, {}, 1, {1}),
         ("ring", 16, {}, 16, {2}),
         ("path", 5, {}, 4, {1, 2}),
+        ("tree", 7, {}, 6, {1, 2, 3}),
+        ("tree", 13, {"branches": 3}, 12, {1, 3, 4}),
+        ("tree", 5, {"branches": 1}, 4, {1, 2}),
         ("star", 5, {}, 4, {1, 4}),
         ("complete", 7, {}, 21, {6}),
         ("complete", 1000, {}, 499_500, {999}),
@@ -215,6 +221,45 @@ def test_weights_on_a_path_of_three_equal_their_formulas() -> None:
         np.testing.assert_allclose(dense(network("path", 3, rule))[0], weights)
 
 
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_out_degree_shares_what_a_peer_has_in_equal_parts(name: str, peers: int) -> None:
+    net = network(name, peers, "out_degree")
+    assert net.columns_sum
+    for w in dense(net):
+        sends = (w != 0).sum(axis=0)
+        np.testing.assert_allclose(w, (w != 0) / sends)
+    assert not any("doubly" in note for note in net.notes)
+
+
+def test_out_degree_is_uniform_of_the_reversed_graph() -> None:
+    directed = csr_array(np.array([[0, 0, 1], [1, 0, 0], [1, 1, 0]], dtype=bool))
+    expected = [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]]
+    net = build(lambda peers, rng: directed, MIXINGS["out_degree"], 3, np.random.default_rng(0))
+    np.testing.assert_allclose(dense(net)[0], expected)
+    assert (net.rows_sum, net.columns_sum) == (False, True)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_columns_have_the_spectrum_of_their_transposes(count: int) -> None:
+    rng = np.random.default_rng(3)
+    columns = [rng.random((6, 6)) for _ in range(count)]
+    columns = [w / w.sum(axis=0) for w in columns]
+    found = spectrum([csr_array(w) for w in columns])
+    product = np.linalg.multi_dot([*reversed(columns), np.eye(6)])
+    if count == 1:
+        assert found.second == pytest.approx(np.sort(np.abs(np.linalg.eigvals(product)))[-2])
+    alike = [w.T for w in reversed(columns)]
+    assert found == spectrum([csr_array(w) for w in alike])
+
+
+def test_rounds_whose_rows_sum_do_not_mix_with_rounds_whose_columns_do() -> None:
+    row, column = (
+        csr_array(np.array(w)) for w in ([[0.5, 0.5], [0.2, 0.8]], [[0.5, 0.2], [0.5, 0.8]])
+    )
+    with pytest.raises(GraphError, match="only rows sum to 1, and in others only columns"):
+        build(lambda peers, rng: [row, column], MIXINGS["lazy"], 2, np.random.default_rng(0))
+
+
 def test_metropolis_and_max_degree_differ_where_degrees_differ() -> None:
     kite = pattern(nx.Graph([(0, 1), (0, 2), (0, 3), (1, 2)]))
     assert MIXINGS["metropolis"](kite)[1, 2] == pytest.approx(1 / 3)
@@ -226,7 +271,7 @@ def test_metropolis_and_max_degree_differ_where_degrees_differ() -> None:
     peers=st.integers(2, 40),
     p=st.floats(0.3, 1),
     seed=st.integers(0, 2**32),
-    rule=st.sampled_from(sorted(MIXINGS)),
+    rule=st.sampled_from(sorted(set(MIXINGS) - set(BY_COLUMN))),
 )
 def test_averaging_never_leaves_the_range_of_the_peers(
     peers: int, p: float, seed: int, rule: str
@@ -268,6 +313,7 @@ def test_averaging_never_leaves_the_range_of_the_peers(
             "p=0.001 of 100 peers: none of 100 .* p of 0.092 or more",
         ),
         ("erdos_renyi", 2, {"p": 1e-30}, "p=1e-30 of 2 peers: none of 100"),
+        ("tree", 5, {"branches": 0}, "branches of at least 1, not 0"),
         ("barabasi_albert", 16, {"m": 16}, "1 <= m < peers: m=16, peers=16"),
     ],
 )
