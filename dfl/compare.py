@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from dfl.core.errors import InputError, printable
 from dfl.core.files import atomically
 from dfl.core.reading import open_regular
 from dfl.store import manifest
+from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
 from dfl.sweep import progress
 from dfl.sweep.grid import shown
@@ -142,10 +142,10 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     found = []
     for folder, differs in zip(folders, differences(settings, folders), strict=True):
         state = read_state(folder)
-        rows = pd.read_csv(StringIO(state.table)) if state.row else pd.DataFrame()
-        if missing := [name for name in DRAWN if name not in rows]:
-            rows = rows.reindex(columns=[*rows, *missing])
-        found.append(Compared(folder, differs, state, rows))
+        table = as_table(state.table) if state.row else pd.DataFrame()
+        if missing := [name for name in DRAWN if name not in table]:
+            table = table.reindex(columns=[*table, *missing])
+        found.append(Compared(folder, differs, state, table))
     return found
 
 

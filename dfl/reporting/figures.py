@@ -8,6 +8,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import atomically, make_directory
 from dfl.store.callbacks import Callback, Outcome, RunInfo
+from dfl.store.rows import as_table
 
 
 class Figures(Callback):
@@ -31,14 +32,12 @@ class Figures(Callback):
         Raises:
             InputError: the folder cannot be written to.
         """
-        import pandas as pd
-
         from dfl.reporting import plots
 
-        rows = pd.read_csv(self.folder / "metrics.csv")
+        table = as_table((self.folder / "metrics.csv").read_text())
         weights = self.info.graph.weights if self.info.graph else ()
         drawn = plots.figures(
-            rows, outcome.peers, weights, self.info.label_counts, title(self.info.run)
+            table, outcome.peers, weights, self.info.label_counts, title(self.info.run)
         )
         try:
             make_directory(self.folder / "figures")

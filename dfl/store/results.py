@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,7 @@ class Result:
             text = rows.read(path).text
         except FileNotFoundError:
             raise InputError(f"{path} is missing") from None
-        return pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["round"])
+        return rows.as_table(text) if text else pd.DataFrame(columns=["round"])
 
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
         """Return the rounds until a column reached a target, by `dfl.evaluation.metrics.rounds_to`.
@@ -79,9 +78,7 @@ class Result:
     @cached_property
     def peers(self) -> pd.DataFrame:
         """The peers at the end, a row each."""
-        import pandas as pd
-
-        return pd.read_csv(self._whole("peers.csv"))
+        return rows.as_table(self._whole("peers.csv").read_text())
 
     @cached_property
     def state(self) -> dict[str, Tensor]:

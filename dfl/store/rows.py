@@ -1,4 +1,4 @@
-"""Reading of metrics.csv, to which a run may be appending."""
+"""Reading of the tables of a run, among them metrics.csv, to which it may be appending."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
 from dfl.core.files import read_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,13 @@ def read(path: Path) -> Rows:
             raise InputError(f"{path} is damaged: line {number} has round {row[0]!r}{after}")
         last = int(reached)
     return Rows(text, header, rows)
+
+
+def as_table(text: str) -> pd.DataFrame:
+    """Return the rows of a table; its numbers are those that were written, to the last bit."""
+    import pandas as pd
+
+    return pd.read_csv(StringIO(text), float_precision="round_trip")
 
 
 def _is_number(text: str) -> bool:

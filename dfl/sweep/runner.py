@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
 from dfl.store import manifest
+from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
 from dfl.sweep.grid import SET_BY_SWEEP, Cell
@@ -223,7 +224,6 @@ def _rows(cells: Sequence[Cell], states: dict[str, CellState]) -> pd.DataFrame:
 
     tables = []
     for cell in cells:
-        if table := states[cell.name].table:
-            rows = pd.read_csv(StringIO(table))
-            tables.append(rows.assign(**cell.values))
+        if text := states[cell.name].table:
+            tables.append(as_table(text).assign(**cell.values))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

@@ -9,7 +9,6 @@ DIR/summary.csv    a row per group of cells that differ in their seed only: mean
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from dfl.core.errors import printable
 from dfl.core.files import atomically
+from dfl.store.rows import as_table
 from dfl.sweep.grid import Grid, shown
 from dfl.sweep.status import DONE, States
 
@@ -62,7 +62,7 @@ def curves(grid: Grid, states: States) -> pd.DataFrame:
         state = states[cell.name]
         if state.status == DONE and state.row:
             varies = {field: shown(value) for field, value in cell.values.items()}
-            tables.append(pd.read_csv(StringIO(state.table)).assign(cell=cell.name, **varies))
+            tables.append(as_table(state.table).assign(cell=cell.name, **varies))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
