@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from dfl.core.registry import Registry
@@ -10,6 +11,7 @@ from dfl.core.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dfl.algorithms.assumptions import Assumption
     from dfl.algorithms.protocols import Net, Task
     from dfl.datasets.server_data import ServerDataRule
     from dfl.training.solver import Solver
@@ -58,6 +60,12 @@ class Algorithm(ABC, Generic[S]):
     """Columns that the method adds to metrics.csv, with the largest value over the peers."""
     replicated: ClassVar[tuple[str, ...]] = ()
     """Fields of the state that belong to the server and are the same on every rank."""
+    messages: ClassVar[int] = 1
+    """Messages to each neighbour in a round, where peers gossip."""
+    requires: ClassVar[Mapping[Assumption, str]] = {}
+    """Assumptions without which a run is refused -> what would happen without them."""
+    expects: ClassVar[Mapping[Assumption, str]] = {}
+    """Assumptions without which a run is warned of -> what happens without them."""
 
     @abstractmethod
     def init(self, x: Tensor, copies: Tensor, net: Net) -> S:
@@ -95,7 +103,7 @@ class Algorithm(ABC, Generic[S]):
             peers: P.
             edges: the number of directed edges of the graph.
         """
-        return edges, 0
+        return self.messages * edges, 0
 
     def observe(self, state: S) -> dict[str, Tensor]:
         """Return values (p,) of the peers for peers.csv by column, those of `columns` included."""

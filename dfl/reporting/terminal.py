@@ -102,7 +102,7 @@ class Terminal(Callback):
 
     def dry_run(self, info: RunInfo) -> None:
         """Print the header, the memory, and the distribution of the training examples."""
-        self._print([*header(info), *memory(info)])
+        self._print([*header(info), *needs(info), *memory(info)])
         self._warn(info.notes)
         for line in distribution(info):
             self.console.print(line, soft_wrap=True, markup=False)
@@ -165,6 +165,22 @@ def header(info: RunInfo) -> list[Line]:
     if run.links != "none":
         lines.append(("links", str(run.links)))
     return lines
+
+
+def needs(info: RunInfo) -> list[Line]:
+    """Return what a method needs whose peers have neighbours: memory, messages, assumptions."""
+    if info.graph is None:
+        return []
+    method = info.method
+    rows = "1 row" if method.rows == 1 else f"{round(method.rows, 2):g} rows"
+    lines = [
+        (
+            "method",
+            f"{rows} of memory per peer, "
+            f"{_many(method.messages, 'message')} to each neighbour per round",
+        )
+    ]
+    return [*lines, ("assumes", ", ".join(method.assumes))] if method.assumes else lines
 
 
 def _objective(run: Run) -> list[Line]:

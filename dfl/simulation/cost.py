@@ -63,6 +63,22 @@ def parameters_k_plus_m(
     return int(peers + answers) * (first * parameter_layout.d + then * parameter_layout.shared)
 
 
+def rows_of_state(algorithm: Algorithm[Any], network: Network, shared: int) -> float:
+    """Return the rows of m numbers that a peer remembers besides its model, the mean over this
+    rank's peers.
+
+    Args:
+        algorithm: the method.
+        network: the network.
+        shared: m.
+    """
+    x = torch.empty(len(network.traffic.payload), shared, device="meta")
+    if not x.numel():
+        return 0.0
+    tensors = _tensors(algorithm.init(x, x, Net(network, 0)))
+    return sum(math.prod(v.shape) for v in tensors if v.dim() == 2) / x.numel() - 1
+
+
 def memory_of_state(
     algorithm: Algorithm[Any],
     network: Network,
@@ -81,10 +97,14 @@ def memory_of_state(
     shared = parameter_layout.shared
     x = torch.empty(1 if algorithm.has_server else p, shared, dtype=dtype, device="meta")
     state = algorithm.init(x, x, Net(network, 0))
-    values = (getattr(state, each.name) for each in fields(state))
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
     personal = p * (parameter_layout.d - shared) * dtype.itemsize
-    return personal + sum(math.prod(v.shape) * v.element_size() for v in tensors)
+    return personal + sum(math.prod(v.shape) * v.element_size() for v in _tensors(state))
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    """Return the fields of a state that are tensors."""
+    values = (getattr(state, each.name) for each in fields(state))
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def _no_bits(rows: slice, places: slice) -> Tensor:

@@ -8,12 +8,13 @@ run, to see whether consensus distance still shrinks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dfl.algorithms.assumptions import Assumption, Conditions
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
@@ -25,6 +26,7 @@ from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
+from dfl.core.registry import flag
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
@@ -118,6 +120,42 @@ def rehearse(
         *_check_copies(run, components, weights, stationary, lossy),
         *_check_compressor(run, components),
     )
+
+
+def check_assumptions(
+    run: Run, components: Components, weights: Sequence[csr_array], smallest: float
+) -> tuple[str, ...]:
+    """Return warnings of what a method expects of a run and does not have, one line each.
+
+    Args:
+        run: the settled run.
+        components: its components.
+        weights: the mixing matrices.
+        smallest: their smallest eigenvalue.
+
+    Raises:
+        InputError: the run lacks what the method requires.
+    """
+    algorithm, schedule = components.algorithm, components.lr_schedule
+    conditions = Conditions(
+        weights,
+        smallest,
+        lambda t: run.lr * schedule(t, run.rounds),
+        run.rounds,
+        components.faults,
+    )
+
+    def lines(assumptions: Mapping[Assumption, str]) -> tuple[str, ...]:
+        return tuple(
+            f"{flag(each.setting)} {getattr(run, each.setting)}: --algorithm {run.algorithm} "
+            f"assumes {each.text}: {why}"
+            for each, why in assumptions.items()
+            if not each.holds(conditions)
+        )
+
+    for line in lines(algorithm.requires):
+        raise InputError(line)
+    return lines(algorithm.expects)
 
 
 def _check_copies(

@@ -27,11 +27,11 @@ from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
 from dfl.simulation.components import Components, Sources, check, components_of
-from dfl.simulation.preflight import rehearse
+from dfl.simulation.preflight import check_assumptions, rehearse
 from dfl.simulation.settle import settle
 from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
-from dfl.store.callbacks import GraphInfo, Memory, RunInfo
+from dfl.store.callbacks import GraphInfo, Memory, MethodInfo, RunInfo
 from dfl.store.progress import Progress, find_checkpoint, progress_of
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ def read_on_root(settled: Run) -> Root:
     progress = progress_of(run, last, trace, fingerprint, given)
     notes = (*progress.notes, *data.notes)
     if graph:
-        notes += (*graph.notes, *algorithm.notes(graph.spectrum.smallest), *warnings)
+        smallest = graph.spectrum.smallest
+        unmet = check_assumptions(run, components, weights, smallest)
+        notes += (*graph.notes, *algorithm.notes(smallest), *unmet, *warnings)
         if len(graph.degrees) == 1:
             notes += ("one peer has no neighbours: give --peers 16, or start several ranks",)
     facts = RootFacts(
@@ -384,6 +386,11 @@ def _run_info(
         broadcasts=algorithm.traffic(layout.peers, 0)[1],
         payload_shared=payload(task.parameter_layout.shared),
         payload_whole=payload(task.parameter_layout.d),
+        method=MethodInfo(
+            rows=cost.rows_of_state(algorithm, network, task.parameter_layout.shared),
+            messages=algorithm.messages,
+            assumes=tuple(each.text for each in (*algorithm.requires, *algorithm.expects)),
+        ),
         memory=_memory(task, network, algorithm, test_sets, facts),
         notes=facts.notes,
         resumed=(found.round, found.path) if found else None,

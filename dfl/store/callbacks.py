@@ -125,6 +125,21 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
+class MethodInfo:
+    """What a method needs.
+
+    Attributes:
+        rows: rows of m numbers that a peer remembers besides its model, the mean over the peers.
+        messages: messages to each neighbour in a round.
+        assumes: what it assumes of the run.
+    """
+
+    rows: float
+    messages: int
+    assumes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """Facts of a run before round 0.
 
@@ -150,6 +165,7 @@ class RunInfo:
         broadcasts: models that the server sends in a round.
         payload_shared: bytes of a round, by all peers and the server.
         payload_whole: the same while all parameters are shared.
+        method: what the method needs.
         memory: estimate for the fullest rank.
         notes: warnings, one line each.
         resumed: round and path of the checkpoint at which the run goes on; None where it begins.
@@ -176,6 +192,7 @@ class RunInfo:
     broadcasts: int
     payload_shared: float
     payload_whole: float
+    method: MethodInfo
     memory: Memory
     notes: tuple[str, ...]
     resumed: tuple[int, Path] | None

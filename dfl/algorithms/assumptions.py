@@ -1,0 +1,86 @@
+"""What methods assume of the graph, the learning rate and the faults of a run.
+
+A method declares its assumptions in `Algorithm.requires` and `Algorithm.expects`. They are checked
+before round 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from dfl.environment.faults import Fault
+
+ROUNDS = 64
+"""The most matrices of a sequence that are checked."""
+ROUNDING = 1e-6
+"""Weights, and sums of them, that differ by less are equal."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The graph, the learning rate and the faults of a run.
+
+    Attributes:
+        weights: the mixing matrices (P, P), entry t modulo their number for round t.
+        smallest: λ_min, the smallest eigenvalue of a mixing matrix; NaN where it is not computed.
+        rate: round t -> learning rate.
+        rounds: of the run.
+        faults: the faults that have an effect.
+    """
+
+    weights: Sequence[csr_array]
+    smallest: float
+    rate: Callable[[int], float]
+    rounds: int
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something that a method assumes of a run.
+
+    Attributes:
+        text: the assumption, as tables and messages have it.
+        setting: the field of `Run` that decides on it.
+        holds: whether it holds under some conditions.
+    """
+
+    text: str
+    setting: str
+    holds: Callable[[Conditions], bool]
+
+
+def _every(check: Callable[[csr_array], bool]) -> Callable[[Conditions], bool]:
+    return lambda run: all(check(matrix) for matrix in islice(run.weights, ROUNDS))
+
+
+def _without(kind: str) -> Callable[[Conditions], bool]:
+    return lambda run: all(fault.touches != kind for fault in run.faults)
+
+
+STATIC = Assumption("a graph that does not change", "topology", lambda run: len(run.weights) == 1)
+SYMMETRIC = Assumption(
+    "a symmetric W", "topology", _every(lambda w: bool(abs(w - w.T).max() <= ROUNDING))
+)
+DOUBLY_STOCHASTIC = Assumption(
+    "a doubly stochastic W",
+    "topology",
+    _every(lambda w: bool(abs(w.sum(axis=0) - 1).max() <= ROUNDING)),
+)
+ABOVE_MINUS_THIRD = Assumption(
+    "lambda_min(W) > -1/3", "mixing", lambda run: not run.smallest <= -1 / 3 + ROUNDING
+)
+MESSAGES_ARRIVE = Assumption("links that lose no message", "faults", _without("links"))
+PEERS_STAY = Assumption("peers that are always up", "faults", _without("peers"))
+FULL_WORK = Assumption("peers that do all their local steps", "faults", _without("work"))
+POSITIVE_RATE = Assumption(
+    "a learning rate above 0",
+    "lr_schedule",
+    lambda run: all(run.rate(t) > 0 for t in range(run.rounds)),
+)
