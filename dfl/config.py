@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from dfl.algorithms.base import Algorithm
-    from dfl.compression.compressors import Compressor
+    from dfl.compression import Compressor
     from dfl.datasets.data import Data
     from dfl.datasets.partition import Partition
     from dfl.environment.faults import Fault

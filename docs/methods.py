@@ -17,7 +17,7 @@ from dfl.algorithms.assumptions import Assumption
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
-from dfl.compression.compressors import COMPRESSORS
+from dfl.compression import COMPRESSORS
 from dfl.core.layout import Layout
 from dfl.environment.faults import FAULTS, Fault
 from dfl.simulation.cost import rows_of_state

@@ -112,7 +112,7 @@ import networkx as nx, numpy as np, torch
 from numpy.typing import NDArray
 from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.algorithms.dfedavgm import State
-from dfl.compression.compressors import COMPRESSORS
+from dfl.compression import COMPRESSORS
 from dfl.datasets.data import DATASETS, Data
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.robust.attacks import ATTACKS, Attack, AttackView

@@ -14,7 +14,7 @@ from dfl.robust.attacks import Attack, Honest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dfl.compression.compressors import Compressor
+    from dfl.compression import Compressor
 
 
 class ThreatModel(NamedTuple):

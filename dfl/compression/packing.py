@@ -6,7 +6,7 @@ cut into C planes of g codes each; codes k, k + g, k + 2g, … form a string of 
 significant first, whose byte i is byte k of byte plane i of D. So every shift is one operation on
 contiguous memory, for any b. The remaining codes, fewer than C, are packed the same way with g = 1,
 and the bytes that hold none of them are left out. Of a code wider than a byte the low byte is
-stored as it is, and the rest is packed behind all low bytes.
+stored as it is, and the rest is packed behind all low bytes, in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pack(codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 
     Args:
         codes: (q, n) integers in 0 … 2^bits - 1.
-        bits: b, from 1 to 16.
+        bits: b, from 1 to 31.
         out: (q, length(n, bits)) uint8, overwritten.
     """
     n = codes.shape[1]
@@ -56,7 +56,7 @@ def unpack(packed: torch.Tensor, bits: int, n: int) -> torch.Tensor:
 
     Args:
         packed: (q, length(n, bits)) uint8.
-        bits: b, from 1 to 16.
+        bits: b, from 1 to 31.
         n: codes per row.
 
     Returns:

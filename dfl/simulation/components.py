@@ -12,7 +12,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfl.algorithms import ALGORITHMS, Algorithm
-from dfl.compression.compressors import COMPRESSORS, Compressor
+from dfl.compression import COMPRESSORS, Compressor
 from dfl.config import Run
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown

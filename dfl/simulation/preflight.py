@@ -19,7 +19,7 @@ from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.weighting import weighted_sum
-from dfl.compression.compressors import Exact
+from dfl.compression import Exact
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError

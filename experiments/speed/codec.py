@@ -35,7 +35,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from dfl.compression.compressors import Quantize
+from dfl.compression import Quantize
 from dfl.core import randomness
 
 OUT = Path("results/codec")

@@ -11,7 +11,7 @@ from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.weighting import weighted_sum
-from dfl.compression.compressors import COMPRESSORS
+from dfl.compression import COMPRESSORS
 from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import info, quadratic, states
 

@@ -14,7 +14,7 @@ import pytest
 
 import dfl
 from dfl.algorithms import ALGORITHMS
-from dfl.compression.compressors import COMPRESSORS
+from dfl.compression import COMPRESSORS
 from dfl.datasets import PARTITIONS
 from dfl.environment.faults import FAULTS
 from dfl.reporting import plots
@@ -36,6 +36,8 @@ EXACT_ONLY = ("dfedavgm", "local_only", "pooled")
 COMPRESSOR_SPECS = {
     "none": ["none"],
     "quantize": [f"quantize:bits={b}" for b in (1, 2, 3, 4, 8, 11)] + ["quantize:bits=5,block=64"],
+    "top_k": ["top_k:share=0.1"],
+    "random_k": ["random_k:share=0.3"],
 }
 PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
 GRAPHS = ("ring", "small_world:k=4,p=0.3", "one_peer_exponential")

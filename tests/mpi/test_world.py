@@ -11,7 +11,7 @@ from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
-from dfl.compression.compressors import Exact, Quantize
+from dfl.compression import Exact, Quantize
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout, columns
 from tests.support.standin import DEVICE, Standin

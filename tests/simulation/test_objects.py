@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import dfl
 from dfl.algorithms.dfedavgm import DFedAvgM, State
 from dfl.algorithms.fedavg import FedAvg
-from dfl.compression.compressors import Quantize
+from dfl.compression import Quantize
 from dfl.datasets.given import as_data
 from dfl.datasets.partition import Assignment, Labels
 from dfl.environment.faults import Fault, LinkLoss, RoundKey

@@ -1,92 +1,25 @@
-"""Message formats, `COMPRESSORS`: m floats as B bytes.
-
-`encode` turns messages (q, m) into bytes (q, B) and `decode` turns them back; q counts the senders,
-peers or directed edges. The bytes are what MPI sends, so the traffic of a round is read off the
-buffer. A compressor is a frozen dataclass whose fields are its options; to add one, decorate it
-with `@COMPRESSORS.register("name")`.
-
-The bytes of a row depend on that row and on its address alone, not on other rows. Rows are encoded
-in tiles of some 262,144 numbers, whose temporaries are reused and stay in the cache: one temporary
-as large as the messages costs more in page faults than all the arithmetic.
-"""
+"""Quantization: integers of b bits and a step size per block."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval
 
 from dfl.compression import packing
+from dfl.compression.base import COMPRESSORS, TILE, Draw, floats, tiles
 from dfl.core.options import Index, require
-from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 else:
     from dfl.core.lazy import torch
 
-Draw = Callable[[slice, slice], "torch.Tensor"]
-"""draw(rows, places) -> (rows, places) int32: random bits for some coordinates of some rows, from
-`randomness.bits`.
-"""
-
 Rounding = Literal["auto", "stochastic", "nearest", "midrise", "sign"]
 _BETWEEN = ("midrise", "sign")
 """The roundings whose levels lie halfway between the multiples of s."""
-_TILE = 1 << 18
-"""Coordinates of a tile; codes are packed by tiles, so it is part of the format."""
-
-
-class Compressor(Protocol):
-    """A message format, as the network uses it."""
-
-    def encode(self, messages: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """Return messages as bytes.
-
-        Args:
-            messages: (q, m), float32 or float64.
-            draw: returns random bits; called only by formats that need them.
-
-        Returns:
-            (q, B) uint8.
-        """
-        ...
-
-    def decode(self, encoded: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the messages that bytes hold, (q, m).
-
-        Args:
-            encoded: (q, B) uint8.
-            m: coordinates of a message.
-            dtype: of the messages.
-        """
-        ...
-
-
-COMPRESSORS: Registry[type[Compressor]] = Registry("compressor", "dfl.compressors")
-"""Name -> frozen dataclass whose fields are the compressor's options."""
-
-
-@COMPRESSORS.register("none")
-@dataclass(frozen=True, kw_only=True)
-class Exact:
-    """The bytes of the floats: B = 4m for float32, 8m for float64.
-
-    Neither direction copies contiguous memory.
-    """
-
-    def encode(self, messages: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """View messages (q, m) as bytes (q, B)."""
-        # Flat first: torch cannot view the rows of a rank without peers.
-        flat = messages.reshape(-1).view(torch.uint8)
-        return flat.view(len(messages), messages.shape[1] * messages.element_size())
-
-    def decode(self, encoded: torch.Tensor, m: int, dtype: torch.dtype) -> torch.Tensor:
-        """View bytes (q, B) as messages (q, m); `dtype` must be the one that was encoded."""
-        return _floats(encoded, dtype)
 
 
 @COMPRESSORS.register("quantize")
@@ -148,7 +81,7 @@ class Quantize:
         head = 4 * steps.shape[1]
         encoded = messages.new_empty((q, head + packing.length(m, self.bits)), dtype=torch.uint8)
         encoded[:, :head] = steps.view(torch.uint8)
-        for rows, places in _tiles(q, m, self._tile(m)):
+        for rows, places in tiles(q, m, self._tile(m)):
             chance = draw(rows, places) if self._rounding == "stochastic" else None
             spread = self._spread(steps[rows], m, places)
             codes = self._codes(messages[rows, places], spread, chance)
@@ -159,15 +92,34 @@ class Quantize:
         """Return the messages (q, m) that bytes (q, B) hold."""
         q = len(encoded)
         head = 4 * -(-m // self._block(m))
-        steps = _floats(encoded[:, :head], torch.float32)
+        steps = floats(encoded[:, :head], torch.float32)
         messages = encoded.new_empty((q, m), dtype=dtype)
         lowest = (0.5 if self._rounding in _BETWEEN else 0.0) - 2 ** (self.bits - 1)
-        for rows, places in _tiles(q, m, self._tile(m)):
+        for rows, places in tiles(q, m, self._tile(m)):
             packed = encoded[rows, self._bytes(head, places)]
             codes = packing.unpack(packed, self.bits, places.stop - places.start)
             spread = self._spread(steps[rows], m, places)
             messages[rows, places].copy_(codes).add_(lowest).mul_(spread)
         return messages
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of Q(x) is x: rounding is stochastic."""
+        return self._rounding == "stochastic"
+
+    def bound(self, m: int) -> float:
+        """Return the largest E ||Q(x) - x||^2 / ||x||^2, from the error of one block.
+
+        With n coordinates in a block, of which the largest is rounded exactly, it is n s^2/4 over
+        largest^2, and where Q(x) contracts at most 1 - 1/n.
+        """
+        n = self._block(m)
+        if self._rounding == "sign":
+            return 1 - 1 / n
+        if self._rounding == "midrise":
+            return n / 4.0**self.bits
+        coarse = n / (2.0**self.bits - 2) ** 2
+        return coarse if self.unbiased else min(coarse, 1 - 1 / n)
 
     @property
     def _rounding(self) -> str:
@@ -187,7 +139,7 @@ class Quantize:
         """
         block = self._block(m)
         unit = 8 if block == m else math.lcm(8, block)
-        return unit * max(1, _TILE // unit)
+        return unit * max(1, TILE // unit)
 
     def _bytes(self, head: int, places: slice) -> slice:
         """Return where in an encoded row the codes of a tile are."""
@@ -216,7 +168,7 @@ class Quantize:
         block = self._block(m)
         steps = messages.new_empty((q, -(-m // block)), dtype=torch.float32)
         whole = m // block
-        for rows, _ in _tiles(q, m, m):
+        for rows, _ in tiles(q, m, m):
             full = messages[rows, : whole * block]
             rest = messages[rows, whole * block :]
             steps[rows, :whole] = self._step(full.view(len(full), whole, block))
@@ -264,28 +216,6 @@ class Quantize:
         elif self._rounding == "nearest":
             fixed += 1 << (after - 1)
         return (fixed >> after).add_(half)
-
-
-def _tiles(q: int, m: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the (rows, places) of rectangles that cover (q, m).
-
-    They are at most `width` wide and have about `_TILE` numbers.
-    """
-    height = max(1, _TILE // max(1, min(width, m)))
-    for row in range(0, q, height):
-        for place in range(0, m, max(1, width)):
-            yield slice(row, min(row + height, q)), slice(place, min(place + width, m))
-
-
-def _floats(encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """View bytes (q, B) as floats.
-
-    They are copied where they have gaps or begin in the middle of a float.
-    """
-    flat = encoded.reshape(-1)
-    if flat.storage_offset() % dtype.itemsize:
-        flat = flat.clone()
-    return flat.view(dtype).view(len(encoded), encoded.shape[1] // dtype.itemsize)
 
 
 def _capped(step: torch.Tensor, size: torch.Tensor, most: float) -> torch.Tensor:
