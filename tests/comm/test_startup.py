@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dfl.comm import startup
 from dfl.comm.processes import ours
-from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, verdict
+from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, Start, verdict
 from dfl.run import _startup_timeout
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
-
-pytestmark = pytest.mark.mpi
 
 WAITS = RankSign((10,), stopped=False, runs=False, waits=True, ticks=5)
 IDLE = replace(WAITS, pids=(11,), waits=False)
@@ -45,6 +44,7 @@ sys.exit(dfl.run.main())
 """
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("how", "late", "reason"),
     [
@@ -125,6 +125,27 @@ def test_ranks_elsewhere_are_named_by_their_hosts_first() -> None:
     assert "all ranks" in verdict(0, 2, {1: WAITS}, {1: WAITS}, ELSEWHERE)[0]
 
 
+def test_the_wait_is_counted_only_while_this_rank_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that works before it waits names the late ones as soon as one that waits at once."""
+    late: list[tuple[float, str, int]] = []
+    waits = False
+    monkeypatch.setattr(startup, "GAPS", (0.02, 0.02))
+    monkeypatch.setattr(startup, "ELSEWHERE", 0.05)
+    monkeypatch.setattr(startup, "seen", lambda: {1: STOPPED})
+    monkeypatch.setattr(Start, "_late", lambda self, *line: late.append(line))
+    start = Start(0, 2, timeout=0.1, waits=lambda: waits)
+    start.begin()
+    try:
+        time.sleep(0.3)
+        assert not late
+        waits = True
+        assert eventually(lambda: bool(late), 5)
+    finally:
+        start.met()
+    assert late[0][1:] == ("rank 1 (process 13) is stopped", 0)
+    assert 0.1 <= late[0][0] < 0.3
+
+
 SHOWS = (
     f"import os, time; os.pwrite(os.memfd_create('{SIGN}-7'), b'waits', 0); "
     "print(flush=True); time.sleep(60)"
@@ -140,6 +161,7 @@ LOOKS = (
 )
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", RANKS)
 def test_ranks_are_found_by_their_launcher(name: str) -> None:
     """Ranks of the same launcher are found, also behind wrappers, and no others."""
