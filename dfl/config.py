@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
+from dfl.core.equality import equal
 from dfl.core.errors import InputError
 from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive, options
 from dfl.core.parse import nearest, read, shown
@@ -100,7 +101,8 @@ class Run:
         Run(algorithm=MyMethod(beta=0.9), topology=graph, mixing=W, dataset=(x, y), model=module)
 
     Every rank must give equal objects. run.json describes them; such a run is replayed and resumed
-    from Python, with the objects given again.
+    from Python, with the objects given again. Two runs are equal where their settings are, objects
+    by identity or by their values.
 
     Raises:
         InputError: a value of the wrong kind, or a number out of its range.
@@ -267,6 +269,19 @@ class Run:
             raise InputError(
                 f"--share-all-until {self.share_all_until} has no part in --share all: leave it out"
             )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Run):
+            return NotImplemented
+        return all(equal(getattr(self, name), getattr(other, name)) for name in COMPONENTS) and all(
+            getattr(self, each.name) == getattr(other, each.name)
+            for each in fields(self)
+            if each.name not in COMPONENTS
+        )
+
+    def __hash__(self) -> int:
+        given = self.objects  # equal ones may have different hashes, as tensors have
+        return hash(tuple(getattr(self, f.name) for f in fields(self) if f.name not in given))
 
     @property
     def objects(self) -> dict[str, Any]:

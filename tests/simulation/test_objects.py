@@ -99,6 +99,45 @@ def test_an_object_gives_the_figures_of_its_spec(field: str, value: Any, spec: s
         assert row != last(small(**more))
 
 
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "array": lambda: {"dataset": (X.copy(), Y.copy())},
+    "tensor": lambda: {"dataset": (torch.from_numpy(X.copy()), torch.from_numpy(Y.copy()))},
+    "data": lambda: {"dataset": dfl.Data(X.copy(), Y, X, Y, 4)},
+    "matrix": lambda: {"mixing": np.eye(PEERS)},
+    "sparse": lambda: {"mixing": csr_array(np.eye(PEERS))},
+    "sequence": lambda: {"partition": [np.arange(2 * i, 2 * i + 2) for i in range(PEERS)]},
+    "method": lambda: {"algorithm": FedAvg(fraction=0.5)},
+    "function": lambda: {"loss": cross_entropy},
+    "spec": lambda: {"loss": "squared_error"},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_runs_are_equal_where_their_objects_are(name: str) -> None:
+    one, same = dfl.Run(**PARTS[name]()), dfl.Run(**PARTS[name]())
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != replace(one, rounds=7)
+    assert one != dfl.Run(**PARTS["matrix" if name != "matrix" else "sparse"]())
+    assert one != dfl.Run()
+    assert one != name
+
+
+def test_runs_differ_where_a_value_of_an_object_does() -> None:
+    run = dfl.Run(dataset=(X, Y), mixing=csr_array(np.eye(4)), partition=[np.arange(4)])
+    assert run == replace(run, dataset=(X.copy(), Y))
+    for changes in (
+        {"dataset": (X + 1, Y)},
+        {"dataset": (X, Y.astype(np.int32))},
+        {"dataset": (X[1:], Y[1:])},
+        {"mixing": csr_array(np.ones((4, 4)))},
+        {"partition": [np.arange(4), np.arange(4)]},
+        {"model": nn.Linear(6, 4)},
+    ):
+        assert run != replace(run, **changes)
+    assert small(model=nn.Linear(6, 4)) != small(model=nn.Linear(6, 4))  # by identity
+
+
 def test_a_compressor_as_an_object() -> None:
     given = small(algorithm="qdfedavgm", compressor=Quantize(bits=5))
     assert last(given) == last(small(bits=5))
