@@ -139,7 +139,8 @@ class Run:
     """The data set.
 
     An object: a `dfl.Data`; a pair of arrays (inputs, labels) or a torch Dataset, of which a fifth,
-    drawn at random, becomes the common test set; or two of these, (train, test).
+    drawn at random, becomes the common test set; or two of these, (train, test). Labels of arrays
+    that are whole numbers are classes, unless the loss is one of regression.
     """
     data_dir: Path | None = None
     """Folder of the data sets; default $DFL_DATA, or a download to the cache without it."""

@@ -16,7 +16,7 @@ TEST_SHARE = 0.2
 """The fraction of the examples that becomes the common test set where none is given."""
 
 
-def as_data(value: Any, seed: int) -> Data:
+def as_data(value: Any, seed: int, regression: bool = False) -> Data:
     """Return a data set that a caller gives.
 
     Args:
@@ -24,6 +24,7 @@ def as_data(value: Any, seed: int) -> Data:
             of these, (train, test). Without a test set, a fifth of the examples, at least one,
             becomes it: drawn at random (address "common test set") and announced in a note.
         seed: of the run.
+        regression: whether labels of arrays are numbers to predict, also where they are whole.
 
     Raises:
         InputError: something else.
@@ -32,7 +33,7 @@ def as_data(value: Any, seed: int) -> Data:
         return value
     if has_test_set(value):
         train, test = (_examples(each) for each in value)
-        return _data(train, test)
+        return _data(train, test, regression)
     if not _is_examples(value):
         raise InputError(
             "--dataset must be a spec, a dfl.Data, a pair of arrays (inputs, labels), a torch "
@@ -45,7 +46,8 @@ def as_data(value: Any, seed: int) -> Data:
     last = np.sort(order[:held])
     rest = np.sort(order[held:])
     note = f"{held} of {n} examples, drawn at random, are the common test set"
-    return _data((inputs[rest], labels[rest]), (inputs[last], labels[last]), (note,))
+    train, test = ((inputs[part], labels[part]) for part in (rest, last))
+    return _data(train, test, regression, (note,))
 
 
 def has_test_set(value: Any) -> bool:
@@ -101,9 +103,12 @@ def _array(value: Any) -> NDArray[Any]:
 def _data(
     train: tuple[NDArray[Any], NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
+    regression: bool,
     notes: tuple[str, ...] = (),
 ) -> Data:
     labels = train[1], test[1]
-    whole = all(each.dtype.kind in "iub" and each.ndim == 1 for each in labels)
-    classes = 1 + max(int(each.max(initial=0)) for each in labels) if whole else 0
+    numbered = not regression and all(
+        each.dtype.kind in "iub" and each.ndim == 1 for each in labels
+    )
+    classes = 1 + max(int(each.max(initial=0)) for each in labels) if numbered else 0
     return Data(train[0], train[1], test[0], test[1], classes, notes=notes)

@@ -25,7 +25,7 @@ from dfl.robust.aggregators import AGGREGATORS, Aggregate
 from dfl.robust.attacks import ATTACKS, Attack
 from dfl.training.augmentation import AUGMENTS, Augment
 from dfl.training.auxiliaries import AUXILIARIES, Auxiliary
-from dfl.training.losses import LOSSES, Loss
+from dfl.training.losses import LOSSES, Loss, is_regression
 from dfl.training.objectives import ADVERSARIES, Adversary, RepresentationObjective, objective
 from dfl.training.schedules import SCHEDULES
 
@@ -156,10 +156,13 @@ def sources_of(run: Run) -> Sources:
     """
     from dfl.simulation import objects
 
+    regression = is_regression(_loss(run))
     return Sources(
         topology=_one_of(run, "topology", objects.topology),
         mixing=_one_of(run, "mixing", objects.mixing),
-        dataset=_one_of(run, "dataset", partial(objects.dataset, seed=run.seed)),
+        dataset=_one_of(
+            run, "dataset", partial(objects.dataset, seed=run.seed, regression=regression)
+        ),
         partition=_one_of(run, "partition", objects.partition),
     )
 

@@ -98,9 +98,9 @@ def _matrices(value: object) -> list[csr_array]:
     return [csr_array(_matrix("--mixing", each), dtype=np.float64) for each in _several(value)]
 
 
-def dataset(value: Any, *, seed: int) -> Callable[[Path | None], Data]:
+def dataset(value: Any, *, seed: int, regression: bool) -> Callable[[Path | None], Data]:
     """Return a loader of the caller's data, see `dfl.datasets.given.as_data`."""
-    return lambda directory: as_data(value, seed)
+    return lambda directory: as_data(value, seed, regression)
 
 
 def partition(value: object) -> Callable[[Labels, int, Generator], Assignment]:

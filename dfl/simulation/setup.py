@@ -313,6 +313,8 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
     try:
         losses = loss(outputs.requires_grad_(), labels)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"the loss fails on {shapes}, {labels.dtype}: {one_line(error)}"

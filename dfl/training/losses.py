@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from dfl.core.errors import InputError
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -17,7 +19,20 @@ Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 """(outputs, labels) -> (n,), the loss of every example."""
 
 LOSSES: Registry[Callable[..., Tensor]] = Registry("loss", "dfl.losses")
-"""Name -> f(outputs, labels, *, options) -> (n,)."""
+"""Name -> f(outputs, labels, *, options) -> (n,). A loss states as an attribute `regression = True`
+that labels are numbers to predict: whole numbers that a caller gives are no classes then.
+"""
+
+
+def is_regression(loss: Callable[..., Tensor]) -> bool:
+    """Return whether a loss states that labels are numbers to predict, and no classes."""
+    return bool(getattr(loss.func if isinstance(loss, partial) else loss, "regression", False))
+
+
+def _regression(loss: Loss) -> Loss:
+    """State that labels are numbers to predict."""
+    setattr(loss, "regression", True)  # noqa: B010  a function's type has no such attribute
+    return loss
 
 
 @LOSSES.register("cross_entropy")
@@ -27,9 +42,21 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @LOSSES.register("squared_error")
+@_regression
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """||output - label||^2 of every example, (n,): the loss of regression."""
-    return (outputs.flatten(1) - labels.reshape(len(labels), -1)).square().sum(1)
+    """||output - label||^2 of every example, (n,): the loss of regression.
+
+    Raises:
+        InputError: outputs and labels of different numbers of coordinates.
+    """
+    predicted, wanted = outputs.flatten(1), labels.reshape(len(labels), -1)
+    if predicted.shape != wanted.shape:
+        raise InputError(
+            f"--loss squared_error: {predicted.shape[1]} outputs of the model for labels of "
+            f"{wanted.shape[1]} coordinates: give a model with as many, or choose --loss "
+            "cross_entropy for classes"
+        )
+    return (predicted - wanted).square().sum(1)
 
 
 def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor:

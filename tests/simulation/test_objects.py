@@ -237,6 +237,24 @@ def test_regression_on_arrays() -> None:
     assert np.isnan(row.accuracy_mean)
 
 
+def test_whole_numbers_are_targets_of_a_regression() -> None:
+    """Integers give the figures of the same floats; they may be negative."""
+    target = np.round(3 * X @ np.arange(6, dtype=np.float32))
+    assert target.min() < 0
+    run = small(model=nn.Linear(6, 1), loss="squared_error", lr=0.01)
+    row = last(replace(run, dataset=(X, target.astype(np.int64))))
+    assert row == pytest.approx(last(replace(run, dataset=(X, target))), nan_ok=True, abs=0)
+    assert np.isnan(row["accuracy_mean"])
+
+
+@pytest.mark.parametrize("dataset", ["digits", DATA, (X, Y)])
+def test_squared_error_of_several_outputs_for_a_number_is_refused(dataset: Any) -> None:
+    own = isinstance(dataset, tuple)
+    settings = {"dataset": dataset, "model": nn.Linear(6, 4) if own else "softmax"}
+    line = refused(lambda: small(loss="squared_error", **settings))
+    assert line.startswith("--loss squared_error")
+
+
 def test_squared_error() -> None:
     outputs = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
     assert squared_error(outputs, torch.zeros(2, 2)).tolist() == [5.0, 9.0]
