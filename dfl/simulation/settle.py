@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.compression import Exact
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.registry import OWN, flag, own
@@ -88,7 +89,9 @@ def shown_spec(spec: object) -> str:
 
 def compresses(run: Run) -> bool:
     """Return whether a settled run has a compressor."""
-    return not isinstance(run.compressor, str) or name_of(run.compressor) != "none"
+    if isinstance(run.compressor, str):
+        return name_of(run.compressor) != "none"
+    return not isinstance(run.compressor, Exact)
 
 
 def _method(algorithm: object) -> Method | None:

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import dfl
 from dfl.algorithms.dfedavgm import DFedAvgM, State
 from dfl.algorithms.fedavg import FedAvg
-from dfl.compression import Quantize
+from dfl.compression import Exact, Quantize
 from dfl.datasets.given import as_data
 from dfl.datasets.partition import Assignment, Labels
 from dfl.environment.faults import Fault, LinkLoss, RoundKey
@@ -80,6 +80,7 @@ def lazy_matrix(graph: csr_array) -> csr_array:
         ("topology", nx.to_numpy_array(nx.path_graph(PEERS), dtype=bool), "path"),
         ("topology", nx.to_scipy_sparse_array(nx.path_graph(PEERS), dtype=int), "path"),
         ("mixing", lazy_matrix, "lazy"),
+        ("compressor", Exact(), "none"),
         ("aggregator", AGGREGATORS["median"], "median"),
         ("attack", ATTACKS["scale"](peers=(1,)), "scale:peers=1"),
         ("augment", AUGMENTS["none"](), "none"),
