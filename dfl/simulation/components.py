@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from math import isfinite
+from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,7 +86,8 @@ class Components:
         augment: changes the examples of a batch.
         auxiliary: an auxiliary task, or None.
         objective: what training minimises beside the loss, or None.
-        lr_schedule: (t, rounds) -> factor on the learning rate.
+        lr_schedule: (t, rounds) -> factor on the learning rate; an `InputError` in a round for
+            which there is none.
         links: the speeds of links and peers.
         faults: the faults that have an effect.
     """
@@ -130,8 +131,8 @@ def components_of(run: Run) -> Components:
     """
     auxiliary = _instance(run, "auxiliary", Auxiliary, optional=True)
     adversary = _instance(run, "fairness_adversary", Adversary, optional=True)
-    schedule = _function(run, "lr_schedule")
-    _check_schedule(schedule, run.rounds)
+    schedule = partial(_factor, _function(run, "lr_schedule"))
+    schedule(0, run.rounds)
     return Components(
         algorithm=_instance(run, "algorithm", Algorithm),
         compressor=_compressor(run),
@@ -263,10 +264,18 @@ def _faults(run: Run) -> tuple[Fault, ...]:
     return tuple(each for each in every if each.touches != "nothing")
 
 
-def _check_schedule(schedule: Callable[[int, int], float], rounds: int) -> None:
+def _factor(schedule: Callable[[int, int], float], t: int, rounds: int) -> float:
+    """Return what a schedule gives for a round.
+
+    Raises:
+        InputError: it fails, or gives something else than a finite number from 0 on.
+    """
     try:
-        factor = schedule(0, rounds)
+        factor = schedule(t, rounds)
     except Exception as error:
-        raise InputError(f"--lr-schedule fails in round 0: {one_line(error)}") from error
-    if isinstance(factor, bool) or not isinstance(factor, Real) or not isfinite(factor):
-        raise InputError(f"--lr-schedule must return a finite number, not {shown(factor)}")
+        raise InputError(f"--lr-schedule fails in round {t}: {one_line(error)}") from error
+    if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= factor < inf:
+        raise InputError(
+            f"--lr-schedule must return a finite number from 0 on, not {shown(factor)} in round {t}"
+        )
+    return factor

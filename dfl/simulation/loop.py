@@ -103,6 +103,7 @@ def _rounds(
                 moment = narrowed(moment, prepared)
             t, task, state = moment
             observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
+            task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)

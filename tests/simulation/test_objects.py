@@ -367,6 +367,23 @@ def test_what_user_functions_and_arrays_must_be(settings: dict[str, Any], flag: 
     assert refused(lambda: small(**settings)).startswith(flag)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, None])
+def test_a_schedule_without_a_rate_ends_the_run_before_the_round(bad: Any, tmp_path: Path) -> None:
+    def schedule(t: int, rounds: int) -> Any:
+        return bad if t == 2 else 1.0
+
+    rows = dfl.simulate(small(lr_schedule=schedule, rounds=4, eval_every=1, out=tmp_path / "run"))
+    seen: list[int] = []
+    with pytest.raises(dfl.InputError) as caught:
+        seen.extend(int(row["round"]) for row in rows)
+    assert seen == [0, 1, 2]
+    line = str(caught.value)
+    assert line.startswith("--lr-schedule")
+    assert "round 2" in line
+    assert "\n" not in line
+    assert dfl.load(tmp_path / "run").rows["round"].tolist() == seen
+
+
 def test_nodes_that_are_numbers_are_the_peers_of_these_numbers() -> None:
     graph = nx.Graph([(0, 3), (3, 1), (1, 4), (4, 2), (2, 5)])
     ordered = nx.Graph()
