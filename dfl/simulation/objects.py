@@ -25,11 +25,14 @@ def topology(value: object) -> Callable[[int, Generator], topologies.Graph]:
     """Return a topology that has the caller's graph, or a sequence of graphs.
 
     Raises:
-        InputError: something else than graphs, matrices, or a function (peers, rng) -> graph.
+        InputError: something else than graphs, matrices, or a function (peers, rng) -> graph; or
+            graphs of several rounds whose nodes are not the same peers.
     """
     if callable(value):
         return value
-    graphs = [_graph(each) for each in _several(value)]
+    several = _several(value)
+    _check_nodes(several)
+    graphs = [_graph(each) for each in several]
 
     def given(peers: int, rng: Generator) -> topologies.Graph:
         for graph in graphs:
@@ -143,15 +146,35 @@ def _several(value: object) -> list[object]:
     return [value]
 
 
+def _check_nodes(several: list[object]) -> None:
+    """Refuse graphs whose nodes are not the same peers in every round.
+
+    Raises:
+        InputError: there is one.
+    """
+    orders = [_nodes(each) if hasattr(each, "number_of_nodes") else None for each in several]
+    first = next((order for order in orders if order is not None), None)
+    for t, order in enumerate(orders):
+        if order is not None and order != first:
+            raise InputError(
+                f"--topology: the nodes of the graph of round {t} are {shown(order)}, and those of "
+                f"another round {shown(first)}: number them, or add them in one order"
+            )
+
+
+def _nodes(graph: Any) -> list[Any]:
+    """Return the nodes of a networkx graph in the order of the peers."""
+    numbered = set(graph) == set(range(len(graph)))
+    return sorted(graph) if numbered else list(graph)
+
+
 def _graph(value: object) -> csr_array:
     import networkx as nx
 
     if isinstance(value, nx.Graph):
         if not len(value):
             raise InputError("--topology must be a graph with nodes, not one without")
-        numbered = set(value) == set(range(len(value)))
-        nodes = sorted(value) if numbered else list(value)
-        matrix = csr_array(nx.to_scipy_sparse_array(value, nodelist=nodes, weight=None))
+        matrix = csr_array(nx.to_scipy_sparse_array(value, nodelist=_nodes(value), weight=None))
         # An edge i -> j of a directed graph: j receives from i.
         return _without_loops(csr_array(matrix.T) if value.is_directed() else matrix)
     matrix = _matrix("--topology", value)

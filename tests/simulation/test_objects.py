@@ -205,6 +205,20 @@ def test_a_graph_for_each_round() -> None:
     assert last(replace(run, rounds=1))["consensus_distance"] > 1e-3
 
 
+def test_named_nodes_are_the_same_peers_in_every_round() -> None:
+    one = nx.Graph([("a", "b"), ("b", "c")])
+    other = nx.Graph([("c", "b"), ("b", "a")])
+    line = refused(lambda: small(peers=None, topology=[one, other]))
+    assert line.startswith("--topology")
+    assert "round 1" in line
+    assert "\n" not in line
+    ordered = nx.Graph()
+    ordered.add_nodes_from(one)
+    ordered.add_edges_from(other.edges)
+    path = small(peers=3, topology="path")
+    assert last(small(peers=None, topology=[one, ordered])) == last(path)
+
+
 def test_pairs_of_arrays_and_torch_datasets_are_the_same_data() -> None:
     arrays = as_data((X, Y), 3)
     tensors = as_data(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), 3)
