@@ -2,12 +2,13 @@
 
 python -m tests.mpi.layouts FOLDER N          run every N-th combination on all ranks of the job
 python -m tests.mpi.layouts FOLDER N tests    then run the tests of this folder as well
+python -m tests.mpi.layouts FOLDER few        run the sample of `few`
 """
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain, islice, product
+from dataclasses import fields, replace
+from itertools import chain, combinations, islice, product
 from pathlib import Path
 
 import pytest
@@ -209,22 +210,45 @@ def setting(k: int, **values: object) -> dfl.Run:
     return dfl.Run(**{**few, **values})  # type: ignore[arg-type]
 
 
+def few(count: int = 12) -> list[tuple[str, dfl.Run]]:
+    """Return runs that together have many pairs of settings.
+
+    Each is the first of those with the most pairs that no earlier one has.
+    """
+    rest = {label: (run, _pairs(run)) for label, run in runs()}
+    seen: set[object] = set()
+    chosen = []
+    for _ in range(count):
+        label = max(rest, key=lambda label: len(rest[label][1] - seen))
+        run, pairs = rest.pop(label)
+        seen |= pairs
+        chosen.append((label, run))
+    return chosen
+
+
+def _pairs(run: dfl.Run) -> set[object]:
+    """Return the pairs of settings of a run, without the options of components."""
+    values = {field.name: getattr(run, field.name) for field in fields(run)}
+    shown = [(key, str(value).partition(":")[0]) for key, value in values.items()]
+    return set(combinations(shown, 2))
+
+
 def name(*parts: str) -> str:
     """Return the name of a run's folder."""
     return "-".join(part.replace(":", "_").replace(",", "_") for part in parts)
 
 
-def main(folder: Path, every: int) -> None:
-    """Run every `every`-th combination, each to its own folder."""
-    plots.figures = lambda *args: {}  # they are drawn from tables that are compared
-    for label, run in islice(runs(), 0, None, every):
+def main(folder: Path, which: str) -> None:
+    """Run every `which`-th combination, or a few, each to its own folder."""
+    for label, run in few() if which == "few" else islice(runs(), 0, None, int(which)):
         given = replace(run, dataset=shaded()) if run.fairness_adversary != "none" else run
         for _ in dfl.simulate(replace(given, out=folder / label)):
             pass
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    plots.figures = lambda *args: {}  # they are drawn from tables that are compared
+    main(Path(sys.argv[1]), sys.argv[2])
     if sys.argv[3:] == ["tests"]:
         plugins = ["--with-mpi", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
         sys.exit(pytest.main([*plugins, "--override-ini=addopts=-q", str(Path(__file__).parent)]))
