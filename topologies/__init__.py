@@ -22,11 +22,19 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from topologies import files as files  # register their topologies
+from topologies import random_rounds as random_rounds
 from topologies import trees as trees
 from topologies.errors import GraphError
 from topologies.graphs import MAX_EDGES, TOPOLOGIES, Graph, pattern, topology
 from topologies.mixings import MIXINGS, Mixing, mixing
-from topologies.spectra import TOLERANCE, Spectrum, spectrum, stationary
+from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound
+from topologies.spectra import (
+    TOLERANCE,
+    Spectrum,
+    spectrum,
+    spectrum_of_draws,
+    stationary,
+)
 
 __all__ = [
     "MIXINGS",
@@ -50,12 +58,15 @@ class WeightedGraph:
 
     Attributes:
         weights: (P, P) float64, rows or columns summing to 1, canonical and sorted; entry t mod
-            length is for round t.
-        edges: edges of the union over rounds, undirected, or directed if `directed`.
+            length is for round t. Where every round draws a new graph, the length is `ENDLESS`.
+        edges: edges of the union over rounds, undirected, or directed if `directed`; of round 0
+            where every round draws a new graph.
         directed: whether in some round a peer receives from one that does not receive from it.
-        degrees: (P,) the number of other peers that a peer sends to, in the union.
+        degrees: (P,) the number of other peers that a peer sends to, in the union or in round 0.
         own_weights: whether the graph came with weights (a matrix from a file), so that no mixing
             rule was applied.
+        possible: (P, P) bool, every edge that a round may have, where every round draws a new
+            graph; None where it may be any.
     """
 
     weights: Sequence[csr_array]
@@ -63,25 +74,38 @@ class WeightedGraph:
     directed: bool
     degrees: NDArray[np.int64]
     own_weights: bool = False
+    possible: csr_array | None = None
+
+    @property
+    def endless(self) -> bool:
+        """Whether every round draws a new graph."""
+        return len(self.weights) == ENDLESS
+
+    @cached_property
+    def examples(self) -> Sequence[csr_array]:
+        """All matrices; the first `SAMPLED` where every round draws a new graph."""
+        return self.weights[:SAMPLED] if self.endless else self.weights
 
     @cached_property
     def rows_sum(self) -> bool:
         """Whether the rows of all matrices sum to 1, so that peers that agree go on agreeing."""
-        return all(_sum_to_one(matrix, axis=1) for matrix in self.weights)
+        return all(_sum_to_one(matrix, axis=1) for matrix in self.examples)
 
     @cached_property
     def columns_sum(self) -> bool:
         """Whether the columns of all matrices sum to 1, so that the mean over peers is kept."""
-        return all(_sum_to_one(matrix, axis=0) for matrix in self.weights)
+        return all(_sum_to_one(matrix, axis=0) for matrix in self.examples)
 
     @cached_property
     def spectrum(self) -> Spectrum:
         """The spectrum of the weights, computed at its first use."""
-        return spectrum(self.weights)
+        return spectrum_of_draws(self.examples) if self.endless else spectrum(self.weights)
 
     @cached_property
-    def stationary(self) -> tuple[NDArray[np.float64] | None, ...]:
+    def stationary(self) -> Sequence[NDArray[np.float64] | None]:
         """For every matrix pi (P,) with pi W = pi; see `spectra.stationary`."""
+        if self.endless:
+            return EveryRound(lambda t: stationary(self.weights[t]))
         return tuple(stationary(matrix) for matrix in self.weights)
 
     @cached_property
@@ -115,7 +139,11 @@ class WeightedGraph:
 
 
 def build(
-    graph: Callable[[int, Generator], Graph], mixing: Mixing, peers: int, rng: Generator
+    graph: Callable[..., Graph],
+    mixing: Mixing,
+    peers: int,
+    rng: Generator,
+    labels: NDArray[np.int64] | None = None,
 ) -> WeightedGraph:
     """Return a graph of P peers with its weights.
 
@@ -125,29 +153,64 @@ def build(
         mixing: a rule of `MIXINGS`.
         peers: the number of peers P.
         rng: draws random graphs; the same state gives the same graph.
+        labels: (P, L), the training examples of every label at every peer, for a graph that
+            `needs_labels`.
 
     Raises:
         GraphError: the graph does not accept its options or the number of peers, it is not
-            connected, or the weights are negative, not finite, or sum to 1 neither in every row
-            nor in every column.
+            connected, it needs labels and there are none, or the weights are negative, not finite,
+            or sum to 1 neither in every row nor in every column.
     """
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")
-    drawn = graph(peers, rng)
-    rounds = [drawn] if isinstance(drawn, csr_array) else drawn
-    weights = tuple(_canonical(r if r.dtype.kind == "f" else mixing(r)) for r in rounds)
-    for matrix in weights:
-        _check_averages(matrix)
+    made = graph(peers, rng, *_labels(graph, labels))
+    if isinstance(made, Drawn):
+        return _endless(made, mixing)
+    rounds = [made] if isinstance(made, csr_array) else made
+    weights = tuple(_weighted(each, mixing) for each in rounds)
     patterns = [_pattern_of(matrix) for matrix in weights]
     union = csr_array(sum(patterns[1:], start=patterns[0]))
     _check_connected(union)
+    return _described(weights, union, patterns, any(r.dtype.kind == "f" for r in rounds))
+
+
+def _labels(
+    graph: Callable[..., Graph], labels: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], ...]:
+    """Return the labels as a further argument of a graph that needs them, else nothing."""
+    if not getattr(getattr(graph, "func", graph), "needs_labels", False):
+        return ()
+    if labels is None or not labels.shape[1]:
+        raise GraphError("it depends on the labels of the peers' examples, and there are none")
+    return (labels,)
+
+
+def _endless(made: Drawn, mixing: Mixing) -> WeightedGraph:
+    """Return a graph whose every round is drawn, and given its weights, when it is asked for."""
+    if made.possible is not None:
+        _check_connected(made.possible)
+    weights = EveryRound(lambda t: _weighted(made.rounds[t], mixing))
+    patterns = [_pattern_of(matrix) for matrix in weights[:SAMPLED]]
+    own = made.rounds[0].dtype.kind == "f"
+    return _described(weights, patterns[0], patterns, own, made.possible)
+
+
+def _described(
+    weights: Sequence[csr_array],
+    union: csr_array,
+    patterns: Sequence[csr_array],
+    own_weights: bool,
+    possible: csr_array | None = None,
+) -> WeightedGraph:
+    """Return a graph with the facts that its edges decide on."""
     directed = any((each != each.T).nnz > 0 for each in patterns)
     built = WeightedGraph(
         weights,
         edges=int(union.nnz) // (1 if directed else 2),
         directed=directed,
-        degrees=np.bincount(union.indices, minlength=peers).astype(np.int64),
-        own_weights=any(r.dtype.kind == "f" for r in rounds),
+        degrees=np.bincount(union.indices, minlength=union.shape[0]).astype(np.int64),
+        own_weights=own_weights,
+        possible=possible,
     )
     if not (built.rows_sum or built.columns_sum):
         raise GraphError(
@@ -155,6 +218,13 @@ def build(
             "every round"
         )
     return built
+
+
+def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:
+    """Return the weights of the graph of one round."""
+    matrix = _canonical(graph if graph.dtype.kind == "f" else mixing(graph))
+    _check_averages(matrix)
+    return matrix
 
 
 def _canonical(matrix: csr_array) -> csr_array:

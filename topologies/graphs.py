@@ -1,12 +1,16 @@
 """Graphs of peers: one function per graph, under its own name in `TOPOLOGIES`.
 
 A topology is called as `f(peers, rng, **options)`; its options are its keyword-only parameters. It
-returns a `Graph`, in one of three forms:
+returns a `Graph`, in one of four forms:
 
 - a (P, P) bool matrix: entry (i, j) is set where peer i receives from peer j. A rule of `MIXINGS`
   then sets the weights;
 - a list of such matrices: entry t mod length is the graph of round t;
-- a (P, P) float matrix: the weights themselves, and no rule is applied.
+- `Drawn`: every round draws a new one;
+- a (P, P) float matrix, in place of any of these: the weights themselves, and no rule is applied.
+
+A topology that is decorated with `needs_labels` is called as `f(peers, rng, labels, **options)`:
+labels are the training examples of every label at every peer, (P, L).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +26,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from topologies.errors import GraphError
+from topologies.sequences import Drawn
 
-Graph: TypeAlias = csr_array | Sequence[csr_array]
+Graph: TypeAlias = csr_array | Sequence[csr_array] | Drawn
 Topology = TypeVar("Topology", bound=Callable[..., Any])
 
 TOPOLOGIES: dict[str, Callable[..., Graph]] = {}
@@ -38,6 +43,12 @@ TRIES = 100
 def topology(function: Topology) -> Topology:
     """Add a graph to `TOPOLOGIES` under the function's name."""
     TOPOLOGIES[function.__name__] = function
+    return function
+
+
+def needs_labels(function: Topology) -> Topology:
+    """State of a graph that it depends on the labels of the peers' examples."""
+    setattr(function, "needs_labels", True)  # noqa: B010  a function's type has no such attribute
     return function
 
 

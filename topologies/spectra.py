@@ -36,6 +36,10 @@ WIDE = 0.01
 """The gap above which a graph has no small cuts, and its factors are not sparse (Cheeger's
 inequality).
 """
+PROBES = 8
+"""The random values per peer whose disagreement is measured where every round is drawn anew."""
+LOOKED_AT = 4
+"""The rounds of such a sequence whose smallest eigenvalue is computed."""
 TOLERANCE = 1e-6
 """The accepted distance of a sum of weights from 1: a file may have single precision."""
 ROUNDING = 1e-12
@@ -87,6 +91,41 @@ def spectrum(weights: Sequence[csr_array]) -> Spectrum:
     else:
         gap, smallest = nan, nan
     return _spectrum(gap, smallest)
+
+
+def spectrum_of_draws(rounds: Sequence[csr_array]) -> Spectrum:
+    """Return the spectrum of matrices that are drawn anew in every round, from the first of them.
+
+    `second` is measured: the geometric mean, over the second half of these rounds, of the factor
+    by which averaging shrinks the disagreement of `PROBES` random values of the peers, which the
+    rounds before have turned to where it shrinks least. `smallest` is the least of `LOOKED_AT`
+    rounds.
+    """
+    peers = rounds[0].shape[0]
+    if peers == 1:
+        return _spectrum(1.0, 1.0)
+    by_column = any(abs(w.sum(axis=1) - 1).max() > TOLERANCE for w in rounds)
+    if by_column:
+        rounds = [csr_array(w.T) for w in reversed(rounds)]
+    values = np.random.default_rng(0).standard_normal((peers, PROBES))
+    values /= np.linalg.norm(values - values.mean(axis=0))
+    logs = []
+    for matrix in rounds:
+        values = matrix @ (values - values.mean(axis=0))
+        shrunk = float(np.linalg.norm(values - values.mean(axis=0)))
+        if shrunk < ROUNDING:
+            return _spectrum(1.0, _least(rounds))
+        logs.append(log(shrunk))
+        values /= shrunk
+    return _spectrum(1 - float(np.exp(np.mean(logs[len(logs) // 2 :]))), _least(rounds))
+
+
+def _least(rounds: Sequence[csr_array]) -> float:
+    """Return the smallest eigenvalue of (W + W') / 2 over a few rounds; NaN for many peers."""
+    if rounds[0].shape[0] > DENSE_REVERSIBLE:
+        return nan
+    some = [w.toarray() for w in rounds[:LOOKED_AT]]
+    return min(float(eigvalsh((w + w.T) / 2)[0]) for w in some)
 
 
 def _spectrum(gap: float, smallest: float) -> Spectrum:

@@ -45,9 +45,10 @@ class Network:
         threat_model: ThreatModel,
         seed: int,
         stationary: Sequence[NDArray[np.float64] | None] = (),
+        possible: csr_array | None = None,
     ) -> None:
         self.layout = layout
-        self.schedule = Schedule(weights, layout, world.rank, stationary)
+        self.schedule = Schedule(weights, layout, world.rank, stationary, possible)
         self.traffic = Traffic.of(len(layout.block(world.rank)))
         self.transport = Transport(world, self.traffic)
         self.threat_model = threat_model

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.comm.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.core.errors import InputError
 from dfl.core.layout import Group, Layout
+from dfl.core.options import MOST
+
+SAMPLED = 64
+"""The rounds of a sequence without a period that are looked at before a run."""
+MOST_EDGES = 2**24
+"""The most directed edges that memory is kept for where any two peers may be neighbours."""
+
+
+def endless(weights: Sequence[csr_array]) -> bool:
+    """Return whether a sequence has no period: it is as long as a run can be."""
+    return len(weights) == MOST
+
+
+def examples(weights: Sequence[csr_array]) -> Sequence[csr_array]:
+    """Return all matrices of a sequence; the first `SAMPLED` where it has no period."""
+    return weights[:SAMPLED] if endless(weights) else weights
 
 
 class Schedule:
     """A sequence of mixing matrices, entry t modulo its length for round t.
 
+    A sequence without a period makes a matrix when it is asked for, and only the plans of the last
+    round are kept.
+
     Attributes:
         weights: the mixing matrices (P, P); none where peers only exchange with a server.
         layout, rank: which peers are on which rank, and on which rank this is.
         stationary: (P,) pi with pi W = pi for each matrix; None where all entries are equal.
+        possible: (P, P) bool, every edge that a round of a sequence without a period may have; None
+            where it may be any.
     """
 
     def __init__(
@@ -28,16 +50,45 @@ class Schedule:
         layout: Layout,
         rank: int,
         stationary: Sequence[NDArray[np.float64] | None] = (),
+        possible: csr_array | None = None,
     ) -> None:
         self.weights = weights
         self.layout = layout
         self.rank = rank
-        self.stationary = stationary or [None] * len(weights)
+        self.stationary = stationary
+        self.possible = possible
+        kept = 1 if endless(weights) else None
+        self._peer_plan = lru_cache(kept)(self._make_peer_plan)
+        self._edge_plan = lru_cache(kept)(self._make_edge_plan)
+
+    @property
+    def patterns(self) -> Sequence[csr_array]:
+        """Matrices (P, P) that together have every edge that any round uses.
+
+        Raises:
+            InputError: on every rank, if these are all pairs of too many peers.
+        """
+        if not endless(self.weights):
+            return self.weights
+        if self.possible is not None:
+            return [self.possible]
+        peers = self.layout.peers
+        if (edges := peers * (peers - 1)) > MOST_EDGES:
+            raise InputError(
+                f"--topology draws any edge in any round: memory for each of {edges:,} directed "
+                f"edges is too much, at most {MOST_EDGES:,} are accepted: choose fewer peers or a "
+                "graph with a period, such as base_graph"
+            )
+        return [csr_array(~np.eye(peers, dtype=bool))]
 
     @cached_property
     def union(self) -> Union:
-        """Every edge that any round uses."""
-        return Union.of(self.weights, self.layout, self.rank)
+        """Every edge that any round uses.
+
+        Raises:
+            InputError: on every rank, as for `patterns`.
+        """
+        return Union.of(self.patterns, self.layout, self.rank)
 
     @cached_property
     def everyone(self) -> Group:
@@ -54,11 +105,11 @@ class Schedule:
 
     def peer_plan(self, t: int) -> PeerPlan:
         """Return the plan of round t for one message per peer."""
-        return self._peer_plans[t % len(self.weights)]
+        return self._peer_plan(t % len(self.weights))
 
     def edge_plan(self, t: int) -> EdgePlan:
         """Return the plan of round t for one message per edge."""
-        return self._edge_plans[t % len(self.weights)]
+        return self._edge_plan(t % len(self.weights))
 
     def senders_on_edges(self, t: int) -> Group:
         """Return the directed edges of round t, by owner * P + other, as `EdgePlan` orders them."""
@@ -69,13 +120,13 @@ class Schedule:
         counts = np.bincount(layout.ranks_of(owners), minlength=layout.ranks).tolist()
         return Group(ids, np.arange(counts[self.rank]), counts, owners)
 
-    @cached_property
-    def _peer_plans(self) -> list[PeerPlan]:
-        return [peer_plan(matrix, self.layout, self.rank) for matrix in self.weights]
+    def _make_peer_plan(self, k: int) -> PeerPlan:
+        return peer_plan(self.weights[k], self.layout, self.rank)
 
-    @cached_property
-    def _edge_plans(self) -> list[EdgePlan]:
-        return [
-            edge_plan(matrix, self.layout, self.rank, self.union, pi)
-            for matrix, pi in zip(self.weights, self.stationary, strict=True)
-        ]
+    def _make_edge_plan(self, k: int) -> EdgePlan:
+        matrix = self.weights[k]
+        pi = self.stationary[k] if self.stationary else None
+        # Without a period, a method that has not asked for the union has no memory per edge.
+        alone = endless(self.weights) and "union" not in vars(self)
+        union = Union.of([matrix], self.layout, self.rank) if alone else self.union
+        return edge_plan(matrix, self.layout, self.rank, union, pi)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,25 @@ class Route(NamedTuple):
     rows: int
 
 
+LINKS = 64
+"""The communicators that are kept, of the plans used last."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What is kept of a plan.
+
+    Attributes:
+        send: `Plan.send`, by whose identity the plan is known; kept, so that no other has it.
+        link: the communicator.
+        routes: the routes of messages, by their width.
+    """
+
+    send: NDArray[np.int64]
+    link: Link
+    routes: dict[int, Route] = field(default_factory=dict)
+
+
 class Transport:
     """Moves rows between the ranks of a job.
 
@@ -48,17 +69,21 @@ class Transport:
     def __init__(self, world: World, traffic: Traffic) -> None:
         self.world = world
         self.traffic = traffic
-        self._links: dict[int, Link] = {}
-        self._routes: dict[tuple[int, int], Route] = {}
+        self._lanes: OrderedDict[int, Lane] = OrderedDict()
 
-    def link(self, plan: PeerPlan | EdgePlan) -> Link:
-        """Return the communicator of a plan, made at its first use.
+    def lane(self, plan: PeerPlan | EdgePlan) -> Lane:
+        """Return the communicator and the routes of a plan, made at its first use.
 
-        Faults do not change it.
+        Faults do not change it. All ranks use the same plans in the same order, so they make and
+        free the same communicators.
         """
-        if id(plan.send) not in self._links:
-            self._links[id(plan.send)] = self.world.link(plan.sends, plan.receives)
-        return self._links[id(plan.send)]
+        key = id(plan.send)
+        if key not in self._lanes:
+            self._lanes[key] = Lane(plan.send, self.world.link(plan.sends, plan.receives))
+            if len(self._lanes) > LINKS:
+                _free(self._lanes.popitem(last=False)[1])
+        self._lanes.move_to_end(key)
+        return self._lanes[key]
 
     def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
         """Exchange messages between ranks.
@@ -82,7 +107,9 @@ class Transport:
             torch.cuda.synchronize(leaving.device)  # MPI does not wait for its computation
         arriving = leaving.new_empty((route.rows, messages.shape[1]))
         self.world.exchange(
-            self.link(plan), (_flat(leaving), *route.leaving), (_flat(arriving), *route.arriving)
+            self.lane(plan).link,
+            (_flat(leaving), *route.leaving),
+            (_flat(arriving), *route.arriving),
         )
         self.traffic.wire += sum(route.leaving[0])
         return arriving.to(messages.device)
@@ -90,15 +117,15 @@ class Transport:
     def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
         """Return the route of messages of this width, computed once."""
         width = messages.shape[1]
-        key = id(plan.send), width
-        if key not in self._routes:
+        routes = self.lane(plan).routes
+        if width not in routes:
             readable = self.world.reads(messages.device.type)
             sends = np.array(list(plan.sends.values()), np.int64)
             receives = np.array(list(plan.receives.values()), np.int64)
             # Displacements of some MPI libraries have 32 bits.
             runs = plan.runs if readable and messages.numel() < 2**31 else None
             begins = np.cumsum(sends) - sends if runs is None else runs
-            self._routes[key] = Route(
+            routes[width] = Route(
                 gather=torch.from_numpy(plan.send) if runs is None else None,
                 leaving=((sends * width).tolist(), (begins * width).tolist()),
                 arriving=(
@@ -107,7 +134,7 @@ class Transport:
                 ),
                 rows=int(receives.sum()),
             )
-        return self._routes[key]
+        return routes[width]
 
     def to_columns(
         self,
@@ -149,10 +176,15 @@ class Transport:
 
     def close(self) -> None:
         """Free the communicators, on all ranks at a time."""
-        for link in self._links.values():
-            if link is not None:
-                link.Free()
-        self._links.clear()
+        for lane in self._lanes.values():
+            _free(lane)
+        self._lanes.clear()
+
+
+def _free(lane: Lane) -> None:
+    """Free the communicator of a plan, on all ranks at a time."""
+    if lane.link is not None:
+        lane.link.Free()
 
 
 def _flat(messages: Tensor) -> NDArray[np.uint8] | Tensor:

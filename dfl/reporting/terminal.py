@@ -213,11 +213,12 @@ def _graph(info: RunInfo) -> list[Line]:
         sent = f"sends {_many(info.broadcasts, 'model')} per round"
         return [("server", sent if info.has_server else "none: no messages"), *rule]
     kind = "directed edges" if graph.directed else "edges"
+    name = f"{run.topology} ({run.mixing}){', drawn anew every round' if graph.endless else ''}"
     pace = _pace(graph.half_rounds, len(graph.weights))
     return [
         (
             "graph",
-            f"{run.topology} ({run.mixing}): {graph.edges:,} {kind}, degree {span(graph.degrees)}",
+            f"{name}: {graph.edges:,} {kind}, degree {span(graph.degrees)}",
         ),
         ("mixing", f"spectral gap {graph.gap:.4g}, {pace}, lambda_min {graph.smallest:.4g}"),
         *rule,

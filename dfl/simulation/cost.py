@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl.comm.net import Net
+from dfl.comm.schedule import examples
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +34,9 @@ def payload_per_round(
         dtype: of the parameters.
     """
     message = network.threat_model.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
-    edges = sum(
-        int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal()))
-        for m in network.schedule.weights
-    )
-    messages, rows = algorithm.traffic(
-        network.layout.peers, edges / max(1, len(network.schedule.weights))
-    )
+    graphs = examples(network.schedule.weights)
+    edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs)
+    messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(graphs)))
     return messages * message.shape[1] + rows * shared * dtype.itemsize
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.comm.mpi import World
+from dfl.comm.schedule import endless
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
@@ -27,6 +28,11 @@ from dfl.robust.attacks import Attack
 from dfl.simulation.components import Sources
 
 Arrays = dict[str, NDArray[Any]]
+
+ENDLESS = "endless"
+"""Name, in what all ranks get, of whether the mixing matrices have no period."""
+COMPARED = 2
+"""The rounds of such matrices that are compared between the ranks."""
 
 
 def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tuple[Data, DataSplit]:
@@ -103,7 +109,7 @@ def known_to_all(
     data.
 
     For a mixing matrix that is not doubly stochastic, pi with pi W = pi comes with it, if there is
-    one.
+    one. Of a sequence without a period only the first rounds come; every rank draws all by itself.
     """
     arrays = {
         "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
@@ -111,6 +117,9 @@ def known_to_all(
         "sizes": sizes(split), "largest": np.asarray(data.train_inputs.max(), np.float64),
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
+    if endless(weights):
+        weights, stationary = weights[:COMPARED], ()
+        arrays |= {ENDLESS: np.array(True)}
     for k, matrix in enumerate(weights):
         arrays |= {
             f"data {k}": matrix.data,
@@ -138,7 +147,7 @@ def fingerprint(common: bytes, data: Data, split: DataSplit) -> str:
 
 
 def matrices(common: Arrays) -> list[csr_array]:
-    """Return the mixing matrices in what all ranks get."""
+    """Return the mixing matrices in what all ranks get; without a period, the first of them."""
     peers, count = len(common["sizes"]), sum(name.startswith("indptr") for name in common)
     parts = [
         [common[f"{part} {k}"] for part in ("data", "indices", "indptr")] for k in range(count)

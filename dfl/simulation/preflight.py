@@ -17,6 +17,7 @@ import numpy as np
 from dfl.algorithms.assumptions import Assumption, Conditions
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import Schedule, examples
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.weighting import weighted_sum
 from dfl.compression import Exact
@@ -58,6 +59,7 @@ def rehearse(
     data: Data,
     weights: Sequence[csr_array],
     stationary: Sequence[NDArray[np.float64] | None] = (),
+    possible: csr_array | None = None,
 ) -> tuple[str, ...]:
     """Refuse what the components of a run cannot do, and return warnings, one line each.
 
@@ -67,6 +69,7 @@ def rehearse(
         data: the data set, which an attack may poison.
         weights: the mixing matrices; none where peers have no neighbours.
         stationary: (P,) pi with pi W = pi for each of them; None where there is none.
+        possible: as in `Schedule`.
 
     Raises:
         InputError: a component cannot do what the run needs.
@@ -86,7 +89,7 @@ def rehearse(
     senders = run.peers if weights else int(uploads)
     received = int(uploads)
     if weights:
-        received = min(int(np.diff(matrix.indptr).min()) for matrix in weights)
+        received = min(int(np.diff(matrix.indptr).min()) for matrix in examples(weights))
     if "aggregator" in algorithm.applies:
         counts = (received, 1) if lossy else (received,)
         _check_rule(
@@ -116,8 +119,9 @@ def rehearse(
                 slot="",
             )
         )
+    schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
     return (
-        *_check_copies(run, components, weights, stationary, lossy),
+        *_check_copies(run, components, schedule, lossy),
         *_check_compressor(run, components),
     )
 
@@ -161,8 +165,7 @@ def check_assumptions(
 def _check_copies(
     run: Run,
     components: Components,
-    weights: Sequence[csr_array],
-    stationary: Sequence[NDArray[np.float64] | None],
+    schedule: Schedule,
     lossy: bool,
 ) -> tuple[str, ...]:
     """Return warnings where public copies are kept per edge and do not move in every round.
@@ -171,7 +174,7 @@ def _check_copies(
         InputError: the mixing matrices have no form in which copies are kept per edge.
     """
     assert run.peers is not None
-    algorithm = components.algorithm
+    algorithm, weights = components.algorithm, examples(schedule.weights)
     if (
         run.peers == 1
         or not weights
@@ -179,7 +182,7 @@ def _check_copies(
         or not (lossy or len(weights) > 1)
     ):
         return ()
-    if any(pi is None for pi in stationary):
+    if any(pi is None for pi in schedule.stationary[: len(weights)]):
         raise InputError(
             f"--topology {run.topology} with --algorithm {run.algorithm}: in some round an edge "
             "has no edge back, and the weights are not doubly stochastic: choose "
@@ -194,11 +197,12 @@ def _check_copies(
     rounds = min(run.rounds, ROUNDS, 20 + WORK // (messages * coordinates))
     network = Network(
         Layout(run.peers, 1),
-        weights,
+        schedule.weights,
         World(),
         ThreatModel(components.compressor, faults=components.faults),
         run.seed,
-        stationary=stationary,
+        stationary=schedule.stationary,
+        possible=schedule.possible,
     )
     with isolated(run.threads):
         growth = _growth(network, algorithm.averaging_step, rounds, coordinates) if rounds else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from dfl.datasets.server_data import all_examples
 from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
-from dfl.simulation.components import Components, Sources, check, components_of
+from dfl.simulation.components import Components, Sources, check, components_of, sources_of
 from dfl.simulation.preflight import check_assumptions, rehearse
 from dfl.simulation.settle import settle
 from dfl.simulation.timing import with_clock
@@ -36,6 +36,7 @@ from dfl.store.progress import Progress, find_checkpoint, progress_of
 
 if TYPE_CHECKING:
     import torch
+    from scipy.sparse import csr_array
 
     import topologies
     from dfl.datasets.data import Data
@@ -145,8 +146,9 @@ def prepare(run: Run, world: World) -> Prepared:
     data = scatter(run, world, layout, threat_model, root)
     facts = root.facts if root else None
     del root  # the data set, of which every rank has its part
+    graph = graph_of(settled, common, world)
     with isolated(run.threads):
-        return build(run, world, layout, components, threat_model, common, data, facts)
+        return build(run, world, layout, components, threat_model, common, data, facts, graph)
 
 
 def check_equal(settled: Run, world: World) -> None:
@@ -206,11 +208,13 @@ def read_on_root(settled: Run) -> Root:
                 "--partition as indices needs a --dataset with a test set: give (train, test)"
             )
     data, split = distribute.read(run, sources, rule)
-    graph = _graph(settled, sources) if algorithm.gossips else None
+    labels = distribute.count_labels(data, split)
+    graph = _graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         _check_sums(run, algorithm, graph)
     weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
-    warnings = rehearse(run, components, data, weights, stationary)
+    possible = graph.possible if graph else None
+    warnings = rehearse(run, components, data, weights, stationary, possible)
     common = distribute.pack(distribute.known_to_all(data, split, weights, stationary))
     fingerprint = distribute.fingerprint(common, data, split) if run.out else ""
     given = _given(settled, components) if run.out else {}
@@ -224,7 +228,7 @@ def read_on_root(settled: Run) -> Root:
             notes += ("one peer has no neighbours: give --peers 16, or start several ranks",)
     facts = RootFacts(
         graph=_graph_info(graph) if graph else None,
-        label_counts=distribute.count_labels(data, split),
+        label_counts=labels,
         sizes=distribute.sizes(split),
         shape=data.train_inputs.shape[1:],
         n_test=len(data.test_labels),
@@ -232,6 +236,34 @@ def read_on_root(settled: Run) -> Root:
         progress=progress,
     )
     return Root(data, split, common, facts)
+
+
+class Graph(NamedTuple):
+    """The graph of the peers on every rank; see `Schedule`."""
+
+    weights: Sequence[csr_array]
+    stationary: Sequence[NDArray[np.float64] | None]
+    possible: csr_array | None
+
+
+def graph_of(settled: Run, common: distribute.Arrays, world: World) -> Graph:
+    """Return the graph: that in what all ranks have; one without a period is built on every rank.
+
+    Raises:
+        InputError: on every rank, if the ranks do not draw the same.
+    """
+    sent = distribute.matrices(common)
+    if distribute.ENDLESS not in common:
+        return Graph(sent, distribute.stationary(common), None)
+    graph = _graph(settled, sources_of(settled))
+    first = zip(sent, graph.weights[: len(sent)], strict=True)
+    (same,) = world.minimum(int(all((one != other).nnz == 0 for one, other in first)))
+    if not same:
+        raise InputError(
+            "--topology draws other graphs on some rank, or at its second call: every rank must "
+            "draw the same, from the generator that it is given"
+        )
+    return Graph(graph.weights, graph.stationary, graph.possible)
 
 
 def broadcast(world: World, root: Root | None) -> distribute.Arrays:
@@ -287,6 +319,7 @@ def build(
     common: distribute.Arrays,
     data: RankData,
     facts: RootFacts | None,
+    graph: Graph,
 ) -> Prepared:
     """Return this rank, ready for round 0.
 
@@ -298,6 +331,7 @@ def build(
         common: what all ranks have.
         data: what this rank has.
         facts: what is known on rank 0.
+        graph: the graph of the peers.
 
     Raises:
         InputError: on every rank, if the model cannot be trained here.
@@ -316,11 +350,12 @@ def build(
         task = setup.with_server(task, data.server, sizes, pools)
     network = Network(
         layout,
-        distribute.matrices(common),
+        graph.weights,
         world,
         threat_model,
         run.seed,
-        stationary=distribute.stationary(common),
+        stationary=graph.stationary,
+        possible=graph.possible,
     )
     task = with_clock(network, components.links, task, sizes)
     test_sets = make_test_sets(
@@ -446,8 +481,16 @@ def _checksums(settled: Run) -> dict[str, str]:
     return found
 
 
-def _graph(settled: Run, sources: Sources) -> topologies.WeightedGraph:
-    """Build the graph of the peers and its mixing matrices."""
+def _graph(
+    settled: Run, sources: Sources, labels: NDArray[np.int64] | None = None
+) -> topologies.WeightedGraph:
+    """Build the graph of the peers and its mixing matrices.
+
+    Args:
+        settled: the run.
+        sources: its graph and its rule for weights.
+        labels: (P, classes), the training examples of every label at every peer.
+    """
     import topologies
 
     run, mixing = settled.described(), settled.mixing
@@ -456,7 +499,7 @@ def _graph(settled: Run, sources: Sources) -> topologies.WeightedGraph:
     assert sources.mixing is not None
     generator = randomness.generator(run.seed, "topology")
     try:
-        graph = topologies.build(sources.topology, sources.mixing, run.peers, generator)
+        graph = topologies.build(sources.topology, sources.mixing, run.peers, generator, labels)
     except topologies.GraphError as error:
         raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
     if graph.own_weights and not isinstance(mixing, str | None):
@@ -491,7 +534,8 @@ def _graph_info(graph: topologies.WeightedGraph) -> GraphInfo:
         edges=graph.edges,
         directed=graph.directed,
         degrees=graph.degrees,
-        weights=graph.weights,
+        weights=graph.examples,
+        endless=graph.endless,
         gap=spectrum.gap,
         smallest=spectrum.smallest,
         half_rounds=spectrum.half_rounds,

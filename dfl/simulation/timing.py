@@ -32,8 +32,8 @@ def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np
         InputError: on every rank, if the link model is about other edges.
     """
     peers, world = network.layout.peers, network.transport.world
-    weights = network.schedule.weights
-    edges = all_edges(weights, peers) if weights else None
+    schedule = network.schedule
+    edges = all_edges(schedule.patterns, peers) if schedule.weights else None
     connections = links.connections(peers, network.seed, edges, world.from_root)
     if connections is None:
         return task

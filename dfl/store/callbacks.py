@@ -101,7 +101,8 @@ class GraphInfo:
         directed: whether they are directed.
         degrees: (P,), neighbours of each peer.
         weights: the mixing matrices, (P, P) each; round t uses the one numbered t modulo their
-            number.
+            number. Those of the first rounds where every round draws a new graph.
+        endless: whether every round draws a new graph; edges and degrees are those of round 0 then.
         gap: spectral gap.
         smallest: smallest eigenvalue of the mixing matrix.
         half_rounds: rounds in which plain averaging halves disagreement; NaN where not computed.
@@ -111,6 +112,7 @@ class GraphInfo:
     directed: bool
     degrees: NDArray[np.int64]
     weights: Sequence[csr_array]
+    endless: bool
     gap: float
     smallest: float
     half_rounds: float

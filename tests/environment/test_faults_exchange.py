@@ -374,10 +374,10 @@ def test_a_rule_is_given_only_messages_that_arrive() -> None:
 def test_plans_of_rounds_share_links_and_routes() -> None:
     network = quadratic(faults=SOME).network
     assert network.peer_plan(0) is not network.peer_plan(1)
-    assert network.transport.link(network.peer_plan(0)) is network.transport.link(
+    assert network.transport.lane(network.peer_plan(0)) is network.transport.lane(
         network.peer_plan(7)
     )
-    assert len(network.transport._links) == 1
-    network.transport.link(network.edge_plan(3))
-    network.transport.link(network.edge_plan(4))
-    assert len(network.transport._links) == 2
+    assert len(network.transport._lanes) == 1
+    network.transport.lane(network.edge_plan(3))
+    network.transport.lane(network.edge_plan(4))
+    assert len(network.transport._lanes) == 2

@@ -1,0 +1,140 @@
+"""Runs on a graph that every round draws anew: any number of ranks, resumed, per edge, refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.random import Generator
+from scipy.sparse import csr_array
+
+import dfl
+from dfl.comm.mpi import World
+from dfl.comm.net import Net
+from dfl.comm.schedule import Schedule, endless, examples
+from dfl.core.errors import InputError
+from dfl.core.layout import Layout
+from dfl.core.options import MOST
+from dfl.simulation.prepare import prepare
+from tests.support.mpirun import CLOCKS, mpirun
+from topologies.sequences import ENDLESS, EveryRound, drawn
+
+RUN = dfl.Run(peers=7, topology="random_matching", rounds=6, eval_every=1, model="softmax")
+
+
+def last(run: dfl.Run) -> dict[str, Any]:
+    *_, row = dfl.simulate(run)
+    return {name: value for name, value in row.items() if name not in CLOCKS}
+
+
+def pairs(t: int) -> csr_array:
+    order = np.random.default_rng(t).permutation(6)
+    matrix = np.eye(6) / 2
+    matrix[order[::2], order[1::2]] = matrix[order[1::2], order[::2]] = 0.5
+    return csr_array(matrix)
+
+
+def test_the_length_of_a_sequence_without_a_period_is_known_on_both_sides_of_the_wall() -> None:
+    assert ENDLESS == MOST
+    assert endless(EveryRound(pairs))
+    assert not endless([pairs(0)])
+    assert len(examples(EveryRound(pairs))) == 64
+
+
+def test_a_round_averages_by_the_matrix_that_it_draws() -> None:
+    network = prepare(RUN, World()).network
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 3)))
+    for t in (0, 4, 1):
+        averaged = Net(network, t).exchange(x).average()
+        np.testing.assert_allclose(averaged, network.schedule.matrix(t) @ x.numpy(), atol=1e-12)
+
+
+def test_plans_are_kept_for_one_round() -> None:
+    schedule = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    first = schedule.peer_plan(0)
+    assert schedule.peer_plan(0) is first
+    schedule.peer_plan(1)
+    assert schedule.peer_plan(0) is not first
+    np.testing.assert_array_equal(schedule.peer_plan(0).near.toarray(), pairs(0).toarray())
+
+
+def test_memory_per_edge_is_for_every_edge_that_may_be_drawn() -> None:
+    ring = csr_array(np.roll(np.eye(6, dtype=bool), 1, 0) | np.roll(np.eye(6, dtype=bool), -1, 0))
+    free = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    assert len(free.edge_plan(0).out) == 6
+    assert free.edge_plan(0).push.shape == (6, 6)  # edges of this round alone
+    free = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    assert len(free.union.out) == 30
+    assert free.edge_plan(0).push.shape == (6, 30)
+    assert len(Schedule(EveryRound(pairs), Layout(6, 1), 0, (), ring).union.out) == 12
+
+
+def test_memory_for_too_many_pairs_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--topology .* 24,995,000 directed edges"):
+        _ = Schedule(EveryRound(pairs), Layout(5000, 1), 0).union
+
+
+def test_the_same_seed_draws_the_same_graphs() -> None:
+    assert last(RUN) == last(RUN)
+    assert last(RUN) != last(replace(RUN, seed=1))
+
+
+def test_a_sequence_of_ones_own(tmp_path: Path) -> None:
+    def own(peers: int, rng: Generator) -> Any:
+        return drawn(lambda rng: csr_array(np.roll(np.eye(peers, dtype=bool), 1, 0)), rng)
+
+    circle = csr_array(np.roll(np.eye(7, dtype=bool), 1, axis=0))
+    assert last(replace(RUN, topology=own)) == last(replace(RUN, topology=circle))
+
+
+def test_a_sequence_that_is_another_at_its_second_call_is_refused() -> None:
+    unlike = iter(range(9))
+
+    def own(peers: int, rng: Generator) -> Any:
+        k = next(unlike)
+        return drawn(lambda _: csr_array(np.roll(np.eye(peers, dtype=bool), k + 1, 0)), rng)
+
+    with pytest.raises(InputError, match="--topology draws other graphs"):
+        last(replace(RUN, topology=own))
+
+
+def test_several_matrices_are_no_rule_for_endless_graphs() -> None:
+    with pytest.raises(InputError, match=r"--mixing|--topology"):
+        last(replace(RUN, mixing=[np.eye(7)] * 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"bits": 4}, {"bits": 4, "faults": "link_loss:p=0.3"}, {"faults": "link_loss:p=0.3"}],
+)
+def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run = replace(RUN, **change)
+    whole = last(run)
+    list(dfl.simulate(replace(run, rounds=3, out=tmp_path / "r", checkpoint_every=3)))
+    first, *_, end = dfl.simulate(replace(run, resume=tmp_path / "r"))
+    assert first.round == 3
+    assert {name: value for name, value in end.items() if name not in CLOCKS} == whole
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize("topology", ["random_matching"])
+@pytest.mark.parametrize("bits", [[], ["--bits", "4", "--faults", "link_loss:p=0.2"]])
+def test_ranks_draw_the_same_graphs(tmp_path: Path, topology: str, bits: list[str]) -> None:
+    """Seventy rounds are more than the communicators that are kept."""
+    flags = ["--topology", topology, "--peers", "7", "--rounds", "70", "--model", "softmax"]
+    tables = []
+    for ranks in (1, 3):
+        out = tmp_path / str(ranks)
+        done = mpirun(ranks, "-m", "dfl.run", *flags, *bits, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        tables.append(pd.read_csv(out / "metrics.csv", dtype=str).drop(columns=CLOCKS))
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    assert (tmp_path / "1/state.safetensors").read_bytes() == (
+        tmp_path / "3/state.safetensors"
+    ).read_bytes()

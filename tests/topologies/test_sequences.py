@@ -1,0 +1,112 @@
+"""Graphs that every round draws anew: addressed, bounded in memory, measured."""
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from topologies import MIXINGS, TOPOLOGIES, GraphError, WeightedGraph, build
+from topologies.sequences import ENDLESS, SAMPLED, EveryRound, drawn
+
+
+def network(name: str, peers: int, seed: int = 0, mixing: str = "metropolis") -> WeightedGraph:
+    return build(TOPOLOGIES[name], MIXINGS[mixing], peers, np.random.default_rng(seed))
+
+
+def test_a_round_does_not_depend_on_the_rounds_asked_for_before() -> None:
+    one, other = network("random_matching", 9), network("random_matching", 9)
+    expected = {t: one.weights[t].toarray() for t in (0, 1, 5, 1000, ENDLESS - 1)}
+    for t in (1000, 5, ENDLESS - 1, 0, 1, 5):
+        np.testing.assert_array_equal(other.weights[t].toarray(), expected[t])
+    assert len({matrix.tobytes() for matrix in expected.values()}) == 5
+    again = network("random_matching", 9, seed=1).weights[0].toarray()
+    assert (again != expected[0]).any()
+
+
+def test_only_one_round_is_kept() -> None:
+    made: list[int] = []
+
+    def make(t: int) -> int:
+        made.append(t)
+        return t
+
+    rounds = EveryRound(make)
+    assert [rounds[3], rounds[3], rounds[4], rounds[3]] == [3, 3, 4, 3]
+    assert made == [3, 4, 3]
+    assert rounds[2:4] == [2, 3]
+    assert rounds[-1] == ENDLESS - 1
+    with pytest.raises(IndexError):
+        rounds[ENDLESS]
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 8, 15])
+def test_a_matching_pairs_all_peers_but_one(peers: int) -> None:
+    net = network("random_matching", peers)
+    assert (net.endless, net.directed, net.edges) == (True, False, peers // 2)
+    for w in net.weights[:5]:
+        dense = w.toarray()
+        np.testing.assert_array_equal(dense, dense.T)
+        np.testing.assert_allclose(dense @ dense, dense)  # pairs average exactly
+        assert ((dense != 0).sum(axis=1) == 2).sum() == peers // 2 * 2
+
+
+def test_every_pair_meets() -> None:
+    met = sum((w.toarray() for w in network("random_matching", 6).weights[:100]), np.zeros((6, 6)))
+    assert (met > 0).all()
+
+
+def test_the_contraction_of_matchings_is_that_of_theory() -> None:
+    """E W = 1/2 + (1/2) (J - I) / (P - 1): disagreement squared shrinks to 1/2 - 1/(2 (P - 1))."""
+    spectrum = network("random_matching", 1000).spectrum
+    assert spectrum.second == pytest.approx(np.sqrt(0.5 - 0.5 / 999), rel=0.02)
+    assert network("random_matching", 2).spectrum.gap == 1
+    assert network("random_matching", 16).spectrum.smallest == 0
+
+
+def test_draws_of_one_matrix_have_its_spectrum() -> None:
+    ring = build(TOPOLOGIES["ring"], MIXINGS["metropolis"], 8, np.random.default_rng(0))
+    same = build(
+        lambda peers, rng: drawn(lambda _: ring.weights[0], rng),
+        MIXINGS["lazy"],
+        8,
+        np.random.default_rng(0),
+    )
+    assert same.own_weights
+    assert same.spectrum.second == pytest.approx(ring.spectrum.second, rel=1e-3)
+    assert same.spectrum.smallest == pytest.approx(ring.spectrum.smallest)
+    assert len(same.examples) == SAMPLED
+
+
+def test_columns_that_sum_to_one_are_measured_too() -> None:
+    def draw(rng: np.random.Generator) -> csr_array:
+        return csr_array(np.roll(np.eye(7, dtype=bool), 1 + rng.integers(6), axis=0))
+
+    def shifts(peers: int, rng: np.random.Generator) -> object:
+        return drawn(draw, rng)
+
+    by_row, by_column = (
+        build(shifts, MIXINGS[rule], 7, np.random.default_rng(0)).spectrum.second
+        for rule in ("uniform", "out_degree")
+    )
+    assert 0 < by_column < 1
+    assert by_column == pytest.approx(by_row, rel=0.2)
+
+
+def test_possible_edges_must_connect_the_peers() -> None:
+    apart = csr_array((4, 4), dtype=bool)
+    with pytest.raises(GraphError, match="not connected: 4 pieces"):
+        build(
+            lambda peers, rng: drawn(lambda _: apart, rng, apart),
+            MIXINGS["lazy"],
+            4,
+            np.random.default_rng(0),
+        )
+
+
+def test_bad_weights_of_a_drawn_round_are_refused() -> None:
+    with pytest.raises(GraphError, match="weights of peer 0 sum to 2"):
+        build(
+            lambda peers, rng: drawn(lambda _: csr_array(2 * np.eye(3)), rng),
+            MIXINGS["lazy"],
+            3,
+            np.random.default_rng(0),
+        )
