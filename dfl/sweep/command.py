@@ -54,7 +54,9 @@ class Options:
     ranks: int = 1
     """Ranks of each cell, started by mpirun."""
     dry_run: Flag = False
-    """Check every cell, list them with what is done and what is left, and run nothing."""
+    """Check every cell with its data and its graph, list them with what is done and what is left,
+    and run nothing.
+    """
     status: Flag = False
     """List how far every cell is, and run nothing."""
     table: Flag = False
@@ -112,6 +114,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         sweep = Sweep(cells, folder, progress.make_console())
         if options.slurm:
             return sweep.submit(job, dry=options.no_submit)
+        if options.dry_run:
+            sweep.check()
         if options.status or options.dry_run:
             return sweep.show()
         if options.table:
@@ -139,6 +143,28 @@ class Sweep:
     def states(self) -> States:
         """Return the states of all cells."""
         return read_states(self.folder, (cell.name for cell in self.grid.cells))
+
+    def check(self) -> None:
+        """Read the data and build the graphs of the cells that have not ended, as their runs do.
+
+        Raises:
+            InputError: some cells cannot be run; the line names them all, and why the first cannot.
+        """
+        from dfl.simulation.prepare import read_on_root
+        from dfl.simulation.settle import settle
+
+        states = self.states()
+        refused = dict[str, str]()
+        for cell in self.grid.cells:
+            if states[cell.name].status not in (DONE, DIVERGED):
+                try:
+                    read_on_root(settle(cell.run, 1))
+                except InputError as error:
+                    refused[cell.name] = str(error)
+        if refused:
+            (name, reason), *others = refused.items()
+            more = f"; nor can {', '.join(other for other, _ in others)}" if others else ""
+            raise InputError(f"cell {name} cannot be run: {reason}{more}")
 
     def show(self) -> int:
         """Print the states of all cells."""

@@ -116,6 +116,22 @@ def test_status_and_dry_run_start_no_cell(here: Here) -> None:
     assert without_clocks(Path("sweeps/six"))["status"].tolist().count("done") == 5
 
 
+def test_a_dry_run_names_the_cells_that_cannot_be_run(here: Here) -> None:
+    """What the cell's own data or graph refuse, as six peers on a hypercube."""
+    names = [f"topology=hypercube,peers={peers}" for peers in (6, 12)]
+    text = 'rounds = 5\n[sweep]\ntopology = ["ring", "hypercube"]\npeers = [6, 8, 12]\n'
+    Path("cube.toml").write_text(text)
+    code, output, error = here("cube.toml", "--dry-run")
+    assert (code, output, error.count("\n")) == (2, [], 1)
+    assert all(name in error for name in names)
+    assert "topology=ring" not in error
+    assert "topology=hypercube,peers=8" not in error
+    assert "--topology hypercube with 6 peers" in error
+    Path("cube.toml").write_text(text.replace("6, 8, 12", "4, 8"))
+    assert here("cube.toml", "--dry-run")[0] == 0
+    assert not Path("sweeps").exists()
+
+
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [
