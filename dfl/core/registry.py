@@ -39,6 +39,18 @@ def is_own(spec: object) -> bool:
     return isinstance(spec, str) and spec.partition(":")[0] == OWN
 
 
+def name_of(spec: object) -> str:
+    """Return the name of a component: that in its spec, or the description of an object."""
+    text = shown_spec(spec)
+    name, _, rest = text.partition(":")
+    return rest if name == OWN else name
+
+
+def shown_spec(spec: object) -> str:
+    """Return a spec as messages have it, an object as its description."""
+    return str(spec) if isinstance(spec, str | int | float) else own(spec)
+
+
 def _described(value: Any) -> str:
     """Return a short text that is the same in every process: no address of memory."""
     if isinstance(value, partial):

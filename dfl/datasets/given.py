@@ -1,4 +1,4 @@
-"""Data sets that a caller gives as arrays or as torch datasets."""
+"""Data sets that a caller gives as arrays or as torch datasets, and partitions as indices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dfl.core import randomness
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.datasets.data import Data, as_array
+from dfl.datasets.partition import Assignment, Labels, Partition
 
 TEST_SHARE = 0.2
 """The fraction of the examples that becomes the common test set where none is given."""
@@ -112,3 +113,37 @@ def _data(
     )
     classes = 1 + max(int(each.max(initial=0)) for each in labels) if numbered else 0
     return Data(train[0], train[1], test[0], test[1], classes, notes=notes)
+
+
+def as_partition(value: object) -> Partition:
+    """Return a partition by the caller's indices of training examples, an array for each peer.
+
+    Peers have no local test examples then.
+
+    Raises:
+        InputError: something else than arrays of whole numbers, or a function.
+    """
+    if callable(value):
+        return value
+    if not isinstance(value, list | tuple):
+        raise InputError(f"--partition must be a spec or arrays of indices, not {shown(value)}")
+
+    def given(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
+        if len(value) != peers:
+            raise InputError(f"--partition has {len(value)} arrays of indices for {peers} peers")
+        n = len(labels.train)
+        train = [_indices(i, own, n) for i, own in enumerate(value)]
+        return Assignment(train, [np.zeros(0, np.int64) for _ in range(peers)])
+
+    return given
+
+
+def _indices(peer: int, value: object, n: int) -> NDArray[np.int64]:
+    own = np.asarray(value)
+    good = own.ndim == 1 and (own.dtype.kind in "iu" or not len(own))
+    if not good or (len(own) and not (own.min() >= 0 and own.max() < n)):
+        raise InputError(
+            f"--partition: the indices of peer {peer} must be whole numbers from 0 to {n - 1}, "
+            f"not {shown(value)}"
+        )
+    return np.sort(own.astype(np.int64))

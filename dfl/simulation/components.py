@@ -155,6 +155,7 @@ def sources_of(run: Run) -> Sources:
     Raises:
         InputError: an unknown component or option, a bad value, or an object of another kind.
     """
+    from dfl.datasets.given import as_partition
     from dfl.simulation import objects
 
     regression = is_regression(_loss(run))
@@ -164,7 +165,7 @@ def sources_of(run: Run) -> Sources:
         dataset=_one_of(
             run, "dataset", partial(objects.dataset, seed=run.seed, regression=regression)
         ),
-        partition=_one_of(run, "partition", objects.partition),
+        partition=_one_of(run, "partition", as_partition),
     )
 
 

@@ -1,4 +1,4 @@
-"""Graphs, matrices, data sets and partitions that a caller gives as objects, as components."""
+"""Graphs, matrices and data sets that a caller gives as objects, as components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from dfl.core.errors import InputError
 from dfl.core.parse import shown
 from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
-from dfl.datasets.partition import Assignment, Labels
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -106,29 +105,6 @@ def dataset(value: Any, *, seed: int, regression: bool) -> Callable[[Path | None
     return lambda directory: as_data(value, seed, regression)
 
 
-def partition(value: object) -> Callable[[Labels, int, Generator], Assignment]:
-    """Return a partition by the caller's indices of training examples, an array for each peer.
-
-    Peers have no local test examples then.
-
-    Raises:
-        InputError: something else than arrays of whole numbers, or a function.
-    """
-    if callable(value):
-        return value
-    if not isinstance(value, list | tuple):
-        raise InputError(f"--partition must be a spec or arrays of indices, not {shown(value)}")
-
-    def given(labels: Labels, peers: int, rng: Generator) -> Assignment:
-        if len(value) != peers:
-            raise InputError(f"--partition has {len(value)} arrays of indices for {peers} peers")
-        n = len(labels.train)
-        train = [_indices(i, own, n) for i, own in enumerate(value)]
-        return Assignment(train, [np.zeros(0, np.int64) for _ in range(peers)])
-
-    return given
-
-
 def peers_of(topology: object, mixing: object) -> int | None:
     """Return the number of peers of a graph or matrix that is given as an object; None without."""
     for value in (topology, mixing):
@@ -196,14 +172,3 @@ def _matrix(where: str, value: object) -> csr_array:
         also = " or a networkx graph" if where == "--topology" else ""
         raise InputError(f"{where} must be a spec, a matrix{also}, not {shown(value)}")
     return matrix
-
-
-def _indices(peer: int, value: object, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    own = np.asarray(value)
-    good = own.ndim == 1 and (own.dtype.kind in "iu" or not len(own))
-    if not good or (len(own) and not (own.min() >= 0 and own.max() < n)):
-        raise InputError(
-            f"--partition: the indices of peer {peer} must be whole numbers from 0 to {n - 1}, "
-            f"not {shown(value)}"
-        )
-    return np.sort(own.astype(np.int64))

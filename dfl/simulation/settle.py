@@ -10,7 +10,7 @@ from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compression import Exact
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.core.registry import OWN, flag, own
+from dfl.core.registry import flag, name_of, shown_spec
 from dfl.robust.aggregators import AGGREGATORS, needs_reference
 
 Method = Algorithm[Any] | type[Algorithm[Any]]
@@ -73,18 +73,6 @@ def settle(run: Run, ranks: int) -> Run:
             f"{name_of(settled.algorithm)}: leave it out"
         )
     return settled
-
-
-def name_of(spec: object) -> str:
-    """Return the name of a component: that in its spec, or the description of an object."""
-    text = shown_spec(spec)
-    name, _, rest = text.partition(":")
-    return rest if name == OWN else name
-
-
-def shown_spec(spec: object) -> str:
-    """Return a spec as messages have it, an object as its description."""
-    return str(spec) if isinstance(spec, str | int | float) else own(spec)
 
 
 def compresses(run: Run) -> bool:
