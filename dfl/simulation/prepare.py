@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
-
-T = TypeVar("T")
 
 WORK_ROWS = 2
 """Rows per peer that a round needs besides the state: the trained models, and the next state."""
@@ -133,13 +132,13 @@ def prepare(run: Run, world: World) -> Prepared:
         InputError: on every rank, if anything cannot be done.
     """
     settled = settle(run, world.size)
-    check_equal(settled, world)
+    objects = _checksums(settled) if world.size > 1 or settled.out else {}
+    check_equal(objects, world)
     run = settled.described()
     if world.rank:  # import torch while rank 0 reads
         torch.get_num_threads()
 
-    root = on_root(world, lambda: read_on_root(settled))
-    common = broadcast(world, root)
+    root, common = broadcast(world, lambda: read_on_root(settled, objects))
     components = components_of(settled)
     layout = Layout(len(common["sizes"]), world.size)
     threat_model = threat_model_of(components, layout, float(common["largest"]), run.seed)
@@ -151,16 +150,19 @@ def prepare(run: Run, world: World) -> Prepared:
         return build(run, world, layout, components, threat_model, common, data, facts, graph)
 
 
-def check_equal(settled: Run, world: World) -> None:
+def check_equal(mine: Mapping[str, str], world: World) -> None:
     """Refuse objects that differ between the ranks, where every rank uses its own.
+
+    Args:
+        mine: checksums of this rank's objects, by name.
+        world: the ranks.
 
     Raises:
         InputError: on every rank.
     """
     if world.size == 1:
         return
-    mine = _checksums(settled)
-    first = json.loads(world.from_root(lambda: json.dumps(mine).encode()))
+    first = json.loads(world.from_root(lambda: json.dumps(dict(mine)).encode()))
     names = sorted(mine.keys() | first.keys())
     unequal = [k for k, name in enumerate(names) if mine.get(name) != first.get(name)]
     (lowest,) = world.minimum(unequal[0] if unequal else len(names))
@@ -171,22 +173,12 @@ def check_equal(settled: Run, world: World) -> None:
         )
 
 
-def on_root(world: World, work: Callable[[], T]) -> T | None:
-    """Return the result of some work on rank 0, None elsewhere; its error is raised on every
-    rank.
-    """
-    results: list[T] = []
-
-    def run() -> bytes:
-        results.append(work())
-        return b""
-
-    world.from_root(run)
-    return results[0] if results else None
-
-
-def read_on_root(settled: Run) -> Root:
+def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})) -> Root:
     """Check a settled run, read its data, split them, and build its graph.
+
+    Args:
+        settled: the run.
+        objects: checksums of the caller's objects, by name.
 
     Raises:
         InputError: anything cannot be done.
@@ -217,7 +209,7 @@ def read_on_root(settled: Run) -> Root:
     warnings = rehearse(run, components, data, weights, stationary, possible)
     common = distribute.pack(distribute.known_to_all(data, split, weights, stationary))
     fingerprint = distribute.fingerprint(common, data, split) if run.out else ""
-    given = _given(settled, components) if run.out else {}
+    given = {**_files(settled, components), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
     notes = (*progress.notes, *data.notes)
     if graph:
@@ -266,14 +258,21 @@ def graph_of(settled: Run, common: distribute.Arrays, world: World) -> Graph:
     return Graph(graph.weights, graph.stationary, graph.possible)
 
 
-def broadcast(world: World, root: Root | None) -> distribute.Arrays:
-    """Return what all ranks get: mixing matrices, common test set, sizes of the peers' data."""
+def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, distribute.Arrays]:
+    """Return what rank 0 reads, None elsewhere, and what all ranks get of it: mixing matrices,
+    common test set, sizes of the peers' data.
+
+    Raises:
+        InputError: on every rank, if rank 0 raises one.
+    """
+    root: list[Root] = []
 
     def common() -> bytes:
-        assert root is not None
-        return root.common
+        root.append(read())
+        return root[0].common
 
-    return distribute.unpack(world.from_root(common))
+    arrays = distribute.unpack(world.from_root(common))
+    return (root[0] if root else None), arrays
 
 
 def threat_model_of(
@@ -453,11 +452,8 @@ def _memory(
     )
 
 
-def _given(settled: Run, components: Components) -> dict[str, str]:
-    """Return checksums of the caller's objects, and of files read besides data and graph.
-
-    The checksum of data and graph covers a topology, a mixing, a data set and a partition.
-    """
+def _files(settled: Run, components: Components) -> dict[str, str]:
+    """Return checksums of files read besides data and graph, by name."""
     files = {
         f"file of --links {settled.described().links}": getattr(components.links, "path", None)
     }
@@ -466,16 +462,18 @@ def _given(settled: Run, components: Components) -> dict[str, str]:
             f"{name} of --init-from {settled.init_from}": settled.init_from / name
             for name in ("state.safetensors", "peers.csv")
         }
-    found = fingerprints.of_files({name: path for name, path in files.items() if path is not None})
-    return found | _checksums(settled)
+    return fingerprints.of_files({name: path for name, path in files.items() if path is not None})
 
 
 def _checksums(settled: Run) -> dict[str, str]:
-    """Return checksums of the caller's objects that every rank uses, by name."""
+    """Return checksums of the caller's objects that every rank uses, by name.
+
+    The checksum of data and graph covers a topology, a mixing, a data set and a partition.
+    """
     found: dict[str, str] = {}
     for field, value in settled.objects.items():
         if field == "model":
-            found |= fingerprints.of_models(modules_of(value))
+            found |= fingerprints.of_models(modules_of(value, flag(field)))
         elif field not in ("topology", "mixing", "dataset", "partition"):
             found |= fingerprints.of_object(flag(field), value)
     return found
