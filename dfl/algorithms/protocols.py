@@ -51,12 +51,41 @@ class Task(Protocol):
             work: (a,) their local epochs, or steps; None for those of the run.
         """
 
-    def train(self, x: Tensor, t: int, /) -> Tensor:
+    @property
+    def momentum(self) -> float:
+        """The run's momentum, of the local steps; or of the method, if its solver sets it so."""
+
+    def rate(self, t: int, /) -> float:
+        """Return η, the learning rate of round t."""
+
+    def reach(self, t: int, /, momentum: float = 0.0) -> Tensor:
+        """Return how far each peer moves in round t by a constant gradient of 1, (p, 1): K η
+        without momentum.
+
+        Args:
+            t: the round.
+            momentum: θ, which begins at zero.
+        """
+
+    def train(self, x: Tensor, t: int, /, correction: Tensor | None = None) -> Tensor:
         """Return the parameters of each peer after its local steps from x, (p, m).
 
         Args:
             x: (p, m), where each peer starts; or (1, m), where all start.
             t: the round.
+            correction: (p, m), added to every gradient; None for 0.
+        """
+
+    def train_with_momentum(
+        self, x: Tensor, momentum: Tensor, t: int, /, correction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the parameters after the local steps, and their momentum, (p, m) each.
+
+        Args:
+            x: (p, m), where each peer starts.
+            momentum: (p, m), with which it starts, in the unit of a gradient.
+            t: the round.
+            correction: (p, m), added to every gradient; None for 0.
         """
 
 
@@ -165,7 +194,12 @@ class Net(Protocol):
         """The edges of this round."""
 
     def exchange(
-        self, messages: Tensor, /, start: Tensor | None = None, per_edge: bool = False
+        self,
+        messages: Tensor,
+        /,
+        start: Tensor | None = None,
+        per_edge: bool = False,
+        slot: str = "x",
     ) -> Received:
         """Send messages to the neighbours of this round and return what was received.
 
@@ -174,6 +208,7 @@ class Net(Protocol):
             start: (p, m), the model from which each peer moved to its message; attacks and
                 aggregation rules work on the difference. None where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
+            slot: names this exchange where a round has several.
         """
 
     def pull(self, received: Tensor, /) -> Tensor:

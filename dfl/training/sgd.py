@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,42 +20,84 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+NO_GRADIENT = 1e-12
+"""The norm below which a gradient is taken to have this norm."""
 
-def sgd(x: Tensor, problem: Problem, t: int) -> Tensor:
+
+def sgd(x: Tensor, problem: Problem, t: int, correction: Tensor | None = None) -> Tensor:
     """K_i local steps of heavy-ball SGD from x, with a fresh momentum in every round.
 
-        y^{k+1} = y^k - η (∇f(y^k) + λ y^k + μ (y^k - x)) + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
+        y^{k+1} = y^k - η g^k + θ (y^k - y^{k-1}),   y^0 = y^{-1} = x
+        g^k = ∇f(y^k) + λ y^k + μ (y^k - x) + c
 
     (Sun, Li, Wang 2023, Algorithm 1; the same as torch's SGD with a new buffer and no dampening.
-    The term with μ is that of FedProx, Li et al. 2020, eq. 2, on the shared parameters.)
+    The term with μ is that of FedProx, Li et al. 2020, eq. 2, on the shared parameters; c is a
+    method's own. With ρ > 0, ∇f + λ y is taken at y + ρ g / ||g||; see `_ascended`.)
 
     Args:
         x: (p, d), where each peer starts.
-        problem: the problem, whose solver has η, θ, λ, μ, batch size and K.
+        problem: the problem, whose solver has η, θ, λ, μ, ρ, batch size and K.
         t: the round, part of the address of the random order of the examples.
+        correction: (p, d), c; None for 0.
 
     Returns:
         (p, d), z = y^K; x is not changed.
     """
+    return _descend(x, None, problem, t, correction)[0]
+
+
+def sgd_with_momentum(
+    x: Tensor, momentum: Tensor, problem: Problem, t: int, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """K_i local steps as `sgd` takes them, from x and a momentum that has been kept.
+
+        m^{k+1} = θ m^k + g^k,   y^{k+1} = y^k - η m^{k+1}
+
+    m is in the unit of a gradient, so a learning rate that changes does not rescale it.
+
+    Args:
+        x: (p, d), where each peer starts.
+        momentum: (p, d), m^0.
+        problem: the problem.
+        t: the round.
+        correction: (p, d), c; None for 0.
+
+    Returns:
+        (p, d), z = y^K; and (p, d), m^K.
+    """
+    return _descend(x, momentum, problem, t, correction)
+
+
+def _descend(
+    x: Tensor, momentum: Tensor | None, problem: Problem, t: int, correction: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return z, and m^K; where no momentum is kept, the latter is not defined."""
     if problem.kinds:
-        return _by_kind(x, problem, t)
+        return _by_kind(x, momentum, problem, t, correction)
     z = torch.empty_like(x)
-    rate = problem.solver.lr(t)
-    layout = problem.parameter_layout
+    kept = z if momentum is None else torch.empty_like(x)
+    layout, rate = problem.parameter_layout, problem.solver.lr(t)
     for group in groups(problem):
         begun = time.perf_counter()
         whole = y = layout.take(x, group)
-        v = {name: torch.zeros_like(value) for name, value in y.items()}
+        if momentum is None:
+            v = {name: torch.zeros_like(value) for name, value in y.items()}
+        else:
+            v = layout.take(momentum, group)
+        last = v
         start = layout.take(x, group) if problem.solver.prox_mu else {}
         origin = {name: value for name, value in start.items() if name in layout.shared_parameters}
+        c = {} if correction is None else layout.take(correction, group)
         for batch in batches(problem, t, group):
             a = len(batch.index)
-            y, v, origin = _first(a, y), _first(a, v), _first(a, origin)
-            _step(v, y, origin, problem, batch, rate)
+            y, v, origin, c = (_first(a, each) for each in (y, v, origin, c))
+            _step(v, y, origin, c, problem, batch, rate, velocity=momentum is None)
         layout.put(whole, z, group)
+        if momentum is not None:
+            layout.put(last, kept, group)
         if problem.train_seconds is not None:
             _add_seconds(problem.train_seconds, problem, group, begun)
-    return z
+    return z, kept
 
 
 def _add_seconds(
@@ -67,38 +110,65 @@ def _add_seconds(
     train_seconds[peers] += (time.perf_counter() - begun) / len(peers)
 
 
-def _by_kind(x: Tensor, problem: Problem, t: int) -> Tensor:
-    """Return `sgd` for models of several kinds; rows are zero after the end of a shorter model."""
-    z = torch.zeros_like(x)
+def _by_kind(
+    x: Tensor, momentum: Tensor | None, problem: Problem, t: int, correction: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return `_descend` for models of several kinds; rows are zero after the end of a shorter."""
+    z, kept = torch.zeros_like(x), torch.zeros_like(x)
     for here, same_kind in problem.by_kind():
         d = same_kind.parameter_layout.d
-        z[here, :d] = sgd(x[here, :d], same_kind, t)
-    return z
+        m, c = (each if each is None else each[here, :d] for each in (momentum, correction))
+        z[here, :d], kept[here, :d] = _descend(x[here, :d], m, same_kind, t, c)
+    return z, kept
 
 
 def _step(
     v: Parameters,
     y: Parameters,
     origin: Parameters,
+    correction: Parameters,
     problem: Problem,
     batch: Batch,
     rate: float,
+    *,
+    velocity: bool,
 ) -> None:
     """Take one local step, turn by turn; in a turn only its own parameters and velocities change.
 
     Args:
-        v: velocities, name -> (a, *shape); overwritten.
+        v: the velocities -η m, or the momentum m, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape); overwritten.
         origin: the shared parameters where the round began; empty without a proximal term.
+        correction: c; empty without one.
         problem: the problem.
         batch: the examples.
         rate: η.
+        velocity: whether v is a velocity.
     """
+    scale = rate if velocity else -1.0
     for names in problem.turns:
         moving = {name: v[name] for name in names}
-        update_velocity(moving, y, problem, batch, rate)
-        _proximal(moving, y, origin, rate * problem.solver.prox_mu)
-        _move(y, moving)
+        at = _ascended(y, names, problem, batch) if problem.solver.sam_rho else y
+        update_velocity(moving, at, problem, batch, scale)
+        _proximal(moving, y, origin, scale * problem.solver.prox_mu)
+        _correct(moving, correction, scale)
+        _move(y, moving, None if velocity else rate)
+
+
+def _ascended(y: Parameters, names: Sequence[str], problem: Problem, batch: Batch) -> Parameters:
+    """Return models y + ρ g / ||g||, where g is the gradient of a turn at y, over its parameters
+    (Foret et al. 2021, eq. 2).
+
+    The gradient is that of the same batch, weight decay included.
+    """
+    g = {name: torch.zeros_like(y[name]) for name in names}
+    update_velocity(g, y, problem, batch, -1.0)
+    squares = torch.stack([each.flatten(1).double().square().sum(1) for each in g.values()])
+    factor = problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
+    factor = factor.to(problem.dtype)
+    return y | {
+        name: y[name] + each * factor.view(-1, *[1] * (each.dim() - 1)) for name, each in g.items()
+    }
 
 
 def _proximal(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
@@ -107,10 +177,19 @@ def _proximal(v: Parameters, y: Parameters, origin: Parameters, factor: float) -
         v[name].sub_((y[name] - origin[name]) * factor)
 
 
-def _move(y: Parameters, v: Parameters) -> None:
-    """y <- y + v, for the parameters in `v`."""
-    for name, velocity in v.items():
-        y[name].add_(velocity)
+def _correct(v: Parameters, correction: Parameters, factor: float) -> None:
+    """v <- v - η c, for the parameters in `correction`."""
+    for name in v.keys() & correction.keys():
+        v[name].sub_(correction[name] * factor)
+
+
+def _move(y: Parameters, v: Parameters, rate: float | None) -> None:
+    """y <- y + v for velocities v, or y - η v for momenta, where η is given."""
+    for name, each in v.items():
+        if rate is None:
+            y[name].add_(each)
+        else:
+            y[name].sub_(each * rate)
 
 
 def _first(a: int, values: Parameters) -> Parameters:

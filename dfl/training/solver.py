@@ -24,6 +24,9 @@ class Solver:
         steps: steps per round in place of epochs, likewise; 0 counts epochs.
         max_steps: (p,), the most steps of each peer in this round; None for no limit.
         prox_mu: μ of FedProx, the weight of the proximal term.
+        sam_rho: ρ of sharpness-aware minimization; 0 for the gradient itself.
+        outer_momentum: the run's momentum, where the method applies it to what an exchange brings
+            and the local steps have none.
         batched: whether this rank's peers train together, or one after the other.
     """
 
@@ -35,6 +38,8 @@ class Solver:
     steps: int | Ints = 0
     max_steps: Ints | None = None
     prox_mu: float = 0.0
+    sam_rho: float = 0.0
+    outer_momentum: float = 0.0
     batched: bool = True
 
     def steps_for(self, sizes: Ints) -> Ints:

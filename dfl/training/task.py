@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.problem import Problem
-from dfl.training.sgd import sgd
+from dfl.training.sgd import sgd, sgd_with_momentum
 
 if TYPE_CHECKING:
     import torch
@@ -94,20 +94,88 @@ class Task(Problem):
         rows = here if self.rows is None else self.rows[here]
         return replace(super().only(here, work), rows=rows)
 
-    def train(self, x: Tensor, t: int) -> Tensor:
+    def rate(self, t: int) -> float:
+        """Return η, the learning rate of round t."""
+        return self.solver.lr(t)
+
+    def reach(self, t: int, momentum: float = 0.0) -> Tensor:
+        """Return how far each peer moves in round t by a constant gradient of 1, (p, 1).
+
+        It is η sum_{k=1}^K (1 - θ^k) / (1 - θ), which is K η without momentum. A peer that is down
+        has that of one step.
+
+        Args:
+            t: the round.
+            momentum: θ, which begins at zero.
+        """
+        k = np.arange(1, max(1, self.steps.max(initial=1)) + 1)
+        moved = np.cumsum(np.cumsum(momentum ** (k - 1)))
+        found = self.rate(t) * moved[np.maximum(self.steps, 1) - 1]
+        return torch.from_numpy(found)[:, None].to(self.scale)
+
+    @property
+    def momentum(self) -> float:
+        """The run's momentum, of the local steps or of the method."""
+        return self.solver.momentum or self.solver.outer_momentum
+
+    def train(self, x: Tensor, t: int, correction: Tensor | None = None) -> Tensor:
         """Train the model of each peer by local steps, and store its personal parameters.
 
         Args:
             x: (p, s), the shared parameters where each peer starts; or (1, s), where all do.
             t: the round.
+            correction: (p, s), added to every gradient of the shared parameters; None for 0.
 
         Returns:
             (p, s), the shared parameters after the last local step.
         """
         x = x.expand(len(self.peers), -1)
         if not self.personal.shape[1]:
-            return sgd(x, self, t)
-        rows = slice(None) if self.rows is None else torch.from_numpy(self.rows).to(x.device)
-        z, own = split_shared(sgd(merge_shared(x, self.personal[rows]), self, t), x.shape[1])
-        self.personal[rows] = own
+            return sgd(x, self, t, correction)
+        return self._stored(sgd(self._whole(x), self, t, self._extended(correction)), x.shape[1])
+
+    def train_with_momentum(
+        self, x: Tensor, momentum: Tensor, t: int, correction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Train as `train` does, from a momentum that is kept between rounds.
+
+        Personal parameters have a fresh momentum in every round.
+
+        Args:
+            x: (p, s), the shared parameters where each peer starts.
+            momentum: (p, s), their momentum, in the unit of a gradient.
+            t: the round.
+            correction: (p, s), added to every gradient of the shared parameters; None for 0.
+
+        Returns:
+            (p, s), the shared parameters after the last local step; and (p, s), their momentum.
+        """
+        if not self.personal.shape[1]:
+            return sgd_with_momentum(x, momentum, self, t, correction)
+        m, c = self._extended(momentum), self._extended(correction)
+        assert m is not None
+        z, m = sgd_with_momentum(self._whole(x), m, self, t, c)
+        return self._stored(z, x.shape[1]), m[:, : x.shape[1]].contiguous()
+
+    @property
+    def _rows(self) -> slice | Tensor:
+        """The rows of `personal` that belong to this task's peers."""
+        if self.rows is None:
+            return slice(None)
+        return torch.from_numpy(self.rows).to(self.personal.device)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """Return whole models (p, d) of this task's peers, with shared parameters x (p, s)."""
+        return merge_shared(x, self.personal[self._rows])
+
+    def _extended(self, values: Tensor | None) -> Tensor | None:
+        """Return values (p, s) with zeros for the personal parameters, (p, d)."""
+        if values is None:
+            return None
+        return torch.cat([values, values.new_zeros(len(values), self.personal.shape[1])], dim=1)
+
+    def _stored(self, z: Tensor, shared: int) -> Tensor:
+        """Store the personal parameters of models z (p, d), and return the s shared ones."""
+        z, own = split_shared(z, shared)
+        self.personal[self._rows] = own
         return z
