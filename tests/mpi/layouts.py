@@ -32,8 +32,16 @@ METHODS = {
     "fltrust": ["fltrust:root=20"],
     "local_only": ["local_only"],
     "pooled": ["pooled"],
+    "dpsgd": ["dpsgd:order=cta"],
+    "dsgdm": ["dsgdm"],
+    "qg_dsgdm": ["qg_dsgdm"],
+    "gradient_tracking": ["gradient_tracking", "gradient_tracking:form=non_atc"],
+    "d2": ["d2"],
+    "exact_diffusion": ["exact_diffusion"],
+    "momentum_tracking": ["momentum_tracking"],
+    "decentlam": ["decentlam"],
+    "dfedsam": ["dfedsam:rho=0.1"],
 }
-EXACT_ONLY = ("dfedavgm", "local_only", "pooled")
 COMPRESSOR_SPECS = {
     "none": ["none"],
     "quantize": [f"quantize:bits={b}" for b in (1, 2, 3, 4, 8, 11)] + ["quantize:bits=5,block=64"],
@@ -53,7 +61,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     sending = [
         pair
         for pair in product(methods, compressors)
-        if pair[0] not in EXACT_ONLY or pair[1] == "none"
+        if "compressor" in ALGORITHMS[pair[0].partition(":")[0]].applies or pair[1] == "none"
     ]
     for k, (method, compressor) in enumerate(
         [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
@@ -109,6 +117,10 @@ def shares() -> Iterator[tuple[str, dfl.Run]]:
         setting(0, topology="ring", share="first:1", bits=3, share_all_until="1", attack="alie"),
     )
     yield "split-edges", setting(1, topology="one_peer_exponential", share="1.*", bits=3)
+    yield (
+        "split-memory",
+        setting(1, algorithm="momentum_tracking", share="head:1", share_all_until="1"),
+    )
     yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
 
 
@@ -126,6 +138,9 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
         ),
     )
     yield "auxiliary", setting(0, **uneven, auxiliary="jigsaw:hidden=9", bits=4)
+    yield "ascent", setting(1, **uneven, algorithm="dfedsam:rho=0.2", weight_decay=0.01)
+    yield "ascent-full", setting(0, **uneven, algorithm="dfedsam", batch_size=0, threads=2)
+    yield "kept", setting(0, **uneven, algorithm="dsgdm", lr_schedule="cosine", local_epochs=2)
     for engine in ("batched", "loop"):
         hidden = {
             "fairness_adversary": "adversary:lambda_global=0.5,lambda_local=0.2",
@@ -158,6 +173,8 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
             0, topology="one_peer_exponential", bits=3, attack="alie", faults=f"{links}+{peers}"
         ),
     )
+    tracked = {"algorithm": "gradient_tracking", "partition": "dirichlet:alpha=0.3"}
+    yield "lost-tracked", setting(1, topology="small_world:k=4,p=0.3", **tracked, faults=peers)
     attacked = {"attack": "dissensus:peers=1+9", "aggregator": "clipping:tau=1"}
     yield "lost-lies", setting(0, topology="small_world:k=4,p=0.3", **attacked, faults=links)
 

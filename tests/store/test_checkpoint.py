@@ -94,6 +94,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "faults": "link_loss:p=0.3+leave:at=4",
         "links": "phone",
     },
+    "tracked": {"algorithm": "momentum_tracking", "share": "head:1", "share_all_until": "4"},
+    "remembered": {"algorithm": "d2", "lr_schedule": "cosine"},
     "drawn": {
         "model": "mlp:hidden=12,dropout=0.3",
         "auxiliary": "rotation",
