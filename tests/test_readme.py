@@ -152,7 +152,7 @@ def test_the_round_shown_is_the_round_that_runs() -> None:
     shown = [line.strip() for block in blocks("python")[2:5] for line in block.splitlines()]
     source = "".join(
         (ROOT / f"dfl/algorithms/{name}.py").read_text()
-        for name in ("dfedavgm", "qdfedavgm", "fedavg")
+        for name in ("dfedavgm", "replicas", "fedavg")
     )
     code = [line for line in shown if line and not line.startswith("def ")]
     assert len(code) == 13

@@ -1,6 +1,7 @@
 """The methods, one file each; importing this package registers them in `ALGORITHMS`."""
 
 from dfl.algorithms import (
+    choco,
     d2,
     decentlam,
     dfedavgm,
@@ -24,6 +25,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "State",
+    "choco",
     "d2",
     "decentlam",
     "dfedavgm",

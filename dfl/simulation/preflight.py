@@ -1,8 +1,9 @@
 """Checks of a run's components before round 0, and warnings about its exchange.
 
-The attack and the aggregation rule are called with messages of zeros. Where public copies are kept
-per edge, averaging is rehearsed without training, under the faults and with the compressor of the
-run, to see whether consensus distance still shrinks.
+The attack and the aggregation rule are called with messages of zeros. Errors of the compressor are
+measured on normal numbers. Where public copies are kept, and faults, the graph or coarse messages
+may make them old, averaging is rehearsed without training, with the compressor of the run, to see
+whether consensus distance still shrinks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dfl.core.registry import flag
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
+from dfl.simulation.settle import compresses
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +53,12 @@ COORDINATES = (64, 512)
 """Fewest and most coordinates of compressed messages in a rehearsal."""
 MESSAGE = 4096
 """Coordinates of the one message whose compression error is measured."""
+DRAWS = 8
+"""How often it is sent, with other random numbers."""
+COARSE = 0.05
+"""Squared error of a message, relative to it, from which averaging is rehearsed on any graph."""
+BIASED = 0.25
+"""Squared error of the mean of messages, relative to them, from which a run is warned of."""
 
 
 def rehearse(
@@ -120,9 +128,13 @@ def rehearse(
             )
         )
     schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
+    if not compresses(run) or not senders:
+        return _check_copies(run, components, schedule, lossy, 0.0)
+    with isolated(run.threads):
+        error, bias = _compression_error(run, components)
     return (
-        *_check_copies(run, components, schedule, lossy),
-        *_check_compressor(run, components),
+        *_check_copies(run, components, schedule, lossy, error),
+        *_check_compressor(run, components, error, bias),
     )
 
 
@@ -167,22 +179,29 @@ def _check_copies(
     components: Components,
     schedule: Schedule,
     lossy: bool,
+    error: float,
 ) -> tuple[str, ...]:
-    """Return warnings where public copies are kept per edge and do not move in every round.
+    """Return warnings where public copies do not move in every round, or by coarse messages.
+
+    Args:
+        run: the settled run.
+        components: its components.
+        schedule: the mixing matrices.
+        lossy: whether faults take messages away.
+        error: the relative squared error of a message.
 
     Raises:
         InputError: the mixing matrices have no form in which copies are kept per edge.
     """
     assert run.peers is not None
     algorithm, weights = components.algorithm, examples(schedule.weights)
-    if (
-        run.peers == 1
-        or not weights
-        or algorithm.averaging_step is None
-        or not (lossy or len(weights) > 1)
-    ):
+    if run.peers == 1 or not weights or algorithm.averaging_step is None:
         return ()
-    if any(pi is None for pi in schedule.stationary[: len(weights)]):
+    per_edge = lossy or len(weights) > 1
+    reversible = all(pi is not None for pi in schedule.stationary[: len(weights)])
+    if not per_edge and (error < COARSE or not reversible):
+        return ()
+    if not reversible:
         raise InputError(
             f"--topology {run.topology} with --algorithm {run.algorithm}: in some round an edge "
             "has no edge back, and the weights are not doubly stochastic: choose "
@@ -208,42 +227,61 @@ def _check_copies(
         growth = _growth(network, algorithm.averaging_step, rounds, coordinates) if rounds else 0.0
     if growth < 2:
         return ()
-    cause = f"--faults {run.faults}" if lossy else f"--topology {run.topology}"
-    coarse = "" if exact else f" and --compressor {run.compressor}"
+    causes = [f"--faults {run.faults}"] * lossy
+    causes += [f"--topology {run.topology}"] * (per_edge and not lossy)
+    causes += [f"--compressor {run.compressor}"] * (not exact)
     return (
-        f"with {cause}{coarse} peers average copies so old that consensus distance, without "
+        f"with {' and '.join(causes)} peers average copies so old that consensus distance, without "
         f"training, grows {growth:.2g}-fold in {rounds} rounds: choose a gamma below "
         f"{algorithm.averaging_step:g}, "
-        f"{'' if exact else 'more bits, '}or --algorithm dfedavgm",
+        f"{'' if exact else 'finer messages, '}or --algorithm dfedavgm",
     )
 
 
-def _check_compressor(run: Run, components: Components) -> tuple[str, ...]:
-    """Return warnings where public copies feed back the errors of messages that do not contract."""
+def _check_compressor(
+    run: Run, components: Components, error: float, bias: float
+) -> tuple[str, ...]:
+    """Return warnings of errors of messages that grow as copies feed them back, or that stay as
+    nothing does.
+    """
     if components.algorithm.averaging_step is None:
-        return ()
-    with isolated(run.threads):
-        ratio = _compression_error(run, components)
-    if ratio < 1:
+        if bias < BIASED:
+            return ()
+        return (
+            f"messages of --compressor {run.compressor} are biased (their mean differs from normal "
+            f"numbers by {math.sqrt(bias):.2g} of their norm), and --algorithm {run.algorithm} "
+            "feeds no errors back: models may stay away from the optimum; choose finer messages or "
+            "an unbiased compressor",
+        )
+    if error < 1:
         return ()
     return (
         f"messages of --compressor {run.compressor} do not contract (their squared error on normal "
-        f"numbers is {ratio:.2g} times the numbers'), and the copies feed it back: consensus "
+        f"numbers is {error:.2g} times the numbers'), and the copies feed it back: consensus "
         "distance may grow; choose more bits, a smaller block or rounding=auto",
     )
 
 
-def _compression_error(run: Run, components: Components) -> float:
-    """Return ||Q(x) - x||^2 / ||x||^2 of a message of normal numbers."""
+def _compression_error(run: Run, components: Components) -> tuple[float, float]:
+    """Return ||Q(x) - x||^2 / ||x||^2 and ||E Q(x) - x||^2 / ||x||^2 of normal numbers x.
+
+    The first is that of one message. The second is estimated without bias, by products of errors
+    of several messages.
+    """
     generator = randomness.generator(run.seed, "rehearsed message")
     message = torch.from_numpy(generator.standard_normal((1, MESSAGE), np.float32))
     compressor = components.compressor
 
     def draw(rows: slice, places: slice) -> torch.Tensor:
-        return randomness.bits(run.seed, "rehearsed rounding", [0], n=places)
+        ids = range(DRAWS)[rows]
+        return randomness.bits(run.seed, "rehearsed rounding", ids, n=places)
 
-    received = compressor.decode(compressor.encode(message, draw), MESSAGE, message.dtype)
-    return float((received - message).square().sum() / message.square().sum())
+    encoded = compressor.encode(message.expand(DRAWS, -1).contiguous(), draw)
+    errors = compressor.decode(encoded, MESSAGE, message.dtype) - message
+    squares = float(errors.square().sum())
+    products = float(errors.sum(0).square().sum()) - squares
+    norm = float(message.square().sum())
+    return float(errors[0].square().sum()) / norm, products / (DRAWS * (DRAWS - 1)) / norm
 
 
 def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:

@@ -215,9 +215,10 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     if graph:
         smallest = graph.spectrum.smallest
         unmet = check_assumptions(run, components, weights, smallest)
-        notes += (*graph.notes, *algorithm.notes(smallest), *unmet, *warnings)
-        if len(graph.degrees) == 1:
-            notes += ("one peer has no neighbours: give --peers 16, or start several ranks",)
+        notes += (*graph.notes, *algorithm.notes(smallest), *unmet)
+    notes += warnings
+    if graph and len(graph.degrees) == 1:
+        notes += ("one peer has no neighbours: give --peers 16, or start several ranks",)
     facts = RootFacts(
         graph=_graph_info(graph) if graph else None,
         label_counts=labels,

@@ -31,6 +31,7 @@ CAUSES = (
     "so old",
     "overshoot",
     "do not contract",
+    "are biased",
 )
 """Parts of the warnings that name a cause of growth."""
 

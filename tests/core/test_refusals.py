@@ -20,7 +20,7 @@ IMPOSSIBLE = [
     ("--bits 8 --compressor none", "--bits 8 and --compressor none both"),
     (
         "--bits 8 --algorithm dfedavgm",
-        "--bits 8 has no part in --algorithm dfedavgm: leave it out, or choose --algorithm qdf",
+        "--bits 8 has no part in --algorithm dfedavgm: leave it out, or choose --algorithm ",
     ),
     (
         "--compressor quantize:bits=4",

@@ -24,6 +24,7 @@ from dfl.robust.attacks import ATTACKS
 from tests.support.protected import shaded
 
 METHODS = {
+    "choco": ["choco:gamma=0.2"],
     "dfedavgm": ["dfedavgm"],
     "qdfedavgm": ["qdfedavgm", "qdfedavgm:gamma=0.7", "qdfedavgm:exchange=paper,alpha=0.5"],
     "fedavg": ["fedavg", "fedavg:fraction=0.4,stragglers=0.5,server_momentum=0.5"],

@@ -1,0 +1,85 @@
+"""Public copies of models that neighbours replicate, averaged with the errors of messages fed back.
+
+CHOCO-SGD and quantized DFedAvgM exchange by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dfl.algorithms.protocols import Net
+else:
+    from dfl.core.lazy import torch
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The models, and the public copies of them that neighbours hold as well.
+
+    Attributes:
+        x: (p, m), the models.
+        error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message q, the worst of a peer's
+            edges; NaN in rounds that are not evaluated.
+        sent: copies of this rank's peers: y_i (p, m), or y_(i->k) per outgoing edge (e, m).
+        received: of the copies of the neighbours, sum_j w_ij y_j (p, m) on a graph that does not
+            change; else y_(j->i) per incoming edge (e', m).
+    """
+
+    x: Tensor
+    error: Tensor
+    sent: Tensor
+    received: Tensor
+
+
+def begun(x: Tensor, copies: Tensor, net: Net) -> Replicas:
+    """Return models x (p, m) with public copies (p, m), per edge where the graph is not fixed."""
+    error = torch.zeros(len(x), dtype=torch.float64)
+    if net.fixed:
+        return Replicas(x, error, copies, copies)
+    return Replicas(x, error, copies[net.union.out_owner], copies[net.union.into_owner])
+
+
+def averaged(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
+    """Return the state after peers at z (p, m) send differences to their copies and average these.
+
+        q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
+
+    On a time-varying graph, or with link or peer faults, copies are kept per directed edge and
+    change only when that edge delivers its message:
+
+        x_i <- z_i + γ (sum_j w_ij y_(j->i) - sum_k v_ik y_(i->k))   over j, k != i
+        v_ik = w_ki π_k / π_i   with   π W = π
+
+    v is W reversed in time: w_ki where W is doubly stochastic, and w_ik for every mixing rule on an
+    undirected graph.
+
+    - sum_k v_ik = sum_j w_ij = 1 - w_ii, so consensus is a fixed point, and if no message is lost
+      this is the first form, for any W.
+    - π_i v_ik = π_k w_ki, so edge i -> k adds to sum_i π_i x_i at one end what it subtracts at the
+      other: that sum equals the one of the z_i, for any losses and any Q. It is the mean where W is
+      doubly stochastic. It is not preserved where a directed graph loses peers
+      (`FaultEffects.on_edges`).
+    """
+    return _per_peer(state, z, net, gamma) if net.fixed else _per_edge(state, z, net, gamma)
+
+
+def _per_peer(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
+    received = net.exchange(z - state.sent)
+    y = state.sent + received.own  # y_i <- y_i + q_i
+    mean = state.received + received.average()  # sum_j w_ij y_j
+    return Replicas(z + gamma * (mean - y), received.error, y, mean)
+
+
+def _per_edge(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
+    edges = net.edges
+    received = net.exchange(z[edges.owner] - state.sent[edges.out], per_edge=True)
+    out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
+    sent = state.sent.index_add(0, out, received.own)
+    copies = state.received.index_add(0, into, received.messages)
+    x = z + gamma * (net.pull(copies) - net.push(sent))
+    return Replicas(x, received.error, sent, copies)
