@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dfl.core.errors import InputError
 from dfl.core.files import atomically, make_directory, read_bytes, sha256
 from dfl.core.reading import read_bounded
@@ -98,7 +100,9 @@ def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, A
     try:
         make_directory(folder)
         with atomically(_beside(path)) as part:
-            save_file(dict(arrays), part, metadata=METADATA)
+            # Of a view, safetensors would write other numbers.
+            rows = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+            save_file(rows, part, metadata=METADATA)
             part.chmod(0o644)  # save_file makes it readable by its owner alone
             digest = sha256(part)
         page = {"format": FORMAT, "arrays": digest, "content": content}

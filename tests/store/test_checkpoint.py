@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import dfl
+from dfl.algorithms.dfedavgm import DFedAvgM, State
+from dfl.algorithms.protocols import Net, Task
 from dfl.comm.mpi import World
 from dfl.datasets.data import Data
 from dfl.simulation.prepare import prepare
@@ -118,6 +120,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, name: str, t:
     same(whole, cut)
     assert [row["round"] for row in rows] == [r for r in load(whole).rows["round"] if r >= 3]
     assert (record(cut)["exit"], [each["round"] for each in record(cut)["resumed"]]) == (0, [3])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views(DFedAvgM):
+    """DFedAvgM whose models are every second column of a larger tensor."""
+
+    def round(self, state: State, task: Task, net: Net) -> State:
+        x = super().round(state, task, net).x
+        return State(torch.stack([x, -x], dim=2)[:, :, 0])
+
+
+def test_a_state_of_views_is_written_as_it_is(tmp_path: Path) -> None:
+    for name, method in (("plain", DFedAvgM()), ("views", Views())):
+        list(dfl.simulate(small(algorithm=method, out=tmp_path / name)))
+    models = (tmp_path / name / "state.safetensors" for name in ("plain", "views"))
+    assert len({path.read_bytes() for path in models}) == 1
+    plain, views = (checkpoint_files.find(tmp_path / name) for name in ("plain", "views"))
+    assert plain is not None
+    assert views is not None
+    assert np.array_equal(plain.arrays()["x"], views.arrays()["x"])
 
 
 def test_goals_are_met_between_the_checkpoint_and_the_end(tmp_path: Path) -> None:
