@@ -109,7 +109,8 @@ class Run:
     """
 
     topology: TopologySpec | None = None
-    """The graph of the peers; default ring, for methods in which peers have neighbours.
+    """The graph of the peers; default ring, or what the method needs, for methods in which peers
+    have neighbours.
 
     An object: a networkx graph, whose nodes in order are the peers; a matrix (P, P) of bool, entry
     (i, j) where peer i receives from peer j, or of float, the mixing matrix itself; or a sequence,

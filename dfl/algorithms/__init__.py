@@ -16,8 +16,10 @@ from dfl.algorithms import (
     gradient_tracking,
     local_and_pooled,
     momentum_tracking,
+    push_sum,
     qdfedavgm,
     qg_dsgdm,
+    relay_sgd,
 )
 from dfl.algorithms.base import ALGORITHMS, Algorithm, State
 
@@ -40,6 +42,8 @@ __all__ = [
     "gradient_tracking",
     "local_and_pooled",
     "momentum_tracking",
+    "push_sum",
     "qdfedavgm",
     "qg_dsgdm",
+    "relay_sgd",
 ]

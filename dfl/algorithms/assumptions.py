@@ -64,7 +64,18 @@ def _without(kind: str) -> Callable[[Conditions], bool]:
     return lambda run: all(fault.touches != kind for fault in run.faults)
 
 
+def _is_tree(matrix: csr_array) -> bool:
+    """Return whether the graph of a matrix, which is connected, has no cycle."""
+    edges = matrix != 0
+    edges.setdiag(False)
+    edges.eliminate_zeros()
+    return bool(edges.nnz == 2 * (matrix.shape[0] - 1) and (edges != edges.T).nnz == 0)
+
+
 STATIC = Assumption("a graph that does not change", "topology", lambda run: len(run.weights) == 1)
+TREE = Assumption(
+    "a tree", "topology", lambda run: len(run.weights) == 1 and _is_tree(run.weights[0])
+)
 SYMMETRIC = Assumption(
     "a symmetric W", "topology", _every(lambda w: bool(abs(w - w.T).max() <= ROUNDING))
 )

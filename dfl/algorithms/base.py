@@ -50,8 +50,12 @@ class Algorithm(ABC, Generic[S]):
     """Whether messages are sent at all."""
     mixing_sums: ClassVar[Literal["rows", "columns"]] = "rows"
     """Which sums of the mixing matrix must be 1; those of columns for push-sum."""
+    default_topology: ClassVar[str] = "ring"
+    """The graph of a run that gives neither a graph nor a matrix as an object."""
     default_mixing: ClassVar[str] = "metropolis"
     """The mixing matrix of a run that gives none."""
+    numbers: ClassVar[int] = 0
+    """Numbers of a message besides the m coordinates of a model."""
     applies: ClassVar[tuple[str, ...]] = ()
     """Which of `compressor` and `aggregator` the method applies."""
     default_aggregator: ClassVar[str] = "mean"

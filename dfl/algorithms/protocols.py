@@ -109,7 +109,16 @@ class Received(Protocol):
         """||Q(x) - x||^2 / ||x||^2 of each peer's message, (p,), the worst over its edges."""
 
     def average(self) -> Tensor:
-        """Return sum_j w_ij message_j over the closed neighbourhood, (p, m)."""
+        """Return sum_j w_ij message_j over the closed neighbourhood, (p, m).
+
+        The weight of a message that does not arrive goes to the receiver's own.
+        """
+
+    def total(self) -> Tensor:
+        """Return sum_j w_ij message_j over the closed neighbourhood, (p, m).
+
+        A sender keeps the weight of a message that does not arrive, and learns of it.
+        """
 
     def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return the aggregate of each closed neighbourhood by an aggregation rule, (p, m)."""
@@ -223,6 +232,13 @@ class Net(Protocol):
 
         Args:
             sent: (e, m), y_(i->k) for every outgoing edge of the union graph.
+        """
+
+    def gather(self, received: Tensor, /) -> Tensor:
+        """Return sum_j y_(j->i), (p, m), over the incoming edges of this round.
+
+        Args:
+            received: (e', m), y_(j->i) for every incoming edge of the union graph.
         """
 
     def group(self, ids: Ints, /) -> Group:

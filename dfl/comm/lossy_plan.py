@@ -46,19 +46,31 @@ def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
     )
 
 
-def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, peers: int) -> PeerPlan:
+def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, whole: EdgePlan, peers: int) -> PeerPlan:
     """Return a plan of one message per peer without what faults take away.
 
     Args:
         plan: the plan of all peers and messages.
         edges: what `lossy_edge_plan` returns for the same round.
+        whole: the plan of which it takes edges and messages away.
         peers: P.
     """
+    assert edges.arrives is not None
     sender = np.concatenate([edges.received // peers, plan.ids])
-    kept = _some(edges.near, edges.near.data != 0)
-    column = np.searchsorted(plan.senders, sender[kept.indices])
-    around = csr_array((kept.data, column, kept.indptr), shape=(len(plan.ids), len(plan.senders)))
-    return replace(plan, copies=edges.copies, lost=edges.lost, near=around)
+
+    def on_senders(weights: csr_array) -> csr_array:
+        used = _some(weights, weights.data != 0)
+        column = np.searchsorted(plan.senders, sender[used.indices])
+        shape = len(plan.ids), len(plan.senders)
+        return csr_array((used.data, column, used.indptr), shape=shape)
+
+    return replace(
+        plan,
+        copies=edges.copies,
+        lost=edges.lost,
+        near=on_senders(edges.near),
+        kept=on_senders(_kept(whole, *edges.arrives)),
+    )
 
 
 def _given_back(near: csr_array, arrives: Bools) -> csr_array:
@@ -70,6 +82,22 @@ def _given_back(near: csr_array, arrives: Bools) -> csr_array:
     missed = np.bincount(row[~arrived], minlength=near.shape[0])
     rest = 1 - np.bincount(row[others], near.data[others], minlength=near.shape[0])
     weights = np.where(own & (missed > 0)[row], rest[row], near.data)
+    return _some(csr_array((weights, near.indices, near.indptr), shape=near.shape), arrived)
+
+
+def _kept(plan: EdgePlan, sent: Bools, received: Bools) -> csr_array:
+    """Return `EdgePlan.near` where a sender keeps the weights of messages that do not arrive.
+
+    Args:
+        plan: the plan of all edges and messages.
+        sent, received: (a,) and (b,), which messages arrive.
+    """
+    near = plan.near
+    own = near.indices >= len(received)
+    arrived = np.concatenate([received, np.ones(near.shape[0], bool)])[near.indices]
+    rest = np.bincount(plan.owner[~sent], plan.weights[~sent], minlength=near.shape[0])
+    weights = near.data.copy()
+    weights[own] += rest
     return _some(csr_array((weights, near.indices, near.indptr), shape=near.shape), arrived)
 
 

@@ -230,6 +230,14 @@ class Net:
         """
         return weighted_sum(self.edges.push, sent)
 
+    def gather(self, received: Tensor) -> Tensor:
+        """Return sum_j y_(j->i), (p, m), over the incoming edges of this round.
+
+        Args:
+            received: (e', m), y_(j->i) for every incoming edge of the union graph.
+        """
+        return weighted_sum(self.edges.sums, received)
+
     @property
     def work(self) -> NDArray[np.float64] | None:
         """(p,) share of its local steps that each peer of this rank does in this round; 0 if down.

@@ -66,7 +66,8 @@ class Network:
         plan = self.schedule.peer_plan(t)
         if self.fault_effects(t) is None:
             return plan
-        return lossy_peer_plan(plan, self.edge_plan(t), self.layout.peers)
+        whole = self.schedule.edge_plan(t)
+        return lossy_peer_plan(plan, self.edge_plan(t), whole, self.layout.peers)
 
     def edge_plan(self, t: int) -> EdgePlan:
         """Return the plan of round t for one message per edge."""

@@ -65,6 +65,8 @@ class PeerPlan(Plan):
         near: (p, r1 + p + r2) rows of W: weights of the closed neighbourhood. The entries of a row
             are in ascending peer id.
         before: r1.
+        kept: (p, r1 + p + r2) `near` where a sender keeps the weights of messages that do not
+            arrive, so that the columns of W keep their sums; None where all arrive.
     """
 
     kind: ClassVar[str] = "peers"
@@ -72,6 +74,7 @@ class PeerPlan(Plan):
     senders: Ints
     near: csr_array
     before: int
+    kept: csr_array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,7 @@ class EdgePlan(Plan):
         pull: (p, e') weights w_ij on incoming edges j -> i.
         near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b received
             messages, then on the peers' own.
+        weights: (a,) w_ki of each outgoing edge i -> k in use.
         arrives: (a,) and (b,), which of the sent and of the received messages arrive; None where
             all do.
     """
@@ -106,7 +110,14 @@ class EdgePlan(Plan):
     push: csr_array
     pull: csr_array
     near: csr_array
+    weights: Floats
     arrives: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+
+    @cached_property
+    def sums(self) -> csr_array:
+        """(p, e') ones on the incoming edges in use of each peer."""
+        pull = self.pull
+        return csr_array((np.ones_like(pull.data), pull.indices, pull.indptr), shape=pull.shape)
 
 
 class Arcs(NamedTuple):
@@ -254,6 +265,7 @@ def edge_plan(
             shape=(len(mine), len(union.into)),
         ),
         near=_closed(received, matrix.diagonal()[mine.start : mine.stop], mine),
+        weights=sent.weight,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.weighting import weighted_sum
@@ -59,11 +60,17 @@ class Received:
     def average(self) -> Tensor:
         """Return sum_j w_ij message_j over closed neighbourhoods, (p, m), in ascending peer id."""
         assert isinstance(self.plan, PeerPlan), "the method itself weighs messages over edges"
-        total = weighted_sum(self.plan.near, *self._in_order(self.plan))
-        if self.sent is self.own:
-            return total
-        itself = torch.from_numpy(self.plan.near.diagonal(self.plan.before)).to(total)
-        return total + itself[:, None] * (self.own - self.sent)  # an attacker averages its own
+        return self._weighted(self.plan, self.plan.near)
+
+    def total(self) -> Tensor:
+        """Return the same sum, where a sender keeps the weight of a message that does not arrive.
+
+        `average` leaves it to the receiver, so that the rows of W keep their sums; here the columns
+        do.
+        """
+        assert isinstance(self.plan, PeerPlan), "the method itself weighs messages over edges"
+        kept = self.plan.kept
+        return self._weighted(self.plan, self.plan.near if kept is None else kept)
 
     def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return what a rule makes of every closed neighbourhood, (p, m); the mean is `average`.
@@ -84,6 +91,13 @@ class Received:
             updates = Updates(messages.cpu().numpy() - start, weights, own - start)
             rows[i] = torch.from_numpy(start + rule(updates).row)
         return rows
+
+    def _weighted(self, plan: PeerPlan, weights: csr_array) -> Tensor:
+        total = weighted_sum(weights, *self._in_order(plan))
+        if self.sent is self.own:
+            return total
+        itself = torch.from_numpy(weights.diagonal(plan.before)).to(total)
+        return total + itself[:, None] * (self.own - self.sent)  # an attacker averages its own
 
     def _in_order(self, plan: PeerPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Return the messages of all senders, (r1, m), (p, m) and (r2, m), by ascending peer id."""

@@ -33,7 +33,8 @@ def payload_per_round(
         shared: coordinates of a message.
         dtype: of the parameters.
     """
-    message = network.threat_model.compressor.encode(torch.zeros(1, shared, dtype=dtype), _no_bits)
+    blank = torch.zeros(1, shared + algorithm.numbers, dtype=dtype)
+    message = network.threat_model.compressor.encode(blank, _no_bits)
     graphs = examples(network.schedule.weights)
     edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs)
     messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(graphs)))

@@ -53,7 +53,9 @@ def settle(run: Run, ranks: int) -> Run:
     settled = replace(
         settled,
         aggregator=method.default_aggregator if run.aggregator is None else run.aggregator,
-        topology=_topology(run) if run.topology is None and method.gossips else run.topology,
+        topology=_topology(run, method)
+        if run.topology is None and method.gossips
+        else run.topology,
         mixing=method.default_mixing if run.mixing is None and method.gossips else run.mixing,
     )
     if compresses(settled) and "compressor" not in method.applies:
@@ -100,10 +102,10 @@ def _peers(run: Run) -> int | None:
     return peers_of(run.topology, run.mixing)
 
 
-def _topology(run: Run) -> Any:
-    """Return the graph of a run that states none: that of its mixing matrix, or a ring."""
+def _topology(run: Run, method: Method) -> Any:
+    """Return the graph of a run that states none: that of its mixing matrix, or the method's."""
     if isinstance(run.mixing, str | None) or callable(run.mixing):
-        return "ring"
+        return method.default_topology
     from dfl.simulation.objects import graphs_of
 
     return graphs_of(run.mixing)

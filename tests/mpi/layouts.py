@@ -31,6 +31,8 @@ METHODS = {
     "fedsgd": ["fedsgd"],
     "fedprox": ["fedprox:mu=0.1,fraction=0.6,stragglers=0.5"],
     "fltrust": ["fltrust:root=20"],
+    "push_sum": ["push_sum"],
+    "relay_sgd": ["relay_sgd"],
     "local_only": ["local_only"],
     "pooled": ["pooled"],
     "dpsgd": ["dpsgd:order=cta"],
@@ -67,7 +69,9 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     for k, (method, compressor) in enumerate(
         [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
     ):
-        graph = GRAPHS[k % len(GRAPHS)] if ALGORITHMS[method.partition(":")[0]].gossips else None
+        kind = ALGORITHMS[method.partition(":")[0]]
+        own = not kind.gossips or kind.default_topology != "ring"
+        graph = None if own else GRAPHS[k % len(GRAPHS)]
         yield (
             name(f"{k:02}", method, compressor, str(graph)),
             setting(k, algorithm=method, compressor=compressor, topology=graph),
@@ -157,6 +161,18 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
     links = "link_loss:p=0.3"
     peers = "outage:p=0.2,length=2+leave:peers=7,at=1+join:peers=2+3,at=2+stragglers"
     yield "lost-edges", setting(0, topology="small_world:k=4,p=0.3", bits=3, faults=links)
+    yield (
+        "lost-weights",
+        setting(
+            0,
+            algorithm="push_sum",
+            topology="one_peer_exponential",
+            share="first:1",
+            share_all_until="1",
+            faults=f"{links}+{peers}",
+        ),
+    )
+    yield "relayed-shares", setting(1, algorithm="relay_sgd", share="first:1", momentum=0.5)
     yield "lost-bursts", setting(1, topology="ring", faults="burst:p=0.4,length=3")
     yield (
         "lost-peers",

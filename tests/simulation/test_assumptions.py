@@ -31,6 +31,7 @@ def conditions(*weights: Any, **values: Any) -> Conditions:
 
 PATH = [[0.7, 0.3, 0], [0.3, 0.4, 0.3], [0, 0.3, 0.7]]
 CYCLE = [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]
+CYCLE_AND_BACK = [[0.5, 0.25, 0.25], [0, 0.5, 0.5], [0.5, 0, 0.5]]
 STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
 
 
@@ -38,6 +39,10 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
     ("assumption", "met", "unmet"),
     [
         (of.STATIC, conditions(PATH), conditions(PATH, PATH)),
+        (of.TREE, conditions(PATH), conditions(PATH, PATH)),
+        (of.TREE, conditions([[1]]), conditions(CYCLE)),
+        (of.TREE, conditions(STAR), conditions(np.full((3, 3), 1 / 3))),
+        (of.TREE, conditions(STAR), conditions(CYCLE_AND_BACK)),
         (of.SYMMETRIC, conditions(PATH), conditions(PATH, CYCLE)),
         (of.DOUBLY_STOCHASTIC, conditions(PATH, CYCLE), conditions(PATH, STAR)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=-0.3), conditions(smallest=-1 / 3)),

@@ -49,6 +49,34 @@ def quadratic(d: int = 5, **settings: Any) -> Prepared:
     )
 
 
+class Scaled(Point):
+    """A `Point` whose examples are (c, a), and whose output is sqrt(a) (c - x)."""
+
+    def forward(self, example: Tensor) -> Tensor:
+        return (example[..., :-1] - self.x) * example[..., -1:].sqrt()
+
+
+def uneven(d: int = 10, **settings: Any) -> tuple[Prepared, Tensor]:
+    """Return a run in which peer i minimises a_i/2 ||x - c_i||^2 by one step a round, and x*.
+
+    a_i are uniform on [1, 2], so that the peers' minima are not equally far from x*, (d,).
+    """
+    run = Run(**{"peers": 16, "momentum": 0.0, "lr": 0.05, "local_steps": 1, **settings})
+    assert run.peers is not None
+    generator = np.random.default_rng(0)
+    a = generator.uniform(1, 2, run.peers)
+    c = generator.normal(size=(run.peers, d))
+    labels = np.zeros(run.peers, np.int64)
+    examples = np.column_stack([c, a])
+    data = Data(examples, labels, examples[:1], labels[:1], classes=0)
+    prepared = prepare(replace(run, model=Scaled(d), dataset=data, loss=_half), World())
+    return prepared, torch.from_numpy(a @ c / a.sum())
+
+
+def _half(out: Tensor, labels: Tensor) -> Tensor:
+    return out.square().sum(-1) / 2
+
+
 def moments(setting: Prepared, rounds: int) -> Iterator[Moment]:
     """Yield the start and the moment after each round; personal parameters are the latest."""
     moment = begin(setting)
