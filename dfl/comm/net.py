@@ -118,13 +118,7 @@ class Net:
         network = self.network
         traffic = network.traffic
         world = network.transport.world
-        if network.threat_model.falsifies:
-            updates = falsified(network, self.t, slot, updates, group, reference=reference)
-        encoded = self._encode(updates, "peers", group.ids[self._span(group.counts)], slot)
-        traffic.payload[group.here] += encoded.shape[1]
-        traffic.parameters += len(group.ids) * updates.shape[1]
-        if network.clock:
-            network.clock.aggregate(encoded.shape[1], group.ids)
+        encoded = self._upload(updates, group, reference, slot)
         arrives, group = self._arriving(group)
         scores = _nan(self.hosted)
         if not len(group.ids):
@@ -143,6 +137,28 @@ class Net:
         if aggregate.scores is not None:
             scores[group.here] = torch.from_numpy(aggregate.scores[self._span(group.counts)])
         return ServerAggregate(row[None], scores)
+
+    def collect(
+        self, messages: Tensor, group: Group, slot: str = "x"
+    ) -> tuple[Tensor, NDArray[np.int64]]:
+        """Send messages to the server and return those that arrive, on every rank.
+
+        Args:
+            messages: (a, m), one row per member of the group on this rank.
+            group: the senders.
+            slot: names this exchange where a round has several.
+
+        Returns:
+            The messages (k, m), and the numbers of their senders (k,), ascending.
+        """
+        world = self.network.transport.world
+        encoded = self._upload(messages, group, None, slot)
+        arrives, group = self._arriving(group)
+        received = self._decode(encoded[arrives], messages)
+        if world.size > 1:
+            self.network.traffic.wire += received.nbytes
+        everyone = torch.from_numpy(world.all_gather(received.cpu().numpy()))
+        return everyone.to(messages), group.ids
 
     def broadcast(self, row: Tensor, to: Group) -> Tensor:
         """Send the server's row (1, m) to a group and return it as it arrives."""
@@ -281,6 +297,20 @@ class Net:
         by_edge = isinstance(plan, EdgePlan)
         senders = network.schedule.senders_on_edges(self.t) if by_edge else self.everyone
         return plan, falsified(network, self.t, slot, messages, senders, start)
+
+    def _upload(
+        self, messages: Tensor, group: Group, reference: Tensor | None, slot: str
+    ) -> Tensor:
+        """Return the messages of a group to the server as bytes, falsified, counted and timed."""
+        network = self.network
+        if network.threat_model.falsifies:
+            messages = falsified(network, self.t, slot, messages, group, reference=reference)
+        encoded = self._encode(messages, "peers", group.ids[self._span(group.counts)], slot)
+        network.traffic.payload[group.here] += encoded.shape[1]
+        network.traffic.parameters += len(group.ids) * messages.shape[1]
+        if network.clock:
+            network.clock.aggregate(encoded.shape[1], group.ids)
+        return encoded
 
     def _encode(self, messages: Tensor, kind: str, ids: NDArray[np.int64], slot: str) -> Tensor:
         """Return messages as bytes.

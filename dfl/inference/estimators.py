@@ -1,0 +1,577 @@
+"""Estimators, `ESTIMATORS`: what sites compute and send, and the estimate of β that comes of it.
+
+Each is a frozen dataclass with `estimate`, a few lines that read like its paper. A site computes
+with `sites.each`; only what is handed to `net` crosses between sites. I_j is the efficient
+information of site j, its s_ij its efficient scores (`likelihood.efficient`), and sums over j are K
+times a mean over the sites.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from dfl.core.options import Count, Positive, require
+from dfl.core.registry import Registry
+from dfl.inference.exchange import Exchange, Graph
+from dfl.inference.likelihood import bias, efficient, maximize, meat
+from dfl.inference.models import Model, Site
+from dfl.inference.sites import Sites, Work
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from dfl.core.lazy import torch
+
+ESTIMATORS: Registry[type[Estimator]] = Registry("estimator", "dfl.inference.estimators")
+"""Name -> frozen dataclass whose fields are the estimator's options."""
+
+STEPS = 40
+"""The most steps of Newton's method, of the centre or of a lead."""
+TOLERANCE = 1e-11
+"""The step at which they are done."""
+
+
+class Estimate(NamedTuple):
+    """An estimate, as every site knows it.
+
+    Attributes:
+        beta: (..., k, p); k is 1 where all sites have the same, else the sites of this rank.
+        covariance: (..., k, p, p).
+    """
+
+    beta: Tensor
+    covariance: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(ABC):
+    """Base class of estimators.
+
+    Attributes:
+        covariance: efficient, (sum_j I_j)^-1; or sandwich, with sum_ij s_ij s_ij' between two of
+            these, which holds where the model does not, and is sent as well.
+    """
+
+    covariance: Literal["efficient", "sandwich"] = "efficient"
+
+    name: ClassVar[str]
+    """Its name on the command line."""
+    needs_density: ClassVar[bool] = False
+    """Whether it tilts, which takes the density of an example."""
+    needs_graph: ClassVar[bool] = False
+    """Whether its sites have no centre."""
+    needs_fits: ClassVar[bool] = True
+    """Whether every site must have a maximum likelihood estimate of its own."""
+
+    @abstractmethod
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """Return the estimate of β."""
+
+    def _meat(self, scores: Tensor) -> Tensor:
+        """Return what a site adds to the middle of the sandwich, packed; nothing without one."""
+        return pack(meat(scores)) if self.covariance == "sandwich" else scores[..., 0, :0]
+
+    def _covariance(self, bread: Tensor, middle: Tensor, count: int | Tensor) -> Tensor:
+        """Return the covariance of β.
+
+        Args:
+            bread: (..., p, p), the mean of I_j over the sites.
+            middle: the mean of `_meat`.
+            count: K.
+        """
+        inverse: Tensor = torch.linalg.inv(bread)
+        if self.covariance == "sandwich":
+            inverse = inverse @ unpack(middle) @ inverse
+        return inverse / count
+
+
+@ESTIMATORS.register("pooled")
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Estimator):
+    """Maximum likelihood with all examples, by Newton's method on the profile likelihood.
+
+        γ_j = argmax L_j(β, γ),   β <- β + (sum_j I_j)^-1 sum_ij s_ij   until β stays
+
+    It needs no example of another site, but a round per step: it is what the others are measured
+    by.
+    """
+
+    needs_fits: ClassVar[bool] = False
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        theta = sites.each(lambda site: sites.model.start(site))
+        beta = theta.new_zeros(*theta.shape[:-2], 1, sites.width)
+        if not sites.model.starts_at_zero:
+            beta = net.mean(theta[..., : sites.width], "starting points")
+        for _ in range(STEPS):
+            theta = profiled(sites, beta, theta)
+            score, packed, middle = self._sums(sites, net, theta)
+            bread = unpack(packed)
+            step = solve(bread, score)
+            beta = beta + step
+            if net.everywhere(not (step.abs() > TOLERANCE).any()):
+                break
+        return Estimate(beta, self._covariance(bread, middle, net.count))
+
+    def _sums(self, sites: Sites, net: Exchange, theta: Tensor) -> Sequence[Tensor]:
+        """Return the means over sites of the efficient scores, I_j and `_meat`."""
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            scores, information, _ = efficient(sites.model, site, theta, sites.width)
+            return torch.cat([scores.sum(-2), pack(information), self._meat(scores)], -1)
+
+        p = sites.width
+        rows = net.mean(sites.each(own, theta), "profile scores and information")
+        return rows.tensor_split((p, p + p * (p + 1) // 2), -1)
+
+
+@ESTIMATORS.register("meta")
+@dataclass(frozen=True, kw_only=True)
+class Meta(Estimator):
+    """Meta-analysis with fixed effects: the mean of the sites' estimates by inverse variance.
+
+    β̄ = (sum_j I_j)^-1 sum_j I_j β̂_j
+    """
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        return self.average(sites, net, fits(sites))
+
+    def average(self, sites: Sites, net: Exchange, theta: Tensor) -> Estimate:
+        """Return the mean of the sites' own estimates."""
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            scores, information, _ = efficient(sites.model, site, theta, sites.width)
+            pull = product(information, theta[..., : sites.width])
+            return torch.cat([pull, pack(information), self._meat(scores)], -1)
+
+        p = sites.width
+        rows = net.mean(sites.each(own, theta), "estimates and information")
+        pull, packed, middle = rows.tensor_split((p, p + p * (p + 1) // 2), -1)
+        bread = unpack(packed)
+        return Estimate(solve(bread, pull), self._covariance(bread, middle, net.count))
+
+
+@ESTIMATORS.register("one_shot")
+@dataclass(frozen=True, kw_only=True)
+class OneShot(Estimator):
+    """The average of the sites' estimates, weighted by n_j, each less its bias of order 1/n_j.
+
+    β̄ = sum_j (n_j / N) (β̂_j - b_j) with covariance sum_j (n_j / N)² V_j; b_j is `likelihood.bias`
+    and V_j the covariance of β̂_j (the average of Zhang, Duchi, Wainwright 2013, who estimate b_j
+    from a subsample).
+    """
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            beta, scores, information = corrected(sites, site, theta)
+            covariance = self._covariance(information, self._meat(scores), 1)
+            n = theta.new_full((*beta.shape[:-1], 1), site.n)
+            return torch.cat([n * beta, pack(covariance * site.n**2), n], -1)
+
+        rows = net.mean(sites.each(own, fits(sites)), "estimates and covariances")
+        total, packed, n = rows.tensor_split((sites.width, -1), -1)
+        return Estimate(total / n, unpack(packed) / n[..., None] ** 2 / net.count)
+
+
+@ESTIMATORS.register("debiased")
+@dataclass(frozen=True, kw_only=True)
+class Debiased(Estimator):
+    """The weighted and debiased average (Gu, Chen 2023), which allows K of order N^(2/3).
+
+        β̄ = (sum_jh W_jh)^-1 sum_jh W_jh (β̂_jh - b_jh)   with covariance   (sum_jh W_jh)^-1
+
+    The examples of site j are in two halves h, every other one. β̂_jh and its bias b_jh of order 1/n
+    (`likelihood.bias`) come of one half, and W_jh of the other: the inverse of the sandwich
+    covariance, or I_jh with covariance=efficient. Weights of the same examples would depend on the
+    estimates, which is a bias of the same order.
+    """
+
+    covariance: Literal["efficient", "sandwich"] = "sandwich"
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        model = sites.model
+
+        def own(site: Site) -> Tensor:
+            parts = [site.every_other(start) for start in (0, 1)]
+            found = [
+                self._half(sites, part, maximize(model, part, model.start(part))) for part in parts
+            ]
+            (one, weight_one), (other, weight_other) = found
+            pull = product(weight_other, one) + product(weight_one, other)
+            return torch.cat([pull, pack(weight_one + weight_other)], -1)
+
+        rows = net.mean(sites.each(own), "debiased estimates and weights")
+        pull, packed = rows.tensor_split((sites.width,), -1)
+        bread = unpack(packed)
+        return Estimate(solve(bread, pull), torch.linalg.inv(bread) / net.count)
+
+    def _half(self, sites: Sites, site: Site, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the debiased estimate of some examples, and the inverse of its covariance."""
+        beta, scores, information = corrected(sites, site, theta)
+        return beta, torch.linalg.inv(self._covariance(information, self._meat(scores), 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led(Estimator):
+    """Base class of estimators in which some sites, the leads, solve an equation with their data.
+
+    Attributes:
+        iterations: T; the next one starts at the solution of the last.
+        leads: the numbers of the leads, whose solutions are averaged; all where it is not given.
+    """
+
+    iterations: Count = 1
+    leads: tuple[int, ...] | None = (0,)
+
+    def leading(self, net: Exchange) -> list[int]:
+        """Return the leads.
+
+        Raises:
+            InputError: there is no such site.
+        """
+        known = range(net.count)
+        chosen = sorted(set(known if self.leads is None else self.leads))
+        good = all(k in known for k in chosen) and bool(chosen)
+        require(good, f"--estimator {self.name}: leads", f"from 0 to {net.count - 1}", self.leads)
+        return chosen
+
+    def _synthesis(
+        self, sites: Sites, net: Exchange, work: Work, *tables: Tensor
+    ) -> Sequence[Tensor]:
+        """Return the mean over leads of their solution, and of their information, packed.
+
+        Args:
+            sites, net: all sites.
+            work: what a lead computes: its solution (..., p) and its information, in one row.
+            tables: what it knows, as for `Sites.each`.
+        """
+        places = [k for k, site in enumerate(net.here) if site in self.leading(net)]
+        chosen = torch.tensor(places, dtype=torch.int64)
+        rows = sites.some(places).each(work, *(at_sites(table, chosen) for table in tables))
+        everyone = rows.new_zeros(*rows.shape[:-2], len(net.here), rows.shape[-1])
+        everyone[..., chosen, :] = rows
+        mean = net.mean(everyone, "solutions of the leads")
+        return (mean * (net.count / len(self.leading(net)))).tensor_split((sites.width,), -1)
+
+
+@ESTIMATORS.register("surrogate")
+@dataclass(frozen=True, kw_only=True)
+class Surrogate(Led):
+    """The surrogate likelihood of sites that share all parameters (Jordan, Lee, Yang 2019; Wang et
+    al. 2017).
+
+        θ = argmax L_1(θ) + (∇L_N(θ̄) - ∇L_1(θ̄))'θ  [ + (θ - θ̄)'(∇²L_N(θ̄) - ∇²L_1(θ̄))(θ - θ̄) / 2 ]
+
+    L are means of log f, of the lead and of all; θ = (β, γ) is taken for common to all sites, as is
+    wrong where γ_j differ. The start θ̄ is the meta-analysis of θ.
+
+    Attributes:
+        second_order: whether the term in brackets is there, for which sites send Hessians.
+    """
+
+    second_order: bool = False
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        theta = fits(sites)
+        everything = sites.with_common(theta.shape[-1])
+        start = Meta(covariance=self.covariance).average(everything, net, theta)
+        point = start.beta
+        for _ in range(self.iterations):
+            point, covariance = self._iterate(everything, net, point)
+        p = sites.width
+        return Estimate(point[..., :p], covariance[..., :p, :p])
+
+    def _iterate(self, sites: Sites, net: Exchange, start: Tensor) -> Estimate:
+        """Return the estimate of θ from θ̄."""
+        model, d = sites.model, sites.width
+        packs = d * (d + 1) // 2 * self.second_order
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            score = model.score(site, theta)
+            n = theta.new_full((*score.shape[:-2], 1), site.n)
+            hessian = pack(model.hessian(site, theta))[..., :packs]
+            return torch.cat([score.sum(-2), n, hessian, self._meat(score)], -1)
+
+        what = "scores and Hessians" if self.second_order else "scores"
+        rows = net.mean(sites.each(own, start), what)
+        score, n, hessian, middle = rows.tensor_split((d, d + 1, d + 1 + packs), -1)
+
+        def solve_own(site: Site, start: Tensor, score: Tensor, hessian: Tensor) -> Tensor:
+            before = model.score(site, start).mean(-2)
+            extra = start.new_zeros(*start.shape, d)
+            if self.second_order:
+                extra = model.hessian(site, start) / site.n - unpack(hessian)
+
+            def equation(theta: Tensor) -> tuple[Tensor, Tensor]:
+                value = model.score(site, theta).mean(-2) - before + score
+                value = value - product(extra, theta - start)
+                return value, extra - model.hessian(site, theta) / site.n
+
+            return packed_root(equation, start)
+
+        found = self._synthesis(sites, net, solve_own, start, score / n, hessian / n)
+        bread = unpack(found[1]) * n[..., None]
+        return Estimate(found[0], self._covariance(bread, middle, net.count))
+
+
+@ESTIMATORS.register("tilted_score")
+@dataclass(frozen=True, kw_only=True)
+class TiltedScore(Led):
+    """The surrogate efficient score with density-ratio tilting (Duan, Ning, Chen 2022).
+
+        S_N = (1/N) sum_ij s_ij(β̄, γ_j)
+        w_ij = f(x_i; β̄, γ_j) / f(x_i; β̄, γ_1)   over the examples i of the lead, site 1
+        U(β) = sum_j (n_j / N) (1/n_1) sum_i w_ij (∇_β - A_j ∇_γ) log f(x_i; β, γ_j)
+        U(β̃) - U(β̄) + S_N = 0
+
+    A_j is that of `likelihood.efficient` at β̄ with weights w_ij: the lead's examples, tilted, stand
+    for those of site j. The start β̄ is the meta-analysis; then β̄ <- β̃, T times.
+
+    Attributes:
+        iterations: T.
+        profile: whether γ_j maximizes the likelihood of site j at β̄; else it is its own estimate.
+    """
+
+    iterations: Count = 2
+    profile: bool = True
+
+    needs_density: ClassVar[bool] = True
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        theta = fits(sites)
+        found = Meta(covariance=self.covariance).average(sites, net, theta)
+        for _ in range(self.iterations):
+            theta = at(found.beta, theta, sites.width)
+            theta = profiled(sites, found.beta, theta) if self.profile else theta
+            found = self._iterate(sites, net, found.beta, theta)
+        return found
+
+    def _iterate(self, sites: Sites, net: Exchange, start: Tensor, theta: Tensor) -> Estimate:
+        """Return the estimate from β̄ and θ̄_j = (β̄, γ_j)."""
+        p = sites.width
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            scores = efficient(sites.model, site, theta, p).scores
+            n = theta.new_full((*scores.shape[:-2], 1), site.n)
+            return torch.cat([scores.sum(-2), n, self._meat(scores)], -1)
+
+        rows = sites.each(own, theta)
+        nuisances = torch.cat([theta[..., p:], rows[..., p : p + 1]], -1)
+        score, n, middle = net.mean(rows, "efficient scores").tensor_split((p, p + 1), -1)
+        table = net.table(nuisances, "nuisance parameters and sizes", self.leading(net))
+
+        def work(site: Site, start: Tensor, score: Tensor, own: Tensor, table: Tensor) -> Tensor:
+            return packed_root(tilted(sites, site, start, own, table, score), start)
+
+        found = self._synthesis(sites, net, work, start, score / n, theta[..., p:], table)
+        bread = unpack(found[1]) * n[..., None]
+        return Estimate(found[0], self._covariance(bread, middle, net.count))
+
+
+@ESTIMATORS.register("tilted_score_graph")
+@dataclass(frozen=True, kw_only=True)
+class TiltedScoreGraph(TiltedScore):
+    """`tilted_score` without a centre or a lead: every site leads, over a graph.
+
+    The means over sites are consensus, the table of (γ_j, n_j) is flooded, and every site solves
+    with its own examples as the lead's; the mean of their solutions is consensus as well.
+    """
+
+    leads: tuple[int, ...] | None = None
+
+    needs_graph: ClassVar[bool] = True
+
+
+@ESTIMATORS.register("gradient_tracking")
+@dataclass(frozen=True, kw_only=True)
+class GradientTracking(Estimator):
+    """Gradient tracking on the profile likelihood: it reaches the pooled estimate, over a graph.
+
+        u_j <- u_j + g_j(β_j) - g_j(previous β_j),   β_j <- β_j + η M_j u_j,   average both
+
+    g_j is the sum of the efficient scores of site j at its profiled γ_j, u_j follows the mean of
+    all g_j, and M_j is the inverse of the mean information at the start, the meta-analysis (Di
+    Lorenzo, Scutari 2016; here with both averaged after the step).
+
+    Attributes:
+        step: η.
+        rounds: gossip rounds.
+    """
+
+    step: Positive = 0.2
+    rounds: Count = 500
+
+    needs_graph: ClassVar[bool] = True
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        assert isinstance(net, Graph)
+        p, theta = sites.width, fits(sites)
+        start = Meta(covariance=self.covariance).average(sites, net, theta)
+        inverse = start.covariance * net.count  # of the start, also where it is a sandwich
+        beta = start.beta.expand_as(theta[..., :p])
+        last = torch.zeros_like(beta)
+
+        def gradient(beta: Tensor) -> Tensor:
+            nonlocal theta
+            theta = profiled(sites, beta, theta)
+            return sites.each(
+                lambda site, own: efficient(sites.model, site, own, p).scores.sum(-2), theta
+            )
+
+        def local(rows: Tensor) -> Tensor:
+            nonlocal last
+            beta, tracked = rows.split(p, -1)
+            new = gradient(beta)
+            tracked, last = tracked + new - last, new
+            return torch.cat([beta + self.step * product(inverse, tracked), tracked], -1)
+
+        begin = torch.cat([beta, last], -1)
+        rows = net.gossip(begin, local, self.rounds, "estimates and tracked scores")
+        return Estimate(rows[..., :p], start.covariance)
+
+
+def fits(sites: Sites) -> Tensor:
+    """Return the maximum likelihood estimate θ̂_j of every site, (..., p, d)."""
+    model = sites.model
+    return sites.each(lambda site: maximize(model, site, model.start(site)))
+
+
+def profiled(sites: Sites, beta: Tensor, theta: Tensor) -> Tensor:
+    """Return (β, γ_j), γ_j maximizing the likelihood of site j at β, (..., p, d).
+
+    Args:
+        sites: the sites.
+        beta: (..., 1 or p, p).
+        theta: (..., p, d), with γ_j to begin at.
+    """
+    begin = at(beta, theta, sites.width)
+    return sites.each(lambda site, own: maximize(sites.model, site, own, sites.width), begin)
+
+
+def at(beta: Tensor, theta: Tensor, p: int) -> Tensor:
+    """Return θ (..., p, d) with another β."""
+    return torch.cat([beta.expand(*theta.shape[:-1], p), theta[..., p:]], -1)
+
+
+def corrected(sites: Sites, site: Site, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return β̂_j less its bias, and efficient scores and information at θ̂_j."""
+    scores, information, _ = efficient(sites.model, site, theta, sites.width)
+    beta = (theta - bias(sites.model, site, theta))[..., : sites.width]
+    return beta, scores, information
+
+
+Equation = Callable[["Tensor"], tuple["Tensor", "Tensor"]]
+"""equation(point) returns the value (..., p), and minus its derivative (..., p, p)."""
+
+
+def tilted(
+    sites: Sites, site: Site, start: Tensor, own: Tensor, table: Tensor, score: Tensor
+) -> Equation:
+    """Return the equation U(β) - U(β̄) + S_N = 0 of a lead; see `TiltedScore`.
+
+    Args:
+        sites: for the model and p.
+        site: the lead's examples.
+        start: (..., p), β̄.
+        own: (..., q), the lead's γ.
+        table: (..., K (q + 1)), (γ_j, n_j) of every site.
+        score: (..., p), S_N.
+    """
+    model, p = sites.model, sites.width
+    lead = site.alone()
+    gamma, n = table.unflatten(-1, (-1, own.shape[-1] + 1)).split((own.shape[-1], 1), -1)
+    share = n[..., 0] / n[..., 0].sum(-1, keepdim=True)  # n_j / N
+
+    def every(beta: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes((*beta.shape[:-1], 1), gamma.shape[:-1])
+        return torch.cat([beta[..., None, :].expand(*shape, p), gamma.expand(*shape, -1)], -1)
+
+    here = torch.cat([start.expand(*own.shape[:-1], p), own], -1)
+    weights = ratios(model, lead, every(start), here[..., None, :])
+    slope = efficient(model, lead, every(start), p, weights).slope
+
+    def total(beta: Tensor) -> tuple[Tensor, Tensor]:
+        theta = every(beta)
+        each = torch.einsum("...n,...nd->...d", weights, model.score(lead, theta)) / site.n
+        hessian = model.hessian(lead, theta, weights)[..., :p] / site.n
+        value = each[..., :p] - product(slope, each[..., p:])
+        steep = slope @ hessian[..., p:, :] - hessian[..., :p, :]
+        return (
+            torch.einsum("...k,...kp->...p", share, value),
+            torch.einsum("...k,...kpr->...pr", share, steep),
+        )
+
+    before = total(start)[0]
+
+    def equation(beta: Tensor) -> tuple[Tensor, Tensor]:
+        value, steep = total(beta)
+        return value - before + score, steep
+
+    return equation
+
+
+def ratios(model: Model, site: Site, theta: Tensor, own: Tensor) -> Tensor:
+    """Return the density ratios w_ij = f(x_i; θ_j) / f(x_i; own θ), (..., K, n)."""
+    return (model.log_density(site, theta) - model.log_density(site, own)).exp()
+
+
+def packed_root(equation: Equation, point: Tensor) -> Tensor:
+    """Return the root (..., p) that Newton's method finds, and the packed derivative there.
+
+    They are NaN where it does not converge.
+    """
+    point = point.expand_as(equation(point)[0])
+    done = torch.zeros(point.shape[:-1], dtype=torch.bool)
+    for _ in range(STEPS):
+        value, steep = equation(point)
+        step = solve(steep, value)
+        point = torch.where(done[..., None], point, point + step)
+        done = done | (step.abs().amax(-1) <= TOLERANCE)
+        if (done | step.isnan().any(-1)).all():
+            break
+    point = torch.where(done[..., None], point, float("nan"))
+    return torch.cat([point, pack(equation(point)[1])], -1)
+
+
+def solve(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return matrix^-1 vector over leading axes; infinite or NaN where it is singular."""
+    found: Tensor = torch.linalg.solve_ex(matrix, vector)[0]
+    return found
+
+
+def product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return matrix vector over leading axes."""
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of symmetric matrices (..., p, p), (..., p (p + 1) / 2)."""
+    row, column = torch.triu_indices(*matrix.shape[-2:]).unbind()
+    return (matrix[..., row, column] + matrix[..., column, row]) / 2
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return the inverse of `pack`."""
+    p = int((8 * packed.shape[-1] + 1) ** 0.5 - 1) // 2
+    row, column = torch.triu_indices(p, p).unbind()
+    matrix = packed.new_zeros(*packed.shape[:-1], p, p)
+    matrix[..., row, column] = packed
+    matrix[..., column, row] = packed
+    return matrix
+
+
+def at_sites(table: Tensor, places: Tensor) -> Tensor:
+    """Return the rows of some sites; a table of one row is that of all sites."""
+    return table if table.shape[-2] == 1 else table.index_select(-2, places)

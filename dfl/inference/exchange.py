@@ -1,0 +1,300 @@
+"""What crosses between sites: means over all sites, and tables of what every site sent.
+
+Sites are peers. They send to a centre (`Centre`), or only to their neighbours on a graph (`Graph`).
+Every number crosses as a message of `dfl.comm`, whose bytes are counted. Tables of sites have the
+axes (..., p, m); repetitions of a study travel in one message.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfl.algorithms.dfedavgm import DFedAvgM
+from dfl.algorithms.qdfedavgm import QDFedAvgM
+from dfl.comm.net import Net
+from dfl.comm.network import Network
+from dfl.comm.schedule import endless
+from dfl.compression.exact import Exact
+from dfl.core.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dfl.algorithms.base import Algorithm
+    from dfl.algorithms.protocols import Task
+else:
+    from dfl.core.lazy import torch
+
+TRIES = 1000
+"""The most times that a site, or the centre, sends a message again because it was lost."""
+AGREED = 1e-13
+"""The relative gap between peers at which they agree."""
+MOST_ROUNDS = 20_000
+"""The most gossip rounds of one mean."""
+
+Change = Callable[["Tensor"], "Tensor"]
+
+
+@dataclass
+class Revealed:
+    """What a site reveals under one name.
+
+    Attributes:
+        numbers: the numbers of a message.
+        times: how often a site sends such numbers of its own: new ones, not what it passes on.
+        rounds: the rounds of messages that this took.
+    """
+
+    numbers: int = 0
+    times: int = 0
+    rounds: int = 0
+
+
+@dataclass
+class Exchange(ABC):
+    """What connects the sites.
+
+    Attributes:
+        network: the network.
+        t: the next round.
+        gap: the relative difference between peers after the last mean; 0 with a centre.
+        revealed: what every site revealed, by name.
+    """
+
+    network: Network
+    t: int = 0
+    gap: float = 0.0
+    revealed: dict[str, Revealed] = field(default_factory=dict)
+
+    @abstractmethod
+    def mean(self, rows: Tensor, what: str) -> Tensor:
+        """Return the mean of rows (..., p, m) over all sites, as each knows it.
+
+        Returns:
+            (..., 1, m) where all sites know the same, else (..., p, m).
+        """
+
+    @abstractmethod
+    def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
+        """Return the rows of all sites one after the other, as some sites know them.
+
+        Returns:
+            (..., 1, K m) where these know the same, else (..., p, K m).
+        """
+
+    @property
+    def count(self) -> int:
+        """K, the number of sites."""
+        return self.network.layout.peers
+
+    @property
+    def here(self) -> range:
+        """The numbers of this rank's sites."""
+        return self.network.layout.block(self.network.transport.world.rank)
+
+    def everywhere(self, here: bool) -> bool:
+        """Return whether something holds on every rank."""
+        (least,) = self.network.transport.world.minimum(int(here))
+        return bool(least)
+
+    def _net(self, network: Network | None = None) -> Net:
+        return Net(network or self.network, self.t, observed=False)
+
+    def _end_round(self) -> None:
+        self.network.end_round(self.t)
+        self.t += 1
+
+    def _note(self, what: str, rows: Tensor, since: int) -> None:
+        revealed = self.revealed.setdefault(what, Revealed())
+        revealed.numbers = rows.shape[-1]
+        revealed.times += 1
+        revealed.rounds += self.t - since
+
+
+@dataclass
+class Centre(Exchange):
+    """Sites send to a coordinating centre, which adds up and sends the result to sites.
+
+    A message that is lost is sent again in the next round.
+    """
+
+    def mean(self, rows: Tensor, what: str) -> Tensor:
+        """See `Exchange`. The order of the sum is that of the sites."""
+        since = self.t
+        received = self._collect(_flat(rows))
+        total = received.sum(0, keepdim=True) / self.count
+        self._broadcast(total, np.arange(self.count))
+        self._note(what, rows, since)
+        return _unflat(total, rows)
+
+    def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
+        """See `Exchange`."""
+        since = self.t
+        received = self._collect(_flat(rows))
+        self._broadcast(received.reshape(1, -1), np.array(to, np.int64))
+        self._note(what, rows, since)
+        return _unflat(received, rows).flatten(-2)[..., None, :]
+
+    def _collect(self, rows: Tensor) -> Tensor:
+        """Return the rows of all sites, (K, m), sent until all have arrived."""
+        everyone = rows.new_zeros(self.count, rows.shape[1])
+        missing = np.arange(self.count)
+        for attempt in range(TRIES):
+            if attempt:
+                self._end_round()
+            net = self._net()
+            group = net.group(net.present(missing))
+            received, ids = net.collect(rows[group.here], group)
+            everyone[torch.from_numpy(ids)] = received
+            missing = np.setdiff1d(missing, ids)
+            if not len(missing):
+                return everyone
+        raise InputError(f"--faults: no message of site {missing[0]} arrives in {TRIES} rounds")
+
+    def _broadcast(self, row: Tensor, missing: NDArray[np.int64]) -> None:
+        """Send a row to some sites until all have it, and end the round."""
+        for _ in range(TRIES):
+            net = self._net()
+            group = net.group(missing)
+            net.broadcast(row, group)
+            up = net.group(net.present(missing))
+            missing = np.setdiff1d(missing, net.reached(up).ids)
+            self._end_round()
+            if not len(missing):
+                return
+        raise InputError(f"--faults: no message reaches site {missing[0]} in {TRIES} rounds")
+
+
+@dataclass
+class Graph(Exchange):
+    """Sites send to their neighbours alone.
+
+    A mean is a consensus, x_i <- sum_j w_ij x_j, for doubly stochastic W: exact after a period of a
+    sequence of graphs whose product is the mean, geometric elsewhere. Under faults, and with
+    messages of few bits, it is the averaging of public copies of quantized DFedAvgM, which keeps
+    the mean whatever is lost. A table is flooded, uncompressed.
+
+    Attributes:
+        rounds: gossip rounds of a mean; None until the peers agree, which a simulation can see.
+    """
+
+    rounds: int | None = None
+
+    def mean(self, rows: Tensor, what: str) -> Tensor:
+        """See `Exchange`."""
+        return self.gossip(rows, None, self.rounds, what)
+
+    def gossip(self, rows: Tensor, local: Change | None, rounds: int | None, what: str) -> Tensor:
+        """Let peers change their rows and average them with their neighbours, round by round.
+
+        Args:
+            rows: (..., p, m).
+            local: what each peer makes of its rows (..., p, m) before it sends them.
+            rounds: how many; None until the peers agree, which is checked after every round.
+            what: the name of what a site reveals.
+        """
+        since = self.t
+        self._wait_for_period()
+        flat = _flat(rows)
+        change = _Local(rows, local)
+        method = self._method
+        state = method.init(flat, torch.zeros_like(flat), self._net())
+        scale = self._most(flat.abs()).clamp_min(1e-300)
+        for _ in range(MOST_ROUNDS if rounds is None else rounds):
+            state = method.round(state, _as_task(change), self._net())
+            self._end_round()
+            if rounds is None:
+                self.gap = self._gap(state.x, scale)
+                if self.gap <= AGREED:
+                    break
+        self.gap = self._gap(state.x, scale)
+        self._note(what, rows, since)
+        return _unflat(state.x, rows)
+
+    def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
+        """See `Exchange`: every peer passes on what it knows until all know everything."""
+        since, flat = self.t, _flat(rows)
+        known = flat.new_zeros(len(flat), self.count, flat.shape[1] + 1)  # 1, then the numbers
+        own = torch.arange(len(flat))
+        known[own, torch.tensor(self.here, dtype=torch.int64)] = torch.cat(
+            [torch.ones_like(flat[:, :1]), flat], 1
+        )
+        clear = copy.copy(self.network)
+        clear.threat_model = self.network.threat_model._replace(compressor=Exact())
+        for _ in range(MOST_ROUNDS):
+            if self.everywhere(bool((known[..., 0] > 0).all())):
+                break
+            self._spread(known, clear)
+        else:
+            raise InputError(f"--faults: some sites do not hear of others in {MOST_ROUNDS} rounds")
+        self._note(what, rows, since)
+        return torch.cat([_unflat(known[:, k, 1:], rows) for k in range(self.count)], -1)
+
+    def _spread(self, known: Tensor, clear: Network) -> None:
+        """Add to what each peer knows what its neighbours knew, in a round."""
+        net = self._net(clear)
+        edges = net.edges
+        received = net.exchange(known.flatten(1)[edges.owner], per_edge=True)
+        messages = received.messages.unflatten(1, known.shape[1:])
+        receivers = edges.received % self.count - self.here.start
+        for receiver, message in zip(receivers.tolist(), messages, strict=True):
+            new = (known[receiver, :, 0] == 0) & (message[:, 0] > 0)
+            known[receiver, new] = message[new]
+        self._end_round()
+
+    @property
+    def _method(self) -> Algorithm[Any]:
+        exact = isinstance(self.network.threat_model.compressor, Exact)
+        return DFedAvgM() if exact and not self.network.threat_model.faults else QDFedAvgM()
+
+    def _wait_for_period(self) -> None:
+        """Go on to the beginning of a period of the sequence of graphs."""
+        weights = self.network.schedule.weights
+        self.t += 0 if endless(weights) else -self.t % len(weights)
+
+    def _gap(self, x: Tensor, scale: Tensor) -> float:
+        return float(((self._most(x) + self._most(-x)) / scale).max())
+
+    def _most(self, x: Tensor) -> Tensor:
+        """Return the largest of all peers' numbers in each coordinate, (m,)."""
+        everyone = self.network.transport.world.all_gather(x.numpy())
+        return torch.from_numpy(everyone.max(0))
+
+
+@dataclass(frozen=True)
+class _Local:
+    """The local training of a round of gossip: what each peer makes of its rows.
+
+    Attributes:
+        like: (..., p, m), tables of the shape of the rows.
+        change: see `Graph.gossip`.
+    """
+
+    like: Tensor
+    change: Change | None
+
+    def train(self, x: Tensor, t: int) -> Tensor:
+        """Return the changed rows, (p, m)."""
+        return x if self.change is None else _flat(self.change(_unflat(x, self.like)))
+
+
+def _as_task(change: _Local) -> Task:
+    return change  # type: ignore[return-value]  # a method that only averages uses nothing else
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return tables (..., p, m) as one message per site, (p, M)."""
+    return rows.movedim(-2, 0).flatten(1).contiguous()
+
+
+def _unflat(flat: Tensor, like: Tensor) -> Tensor:
+    """Return the inverse of `_flat` for messages (k, M) of tables like (..., p, m): (..., k, m)."""
+    return flat.reshape(len(flat), *like.shape[:-2], like.shape[-1]).movedim(0, -2)
