@@ -15,6 +15,7 @@ from dfl.comm.schedule import Schedule
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.traffic import Traffic
 from dfl.comm.transport import Transport
+from dfl.compression import fitted
 from dfl.core.layout import Layout
 from dfl.environment.clock import Clock
 from dfl.environment.fault_effects import FaultEffects, fault_effects
@@ -34,6 +35,7 @@ class Network:
         threat_model: what happens to messages on their way.
         traffic: counts what was sent.
         seed: the run's seed.
+        shapes: of the parameters of a model in their order; the first of them are in the messages.
         clock: the simulated clock; None where the run has none.
     """
 
@@ -46,13 +48,16 @@ class Network:
         seed: int,
         stationary: Sequence[NDArray[np.float64] | None] = (),
         possible: csr_array | None = None,
+        shapes: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.layout = layout
         self.schedule = Schedule(weights, layout, world.rank, stationary, possible)
         self.traffic = Traffic.of(len(layout.block(world.rank)))
         self.transport = Transport(world, self.traffic)
-        self.threat_model = threat_model
+        compressor = fitted(threat_model.compressor, shapes)
+        self.threat_model = threat_model._replace(compressor=compressor)
         self.seed = seed
+        self.shapes = tuple(shapes)
         self.clock: Clock | None = None
 
     def fault_effects(self, t: int) -> FaultEffects | None:

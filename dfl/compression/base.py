@@ -12,8 +12,8 @@ as large as the messages costs more in page faults than all the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dfl.core.registry import Registry
 
@@ -60,6 +60,24 @@ class Compressor(Protocol):
             dtype: of the messages.
         """
         ...
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A message format that works on parameters of known shapes."""
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]]) -> Compressor:
+        """Return the format of messages whose m coordinates are parameters of these shapes.
+
+        Args:
+            shapes: those of the parameters in their order; the first of them fill a message.
+        """
+        ...
+
+
+def fitted(compressor: Compressor, shapes: Sequence[tuple[int, ...]]) -> Compressor:
+    """Return a compressor that knows the shapes of the parameters, where it uses them."""
+    return compressor.shaped(shapes) if isinstance(compressor, Shaped) else compressor
 
 
 COMPRESSORS: Registry[type[Compressor]] = Registry("compressor", "dfl.compressors")

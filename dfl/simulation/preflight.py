@@ -21,7 +21,7 @@ from dfl.comm.network import Network
 from dfl.comm.schedule import Schedule, examples
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.weighting import weighted_sum
-from dfl.compression import Exact
+from dfl.compression import Exact, fitted
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
@@ -222,6 +222,7 @@ def _check_copies(
         run.seed,
         stationary=schedule.stationary,
         possible=schedule.possible,
+        shapes=((8, coordinates // 8),),
     )
     with isolated(run.threads):
         growth = _growth(network, algorithm.averaging_step, rounds, coordinates) if rounds else 0.0
@@ -270,7 +271,8 @@ def _compression_error(run: Run, components: Components) -> tuple[float, float]:
     """
     generator = randomness.generator(run.seed, "rehearsed message")
     message = torch.from_numpy(generator.standard_normal((1, MESSAGE), np.float32))
-    compressor = components.compressor
+    side = math.isqrt(MESSAGE)
+    compressor = fitted(components.compressor, ((side, side),))
 
     def draw(rows: slice, places: slice) -> torch.Tensor:
         ids = range(DRAWS)[rows]

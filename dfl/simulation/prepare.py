@@ -356,6 +356,7 @@ def build(
         run.seed,
         stationary=graph.stationary,
         possible=graph.possible,
+        shapes=task.parameter_layout.shapes,
     )
     task = with_clock(network, components.links, task, sizes)
     test_sets = make_test_sets(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dfl.compression import COMPRESSORS, Draw
+from dfl.compression import COMPRESSORS, Draw, fitted
 from dfl.core import randomness
 from dfl.core.registry import choose
 
@@ -29,6 +29,8 @@ SPECS = (
     "random_k:share=0.3,scaled=true",
     "random_k:share=0.8,scaled=true",
     "random_k:share=1,scaled=true",
+    "low_rank:rank=1",
+    "low_rank:rank=3",
 )
 
 
@@ -37,8 +39,11 @@ def chance(rows: slice, places: slice) -> torch.Tensor:
     return randomness.bits(3, "rows", range(10**6)[rows], 0, "x", n=places)
 
 
-def made(spec: str) -> Any:
-    return choose("--compressor", spec, COMPRESSORS)()
+def made(spec: str, m: int) -> Any:
+    """The compressor of messages of a nearly square matrix and a vector."""
+    side = math.isqrt(m)
+    compressor = choose("--compressor", spec, COMPRESSORS)()
+    return fitted(compressor, ((side, m // side),)) if side else compressor
 
 
 def through(compressor: Any, x: torch.Tensor, draw: Draw = chance) -> torch.Tensor:
@@ -69,7 +74,7 @@ def test_every_compressor_is_tested() -> None:
 @pytest.mark.parametrize("m", [1, 40, 300])
 def test_errors_are_as_stated(spec: str, m: int) -> None:
     """The mean over 4,000 draws is x if it is unbiased, and the error is within the bound."""
-    compressor = made(spec)
+    compressor = made(spec, m)
     n = 4000
     for kind, x in kinds(m).items():
         error = through(compressor, x.expand(n, m)) - x
@@ -87,7 +92,7 @@ def test_errors_are_as_stated(spec: str, m: int) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("m", [1, 2, 31, 700, 4097])
 def test_bytes_of_a_row_do_not_depend_on_other_rows(spec: str, m: int, dtype: torch.dtype) -> None:
-    compressor, q = made(spec), 130
+    compressor, q = made(spec, m), 130
     messages = normal(q, m + 3, dtype)[:, :m]  # a view, as where a part of a model is sent
     encoded = compressor.encode(messages, chance)
     decoded = compressor.decode(encoded, m, dtype)
@@ -106,13 +111,13 @@ def test_bytes_of_a_row_do_not_depend_on_other_rows(spec: str, m: int, dtype: to
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (2, 1)])
 def test_no_rows_and_few_coordinates(spec: str, shape: tuple[int, int]) -> None:
-    assert not through(made(spec), torch.zeros(shape)).any()
+    assert not through(made(spec, shape[1]), torch.zeros(shape)).any()
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_rows_that_are_not_finite_leave_others_as_they_are(spec: str, value: float) -> None:
-    compressor, x = made(spec), normal(3, 50)
+    compressor, x = made(spec, 50), normal(3, 50)
     expected = through(compressor, x)
     x[1, 7] = value
     decoded = through(compressor, x)

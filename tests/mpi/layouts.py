@@ -49,6 +49,7 @@ COMPRESSOR_SPECS = {
     "none": ["none"],
     "quantize": [f"quantize:bits={b}" for b in (1, 2, 3, 4, 8, 11)] + ["quantize:bits=5,block=64"],
     "top_k": ["top_k:share=0.1"],
+    "low_rank": ["low_rank:rank=2"],
     "random_k": ["random_k:share=0.3"],
 }
 PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
