@@ -6,9 +6,9 @@
 >>> round(graph.spectrum.gap, 4)
 0.0507
 
-`graphs` has the graphs, `files` graphs from a user's file, `mixings` the rules for weights,
-`spectra` their spectra. A new graph or rule is one function with the decorator `topology` or
-`mixing`.
+`graphs`, `hops`, `random_graphs`, `trees`, `clusters` and `base_graph` have the graphs, `files`
+graphs from a user's file, `mixings` the rules for weights, `spectra` their spectra. A new graph or
+rule is one function with the decorator `topology` or `mixing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from topologies import files as files  # register their topologies
-from topologies import random_rounds as random_rounds
+# These register their topologies.
+from topologies import base_graph as base_graph
+from topologies import clusters as clusters
+from topologies import files as files
+from topologies import hops as hops
+from topologies import random_graphs as random_graphs
 from topologies import trees as trees
 from topologies.errors import GraphError
 from topologies.graphs import MAX_EDGES, TOPOLOGIES, Graph, pattern, topology
@@ -118,8 +122,6 @@ class WeightedGraph:
                 "the weights are not doubly stochastic on this graph, so some peers count more "
                 "than others: averaging keeps a weighted average of the peers, not the mean"
             )
-        if self.own_weights:
-            notes.append("the weights are those of the file, and no mixing rule is applied to them")
         if np.isnan(mixed.gap):
             notes.append(
                 f"the spectrum of such weights is not computed for {len(self.degrees):,} peers"

@@ -15,7 +15,7 @@ labels are the training examples of every label at every peer, (P, L).
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from math import isqrt, log
+from math import isqrt
 from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
@@ -23,7 +23,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from topologies.errors import GraphError
 from topologies.sequences import Drawn
@@ -85,7 +84,7 @@ def star(peers: int, rng: Generator) -> csr_array:
 @topology
 def complete(peers: int, rng: Generator) -> csr_array:
     """All peers are neighbours."""
-    _affordable("complete", peers, peers * (peers - 1))
+    affordable("complete", peers, peers * (peers - 1))
     return csr_array(~np.eye(peers, dtype=bool))
 
 
@@ -101,111 +100,13 @@ def torus(peers: int, rng: Generator) -> csr_array:
     return pattern(nx.grid_2d_graph(*_sides("torus", peers, least=3), periodic=True))
 
 
-@topology
-def hypercube(peers: int, rng: Generator) -> csr_array:
-    """Peers whose binary numbers differ in one bit: log2 P neighbours each."""
-    bits = peers.bit_length() - 1
-    if peers != 1 << bits:
-        raise GraphError(
-            f"hypercube needs a power of two peers, such as {1 << bits} or {2 << bits}, not {peers}"
-        )
-    return _from_senders(np.arange(peers)[:, None] ^ (1 << np.arange(bits)))
-
-
-@topology
-def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
-    """A random graph in which every peer has k neighbours."""
-    if not 1 <= k < peers or k * peers % 2:
-        raise GraphError(f"regular needs 1 <= k < peers and k*peers even: k={k}, peers={peers}")
-    _affordable("regular", peers, k * peers)
-
-    def draw(seed: int) -> nx.Graph:
-        if 2 * k < peers:
-            return nx.random_regular_graph(k, peers, seed)
-        # For large k, rejection is slow.
-        return nx.complement(nx.random_regular_graph(peers - 1 - k, peers, seed))
-
-    return _connected(
-        draw, rng, f"regular:k={k} of {peers} peers", "k of 3 or more likely connects"
-    )
-
-
-@topology
-def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
-    """A random graph: each pair is linked with probability p, independently."""
-    _probability(p)
-    _affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
-    drawn = p if 1.0 - p < 1.0 else 0.0  # networkx divides by log(1 - p)
-    enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
-    return _connected(
-        lambda seed: nx.fast_gnp_random_graph(peers, drawn, seed),
-        rng,
-        f"erdos_renyi:p={p:g} of {peers} peers",
-        f"p of {enough:.2g} or more likely connects",
-    )
-
-
-@topology
-def small_world(peers: int, rng: Generator, *, k: int = 4, p: float = 0.1) -> csr_array:
-    """A ring of k neighbours each, every edge then moved to a random peer with probability p
-    (Watts, Strogatz 1998).
-    """
-    if not 2 <= k < peers or k % 2:
-        raise GraphError(f"small_world needs an even k with 2 <= k < peers: k={k}, peers={peers}")
-    _probability(p)
-    _affordable("small_world", peers, k * peers)
-    return _connected(
-        lambda seed: nx.watts_strogatz_graph(peers, k, p, seed),
-        rng,
-        f"small_world:k={k},p={p:g} of {peers} peers",
-        "k of 4 or more, or a smaller p, likely connects",
-    )
-
-
-@topology
-def barabasi_albert(peers: int, rng: Generator, *, m: int = 2) -> csr_array:
-    """A random graph with hubs: each new peer links to m peers, by their degree (Barabási, Albert
-    1999).
-    """
-    if not 1 <= m < peers:
-        raise GraphError(f"barabasi_albert needs 1 <= m < peers: m={m}, peers={peers}")
-    _affordable("barabasi_albert", peers, 2 * m * peers)
-    return pattern(nx.barabasi_albert_graph(peers, m, seed=_seed(rng)))
-
-
-@topology
-def exponential(peers: int, rng: Generator) -> csr_array:
-    """Directed: peer i sends to i + 1, i + 2, i + 4, … (mod P) every round (Ying et al. 2021)."""
-    hops = _powers(peers)
-    _affordable("exponential", peers, peers * len(hops))
-    return _from_senders((np.arange(peers)[:, None] - hops) % peers)
-
-
-@topology
-def one_peer_exponential(peers: int, rng: Generator) -> list[csr_array]:
-    """Directed, time-varying: in round t peer i sends only to i + 2^(t mod ceil(log2 P)) (mod P)
-    (Ying et al. 2021).
-
-    With weights 1/2, 1/2 and P a power of two, log2 P rounds average exactly.
-    """
-    hops = _powers(peers)
-    _affordable("one_peer_exponential", peers, peers * len(hops))
-    rounds = [_from_senders((np.arange(peers)[:, None] - [hop]) % peers) for hop in hops]
-    return rounds or [csr_array((1, 1), dtype=bool)]
-
-
 def from_pairs(peers: int, i: NDArray[np.int64], j: NDArray[np.int64]) -> csr_array:
     """Return the undirected graph, (P, P) bool, with an edge between i[k] and j[k] for every k."""
     rows, cols = np.append(i, j), np.append(j, i)
     return csr_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=(peers, peers))
 
 
-def _powers(peers: int) -> NDArray[np.int64]:
-    """Return the hops 1, 2, 4, … below the number of peers: ceil(log2 P) of them."""
-    return 1 << np.arange((peers - 1).bit_length(), dtype=np.int64)
-
-
-def _from_senders(table: NDArray[np.int64]) -> csr_array:
+def from_senders(table: NDArray[np.int64]) -> csr_array:
     """Return the graph of a table (P, k) whose row i lists the peers that send to peer i."""
     peers, k = table.shape
     rows = np.repeat(np.arange(peers), k)
@@ -230,30 +131,10 @@ def _sides(name: str, peers: int, least: int) -> tuple[int, int]:
     )
 
 
-def _probability(p: float) -> None:
-    if not 0 <= p <= 1:
-        raise GraphError(f"p must be between 0 and 1, not {p:g}")
-
-
-def _affordable(name: str, peers: int, edges: int) -> None:
+def affordable(name: str, peers: int, edges: int) -> None:
     """Raise an error for more than `MAX_EDGES` directed edges."""
     if edges > MAX_EDGES:
         raise GraphError(
             f"{name} of {peers:,} peers has {edges:,} directed edges; at most {MAX_EDGES:,} are "
             "accepted: choose fewer peers or a sparser graph"
         )
-
-
-def _seed(rng: Generator) -> int:
-    return int(rng.integers(2**31))
-
-
-def _connected(
-    draw: Callable[[int], nx.Graph], rng: Generator, name: str, advice: str
-) -> csr_array:
-    """Return the first connected graph among `TRIES` draws."""
-    for _ in range(TRIES):
-        adjacency = pattern(draw(_seed(rng)))
-        if connected_components(adjacency, directed=False, return_labels=False) == 1:
-            return adjacency
-    raise GraphError(f"{name}: none of {TRIES} random graphs was connected; {advice}")

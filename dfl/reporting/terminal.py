@@ -213,7 +213,8 @@ def _graph(info: RunInfo) -> list[Line]:
         sent = f"sends {_many(info.broadcasts, 'model')} per round"
         return [("server", sent if info.has_server else "none: no messages"), *rule]
     kind = "directed edges" if graph.directed else "edges"
-    name = f"{run.topology} ({run.mixing}){', drawn anew every round' if graph.endless else ''}"
+    weights = "its own weights" if graph.own_weights else run.mixing
+    name = f"{run.topology} ({weights}){', drawn anew every round' if graph.endless else ''}"
     pace = _pace(graph.half_rounds, len(graph.weights))
     return [
         (

@@ -216,6 +216,11 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         smallest = graph.spectrum.smallest
         unmet = check_assumptions(run, components, weights, smallest)
         notes += (*graph.notes, *algorithm.notes(smallest), *unmet)
+        if graph.own_weights and run.mixing != algorithm.default_mixing:
+            notes += (
+                f"--mixing {run.mixing}: no mixing rule is applied, since --topology "
+                f"{run.topology} comes with its weights",
+            )
     notes += warnings
     if graph and len(graph.degrees) == 1:
         notes += ("one peer has no neighbours: give --peers 16, or start several ranks",)
@@ -536,6 +541,7 @@ def _graph_info(graph: topologies.WeightedGraph) -> GraphInfo:
         degrees=graph.degrees,
         weights=graph.examples,
         endless=graph.endless,
+        own_weights=graph.own_weights,
         gap=spectrum.gap,
         smallest=spectrum.smallest,
         half_rounds=spectrum.half_rounds,

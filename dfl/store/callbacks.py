@@ -103,6 +103,7 @@ class GraphInfo:
         weights: the mixing matrices, (P, P) each; round t uses the one numbered t modulo their
             number. Those of the first rounds where every round draws a new graph.
         endless: whether every round draws a new graph; edges and degrees are those of round 0 then.
+        own_weights: whether the graph came with its weights, so that no mixing rule is applied.
         gap: spectral gap.
         smallest: smallest eigenvalue of the mixing matrix.
         half_rounds: rounds in which plain averaging halves disagreement; NaN where not computed.
@@ -113,6 +114,7 @@ class GraphInfo:
     degrees: NDArray[np.int64]
     weights: Sequence[csr_array]
     endless: bool
+    own_weights: bool
     gap: float
     smallest: float
     half_rounds: float

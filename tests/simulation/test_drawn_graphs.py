@@ -1,6 +1,7 @@
 """Runs on a graph that every round draws anew: any number of ranks, resumed, per edge, refused."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from numpy.random import Generator
 from scipy.sparse import csr_array
 
 import dfl
+import topologies
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.comm.schedule import Schedule, endless, examples
+from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.options import MOST
@@ -106,14 +109,42 @@ def test_several_matrices_are_no_rule_for_endless_graphs() -> None:
         last(replace(RUN, mixing=[np.eye(7)] * 3))
 
 
+def test_d_cliques_are_made_of_the_labels_of_the_peers() -> None:
+    run = replace(RUN, topology="d_cliques:size=3", partition="shards:per_peer=2", peers=9)
+    info = prepare(run, World()).info
+    assert info is not None
+    assert info.graph is not None
+    graph = topologies.build(
+        partial(topologies.TOPOLOGIES["d_cliques"], size=3),
+        topologies.MIXINGS["metropolis"],
+        9,
+        randomness.generator(0, "topology"),
+        info.label_counts,
+    )
+    assert (info.graph.weights[0] != graph.weights[0]).nnz == 0
+
+
+def test_a_graph_with_its_own_weights_takes_no_mixing_rule() -> None:
+    run = replace(RUN, topology="base_graph", rounds=0)
+    info = prepare(replace(run, mixing="lazy"), World()).info
+    assert info is not None
+    assert any("--mixing lazy" in note for note in info.notes)
+    assert info.graph is not None
+    assert info.graph.own_weights
+    plain = prepare(run, World()).info
+    assert plain is not None
+    assert not any("--mixing" in note for note in plain.notes)
+
+
+@pytest.mark.parametrize("topology", ["random_matching", "base_graph"])
 @pytest.mark.parametrize(
     "change",
     [{}, {"bits": 4}, {"bits": 4, "faults": "link_loss:p=0.3"}, {"faults": "link_loss:p=0.3"}],
 )
 def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
-    tmp_path: Path, change: dict[str, Any]
+    tmp_path: Path, change: dict[str, Any], topology: str
 ) -> None:
-    run = replace(RUN, **change)
+    run = replace(RUN, topology=topology, **change)
     whole = last(run)
     list(dfl.simulate(replace(run, rounds=3, out=tmp_path / "r", checkpoint_every=3)))
     first, *_, end = dfl.simulate(replace(run, resume=tmp_path / "r"))
@@ -123,7 +154,7 @@ def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize("topology", ["random_matching"])
+@pytest.mark.parametrize("topology", ["random_matching", "base_graph:k=2"])
 @pytest.mark.parametrize("bits", [[], ["--bits", "4", "--faults", "link_loss:p=0.2"]])
 def test_ranks_draw_the_same_graphs(tmp_path: Path, topology: str, bits: list[str]) -> None:
     """Seventy rounds are more than the communicators that are kept."""

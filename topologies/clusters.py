@@ -1,0 +1,130 @@
+"""Graphs of clusters: peers with many edges inside a cluster, and few between clusters."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import networkx as nx
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from topologies.errors import GraphError
+from topologies.graphs import affordable, from_pairs, needs_labels, topology
+from topologies.random_graphs import connected
+
+Ints = NDArray[np.int64]
+
+
+@topology
+def caveman(peers: int, rng: Generator, *, size: int = 4) -> csr_array:
+    """Cliques of about `size` peers on a ring: the last peer of each is linked to the first of the
+    next (Watts 1999).
+    """
+    cliques = _cliques("caveman", peers, np.arange(peers), size)
+    last, first = (np.array([clique[end] for clique in cliques]) for end in (-1, 0))
+    return _with_cliques(peers, cliques, np.stack([last, np.roll(first, -1)], axis=1))
+
+
+@topology
+def clustered(
+    peers: int, rng: Generator, *, clusters: int = 4, inside: float = 0.8, between: float = 0.05
+) -> csr_array:
+    """A random graph of clusters of equal size: a pair is linked with probability `inside` or
+    `between` (the stochastic block model; Holland, Laskey, Leinhardt 1983).
+    """
+    if not 1 <= clusters <= peers:
+        raise GraphError(f"clustered needs 1 <= clusters <= peers: clusters={clusters}")
+    for name, p in (("inside", inside), ("between", between)):
+        if not 0 <= p <= 1:
+            raise GraphError(f"clustered: {name} must be between 0 and 1, not {p:g}")
+    affordable("clustered", peers, round(max(between, inside / clusters) * peers**2))
+    sizes = [len(part) for part in np.array_split(np.arange(peers), clusters)]
+    table = np.where(np.eye(clusters, dtype=bool), inside, between)
+    return connected(
+        lambda seed: nx.stochastic_block_model(sizes, table, seed=seed),
+        rng,
+        f"clustered:clusters={clusters},inside={inside:g},between={between:g} of {peers} peers",
+        "a larger p between clusters likely connects",
+    )
+
+
+@topology
+@needs_labels
+def d_cliques(
+    peers: int,
+    rng: Generator,
+    labels: Ints,
+    *,
+    size: int = 10,
+    steps: int = 1000,
+    between: Literal["ring", "complete"] = "ring",
+) -> csr_array:
+    """D-Cliques (Bellet, Kermarrec, Lavoie 2022): cliques whose labels are distributed as all
+    peers' are, one edge between two of them.
+
+    Random cliques of about `size` peers; then, `steps` times, two cliques at random swap a pair of
+    peers at random among those whose swap lowers the sum of both cliques' skews, sum_y |p_C(y) -
+    p(y)|. The edge between two cliques goes to the peers with the fewest such edges so far.
+
+    Args:
+        peers, rng, labels: as of every topology that needs labels.
+        size: peers of a clique.
+        steps: attempts to swap.
+        between: the graph of the cliques.
+    """
+    cliques = _cliques("d_cliques", peers, rng.permutation(peers), size)
+    counts = np.asarray(labels, dtype=np.float64)
+    for _ in range(steps if len(cliques) > 1 else 0):
+        one, other = (cliques[c] for c in rng.choice(len(cliques), 2, replace=False))
+        _swap(one, other, counts, rng)
+    used = np.zeros(peers, dtype=np.int64)
+    edges = []
+    for a, b in _pairs_of(len(cliques), between):
+        ends = [min(cliques[c].tolist(), key=lambda i: (used[i], i)) for c in (a, b)]
+        used[ends] += 1
+        edges.append(ends)
+    return _with_cliques(peers, cliques, np.array(edges, dtype=np.int64).reshape(-1, 2))
+
+
+def skew(own: NDArray[np.float64], everyone: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sum_y |p_C(y) - p(y)| of label counts (..., L), against those of all (L,)."""
+    shares = own / np.maximum(own.sum(axis=-1, keepdims=True), 1)
+    return np.asarray(np.abs(shares - everyone / everyone.sum()).sum(axis=-1))
+
+
+def _swap(one: Ints, other: Ints, counts: NDArray[np.float64], rng: Generator) -> None:
+    """Swap a random pair of peers of two cliques, in place, if one lowers the sum of the skews."""
+    everyone = counts.sum(axis=0)
+    totals = [counts[clique].sum(axis=0) for clique in (one, other)]
+    moved = counts[other][None, :] - counts[one][:, None]  # (a, b, L), what a swap brings to `one`
+    after = skew(totals[0] + moved, everyone) + skew(totals[1] - moved, everyone)
+    before = skew(totals[0], everyone) + skew(totals[1], everyone)
+    better = np.argwhere(after < before - 1e-12)
+    if len(better):
+        a, b = better[rng.integers(len(better))]
+        one[a], other[b] = other[b], one[a]
+
+
+def _pairs_of(cliques: int, between: str) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of cliques that are linked."""
+    if between == "complete":
+        yield from ((a, b) for a in range(cliques) for b in range(a + 1, cliques))
+    elif cliques > 1:
+        yield from ((a, (a + 1) % cliques) for a in range(cliques if cliques > 2 else 1))
+
+
+def _cliques(name: str, peers: int, order: Ints, size: int) -> list[Ints]:
+    """Return peers in cliques of `size`, or, where it does not divide P, of nearly that size."""
+    if size < 1:
+        raise GraphError(f"{name} needs a size of at least 1, not {size}")
+    affordable(name, peers, min(size, peers) * peers)
+    return [part.copy() for part in np.array_split(order, max(1, round(peers / size)))]
+
+
+def _with_cliques(peers: int, cliques: list[Ints], edges: Ints) -> csr_array:
+    """Return the graph of cliques, and of edges (n, 2) between them."""
+    inside = [np.stack(np.triu_indices(len(c), 1), axis=1) for c in cliques]
+    pairs = np.concatenate([*(c[each] for c, each in zip(cliques, inside, strict=True)), edges])
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    return from_pairs(peers, pairs[:, 0], pairs[:, 1])
