@@ -93,7 +93,8 @@ def _hypercube(nodes: Ints, k: int) -> list[list[Step]]:
     """Return the k-peer hyper-hypercube: round l averages along axis l of a box of peers."""
     factors = _factors(len(nodes), k)
     assert prod(factors) == len(nodes)
-    rounds, stride = [], 1
+    rounds: list[list[Step]] = []
+    stride = 1
     for factor in factors:
         box = nodes.reshape(-1, factor, stride)
         rounds.append([(box.transpose(0, 2, 1).reshape(-1, factor), None, 0.0)])

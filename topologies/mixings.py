@@ -12,6 +12,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, eye_array
+from scipy.sparse.csgraph import connected_components
+
+from topologies.errors import GraphError
+
+SCALINGS = 20_000
+"""The most rounds of Sinkhorn's scaling."""
+SCALED = 1e-13
+"""The distance of row sums from 1 at which the scaling ends."""
 
 Mixing = Callable[[csr_array], csr_array]
 
@@ -67,6 +75,30 @@ def out_degree(adjacency: csr_array) -> csr_array:
     push-sum (Assran et al. 2019).
     """
     return csr_array(uniform(csr_array(adjacency.T)).T)
+
+
+@mixing
+def sinkhorn(adjacency: csr_array) -> csr_array:
+    """w_ij = a_i b_j, also for i = j, with rows and columns that sum to 1, on any graph, directed or
+    not, whose edges lie on cycles (Sinkhorn, Knopp 1967).
+    """
+    _, labels = connected_components(adjacency, directed=True, connection="strong")
+    edges = adjacency.tocoo()
+    one_way = labels[edges.row] != labels[edges.col]
+    if one_way.any():
+        k = int(np.argmax(one_way))
+        raise GraphError(
+            f"sinkhorn: no way leads back over the edge from peer {edges.col[k]} to peer "
+            f"{edges.row[k]}, so doubly stochastic weights do not use it: choose another --mixing"
+        )
+    both = adjacency.astype(np.float64) + eye_array(adjacency.shape[0], format="csr")
+    rows = columns = np.ones(both.shape[0])
+    for _ in range(SCALINGS):
+        rows = 1 / (both @ columns)
+        columns = 1 / (both.T @ rows)
+        if abs(rows * (both @ columns) - 1).max() < SCALED:
+            break
+    return csr_array(diags_array(rows) @ both @ diags_array(columns))
 
 
 def _entries(

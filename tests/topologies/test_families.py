@@ -127,7 +127,7 @@ def test_directed_random_sends_to_k_others(peers: int, k: int) -> None:
 def test_teleportation_moves_the_average_of_the_active_peers() -> None:
     net = network("teleportation", 12, active=4)
     x = np.random.default_rng(1).standard_normal(12)
-    active: set[int] = set()
+    active: set[Any] = set()
     for w in net.weights[:6]:
         dense = w.toarray()
         then = set(np.flatnonzero((dense != np.eye(12)).any(axis=1)))
@@ -199,7 +199,8 @@ def test_a_spanning_tree_has_edges_of_its_graph_only(of: str) -> None:
     assert net.edges == 15
     (tree,) = net.weights
     name, _, k = of.partition(":k=")
-    graph = network(name, 16, **({"k": int(k)} if k else {})).weights[0]
+    more: dict[str, Any] = {"k": int(k)} if k else {}
+    graph = network(name, 16, **more).weights[0]
     assert not ((tree != 0).astype(int) - (graph != 0).astype(int) > 0).nnz
 
 

@@ -276,6 +276,27 @@ def test_rounds_whose_rows_sum_do_not_mix_with_rounds_whose_columns_do() -> None
         build(lambda peers, rng: [row, column], MIXINGS["lazy"], 2, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(("name", "peers"), CASES)
+def test_sinkhorn_keeps_the_mean_on_every_graph(name: str, peers: int) -> None:
+    assert all(doubly(w) for w in dense(network(name, peers, "sinkhorn")))
+
+
+@settings(max_examples=20, deadline=None)
+@given(peers=st.integers(2, 30), k=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_sinkhorn_scales_directed_graphs(peers: int, k: int, seed: int) -> None:
+    net = network("directed_random", peers, "sinkhorn", seed, k=min(k, peers - 1))
+    (w,) = dense(net)
+    assert doubly(w)
+    own = np.diag(w)
+    np.testing.assert_allclose(w * w.T, np.outer(own, own) * ((w * w.T) != 0), atol=1e-12)
+
+
+def test_sinkhorn_refuses_an_edge_without_a_way_back() -> None:
+    one_way = csr_array(np.array([[0, 0], [1, 0]], dtype=bool))
+    with pytest.raises(GraphError, match="edge from peer 0 to peer 1"):
+        MIXINGS["sinkhorn"](one_way)
+
+
 def test_metropolis_and_max_degree_differ_where_degrees_differ() -> None:
     kite = pattern(nx.Graph([(0, 1), (0, 2), (0, 3), (1, 2)]))
     assert MIXINGS["metropolis"](kite)[1, 2] == pytest.approx(1 / 3)
