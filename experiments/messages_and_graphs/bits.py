@@ -58,7 +58,7 @@ class Options(common.Options):
     """
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy by rounds and bytes for every width of a message."""
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
     table, seeds = tabulate(rows), compared(rows)
@@ -241,4 +241,4 @@ def _differences(axes: Axes, seeds: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.bits"))
+    sys.exit(common.start(experiment, "messages_and_graphs.bits"))

@@ -72,7 +72,7 @@ class Options(common.Options):
     """Shares of messages that links lose; 0 must be among them."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy and consensus distance by the share of lost messages for every method."""
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
     table = tabulate(rows)
@@ -211,4 +211,4 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.faults"))
+    sys.exit(common.start(experiment, "messages_and_graphs.faults"))

@@ -57,7 +57,7 @@ class Options(common.Options):
     """The graphs to compare, as --topology of dfl.run."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy by rounds and bytes for every graph."""
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
     table = tabulate(rows)
@@ -181,4 +181,4 @@ def _by_gap(axes: Axes, table: pd.DataFrame, colours: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.graphs"))
+    sys.exit(common.start(experiment, "messages_and_graphs.graphs"))

@@ -59,7 +59,7 @@ class Options(common.Options):
     """Local steps per round to compare."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the rounds to a target accuracy for every number of local steps per round."""
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
     table = tabulate(rows)
@@ -199,4 +199,4 @@ def draw(rows: pd.DataFrame, table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.local_steps"))
+    sys.exit(common.start(experiment, "messages_and_graphs.local_steps"))

@@ -106,7 +106,7 @@ class Options(common.Options):
     """The graphs to compare, as --topology of dfl.run; server is FedAvg."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy by simulated time on slow and fast links, by graph and bits."""
     rows = timed(common.measure(options.out, grid(options), jobs=options.jobs), options)
     table = tabulate(rows, options)
@@ -293,4 +293,4 @@ def _label(axes: Axes, link: str, targets: tuple[float, ...]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.time_to_accuracy"))
+    sys.exit(common.start(experiment, "messages_and_graphs.time_to_accuracy"))

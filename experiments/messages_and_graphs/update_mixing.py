@@ -106,7 +106,7 @@ class Centre(nn.Module):
         return self.x - c
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the consensus distance by round of the published and the replica form."""
     exact = quadratics(options)
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
@@ -288,4 +288,4 @@ def _column(column: Sequence[Axes], rows: pd.DataFrame, exact: pd.DataFrame) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "messages_and_graphs.update_mixing"))
+    sys.exit(common.start(experiment, "messages_and_graphs.update_mixing"))

@@ -123,7 +123,7 @@ class Parabola(NamedTuple):
         return -self.slope / self.square
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the excess risk of mixtures of a device's own and the common model."""
     measured = {
         rho: [risk(options, rho, seed) for seed in range(options.seeds)] for rho in options.rhos
@@ -289,4 +289,4 @@ def _panel(axes: Axes, found: list[Parabola], theory: Parabola) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.alpha_interpolation"))
+    sys.exit(common.start(experiment, "personal_layers.alpha_interpolation"))

@@ -86,7 +86,7 @@ class Options(common.Options):
             raise dfl.InputError(f"--labels must be from 1 to 10, not {self.labels}")
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure local and new test by labels per device."""
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
     table = tabulate(rows, {k: classes(options, k) for k in options.labels})
@@ -200,4 +200,4 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.device_variance"))
+    sys.exit(common.start(experiment, "personal_layers.device_variance"))

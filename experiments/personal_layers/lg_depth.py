@@ -71,7 +71,7 @@ class Options(common.Options):
     """Number of test examples of the new test."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure local test, new test and bytes by the shared part."""
     before = [
         Cell({"share": "before", "seed": seed}, first(options, seed))
@@ -206,4 +206,4 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.lg_depth"))
+    sys.exit(common.start(experiment, "personal_layers.lg_depth"))

@@ -124,7 +124,7 @@ class Options(common.Options):
     """Measure on validation examples, which serve choices, instead of the test half."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure classifier, adversary, probe and gaps between groups of every method."""
     grid = [(p, m, seed) for seed in range(options.seeds) for p in PARTITIONS for m in METHODS]
     rows = pd.DataFrame(
@@ -378,4 +378,4 @@ def draw_bars(table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.lg_fair"))
+    sys.exit(common.start(experiment, "personal_layers.lg_fair"))

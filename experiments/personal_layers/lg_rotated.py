@@ -159,7 +159,7 @@ class Scene:
         return Run(**shared_settings, **changes)
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy on normal and rotated digits after a device with rotated ones joins."""
     rows = pd.DataFrame(
         [
@@ -412,4 +412,4 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.lg_rotated"))
+    sys.exit(common.start(experiment, "personal_layers.lg_rotated"))

@@ -121,7 +121,7 @@ class Options(common.Options):
             )
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure local test, new test and parameters sent of every method."""
     before = [
         Cell({"method": "first", "seed": seed}, first(options, seed))
@@ -290,4 +290,4 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "personal_layers.lg_table1"))
+    sys.exit(common.start(experiment, "personal_layers.lg_table1"))

@@ -145,7 +145,7 @@ class Options(common.Options):
                 raise dfl.InputError(f"--cases must be some of {', '.join(CASES)}, not {name!r}")
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the rounds of FedAvg to a target accuracy, and compare them with the paper."""
     tried = []
     ran = []
@@ -333,4 +333,4 @@ def _panels(panels: Any, rows: pd.DataFrame) -> list[Axes]:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.fedavg_mcmahan2017"))
+    sys.exit(common.start(experiment, "servers_and_robustness.fedavg_mcmahan2017"))

@@ -59,7 +59,7 @@ class Options(common.Place):
     out: Path = Path("results/robust_cost")
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the time of every rule by the number of clients."""
     table = tabulate(measure(options))
     common.publish(options, table, draw(table), finding(table))
@@ -167,4 +167,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.robust_cost"))
+    sys.exit(common.start(experiment, "servers_and_robustness.robust_cost"))

@@ -103,7 +103,7 @@ class Options(common.Place):
     """
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the error of every rule under every attack."""
     rates = {rule: chosen(options, rule) for rule in ("mean", "fltrust")}
     rows = common.measure(options.out, grid(options, rates), in_process=True)
@@ -280,4 +280,4 @@ def _bars(axes: Axes, table: pd.DataFrame, column: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.robust_fltrust2021"))
+    sys.exit(common.start(experiment, "servers_and_robustness.robust_fltrust2021"))

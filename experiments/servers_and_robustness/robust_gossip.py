@@ -91,7 +91,7 @@ class Options(common.Options):
     """Number of seeds of the other graphs."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the accuracy of honest peers by graph, rule and attack."""
     rows = common.measure(options.out, grid(options), in_process=True)
     table = tabulate(rows, options)
@@ -281,4 +281,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.robust_gossip"))
+    sys.exit(common.start(experiment, "servers_and_robustness.robust_gossip"))

@@ -111,7 +111,7 @@ class Options(common.Options):
                 )
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy by round, by total bytes and by bytes of the busiest node."""
     rows = counted(common.measure(options.out, grid(options), jobs=options.jobs), options)
     table = tabulate(rows, options)
@@ -279,4 +279,4 @@ def _styles(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.server_or_peers"))
+    sys.exit(common.start(experiment, "servers_and_robustness.server_or_peers"))

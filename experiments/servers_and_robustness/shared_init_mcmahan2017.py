@@ -61,7 +61,7 @@ class Options(common.Options):
     """Training examples of each parent."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the loss between two models, from common and independent initializations."""
     run_grid(grid(options), options.out / "cells", jobs=options.jobs)
     examples = training_set(options)
@@ -206,4 +206,4 @@ def draw(rows: pd.DataFrame, options: Options) -> Figure:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.shared_init_mcmahan2017"))
+    sys.exit(common.start(experiment, "servers_and_robustness.shared_init_mcmahan2017"))

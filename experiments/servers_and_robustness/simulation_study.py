@@ -118,7 +118,7 @@ class Last(Callback):
         (self.models,) = outcome.state.values()
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure bias and error of FedAvg by examples and clients, and the difference to gradient
     descent.
     """
@@ -319,4 +319,4 @@ def _label(axes: Axes, title: str, across: str, up: str, log: bool = False) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "servers_and_robustness.simulation_study"))
+    sys.exit(common.start(experiment, "servers_and_robustness.simulation_study"))

@@ -56,7 +56,7 @@ WHAT = {
 """Question -> what is compared."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:  # noqa: B008
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:  # noqa: B008
     """Measure the times of dfl and the limits of the machine."""
     if unknown := [name for name in options.questions if name not in QUESTIONS]:
         raise InputError(f"--questions are {', '.join(QUESTIONS)}, not {unknown[0]!r}")
@@ -134,4 +134,4 @@ def _short(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "speed.benchmark_limits"))
+    sys.exit(common.start(experiment, "speed.benchmark_limits"))

@@ -86,7 +86,7 @@ class Options(common.Place):
     """Reuse the launches that an earlier run left in `--out`."""
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure seconds per round by work and system."""
     rows = measure(options)
     table = tabulate(rows)
@@ -267,4 +267,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "speed.benchmark_peers"))
+    sys.exit(common.start(experiment, "speed.benchmark_peers"))

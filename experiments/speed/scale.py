@@ -85,7 +85,7 @@ class Options(common.Place):
     out: Path = Path("results/scale")
 
 
-def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
+def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure time and memory by the number of peers."""
     table = tabulate([measure(options, *cell) for cell in grid(options)])
     common.publish(options, table, draw(table), finding(table, max(options.peers)))
@@ -262,4 +262,4 @@ def _proportional(axes: Axes, table: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(page, "speed.scale"))
+    sys.exit(common.start(experiment, "speed.scale"))

@@ -17,11 +17,11 @@ from dfl.core.errors import InputError
 from dfl.sweep import Cell
 from experiments import common
 from experiments.messages_and_graphs.local_steps import first_reached
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
-PAGES = {
+EXPERIMENTS = {
     "bits": ["--widths", "float32", "4"],
     "graphs": ["--graphs", "one_peer_exponential"],
     "local_steps": ["--steps", "2", "9"],
@@ -31,20 +31,22 @@ PAGES = {
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=PAGES)
-def page(
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def experiment(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, str]:
     """An experiment that has run: its name, its folder, its output."""
     out = tmp_path_factory.mktemp(request.param)
-    few = ["--dataset", "digits", "--seeds", "1", "--rounds", "4", *PAGES[request.param]]
-    done = run_page(f"messages_and_graphs.{request.param}", out, *few)
+    few = ["--dataset", "digits", "--seeds", "1", "--rounds", "4", *EXPERIMENTS[request.param]]
+    done = run_experiment(f"messages_and_graphs.{request.param}", out, *few)
     assert done.returncode == 0, done.stderr
     return request.param, out, done.stdout
 
 
-def test_a_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[str, Path, str]) -> None:
-    _, out, printed = page
+def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(
+    experiment: tuple[str, Path, str],
+) -> None:
+    _, out, printed = experiment
     table = pd.read_csv(out / "table.csv")
     assert len(table) >= 2
     assert table["accuracy"].between(0, 1).all()
@@ -56,8 +58,8 @@ def test_a_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[str, Path, st
     assert len(pd.read_csv(out / "seeds.csv")) == len(list(out.glob("cells/*/run.json")))
 
 
-def test_the_numbers_are_those_of_the_runs(page: tuple[str, Path, str]) -> None:
-    name, out, _ = page
+def test_the_numbers_are_those_of_the_runs(experiment: tuple[str, Path, str]) -> None:
+    name, out, _ = experiment
     table = pd.read_csv(out / "table.csv").astype(str)
     labels = {"bits": ["width"]}.get(name) or import_module(
         f"experiments.messages_and_graphs.{name}"
@@ -68,10 +70,10 @@ def test_the_numbers_are_those_of_the_runs(page: tuple[str, Path, str]) -> None:
         assert float(row["accuracy"]) == pytest.approx(metrics["accuracy_mean"].iloc[-1], rel=1e-5)
 
 
-def test_update_mixing_grows_as_in_theory(page: tuple[str, Path, str]) -> None:
-    name, out, _ = page
+def test_update_mixing_grows_as_in_theory(experiment: tuple[str, Path, str]) -> None:
+    name, out, _ = experiment
     if name != "update_mixing":
-        pytest.skip("of another page")
+        pytest.skip("of another experiment")
     row = common.by_label(pd.read_csv(out / "table.csv"), ["method"])
     exact, short, replica = (
         row[name] for name in ("published, float32", "published, 8 bits", "replica, float32")
@@ -82,10 +84,10 @@ def test_update_mixing_grows_as_in_theory(page: tuple[str, Path, str]) -> None:
     assert exact["quadratic_distance"] > 50 * replica["quadratic_distance"]
 
 
-def test_bits_are_compared_at_the_same_seed(page: tuple[str, Path, str]) -> None:
-    name, out, _ = page
+def test_bits_are_compared_at_the_same_seed(experiment: tuple[str, Path, str]) -> None:
+    name, out, _ = experiment
     if name != "bits":
-        pytest.skip("of another page")
+        pytest.skip("of another experiment")
     row = common.by_label(pd.read_csv(out / "table.csv", dtype={"width": str}), ["width"])
     assert row["float32"]["minus_float32"] == 0
     assert row["4"]["minus_float32"] == pytest.approx(
@@ -127,8 +129,8 @@ def test_a_failed_cell_is_refused(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    page = [sys.executable, "-m", "experiments.messages_and_graphs.bits"]
-    command = [*page, "--out", str(tmp_path), "--dataset", "nonsense"]
+    experiment = [sys.executable, "-m", "experiments.messages_and_graphs.bits"]
+    command = [*experiment, "--out", str(tmp_path), "--dataset", "nonsense"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == "bits: --dataset must be one of digits, mnist, not 'nonsense'\n"

@@ -100,7 +100,7 @@ def quadratic() -> pd.DataFrame:
     )
 
 
-PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
+EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
     "bits": (
         lambda: bits.tabulate(of_many(width=["float32", "4"])),
         {"accuracy": TAIL, "worst_peer": TAIL, "quantization_error": 1},
@@ -176,15 +176,15 @@ PAGES: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
 """Experiments that report the end of runs: a table of such runs, and its figures."""
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_report_the_tail(page: str) -> None:
-    tabulated, expected = PAGES[page]
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiments_report_the_tail(experiment: str) -> None:
+    tabulated, expected = EXPERIMENTS[experiment]
     for _, row in tabulated().iterrows():
         assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("page", "labels", "accuracy"),
+    ("experiment", "labels", "accuracy"),
     [
         ("bits", ["width"], "accuracy"),
         ("local_steps", local_steps.LABELS, "accuracy_mean"),
@@ -192,9 +192,9 @@ def test_pages_report_the_tail(page: str) -> None:
     ],
 )
 def test_a_published_table_is_the_mean_of_its_seeds(
-    page: str, labels: list[str], accuracy: str
+    experiment: str, labels: list[str], accuracy: str
 ) -> None:
-    folder = RESULTS / page
+    folder = RESULTS / experiment
     table, seeds = (
         pd.read_csv(folder / f"{name}.csv").set_index(labels) for name in ("table", "seeds")
     )

@@ -32,7 +32,7 @@ def here() -> Iterator[list[str]]:
         yield names
 
 
-def run_page(name: str, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_experiment(name: str, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run an experiment as its command line does, with every cell in this process, one at a time.
 
     The figures of the cells are not drawn; the figure of the experiment is.
@@ -42,7 +42,7 @@ def run_page(name: str, out: Path, *arguments: str) -> subprocess.CompletedProce
         out: the value of --out.
         arguments: the other arguments.
     """
-    page = import_module(f"experiments.{name}").page
+    experiment = import_module(f"experiments.{name}").experiment
     printed, complaints = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), here():
         warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def run_page(name: str, out: Path, *arguments: str) -> subprocess.CompletedProce
         patch.setattr("dfl.reporting.plots.figures", lambda *given: {})
         with redirect_stdout(printed), redirect_stderr(complaints):
             try:
-                code = common.start(page, name)
+                code = common.start(experiment, name)
             except SystemExit as refused:
                 code = int(refused.code or 0)
     return subprocess.CompletedProcess(sys.argv, code, printed.getvalue(), complaints.getvalue())

@@ -9,9 +9,9 @@ import pytest
 import dfl
 from dfl.simulation.settle import settle
 from experiments import common
-from experiments.messages_and_graphs import faults as page_of
+from experiments.messages_and_graphs import faults as module
 from experiments.messages_and_graphs.faults import METHODS, Options
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -19,17 +19,19 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The experiment on digits for two rounds: its folder and its output."""
     out = tmp_path_factory.mktemp("faults")
     few = ("--dataset", "digits", "--seeds", "1", "--rounds", "2", "--rates", "0", "0.5")
-    done = run_page("messages_and_graphs.faults", out, *few)
+    done = run_experiment("messages_and_graphs.faults", out, *few)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[Path, str]) -> None:
-    out, printed = page
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(
+    experiment: tuple[Path, str],
+) -> None:
+    out, printed = experiment
     table = pd.read_csv(out / "table.csv", dtype={"loss": str})
     assert [tuple(row) for row in table[["method", "loss"]].to_numpy()] == [
         (m, r) for m in METHODS for r in ["0", "0.5"]
@@ -42,8 +44,8 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(page: tuple[Path, str])
     )
 
 
-def test_the_numbers_are_those_of_the_runs(page: tuple[Path, str]) -> None:
-    out, _ = page
+def test_the_numbers_are_those_of_the_runs(experiment: tuple[Path, str]) -> None:
+    out, _ = experiment
     for row in pd.read_csv(out / "table.csv", dtype={"loss": str}).to_dict("records"):
         rows = dfl.load(out / "cells" / f"method={row['method']},loss={row['loss']},seed=0").rows
         assert row["accuracy"] == pytest.approx(rows["accuracy_mean"].iloc[-1], rel=1e-5)
@@ -58,7 +60,7 @@ def test_the_numbers_are_those_of_the_runs(page: tuple[Path, str]) -> None:
 
 
 def test_methods_lose_the_same_messages() -> None:
-    cells = page_of.grid(Options(seeds=2))
+    cells = module.grid(Options(seeds=2))
     assert len({cell.name for cell in cells}) == len(cells) == 2 * 4 * len(METHODS)
     for cell in cells:
         assert cell.run.faults == f"link_loss:p={cell.values['loss']}"
@@ -107,7 +109,7 @@ OPTIONS = Options(seeds=2, rates=("0", "0.5"))
 
 
 def test_8_bits_are_compared_at_the_same_loss_and_seed() -> None:
-    row = common.by_label(page_of.tabulate(rows_of(-0.04)), ["method", "loss"])
+    row = common.by_label(module.tabulate(rows_of(-0.04)), ["method", "loss"])
     assert row["copies_8_bits", "0.5"]["minus_float32"] == pytest.approx(-0.02)
     assert row["copies_8_bits", "0.5"]["most_at_a_seed"] == pytest.approx(-0.04)
     assert row["copies_8_bits", "0"]["minus_float32"] == 0
@@ -118,23 +120,23 @@ def test_8_bits_are_compared_at_the_same_loss_and_seed() -> None:
 
 
 def test_the_finding_is_read_off_the_table() -> None:
-    text = page_of.finding(page_of.tabulate(rows_of(-0.04)), OPTIONS)
+    text = module.finding(module.tabulate(rows_of(-0.04)), OPTIONS)
     assert "50% lost: DFedAvgM, weight to self 0.500 (7.50), copies, float32 0.600 (7.50)" in text
     assert (
         "8 bits are within 0.03 of float32 at every loss: holds "
         "(at one seed off by -0.040 at most, at 50%)" in text
     )
     assert "at most 1.50 times its largest value without losses, and at the end 1.50 times." in text
-    assert "at every loss: FAILS" in page_of.finding(page_of.tabulate(rows_of(0.07)), OPTIONS)
+    assert "at every loss: FAILS" in module.finding(module.tabulate(rows_of(0.07)), OPTIONS)
 
 
 def test_the_figure_shows_every_method_and_every_loss() -> None:
     rows = rows_of(0.0)
-    accuracy, distance, by_round = page_of.draw(rows, page_of.tabulate(rows), OPTIONS).axes
+    accuracy, distance, by_round = module.draw(rows, module.tabulate(rows), OPTIONS).axes
     shown = [
         line.get_label() for line in accuracy.lines if not str(line.get_label()).startswith("_")
     ]
-    assert shown == list(page_of.NAMES.values())
+    assert shown == list(module.NAMES.values())
     for axes in (accuracy, distance, by_round):
         top = max(np.asarray(line.get_ydata(), float).max() for line in axes.lines)
         assert axes.get_ylim()[0] == 0

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from dfl.core.errors import InputError
 from experiments import common
-from experiments.personal_layers import alpha_interpolation as page
+from experiments.personal_layers import alpha_interpolation as experiment
 from experiments.personal_layers.alpha_interpolation import Options, Parabola
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def measured() -> dict[float, list[Parabola]]:
     """The excess risk of the paper's own setting, by two seeds for each of its four values of
     rho.
     """
-    return {rho: [page.risk(Options(), rho, seed) for seed in (100, 101)] for rho in RHOS}
+    return {rho: [experiment.risk(Options(), rho, seed) for seed in (100, 101)] for rho in RHOS}
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -57,9 +57,9 @@ def test_the_noise_has_sigma_squared_as_its_standard_deviation() -> None:
     """Sigma itself would put the least of rho = 0.1 at 0.75, and leave 0.44 of the own models'
     excess risk.
     """
-    x, y, u = page.sample(Options(), 0.1, 0)
+    x, y, u = experiment.sample(Options(), 0.1, 0)
     assert (y - (x * u[:, None]).sum(2)).std() == pytest.approx(2.25, rel=0.01)
-    assert page.expected(Options(), 0.1).least_at == pytest.approx(0.5684, abs=5e-5)
+    assert experiment.expected(Options(), 0.1).least_at == pytest.approx(0.5684, abs=5e-5)
     assert by_hand(0.1, 1.5, 100, 2000, 20)[0] == pytest.approx(0.7477, abs=5e-5)
 
 
@@ -72,16 +72,16 @@ def test_the_formula_gives_the_known_errors(
     rho: float, alpha: float, own: float, pooled: float, best: float
 ) -> None:
     """With the noise, 5.0625, computed separately."""
-    theory = page.expected(Options(), rho)
+    theory = experiment.expected(Options(), rho)
     assert theory.least_at == pytest.approx(alpha, abs=5e-5)
     found = [5.0625 + theory.at(each) for each in (1, 0, theory.least_at)]
     assert found == pytest.approx([own, pooled, best], abs=6e-5)
 
 
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.3, 1.0, 1.4])
-def test_the_formula_is_the_one_that_the_page_prints(alpha: float) -> None:
+def test_the_formula_is_the_one_that_the_experiment_prints(alpha: float) -> None:
     M, n, d, rho = 7, 60, 3, 0.3
-    c, theory = 3 * 2.25**2 / n, page.expected(SMALL, rho)
+    c, theory = 3 * 2.25**2 / n, experiment.expected(SMALL, rho)
     terms = (
         (1 - alpha) ** 2 * ((M - 1) / M * rho**2 + c / M)
         + 2 * alpha * (1 - alpha) * c / M
@@ -94,8 +94,8 @@ def test_the_formula_is_the_one_that_the_page_prints(alpha: float) -> None:
 def test_the_formula_is_the_mean_over_many_seeds() -> None:
     """Few devices, whose number is part of it, and examples enough for their covariance."""
     options = Options(devices=3, examples=400, features=4)
-    found = [page.risk(options, 0.1, seed) for seed in range(600)]
-    theory = page.expected(options, 0.1)
+    found = [experiment.risk(options, 0.1, seed) for seed in range(600)]
+    theory = experiment.expected(options, 0.1)
     for alpha in (0.0, 0.5, 1.0):
         assert np.mean([each.at(alpha) for each in found]) == pytest.approx(
             theory.at(alpha), rel=0.06
@@ -105,8 +105,8 @@ def test_the_formula_is_the_mean_over_many_seeds() -> None:
 
 
 def test_least_squares_are_those_of_numpy() -> None:
-    x, y, _ = page.sample(SMALL, 0.5, 0)
-    own, pooled = page.least_squares(x, y)
+    x, y, _ = experiment.sample(SMALL, 0.5, 0)
+    own, pooled = experiment.least_squares(x, y)
     for m in range(7):
         assert_allclose(own[m], np.linalg.lstsq(x[m], y[m])[0], rtol=1e-9)
     assert_allclose(pooled, np.linalg.lstsq(x.reshape(-1, 3), y.reshape(-1))[0], rtol=1e-9)
@@ -114,8 +114,12 @@ def test_least_squares_are_those_of_numpy() -> None:
 
 
 def test_the_excess_risk_is_that_of_the_ensemble() -> None:
-    own, pooled, u = page.sample(SMALL, 0.5, 0)[2], np.array([0.3, -0.2, 0.7]), np.ones((7, 3))
-    found = page.excess(own, pooled, u)
+    own, pooled, u = (
+        experiment.sample(SMALL, 0.5, 0)[2],
+        np.array([0.3, -0.2, 0.7]),
+        np.ones((7, 3)),
+    )
+    found = experiment.excess(own, pooled, u)
     for alpha in (0.0, 0.4, 1.0):
         w = alpha * own + (1 - alpha) * pooled
         assert found.at(alpha) == pytest.approx(
@@ -132,11 +136,13 @@ def test_excess_risk_is_the_test_error_less_the_noise() -> None:
     x = rng.uniform(-1, 1, (1_000_000, 3))
     noise = rng.normal(0, 2.25, 1_000_000)
     error = (x @ u[0] + noise - x @ (0.3 * own[0] + 0.7 * pooled)) ** 2
-    assert error.mean() - 2.25**2 == pytest.approx(page.excess(own, pooled, u).at(0.3), abs=0.05)
+    assert error.mean() - 2.25**2 == pytest.approx(
+        experiment.excess(own, pooled, u).at(0.3), abs=0.05
+    )
 
 
 def test_devices_are_drawn_as_in_the_paper() -> None:
-    x, _, u = page.sample(replace(SMALL, devices=20_000, examples=3), 0.4, 0)
+    x, _, u = experiment.sample(replace(SMALL, devices=20_000, examples=3), 0.4, 0)
     assert (x.min(), x.max(), x.var()) == pytest.approx((-1, 1, 1 / 3), abs=0.01)
     assert u.std(0) == pytest.approx([0.4] * 3, rel=0.02)
     assert ((u.mean(0) > -0.02) & (u.mean(0) < 1.02)).all()
@@ -147,8 +153,10 @@ def test_devices_are_drawn_as_in_the_paper() -> None:
 
 
 def test_a_sample_is_always_the_same_and_another_for_every_seed_and_rho() -> None:
-    seen = [page.sample(SMALL, rho, seed) for rho, seed in ((0.5, 0), (0.5, 1), (0.1, 0))]
-    assert all((a == b).all() for a, b in zip(seen[0], page.sample(SMALL, 0.5, 0), strict=True))
+    seen = [experiment.sample(SMALL, rho, seed) for rho, seed in ((0.5, 0), (0.5, 1), (0.1, 0))]
+    assert all(
+        (a == b).all() for a, b in zip(seen[0], experiment.sample(SMALL, 0.5, 0), strict=True)
+    )
     assert len({found[0][0, 0, 0] for found in seen}) == 3
 
 
@@ -157,8 +165,8 @@ def parabola(least: float, height: float) -> Parabola:
     return Parabola(2.0, -2 * least, 2 * least**2 + height)
 
 
-def test_a_row_and_the_finding_say_what_was_measured() -> None:
-    row = page._row(SMALL, 0.1, [parabola(0.4, 1.0), parabola(0.6, 2.0)])
+def test_a_row_and_the_finding_have_what_was_measured() -> None:
+    row = experiment._row(SMALL, 0.1, [parabola(0.4, 1.0), parabola(0.6, 2.0)])
     assert row["alpha"] == pytest.approx(0.5)
     assert row["std_over_seeds"] == pytest.approx(np.sqrt(0.02))
     assert row["pooled"] == pytest.approx((1.32 + 2.72) / 2)
@@ -172,7 +180,7 @@ def test_a_row_and_the_finding_say_what_was_measured() -> None:
         "best_formula": 1.2,
     }
     table = pd.DataFrame([row | formula])
-    text = page.finding(table, SMALL)
+    text = experiment.finding(table, SMALL)
     assert (
         "for rho = 0.1 the best alpha is 0.500 in the mean over 2 seeds, by formula 0.550, "
         "a difference of 0.050 at most" in text
@@ -184,16 +192,18 @@ def test_a_row_and_the_finding_say_what_was_measured() -> None:
 def test_the_figure_has_the_formula_over_what_was_measured(
     measured: dict[float, list[Parabola]],
 ) -> None:
-    figure = page.draw(measured, Options(seeds=2))
+    figure = experiment.draw(measured, Options(seeds=2))
     assert [axes.get_title() for axes in figure.axes] == [rf"$\rho$ = {rho:g}" for rho in RHOS]
     for axes, rho in zip(figure.axes, RHOS, strict=True):
         mean, theory, mark, least = (
             np.asarray(line.get_xydata(), float) for line in axes.lines[:4]
         )
         assert_allclose(
-            mean[:, 1], [np.mean([each.at(a) for each in measured[rho]]) for a in page.ALPHAS]
+            mean[:, 1], [np.mean([each.at(a) for each in measured[rho]]) for a in experiment.ALPHAS]
         )
-        assert_allclose(theory[:, 1], [page.expected(Options(), rho).at(a) for a in page.ALPHAS])
+        assert_allclose(
+            theory[:, 1], [experiment.expected(Options(), rho).at(a) for a in experiment.ALPHAS]
+        )
         assert mark[0, 0] == mark[1, 0] == pytest.approx(by_hand(rho, 2.25, 100, 2000, 20)[0])
         assert least[0, 0] == pytest.approx(np.mean([each.least_at for each in measured[rho]]))
         assert axes.get_xlabel()
@@ -214,7 +224,7 @@ def test_bad_input_is_refused(values: dict[str, int], line: str) -> None:
         Options(**values)  # type: ignore[arg-type]
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
     arguments = [
         "--rhos",
         "0.5",
@@ -237,7 +247,7 @@ def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_published_table_says_what_the_page_says() -> None:
+def test_the_published_table_has_the_figures_of_the_experiment() -> None:
     row = common.by_label(
         pd.read_csv(ROOT / "experiments/results/alpha_interpolation/table.csv"), ["rho"]
     )

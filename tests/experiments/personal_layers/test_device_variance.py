@@ -9,7 +9,7 @@ import pytest
 
 import dfl
 from experiments import common
-from experiments.personal_layers import device_variance as page
+from experiments.personal_layers import device_variance as experiment
 from tests.support.launched import here
 
 pytestmark = pytest.mark.slow
@@ -24,14 +24,14 @@ METHODS = ["local only", "FedAvg", "LG-FedAvg"]
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits."""
-    out = tmp_path_factory.mktemp("page")
+    out = tmp_path_factory.mktemp("experiment")
     with here() as launched:
-        page.page(page.Options(**SMALL, out=out))
+        experiment.experiment(experiment.Options(**SMALL, out=out))
     assert len(launched) == 2 * 3
     return out
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
     table = pd.read_csv(published / "table.csv")
     assert table["labels"].tolist() == [10] * 3 + [1] * 3
     assert table["method"].tolist() == METHODS * 2
@@ -71,7 +71,7 @@ def test_the_number_of_labels_is_that_of_the_runs(published: Path) -> None:
 
 
 def test_all_methods_train_for_as_many_epochs() -> None:
-    cells = page.grid(page.Options())
+    cells = experiment.grid(experiment.Options())
     assert len(cells) == 4 * 3 * 3
     by = {
         (cell.values["labels"], cell.values["method"]): cell.run
@@ -106,8 +106,8 @@ def rows() -> pd.DataFrame:
     )  # fmt: skip
 
 
-def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
-    table = page.tabulate(rows(), {10: 9.9, 1: 1.0})
+def test_the_table_and_the_finding_follow_from_the_rows() -> None:
+    table = experiment.tabulate(rows(), {10: 9.9, 1: 1.0})
     row = common.by_label(table, ["labels", "method"])[1, "FedAvg"]
     figures = (
         "classes",
@@ -119,14 +119,16 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
         "new_test_std",
     )
     assert [row[name] for name in figures] == pytest.approx([1, 50, 51, 20, 3, 0, np.sqrt(2)])
-    assert page.finding(table) == (
+    assert experiment.finding(table) == (
         "10 labels: local test best with LG-FedAvg (85.0 %), new test with FedAvg (91.0 %); "
         "1 labels: local test best with local only (100.0 %), new test with FedAvg (51.0 %)."
     )
 
 
 def test_the_figure_has_a_line_for_each_method() -> None:
-    left, right = page.draw(page.tabulate(rows(), {10: 9.9, 1: 1.0}), page.Options()).axes
+    left, right = experiment.draw(
+        experiment.tabulate(rows(), {10: 9.9, 1: 1.0}), experiment.Options()
+    ).axes
     assert [left.get_title(), right.get_title()] == ["local test", "new test"]
     legend = left.get_legend()
     assert legend is not None
@@ -137,4 +139,4 @@ def test_the_figure_has_a_line_for_each_method() -> None:
 @pytest.mark.parametrize("labels", [(), (0,), (2, 11)])
 def test_bad_input_is_refused_in_one_line(labels: tuple[int, ...]) -> None:
     with pytest.raises(dfl.InputError, match="--labels must be from 1 to 10, not"):
-        page.Options(labels=labels)
+        experiment.Options(labels=labels)

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 import dfl
 from experiments import common
-from experiments.personal_layers import lg_depth as page
+from experiments.personal_layers import lg_depth as experiment
 from tests.support.launched import here
 
 pytestmark = pytest.mark.slow
@@ -25,15 +25,15 @@ SPLITS = ("nothing", "head:1", "head:2", "first:1", "first:2", "all")
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits."""
-    out = tmp_path_factory.mktemp("page")
+    out = tmp_path_factory.mktemp("experiment")
     with here() as launched:
-        page.page(page.Options(**SMALL, out=out))
+        experiment.experiment(experiment.Options(**SMALL, out=out))
     names = [common.cell_folder(out, share=share, seed=0).name for share in ("before", *SPLITS)]
     assert launched == names
     return out
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
     table = pd.read_csv(published / "table.csv")
     assert table["share"].tolist() == ["before", *SPLITS]
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -82,14 +82,14 @@ def test_bytes_are_those_of_the_layers(published: Path) -> None:
 
 
 def test_what_is_shared_grows_from_nothing_over_both_ends_to_all() -> None:
-    assert page.splits(page.Options(hidden="5+5+5")) == (
+    assert experiment.splits(experiment.Options(hidden="5+5+5")) == (
         "nothing", "head:1", "head:2", "head:3", "first:1", "first:2", "first:3", "all",
     )  # fmt: skip
 
 
 def test_the_setting() -> None:
-    options = page.Options(out=Path("here"))
-    cells = page.grid(options)
+    options = experiment.Options(out=Path("here"))
+    cells = experiment.grid(options)
     assert len(cells) == 3 * 8
     run = cells[-1].run
     assert cells[-1].values == {"share": "all", "seed": 2}
@@ -97,7 +97,7 @@ def test_the_setting() -> None:
     assert (run.peers, run.partition, run.algorithm, run.ensemble) == (
         100, "shards:per_peer=2", "fedavg:fraction=0.1", True,
     )  # fmt: skip
-    begun = page.first(options, 2)
+    begun = experiment.first(options, 2)
     assert (begun.rounds, begun.share, begun.init_from, begun.seed) == (
         options.before,
         "all",
@@ -124,8 +124,8 @@ def rows() -> pd.DataFrame:
     )  # fmt: skip
 
 
-def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
-    table = page.tabulate(rows())
+def test_the_table_and_the_finding_follow_from_the_rows() -> None:
+    table = experiment.tabulate(rows())
     row = common.by_label(table, ["share"])
     assert list(row) == ["before", *SPLITS]
     assert [row["before"][name] for name in ("local_test", "new_test", "MB")] == pytest.approx(
@@ -135,7 +135,7 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
     assert [row["head:2"][name] for name in figures] == pytest.approx(
         [60, 71, 60, 18, 0, np.sqrt(2)], abs=1e-9
     )
-    text = page.finding(table)
+    text = experiment.finding(table)
     assert text == (
         "local test is best with nothing (70.0 %), ends: nothing 70.0 %, all 45.0 %; "
         "new test is best with all (86.0 %), ends: nothing 61.0 %, all 86.0 %."
@@ -143,7 +143,7 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
 
 
 def test_the_figure_shows_both_tests_and_the_bytes() -> None:
-    left, right = page.draw(page.tabulate(rows()), page.Options()).axes
+    left, right = experiment.draw(experiment.tabulate(rows()), experiment.Options()).axes
     assert [text.get_text() for text in left.get_xticklabels()] == list(SPLITS)
     lines = [np.asarray(line.get_ydata(), float) for line in left.lines]
     points = [values for values in lines if len(values) == len(SPLITS)]

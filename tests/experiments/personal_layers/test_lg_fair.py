@@ -12,34 +12,34 @@ from torch.nn.functional import linear
 
 import dfl
 from experiments import common
-from experiments.personal_layers import lg_fair as page
+from experiments.personal_layers import lg_fair as experiment
 from tests.support.adult_files import people, text, write_adult
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> page.Options:
+def options(tmp_path_factory: pytest.TempPathFactory) -> experiment.Options:
     """Options of a small experiment with two devices."""
     folder = write_adult(tmp_path_factory.mktemp("data"), text(people(400)))
-    out = tmp_path_factory.mktemp("page")
-    return page.Options(
+    out = tmp_path_factory.mktemp("experiment")
+    return experiment.Options(
         dataset="adult", data_dir=folder, devices=2, rounds=1, seeds=1, probes=1, out=out
     )
 
 
 @pytest.fixture(scope="module")
-def published(options: page.Options) -> pd.DataFrame:
-    page.page(options)
+def published(options: experiment.Options) -> pd.DataFrame:
+    experiment.experiment(options)
     return pd.read_csv(options.out / "table.csv")
 
 
 def test_a_row_for_every_method_beside_what_was_published(
-    published: pd.DataFrame, options: page.Options
+    published: pd.DataFrame, options: experiment.Options
 ) -> None:
     assert list(zip(published["partition"], published["method"], strict=True)) == [
-        (p, m) for p in page.PARTITIONS for m in page.METHODS
+        (p, m) for p in experiment.PARTITIONS for m in experiment.METHODS
     ]
     row = common.by_label(published, ["partition", "method"])["non_iid", "lg_adv"]
     assert [row[f"{name}_published_full_setting"] for name in ("accuracy", "auc", "adversary")] == [
@@ -51,16 +51,16 @@ def test_a_row_for_every_method_beside_what_was_published(
         published[published["method"] == "lg_adv_narrow"]["auc_published_full_setting"].isna().all()
     )
     assert (
-        ((published[list(page.FIGURES)] >= 0) & (published[list(page.FIGURES)] <= 100))
+        ((published[list(experiment.FIGURES)] >= 0) & (published[list(experiment.FIGURES)] <= 100))
         .to_numpy()
         .all()
     )
     assert (options.out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def by_hand(options: page.Options, method: str, i: int) -> dict[str, float]:
+def by_hand(options: experiment.Options, method: str, i: int) -> dict[str, float]:
     """Figures of one device, from the numbers in its files alone."""
-    result, data, _ = page.trained(options, "iid", method, 0)
+    result, data, _ = experiment.trained(options, "iid", method, 0)
     rows = {name: value[min(i, len(value) - 1)] for name, value in result.state.items()}
     narrow = method == "lg_adv_narrow"
     h = torch.from_numpy(data.test_inputs)
@@ -99,13 +99,13 @@ def by_hand(options: page.Options, method: str, i: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("method", page.METHODS)
+@pytest.mark.parametrize("method", experiment.METHODS)
 @pytest.mark.usefixtures("published")
 def test_figures_are_of_each_devices_own_nets_on_the_test_half(
-    options: page.Options, method: str
+    options: experiment.Options, method: str
 ) -> None:
     each = [by_hand(options, method, i) for i in (0, 1)]
-    found = page.measured(options, "iid", method, 0)
+    found = experiment.measured(options, "iid", method, 0)
     for name in each[0]:
         assert found[name] == pytest.approx(100 * np.mean([one[name] for one in each]), abs=1e-3)
     alike = np.isclose(each[0]["adversary"], each[1]["adversary"])
@@ -113,11 +113,11 @@ def test_figures_are_of_each_devices_own_nets_on_the_test_half(
 
 
 @pytest.mark.usefixtures("published")
-def test_choices_never_use_the_test_half(options: page.Options) -> None:
-    _, data, split = page.trained(options, "iid", "lg", 0)
-    train, test = page.groups(data, split, 1, validate=False)
+def test_choices_never_use_the_test_half(options: experiment.Options) -> None:
+    _, data, split = experiment.trained(options, "iid", "lg", 0)
+    train, test = experiment.groups(data, split, 1, validate=False)
     assert test[0] is data.test_inputs
-    _, held = page.groups(data, split, 1, validate=True)
+    _, held = experiment.groups(data, split, 1, validate=True)
     places = np.concatenate(split.validation)
     assert np.array_equal(held[1], data.train_labels[places])
     assert len(places) == 16  # a tenth of 160, at both
@@ -126,9 +126,9 @@ def test_choices_never_use_the_test_half(options: page.Options) -> None:
 
 
 def test_the_runs_are_those_of_the_paper() -> None:
-    options = page.Options()
+    options = experiment.Options()
     fedavg, lg, adv, narrow = (
-        page.run_of(options, "non_iid", method, 3) for method in page.METHODS
+        experiment.run_of(options, "non_iid", method, 3) for method in experiment.METHODS
     )
     assert {
         (run.peers, run.batch_size, run.lr, run.partition, run.seed)
@@ -141,33 +141,33 @@ def test_the_runs_are_those_of_the_paper() -> None:
         for run in (fedavg, lg, adv, narrow)
     ]
     assert weights[:2] == [0, 0]
-    assert weights[2:] == [page.LAMBDA["lg_adv"], page.LAMBDA["lg_adv_narrow"]]
+    assert weights[2:] == [experiment.LAMBDA["lg_adv"], experiment.LAMBDA["lg_adv_narrow"]]
     assert {run.validation for run in (fedavg, lg, adv, narrow)} == {0.1}
 
 
 def test_gaps_of_a_group_without_a_label_are_not_defined() -> None:
     labels, decisions = np.array([0, 1, 0, 1]), np.array([0, 1, 1, 1])
-    assert page.gaps(labels, decisions, np.array([0, 0, 1, 1])) == (0.5, 1.0)
-    assert np.isnan(page.gaps(labels, decisions, np.array([0, 1, 0, 1]))).all()
-    assert np.isnan(page.gaps(labels, decisions, np.zeros(4, int))).all()
+    assert experiment.gaps(labels, decisions, np.array([0, 0, 1, 1])) == (0.5, 1.0)
+    assert np.isnan(experiment.gaps(labels, decisions, np.array([0, 1, 0, 1]))).all()
+    assert np.isnan(experiment.gaps(labels, decisions, np.zeros(4, int))).all()
 
 
 def test_a_stack_is_split_before_its_last_layers() -> None:
     model = Sequential(Linear(3, 4), ReLU(), Linear(4, 5), ReLU(), Linear(5, 2))
-    f, g = page.split_model(model, 2)
+    f, g = experiment.split_model(model, 2)
     assert [type(layer) for layer in f] == [Linear, ReLU]
     x = torch.linspace(-1, 1, 6).view(2, 3)
     assert torch.equal(g(f(x)), model(x))
 
 
 def test_the_narrow_model_starts_by_its_seed() -> None:
-    first, again, other = (page.narrow(9, seed) for seed in (0, 0, 1))
+    first, again, other = (experiment.narrow(9, seed) for seed in (0, 0, 1))
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
     )
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    h = page.split_model(first, 1)[0](torch.linspace(-1, 1, 45).view(5, 9))
-    assert h.shape == (5, page.WIDTH)
+    h = experiment.split_model(first, 1)[0](torch.linspace(-1, 1, 45).view(5, 9))
+    assert h.shape == (5, experiment.WIDTH)
     assert torch.allclose(h.mean(1), torch.zeros(5), atol=1e-5)
 
 
@@ -175,43 +175,47 @@ def test_the_table_has_means_and_deviations_over_the_seeds() -> None:
     rows = pd.DataFrame(
         [
             {"partition": "iid", "method": "lg", "seed": s}
-            | {name: 60.0 + 10 * s + k for k, name in enumerate(page.FIGURES)}
+            | {name: 60.0 + 10 * s + k for k, name in enumerate(experiment.FIGURES)}
             for s in (0, 1)
         ]
     )
-    (row,) = page.tabulate(rows).to_dict("records")
+    (row,) = experiment.tabulate(rows).to_dict("records")
     assert (row["accuracy"], row["accuracy_published_full_setting"], row["adversary"]) == (
         65.0,
         84.3,
         67.0,
     )
     assert row["probe_std"] == pytest.approx(np.sqrt(50))
-    assert "accuracy 65.0 %, adversary 67.0, probe 68.0" in page.finding(page.tabulate(rows))
+    assert "accuracy 65.0 %, adversary 67.0, probe 68.0" in experiment.finding(
+        experiment.tabulate(rows)
+    )
 
 
 @pytest.mark.usefixtures("published")
-def test_a_folder_with_another_run_is_refused(options: page.Options) -> None:
+def test_a_folder_with_another_run_is_refused(options: experiment.Options) -> None:
     with pytest.raises(dfl.InputError, match="other settings"):
-        page.trained(page.Options(**{**options.__dict__, "rounds": 2}), "iid", "lg", 0)
+        experiment.trained(experiment.Options(**{**options.__dict__, "rounds": 2}), "iid", "lg", 0)
 
 
 def test_the_figures_of_a_diverged_run_are_nan(
-    options: page.Options, monkeypatch: pytest.MonkeyPatch
+    options: experiment.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise dfl.DivergedError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(page, "trained", broken)
-        figures = page.measured(options, "iid", "lg", 0)
+        patched.setattr(experiment, "trained", broken)
+        figures = experiment.measured(options, "iid", "lg", 0)
     rows = [{"partition": "iid", "method": "lg", "seed": 0, **figures}]
-    rows += [{"partition": "iid", "method": "lg", "seed": 1} | dict.fromkeys(page.FIGURES, 70.0)]
-    (row,) = page.tabulate(pd.DataFrame(rows)).to_dict("records")
+    rows += [
+        {"partition": "iid", "method": "lg", "seed": 1} | dict.fromkeys(experiment.FIGURES, 70.0)
+    ]
+    (row,) = experiment.tabulate(pd.DataFrame(rows)).to_dict("records")
     assert (row["seeds"], row["accuracy"]) == (1, 70.0)
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run_page("personal_layers.lg_fair", tmp_path, "--dataset", "nonsense")
+    done = run_experiment("personal_layers.lg_fair", tmp_path, "--dataset", "nonsense")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "nonsense" in done.stderr

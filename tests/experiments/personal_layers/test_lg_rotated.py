@@ -19,7 +19,7 @@ from dfl.algorithms import ALGORITHMS
 from dfl.config import Run
 from dfl.datasets import DATASETS, Data
 from experiments import common
-from experiments.personal_layers import lg_rotated as page
+from experiments.personal_layers import lg_rotated as experiment
 from experiments.personal_layers import new_device
 from tests.support.launched import here
 
@@ -32,9 +32,11 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def this(tmp_path_factory: pytest.TempPathFactory) -> Iterator[page.Scene]:
+def this(tmp_path_factory: pytest.TempPathFactory) -> Iterator[experiment.Scene]:
     with here():
-        yield page.scene(page.Options(**SMALL, out=tmp_path_factory.mktemp("page")), "non-iid", 0)
+        yield experiment.scene(
+            experiment.Options(**SMALL, out=tmp_path_factory.mktemp("experiment")), "non-iid", 0
+        )
 
 
 def rows_of(module: Module) -> dict[str, torch.Tensor]:
@@ -46,17 +48,17 @@ def same(one: Module, other: Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with here() as launched:
-        page.page(page.Options(**SMALL, out=tmp_path))
+        experiment.experiment(experiment.Options(**SMALL, out=tmp_path))
     table = pd.read_csv(tmp_path / "table.csv")
     assert launched == ["data=iid,seed=0", "data=non-iid,seed=0"]
     assert len(table) == 2 * 8
     shares = table[["normal", "normal_alone", "local", "rotated"]].to_numpy()
     assert ((shares >= 0) & (shares <= 100)).all()
-    before = table[table["method"] == page.BEFORE].set_index("data")["normal"]
+    before = table[table["method"] == experiment.BEFORE].set_index("data")["normal"]
     for data, cell in zip(("iid", "non-iid"), launched, strict=True):
         end = dfl.load(tmp_path / "cells" / cell).rows.iloc[-1]
         assert before[data] == pytest.approx(100 * end["accuracy_mean"], rel=1e-5)
@@ -71,7 +73,7 @@ def test_images_are_turned_by_a_quarter() -> None:
     assert new_device.rotated(image).dtype == np.uint8
 
 
-def test_the_new_device_has_turned_digits_of_its_own(this: page.Scene) -> None:
+def test_the_new_device_has_turned_digits_of_its_own(this: experiment.Scene) -> None:
     newest, data = this.newest, this.data
     assert (len(newest.train_labels), len(newest.test_labels), len(this.rotated[1])) == (
         100,
@@ -91,18 +93,18 @@ def test_the_new_device_has_turned_digits_of_its_own(this: page.Scene) -> None:
     assert [known[np.ascontiguousarray(image).tobytes()] for image in back] == labels.tolist()
 
 
-def test_the_first_devices_keep_their_examples(this: page.Scene) -> None:
+def test_the_first_devices_keep_their_examples(this: experiment.Scene) -> None:
     run = dfl.load(this.options.out / "cells" / "data=non-iid,seed=0")
     counts = [np.bincount(this.data.train_labels[part], minlength=10) for part in this.split.train]
     labels = [" ".join(f"{label}:{n}" for label, n in enumerate(each) if n) for each in counts]
     assert labels == run.peers["labels"].tolist()
-    assert page.scores(this, [this.start], this.start)["local"] == pytest.approx(
+    assert experiment.scores(this, [this.start], this.start)["local"] == pytest.approx(
         100 * run.rows["local_accuracy_mean"].iloc[-1], rel=1e-6
     )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_newest_device_learns_in_every_round(this: page.Scene, seed: int) -> None:
+def test_the_newest_device_learns_in_every_round(this: experiment.Scene, seed: int) -> None:
     run = Run(algorithm="newest_fedavg:fraction=0.4", peers=6, share="head:1", rounds=1, seed=seed)
     rows, models = new_device.learn(run, this.start, this.data)
     moved = (
@@ -140,7 +142,7 @@ def test_who_is_drawn_changes_from_round_to_round() -> None:
     assert new_device.WithNewest(fraction=0.0)._sizes(101) == (1, 0)
 
 
-def test_prox_pulls_back(this: page.Scene) -> None:
+def test_prox_pulls_back(this: experiment.Scene) -> None:
     run: dict[str, Any] = {"peers": 4, "rounds": 1, "dataset": "digits"}
     _, plain = new_device.learn(Run(**run, algorithm="newest_fedavg"), this.start, this.data)
     _, free = new_device.learn(Run(**run, algorithm="newest_fedprox:mu=0"), this.start, this.data)
@@ -150,7 +152,7 @@ def test_prox_pulls_back(this: page.Scene) -> None:
     assert (held["1.weight"] - weight).norm() < 0.7 * (plain["1.weight"] - weight).norm()
 
 
-def test_methods_are_known_for_a_while_only(this: page.Scene) -> None:
+def test_methods_are_known_for_a_while_only(this: experiment.Scene) -> None:
     with pytest.raises(dfl.InputError, match="lr"):
         new_device.learn(
             Run(algorithm="newest_fedavg", peers=2, lr_schedule="step:every=0"),
@@ -160,7 +162,7 @@ def test_methods_are_known_for_a_while_only(this: page.Scene) -> None:
     assert not set(new_device.NEWEST) & set(ALGORITHMS)
 
 
-def test_a_fixed_part_stays_as_it_is(this: page.Scene) -> None:
+def test_a_fixed_part_stays_as_it_is(this: experiment.Scene) -> None:
     before = rows_of(this.start)
     module = new_device.OnFixed(this.start[:3], this.start[3:])
     assert list(rows_of(module)) == ["f.1.weight", "f.1.bias"]
@@ -174,7 +176,7 @@ def test_a_fixed_part_stays_as_it_is(this: page.Scene) -> None:
 
 
 def test_the_length_is_the_shortest_of_the_best_on_validation(
-    this: page.Scene, monkeypatch: pytest.MonkeyPatch
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, Data]] = []
 
@@ -190,8 +192,8 @@ def test_the_length_is_the_shortest_of_the_best_on_validation(
             name: value[None] for name, value in rows_of(module).items()
         }
 
-    monkeypatch.setattr(page, "learn", learn)
-    _, rounds = page.longest_that_pays(this, this.start)
+    monkeypatch.setattr(experiment, "learn", learn)
+    _, rounds = experiment.longest_that_pays(this, this.start)
     assert rounds == 2  # not 0, at which nothing is learned
     assert calls == [(this.options.epochs, this.newest), (2, this.newest)]
 
@@ -200,23 +202,23 @@ def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     """Replace `scores`; return the models that it is then called with, old and new."""
     seen: list[tuple[Any, Any]] = []
 
-    def marks(scene: page.Scene, old: Any, new: Any) -> dict[str, float]:
+    def marks(scene: experiment.Scene, old: Any, new: Any) -> dict[str, float]:
         seen.append((old, new))
         return {}
 
-    monkeypatch.setattr(page, "scores", marks)
+    monkeypatch.setattr(experiment, "scores", marks)
     return seen
 
 
-def test_alone_whose_parts_meet(this: page.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone_whose_parts_meet(this: experiment.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = recorded_scores(monkeypatch)
-    rows = page.alone(this)
+    rows = experiment.alone(this)
     assert [row["method"] for row in rows] == [
-        page.BEFORE,
-        page.FEDAVG,
-        page.LG,
-        page.BOTH,
-        page.FIRST,
+        experiment.BEFORE,
+        experiment.FEDAVG,
+        experiment.LG,
+        experiment.BOTH,
+        experiment.FIRST,
     ]
     (_, start), (fedavg, joint), (lg, lg_new), (both, both_new), (first, first_new) = (
         (old[0], new) for old, new in seen
@@ -234,12 +236,12 @@ def test_alone_whose_parts_meet(this: page.Scene, monkeypatch: pytest.MonkeyPatc
 
 
 def test_together_the_first_devices_keep_their_part(
-    this: page.Scene, monkeypatch: pytest.MonkeyPatch
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = recorded_scores(monkeypatch)
-    rows = page.together(this)
+    rows = experiment.together(this)
     assert [(row["method"], row["C"], row["rounds"]) for row in rows] == [
-        (name, 0.1, 2) for name in (page.FEDAVG, page.FEDPROX, page.LG)
+        (name, 0.1, 2) for name in (experiment.FEDAVG, experiment.FEDPROX, experiment.LG)
     ]
     for old, new in seen[:2]:
         assert old == [new]
@@ -252,13 +254,13 @@ def test_together_the_first_devices_keep_their_part(
 
 
 def test_together_the_last_tenth_of_the_rounds_counts(
-    this: page.Scene, monkeypatch: pytest.MonkeyPatch
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def marks_after(scene: page.Scene, run: Run, data: Data) -> dict[str, float]:
+    def marks_after(scene: experiment.Scene, run: Run, data: Data) -> dict[str, float]:
         return {"normal": 10.0 * run.rounds, "rotated": float(run.eval_every)}
 
-    monkeypatch.setattr(page, "_scores_after", marks_after)
-    for row in page.together(replace(this, options=replace(this.options, rounds=20))):
+    monkeypatch.setattr(experiment, "_scores_after", marks_after)
+    for row in experiment.together(replace(this, options=replace(this.options, rounds=20))):
         assert (row["rounds"], row["normal"], row["rotated"]) == (
             20,
             195,
@@ -277,13 +279,13 @@ class Constant(Module):
         return self.scores.expand(len(inputs), -1)
 
 
-def test_marks_are_those_of_all_models_together_and_of_each(this: page.Scene) -> None:
+def test_marks_are_those_of_all_models_together_and_of_each(this: experiment.Scene) -> None:
     labels, own = this.data.test_labels, this.rotated[1].numpy()
     models = [
         Constant(*(float(k == label) * height for k in range(10)))
         for label, height in ((0, 1.0), (1, 3.0))
     ]
-    found = page.scores(
+    found = experiment.scores(
         this,
         [models[0], models[1], *[models[0]] * 4],
         Constant(*(float(k == 2) for k in range(10))),
@@ -306,18 +308,24 @@ def test_the_shared_part_is_the_last_two_layers() -> None:
     assert new_device.cut_of(model) == 3
 
 
-def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
-    cases = [(page.BEFORE, np.nan), (page.FEDAVG, 0.0), (page.LG, 0.0), (page.LG, 0.1)]
+def test_the_table_and_the_finding_follow_from_the_rows() -> None:
+    cases = [
+        (experiment.BEFORE, np.nan),
+        (experiment.FEDAVG, 0.0),
+        (experiment.LG, 0.0),
+        (experiment.LG, 0.1),
+    ]
     rows = pd.DataFrame(
         [
             {"data": data, "seed": seed, "method": method, "C": c, "rounds": 4.0,
              "normal": 30.0 * k + seed, "normal_alone": 1.0, "local": 2.0, "rotated": 80.0 + seed}
-            for data in page.PARTITION for seed in range(3) for k, (method, c) in enumerate(cases)
+            for data in experiment.PARTITION for seed in range(3)
+            for k, (method, c) in enumerate(cases)
         ]
     )  # fmt: skip
-    table = page.tabulate(rows)
+    table = experiment.tabulate(rows)
     assert len(table) == 2 * 4
-    row = common.by_label(table, ["data", "C", "method"])["non-iid", 0.0, page.LG]
+    row = common.by_label(table, ["data", "C", "method"])["non-iid", 0.0, experiment.LG]
     assert (row["normal"], row["normal_std"], row["normal_published_full_setting"]) == (
         61.0,
         1.0,
@@ -329,10 +337,11 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
         94.12,
     )
     assert table["normal_published_full_setting"].notna().sum() == 6
-    assert "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %" in page.finding(
-        table
+    assert (
+        "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %"
+        in experiment.finding(table)
     )
-    left, right = page.draw(table, page.Options()).axes
+    left, right = experiment.draw(table, experiment.Options()).axes
     assert [left.get_title(), right.get_title()] == ["iid devices", "non-iid devices"]
     assert [text.get_text() for text in left.get_yticklabels()][1:3] == [
         "FedAvg, C = 0",
@@ -343,7 +352,7 @@ def test_the_table_and_the_finding_say_what_the_rows_say() -> None:
 
 
 def test_the_setting_is_the_published_one_but_for_its_size() -> None:
-    run = page.first(page.Options(), "non-iid", 2)
+    run = experiment.first(experiment.Options(), "non-iid", 2)
     assert (run.dataset, run.partition, run.peers, run.algorithm) == (
         "mnist", "shards:per_peer=2", 100, "fedavg:fraction=0.1",
     )  # fmt: skip

@@ -8,20 +8,20 @@ import pandas as pd
 import pytest
 
 from experiments import common
-from experiments.personal_layers import lg_table1 as page
-from tests.support.launched import run_page
+from experiments.personal_layers import lg_table1 as experiment
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
-PAGE = "personal_layers.lg_table1"
+EXPERIMENT = "personal_layers.lg_table1"
 SMALL = ["--dataset", "digits", "--devices", "10", "--seeds", "2", "--epochs", "6"]
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits."""
-    out = tmp_path_factory.mktemp("page")
-    done = run_page(PAGE, out, *SMALL)
+    out = tmp_path_factory.mktemp("experiment")
+    done = run_experiment(EXPERIMENT, out, *SMALL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
     return out
@@ -30,7 +30,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_reader_gets_a_row_for_every_method(published: Path) -> None:
     table = pd.read_csv(published / "table.csv")
     of = common.by_label(table, ["method"])
-    assert list(of) == list(page.METHODS)
+    assert list(of) == list(experiment.METHODS)
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert (
         table["parameters_published_full_setting"].isna().all()
@@ -43,10 +43,12 @@ def test_a_reader_gets_a_row_for_every_method(published: Path) -> None:
 
 
 def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
-    options = page.Options(out=published, dataset="digits", devices=10, seeds=2, epochs=6)
-    cells = {(each.values["method"], each.values["seed"]): each.run for each in page.grid(options)}
+    options = experiment.Options(out=published, dataset="digits", devices=10, seeds=2, epochs=6)
+    cells = {
+        (each.values["method"], each.values["seed"]): each.run for each in experiment.grid(options)
+    }
     for (method, seed), run in cells.items():
-        begun = None if method == "local_only" else page.folder(options, int(seed))
+        begun = None if method == "local_only" else experiment.folder(options, int(seed))
         assert (run.init_from, run.seed, run.validation) == (begun, seed, 0.1)
         assert run.share == ("all" if method in ("fedavg", "local_only") else "head:2")
 
@@ -83,8 +85,8 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
                  "accuracy_mean": [0.1, 0.1, 0.1], "payload_bytes": [0, 0, 0]}),
         ]
     )  # fmt: skip
-    options = page.Options(seeds=1)
-    table = page.tabulate(found, {0: before}, options)
+    options = experiment.Options(seeds=1)
+    table = experiment.tabulate(found, {0: before}, options)
     of = common.by_label(table, ["method"])
     assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [
         98,
@@ -101,9 +103,9 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     assert [of["local_only"][name] for name in ("rounds", "parameters", "megabytes")] == [10, 0, 0]
     published = ("local_test_published_full_setting", "new_test_published_full_setting")
     assert [of["lg"][name] for name in published] == [98.66, 97.81]
-    text = page.finding(table, options)
+    text = experiment.finding(table, options)
     assert "LG-FedAvg: local test 98.00 %, new test 97.00 %, 450 rounds, 6,000 MB" in text
-    left, right = page.draw(table, options).axes
+    left, right = experiment.draw(table, options).axes
     assert (left.get_title(), right.get_title()) == ("local test", "new test")
     bars: list[Any] = list(left.patches)
     assert [each.get_width() for each in bars] == pytest.approx([65, 98, 99])
@@ -114,7 +116,7 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     [("--dataset", "adult"), ("--methods", "lg", "sgd"), ("--end", "400"), ("--nonsense", "1")],
 )
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = run_page(PAGE, tmp_path, *arguments)
+    done = run_experiment(EXPERIMENT, tmp_path, *arguments)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     if arguments[0] != "--nonsense":

@@ -15,12 +15,12 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.sweep import Cell
 from experiments import common
-from experiments.servers_and_robustness import fedavg_mcmahan2017 as page
-from tests.support.launched import run_page
+from experiments.servers_and_robustness import fedavg_mcmahan2017 as experiment
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
-PAGE = "servers_and_robustness.fedavg_mcmahan2017"
+EXPERIMENT = "servers_and_robustness.fedavg_mcmahan2017"
 SMALL = ["--dataset", "digits", "--rounds", "3", "--seeds", "1"]
 
 
@@ -29,14 +29,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits: a case with rates to choose from, and one with a
     given rate.
     """
-    out = tmp_path_factory.mktemp("page")
-    done = run_page(PAGE, out, *SMALL, "--cases", "shards_full", "shards_b10_e20")
+    out = tmp_path_factory.mktemp("experiment")
+    done = run_experiment(EXPERIMENT, out, *SMALL, "--cases", "shards_full", "shards_b10_e20")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
     return out
 
 
-def test_a_page_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
+def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
     table = pd.read_csv(published / "table.csv")
     assert table["case"].tolist() == ["2NN, shards, B=inf, E=1", "2NN, shards, B=10, E=20"]
     assert table["rounds"].isna().all()  # three rounds are too few
@@ -48,12 +48,12 @@ def test_a_page_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
 def test_the_rate_is_the_one_that_validates_best(published: Path) -> None:
     tried = pd.read_csv(published / "tuning.csv").groupby("case", sort=False)
     of_full, given = tried.get_group("shards_full"), tried.get_group("shards_b10_e20")
-    assert of_full["lr"].tolist() == list(page.CASES["shards_full"].rates)
+    assert of_full["lr"].tolist() == list(experiment.CASES["shards_full"].rates)
     assert given["validation"].isna().all()
     best = of_full["lr"].iloc[int(of_full["validation"].argmax())]
     assert pd.read_csv(published / "table.csv")["lr"].tolist() == [
         best,
-        page.CASES["shards_b10_e20"].rates[0],
+        experiment.CASES["shards_b10_e20"].rates[0],
     ]
     for row in of_full.itertuples():
         metrics = dfl.load(published / "tuning" / "cells" / f"case=shards_full,lr={row.lr:g}").rows
@@ -68,20 +68,20 @@ def test_runs_that_count_train_on_everything_and_runs_that_choose_do_not(publish
 
 def test_a_tie_goes_to_the_first_and_divergence_loses() -> None:
     tried = pd.DataFrame({"lr": [0.1, 0.2, 0.4], "validation": [0.9, 0.9, 0.1]})
-    assert page.chosen(tried) == 0.1
-    assert page.chosen(tried.assign(validation=[0.1, 0.2, 0.7])) == 0.4
-    assert page.chosen(tried.assign(validation=[np.nan, 0.2, np.nan])) == 0.2
-    assert page.chosen(tried[1:2].assign(validation=np.nan)) == 0.2
+    assert experiment.chosen(tried) == 0.1
+    assert experiment.chosen(tried.assign(validation=[0.1, 0.2, 0.7])) == 0.4
+    assert experiment.chosen(tried.assign(validation=[np.nan, 0.2, np.nan])) == 0.2
+    assert experiment.chosen(tried[1:2].assign(validation=np.nan)) == 0.2
 
 
 PUBLISHED = {
     # Table 1 for C = 0.1, and Table 4: model, partition, E, B, target, rounds
     "iid_full": ("2nn", "iid", 1, 0, 0.97, 1474),
     "iid_b10": ("2nn", "iid", 1, 10, 0.97, 87),
-    "shards_full": ("2nn", page.SHARDS, 1, 0, 0.97, 1796),
-    "shards_b10": ("2nn", page.SHARDS, 1, 10, 0.97, 664),
+    "shards_full": ("2nn", experiment.SHARDS, 1, 0, 0.97, 1796),
+    "shards_b10": ("2nn", experiment.SHARDS, 1, 10, 0.97, 664),
     "iid_b10_e20": ("2nn", "iid", 20, 10, 0.97, 32),
-    "shards_b10_e20": ("2nn", page.SHARDS, 20, 10, 0.97, 738),
+    "shards_b10_e20": ("2nn", experiment.SHARDS, 20, 10, 0.97, 738),
     "cnn_iid_b10": ("cnn", "iid", 5, 10, 0.99, 18),
 }
 
@@ -91,21 +91,23 @@ UNIT = {"iid_b10_unit": "iid_b10", "shards_b10_unit": "shards_b10"}
 
 
 def test_every_number_of_the_paper_has_a_case() -> None:
-    assert {*PUBLISHED, *UNIT} == set(page.CASES)
+    assert {*PUBLISHED, *UNIT} == set(experiment.CASES)
 
 
 @pytest.mark.parametrize("name", UNIT)
 def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
-    raw, plain = (page.grid(page.Options(), each, 0.1)[0].run for each in (name, UNIT[name]))
+    raw, plain = (
+        experiment.grid(experiment.Options(), each, 0.1)[0].run for each in (name, UNIT[name])
+    )
     assert raw == replace(plain, dataset="mnist:unit=true")
-    assert page.CASES[name].published == page.CASES[UNIT[name]].published
+    assert experiment.CASES[name].published == experiment.CASES[UNIT[name]].published
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_settings_are_the_papers(name: str) -> None:
-    cell, *_ = page.grid(page.Options(), name, 0.1)
+    cell, *_ = experiment.grid(experiment.Options(), name, 0.1)
     run = cell.run
-    case = page.CASES[name]
+    case = experiment.CASES[name]
     setting = (
         run.model,
         run.partition,
@@ -131,16 +133,16 @@ def test_the_settings_are_the_papers(name: str) -> None:
 
 
 def test_every_case_has_its_own_setting() -> None:
-    runs = [page.run_of(page.Options(), name) for name in page.CASES]
+    runs = [experiment.run_of(experiment.Options(), name) for name in experiment.CASES]
     assert all(a != b for i, a in enumerate(runs) for b in runs[:i])
 
 
 def test_seeds_and_rounds_are_at_most_those_given() -> None:
-    several = page.grid(page.Options(seeds=2, rounds=7), "iid_b10", 0.1)
+    several = experiment.grid(experiment.Options(seeds=2, rounds=7), "iid_b10", 0.1)
     assert [(cell.run.seed, cell.run.rounds) for cell in several] == [(0, 7), (1, 7)]
-    one = page.grid(page.Options(seeds=9), "cnn_iid_b10", 0.1)
+    one = experiment.grid(experiment.Options(seeds=9), "cnn_iid_b10", 0.1)
     assert [(cell.run.seed, cell.run.rounds) for cell in one] == [
-        (0, page.CASES["cnn_iid_b10"].cap)
+        (0, experiment.CASES["cnn_iid_b10"].cap)
     ]
 
 
@@ -159,9 +161,11 @@ def test_rounds_are_counted_as_in_the_paper() -> None:
     """On the best accuracy so far, linear between evaluations: half-way from 20 to 30, and from 10
     to 30.
     """
-    row = page.tabulate(rows("iid_b10", [0.1, 0.95, 0.96, 0.98], [0.1, 0.96, 0.2, 0.98])).iloc[0]
+    row = experiment.tabulate(
+        rows("iid_b10", [0.1, 0.95, 0.96, 0.98], [0.1, 0.96, 0.2, 0.98])
+    ).iloc[0]
     assert (row["fewest"], row["most"]) == pytest.approx((25, 25))
-    row = page.tabulate(rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98])).iloc[0]
+    row = experiment.tabulate(rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98])).iloc[0]
     assert (row["rounds"], row["fewest"], row["most"], row["seeds"]) == pytest.approx(
         (12.5, 10, 15, 2)
     )
@@ -172,20 +176,20 @@ def test_rounds_are_counted_as_in_the_paper() -> None:
 
 
 def test_a_seed_that_does_not_get_there_leaves_no_number() -> None:
-    table = page.tabulate(rows("shards_b10", [0.1, 0.97], [0.1, 0.96]))
+    table = experiment.tabulate(rows("shards_b10", [0.1, 0.97], [0.1, 0.96]))
     assert table[["rounds", "ratio"]].isna().all(axis=None)
     assert (
         "shards, B=10, E=1: 97% NOT reached by every one of 2 seeds in 10 rounds"
-        in page.finding(table)
+        in experiment.finding(table)
     )
-    assert "(best 0.9650), published 664" in page.finding(table)
+    assert "(best 0.9650), published 664" in experiment.finding(table)
 
 
 def test_the_finding_is_read_off_the_table() -> None:
-    table = page.tabulate(
+    table = experiment.tabulate(
         pd.concat([rows("iid_b10", [0.1, 0.97], [0.1, 0.96, 0.98]), rows("cnn_iid_b10", [0, 0.99])])
     )
-    first, second = page.finding(table).split("; ")
+    first, second = experiment.finding(table).split("; ")
     assert (
         first
         == "2NN, IID, B=10, E=1: 97% in 12 rounds (10 to 15 over 2 seeds), published 87, 0.14 of it"
@@ -200,7 +204,7 @@ def test_the_figure_has_a_line_for_each_seed_and_a_mark_for_the_paper() -> None:
     some = pd.concat(
         [rows("iid_b10", [0.1, 0.95, 0.9, 0.98], [0.1, 0.97]), rows("shards_b10", [0.1, 0.9])]
     )
-    iid, shards = page.draw(some).axes
+    iid, shards = experiment.draw(some).axes
     lines = [np.asarray(line.get_xydata(), float) for line in iid.lines]
     assert [len(line) for line in lines] == [
         3,
@@ -215,18 +219,20 @@ def test_the_figure_has_a_line_for_each_seed_and_a_mark_for_the_paper() -> None:
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run_page(PAGE, tmp_path, "--cases", "nonsense")
+    done = run_experiment(EXPERIMENT, tmp_path, "--cases", "nonsense")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--cases must be some of iid_b10, shards_b10" in done.stderr
     assert "'nonsense'" in done.stderr
     with pytest.raises(InputError, match="nonsense"):
-        page.Options(cases=("nonsense",))
+        experiment.Options(cases=("nonsense",))
 
 
 def test_every_case_has_a_colour_of_its_own() -> None:
-    drawn = page._drawn(pd.DataFrame({"case": list(page.CASES)}))
-    assert len({(colour, style) for _, colour, style in drawn}) == len(drawn) == len(page.CASES)
+    drawn = experiment._drawn(pd.DataFrame({"case": list(experiment.CASES)}))
+    assert (
+        len({(colour, style) for _, colour, style in drawn}) == len(drawn) == len(experiment.CASES)
+    )
 
 
 def test_finished_runs_are_not_run_again(published: Path) -> None:
@@ -234,20 +240,20 @@ def test_finished_runs_are_not_run_again(published: Path) -> None:
     alone.
     """
     records = {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")}
-    assert len(records) == len(page.CASES["shards_full"].rates) + 2
+    assert len(records) == len(experiment.CASES["shards_full"].rates) + 2
     before = pd.read_csv(published / "table.csv").iloc[:1]
-    options = page.Options(
+    options = experiment.Options(
         out=published, dataset="digits", rounds=3, seeds=1, cases=("shards_full",)
     )
-    page.page(options)
+    experiment.experiment(options)
     assert {file: file.stat().st_mtime_ns for file in published.glob("**/run.json")} == records
     assert pd.read_csv(published / "table.csv").equals(before)
 
 
-@pytest.mark.parametrize("name", page.CASES)
+@pytest.mark.parametrize("name", experiment.CASES)
 def test_rates_are_a_grid_like_the_papers(name: str) -> None:
     """Neighbours are a factor of 10^(1/3), to the three digits that they are given with."""
-    rates = page.CASES[name].rates
+    rates = experiment.CASES[name].rates
     assert [b / a for a, b in pairwise(rates)] == pytest.approx(
         [10 ** (1 / 3)] * (len(rates) - 1), rel=5e-3
     )
@@ -270,8 +276,8 @@ def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.Mon
         return pd.concat([rows, later], ignore_index=True)
 
     monkeypatch.setattr(common, "measure", measured)
-    tried = page.tune(page.Options(), "iid_b10")
+    tried = experiment.tune(experiment.Options(), "iid_b10")
     assert tried["validation"].tolist() == pytest.approx([0.00464, 0.01, 0.0215, 0.0464])
-    assert page.chosen(tried) == 0.464
+    assert experiment.chosen(tried) == 0.464
     assert [run.lr for run in runs] == [0.0464, 0.1, 0.215, 0.464]
     assert {(run.seed, run.rounds, run.eval_every, run.until) for run in runs} == {(0, 30, 6, None)}

@@ -8,7 +8,7 @@ import pytest
 
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from experiments.servers_and_robustness import robust_cost
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +25,9 @@ def rows_of(times: dict[str, list[float]], clients: tuple[int, ...]) -> pd.DataF
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     out = tmp_path_factory.mktemp("cost")
-    done = run_page(
+    done = run_experiment(
         "servers_and_robustness.robust_cost",
         out,
         "--clients",
@@ -45,8 +45,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     return pd.read_csv(out / "table.csv"), done.stdout
 
 
-def test_a_row_per_rule(page: tuple[pd.DataFrame, str]) -> None:
-    table, printed = page
+def test_a_row_per_rule(experiment: tuple[pd.DataFrame, str]) -> None:
+    table, printed = experiment
     assert table["rule"].tolist() == list(robust_cost.THEORY)
     assert (table[["ms_10", "ms_15", "ms_30"]] > 0).all().all()
     assert table["times_the_mean"][0] == 1
@@ -137,7 +137,7 @@ def test_the_figure_has_a_line_per_rule() -> None:
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run_page(
+    done = run_experiment(
         "servers_and_robustness.robust_cost",
         tmp_path,
         "--clients",

@@ -13,9 +13,9 @@ from dfl.comm.mpi import connect
 from dfl.comm.network import Network
 from dfl.core.errors import InputError
 from dfl.simulation.prepare import prepare
-from experiments.servers_and_robustness import robust_fltrust2021 as page_of
+from experiments.servers_and_robustness import robust_fltrust2021 as module
 from experiments.servers_and_robustness.robust_fltrust2021 import ATTACKS, RULES, Options
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +36,10 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:
     """The experiment on few examples: its folder, its table and its output."""
     out = tmp_path_factory.mktemp("fltrust")
-    done = run_page("servers_and_robustness.robust_fltrust2021", out, *TINY)
+    done = run_experiment("servers_and_robustness.robust_fltrust2021", out, *TINY)
     assert done.returncode == 0, done.stderr
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
@@ -68,11 +68,11 @@ def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.D
         if attack != "adaptive" or rule == "fltrust"
         for t, error in ((0, 0.9), (10, errors.get((attack, rule), 0.05)))
     ]
-    return page_of.tabulate(pd.DataFrame(rows), 10)
+    return module.tabulate(pd.DataFrame(rows), 10)
 
 
-def test_a_row_per_attack_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
-    _, table, printed = page
+def test_a_row_per_attack_and_rule(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    _, table, printed = experiment
     assert list(zip(table["attack"], table["rule"], strict=True)) == [
         (a, r) for a in ATTACKS for r in RULES
     ]
@@ -85,8 +85,8 @@ def test_a_row_per_attack_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None
     assert printed.count("| adaptive | mean | - |") == 1
 
 
-def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> None:
-    out, table, _ = page
+def test_numbers_are_those_of_the_runs(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    out, table, _ = experiment
     for row in table.dropna(subset="error").to_dict("records"):
         seeds = range(int(row["seeds"]))
         ends = [
@@ -100,17 +100,17 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
             assert row["backdoor_success"] == pytest.approx(opened, rel=1e-5)
 
 
-def test_tested_claims_have_every_seed(page: tuple[Path, pd.DataFrame, str]) -> None:
-    table = page[1].set_index(["attack", "rule"])
+def test_tested_claims_have_every_seed(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    table = experiment[1].set_index(["attack", "rule"])
     assert all(
-        table.loc[key, "seeds"] == (2 if key in page_of.BARS else 1)
+        table.loc[key, "seeds"] == (2 if key in module.BARS else 1)
         for key in table.dropna(subset="error").index
     )
-    assert table["std_over_seeds"].notna().sum() == len(page_of.BARS) == 8
+    assert table["std_over_seeds"].notna().sum() == len(module.BARS) == 8
 
 
-def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) -> None:
-    out, _, printed = page
+def test_the_rate_is_chosen_by_validation(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    out, _, printed = experiment
     best = {}
     for rule in ("mean", "fltrust"):
         found = {
@@ -127,7 +127,7 @@ def test_the_rate_is_chosen_by_validation(page: tuple[Path, pd.DataFrame, str]) 
 
 
 def test_the_setting_is_that_of_the_paper() -> None:
-    run = page_of.setting(Options(), "trim", "krum", lr=0.1, seed=3)
+    run = module.setting(Options(), "trim", "krum", lr=0.1, seed=3)
     assert (run.peers, run.partition, run.batch_size, run.momentum) == (
         100,
         "biased:q=0.5",
@@ -139,10 +139,10 @@ def test_the_setting_is_that_of_the_paper() -> None:
         "krum:f=20",
         "fedavg",
     )
-    trusting = page_of.setting(Options(), "none", "fltrust", lr=0.1, seed=3)
+    trusting = module.setting(Options(), "none", "fltrust", lr=0.1, seed=3)
     assert (trusting.attack, trusting.algorithm) == ("none", "fltrust:root=100,bias=0.1")
     assert (
-        page_of.setting(Options(peers=10), "none", "trimmed_mean", lr=0.1).aggregator
+        module.setting(Options(peers=10), "none", "trimmed_mean", lr=0.1).aggregator
         == "trimmed_mean:f=2"
     )
 
@@ -150,13 +150,13 @@ def test_the_setting_is_that_of_the_paper() -> None:
 def test_a_fifth_attacks() -> None:
     options = Options(dataset="digits", peers=10)
     network: Network = prepare(
-        page_of.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()
+        module.setting(options, "label_flip", "mean", lr=0.1, seed=0), connect()
     ).network
     assert len(network.threat_model.attackers) == 2
 
 
 def test_the_adaptive_attack_is_for_fltrust() -> None:
-    cells = page_of.grid(Options(seeds=1), {"mean": 0.3, "fltrust": 0.1})
+    cells = module.grid(Options(seeds=1), {"mean": 0.3, "fltrust": 0.1})
     assert len(cells) == 5 * 5 + 1
     adaptive = [cell for cell in cells if str(cell.run.attack).startswith("adaptive")]
     assert [cell.values["rule"] for cell in adaptive] == ["fltrust"]
@@ -172,7 +172,7 @@ def test_a_lost_model_guesses() -> None:
             for t in ((0,) if rule == "mean" else (0, 10))
         ]
     )
-    table = page_of.tabulate(rows, 10).set_index("rule")
+    table = module.tabulate(rows, 10).set_index("rule")
     assert table.loc["mean", "error"] == pytest.approx(0.9)
     assert table.loc["krum", "error"] == pytest.approx(0.3)
     assert table["lost_runs"].tolist() == [1, 0, 0, 0, 0]
@@ -187,7 +187,7 @@ def test_no_number_from_memory_stands_beside() -> None:
         assert not [name for name in map(str, table) if "paper" in name or "published" in name]
     assert not [
         line
-        for axes in page_of.draw(made, Options()).axes
+        for axes in module.draw(made, Options()).axes
         for line in axes.lines
         if line.get_marker() == "D"
     ]
@@ -208,7 +208,7 @@ HURT = {("trim", rule): 0.2 for rule in ("mean", "median", "trimmed_mean")}
     ],
 )
 def test_the_finding_judges_the_bars(errors: dict[tuple[str, str], float], verdicts: str) -> None:
-    text = page_of.finding(table_of(errors), Options())
+    text = module.finding(table_of(errors), Options())
     small, more, broken = verdicts.split()
     assert f"under every attack: {small} (" in text
     assert f"FLTrust loses least: {more} (" in text
@@ -216,18 +216,18 @@ def test_the_finding_judges_the_bars(errors: dict[tuple[str, str], float], verdi
 
 
 def test_the_finding_has_errors_and_backdoors() -> None:
-    text = page_of.finding(table_of(HURT | {("label_flip", "fltrust"): 0.3}), Options())
+    text = module.finding(table_of(HURT | {("label_flip", "fltrust"): 0.3}), Options())
     assert "the mean has an error of 0.050 without an attack" in text
     assert "under every attack: FAILS (+0.250 under label_flip, +0.000 under trim)" in text
     assert "backdoor succeeds on at most 3% of the images: FAILS (50% with mean" in text
-    assert "of the images: holds" in page_of.finding(table_of(HURT, success=0.03), Options())
+    assert "of the images: holds" in module.finding(table_of(HURT, success=0.03), Options())
 
 
 def test_the_figure_shows_what_was_measured() -> None:
-    figure = page_of.draw(table_of(HURT), Options())
+    figure = module.draw(table_of(HURT), Options())
     errors, opened = figure.axes
     heights = [bar.get_height() for bar in errors.patches if isinstance(bar, Rectangle)]
-    assert len(heights) == len(page_of.ATTACKS) * len(RULES)
+    assert len(heights) == len(module.ATTACKS) * len(RULES)
     assert sum(abs(height - 0.2) < 1e-9 for height in heights) == 3
     assert len(opened.patches) == len(RULES)
     assert [text.get_text() for text in errors.get_xticklabels()] == [
@@ -237,4 +237,4 @@ def test_the_figure_shows_what_was_measured() -> None:
 
 def test_a_data_set_without_a_model_is_refused() -> None:
     with pytest.raises(InputError, match="--dataset must be one of mnist, digits, not 'adult'"):
-        page_of.setting(Options(dataset="adult"), "none", "mean", lr=0.1)
+        module.setting(Options(dataset="adult"), "none", "mean", lr=0.1)

@@ -9,16 +9,16 @@ import pytest
 import dfl
 from experiments.servers_and_robustness import robust_gossip as page_of
 from experiments.servers_and_robustness.robust_gossip import ALONE, ATTACKS, DATA, Options
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, str]:
     """The experiment on a torus for one round: its folder, its table and its output."""
     out = tmp_path_factory.mktemp("gossip")
-    done = run_page(
+    done = run_experiment(
         "servers_and_robustness.robust_gossip",
         out,
         "--rounds",
@@ -71,8 +71,8 @@ def rows_of(
 OPTIONS = Options(seeds=1, graphs=("ring",))
 
 
-def test_a_row_per_graph_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
-    _, table, printed = page
+def test_a_row_per_graph_and_rule(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    _, table, printed = experiment
     assert table["data"].unique().tolist() == list(DATA)
     for _, own in table.groupby("data"):
         assert own["rule"].tolist() == [
@@ -91,8 +91,8 @@ def test_a_row_per_graph_and_rule(page: tuple[Path, pd.DataFrame, str]) -> None:
     assert "torus (20% of the messages are attackers' at worst)" in printed
 
 
-def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> None:
-    out, table, _ = page
+def test_numbers_are_those_of_the_runs(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    out, table, _ = experiment
     for row in table[table["graph"] == "torus"].to_dict("records"):
         name = f"data={row['data']},graph=torus,rule={row['rule']}"
         folders = {attack: out / "cells" / f"{name},attack={attack},seed=0" for attack in ATTACKS}
@@ -107,8 +107,8 @@ def test_numbers_are_those_of_the_runs(page: tuple[Path, pd.DataFrame, str]) -> 
         )
 
 
-def test_attacks_change_the_accuracy(page: tuple[Path, pd.DataFrame, str]) -> None:
-    table = page[1]
+def test_attacks_change_the_accuracy(experiment: tuple[Path, pd.DataFrame, str]) -> None:
+    table = experiment[1]
     mean = table[(table["graph"] == "torus") & (table["rule"] == "mean")]
     for attack in ("label_flip", "sign_flip", "dissensus"):
         assert (mean[attack] != mean["none"]).all()

@@ -12,9 +12,9 @@ from dfl.core.errors import InputError
 from dfl.simulation.settle import settle
 from experiments import common
 from experiments.messages_and_graphs.graphs import network
-from experiments.servers_and_robustness import server_or_peers as page
+from experiments.servers_and_robustness import server_or_peers as experiment
 from experiments.servers_and_robustness.server_or_peers import METHODS, Options
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +25,17 @@ CHOSEN = ("fedavg", "fedavg_quarter", "ring", "ring_4_bits", "local_only")
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The experiment on digits: its folder and its output."""
-    out = tmp_path_factory.mktemp("page")
+    out = tmp_path_factory.mktemp("experiment")
     few = ["--dataset", "digits", "--seeds", "1", "--rounds", "4", "--every", "2"]
     targets = ["--low", "0.2", "--high", "0.5"]
-    done = run_page(
+    done = run_experiment(
         "servers_and_robustness.server_or_peers", out, *few, *targets, "--methods", *CHOSEN
     )
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(ran: tuple[Path, str]) -> None:
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(ran: tuple[Path, str]) -> None:
     out, printed = ran
     table = pd.read_csv(out / "table.csv")
     assert table["method"].tolist() == list(CHOSEN)
@@ -90,7 +90,7 @@ def test_every_node_receives_as_much_as_it_sends_and_as_all_others(graph: str) -
 
 
 def test_all_train_alike() -> None:
-    cells = page.grid(Options(seeds=2, rounds=7))
+    cells = experiment.grid(Options(seeds=2, rounds=7))
     assert [cell.values["seed"] for cell in cells] == [0] * len(METHODS) + [1] * len(METHODS)
     varied = {"algorithm", "topology", "bits"}  # all that methods may differ in
     for cell in cells:
@@ -123,7 +123,7 @@ def curves() -> pd.DataFrame:
 
 
 def test_what_it_takes_to_a_target_is_a_mean_over_the_seeds() -> None:
-    taken = page.to_target(curves(), 0.5)
+    taken = experiment.to_target(curves(), 0.5)
     assert taken["rounds"] == pytest.approx((7.5 + 4) / 2)
     assert taken["total_MB"] == pytest.approx(4 * (7.5 + 4) / 2)
     assert taken["busiest_MB"] == pytest.approx((7.5 + 4) / 2)
@@ -132,27 +132,27 @@ def test_what_it_takes_to_a_target_is_a_mean_over_the_seeds() -> None:
 def test_a_target_that_one_seed_misses_is_missed() -> None:
     rows = curves()
     rows.loc[rows["seed"] == 1, "accuracy_mean"] = 0.3
-    assert np.isnan([*page.to_target(rows, 0.5).values()]).all()
+    assert np.isnan([*experiment.to_target(rows, 0.5).values()]).all()
 
 
 def test_a_server_receives_uploads_and_sends_downloads() -> None:
     run = pd.DataFrame(
         {"round": [0, 5], "upload_bytes": [0.0, 30.0], "download_bytes": [0.0, 50.0]}
     )
-    assert page.busiest(run, pd.Series([15, 15])).tolist() == [0, 80]
+    assert experiment.busiest(run, pd.Series([15, 15])).tolist() == [0, 80]
 
 
 def test_a_peer_receives_as_much_as_it_sends() -> None:
     run = pd.DataFrame(
         {"round": [0, 5, 10], "upload_bytes": np.nan, "download_bytes": np.nan}
     )  # beside servers
-    assert page.busiest(run, pd.Series([30, 40, 40])).tolist() == [0, 40, 80]
-    assert page.busiest(run[["round"]], pd.Series([30, 40])).tolist() == [0, 40, 80]
+    assert experiment.busiest(run, pd.Series([30, 40, 40])).tolist() == [0, 40, 80]
+    assert experiment.busiest(run[["round"]], pd.Series([30, 40])).tolist() == [0, 40, 80]
 
 
 def test_a_method_without_messages_has_no_bytes() -> None:
     run = pd.DataFrame({"round": [0, 5], "upload_bytes": [0, 0], "download_bytes": [0, 0]})
-    assert page.busiest(run, pd.Series([0, 0])).tolist() == [0, 0]
+    assert experiment.busiest(run, pd.Series([0, 0])).tolist() == [0, 0]
 
 
 def hand_made() -> pd.DataFrame:
@@ -169,7 +169,7 @@ def hand_made() -> pd.DataFrame:
 
 
 def test_the_finding_is_read_off_the_table() -> None:
-    text = page.finding(hand_made(), Options())
+    text = experiment.finding(hand_made(), Options())
     assert "accuracies are fedavg 0.900, ring 0.600, pooled 0.970." in text
     assert (
         "Megabytes to 0.5: in all fedavg 100.0, ring 800.0; "
@@ -181,19 +181,19 @@ def test_the_finding_is_read_off_the_table() -> None:
 
 def test_a_target_that_no_method_reaches_is_named() -> None:
     table = hand_made().iloc[1:]
-    assert page.finding(table, Options()).endswith(
+    assert experiment.finding(table, Options()).endswith(
         "No method with messages reaches 0.75 with every seed."
     )
 
 
 def test_the_figure_has_a_look_for_every_method() -> None:
     rows = pd.concat([curves().assign(method=name) for name in METHODS], ignore_index=True)
-    figure = page.draw(rows, Options())
+    figure = experiment.draw(rows, Options())
     by_round, by_bytes, by_busiest = figure.axes
-    lines = [line for line in by_round.lines if line.get_label() in page.NAMES.values()]
-    assert [line.get_label() for line in lines] == [page.NAMES[name] for name in METHODS]
+    lines = [line for line in by_round.lines if line.get_label() in experiment.NAMES.values()]
+    assert [line.get_label() for line in lines] == [experiment.NAMES[name] for name in METHODS]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(METHODS)
-    sending = len(METHODS) - len(page.ENDS)
+    sending = len(METHODS) - len(experiment.ENDS)
     for axes, grows in ((by_bytes, 4), (by_busiest, 1)):
         drawn = [
             np.asarray(line.get_xdata(), float)
@@ -209,9 +209,11 @@ def test_the_figure_has_the_given_methods_only() -> None:
     rows = pd.concat(
         [curves().assign(method=name) for name in ("ring", "fedavg")], ignore_index=True
     )
-    figure = page.draw(rows, Options(methods=("ring", "fedavg")))
+    figure = experiment.draw(rows, Options(methods=("ring", "fedavg")))
     shown = [
-        line.get_label() for line in figure.axes[0].lines if line.get_label() in page.NAMES.values()
+        line.get_label()
+        for line in figure.axes[0].lines
+        if line.get_label() in experiment.NAMES.values()
     ]
     assert shown == ["DFedAvgM, ring", "FedAvg, all clients"]
 

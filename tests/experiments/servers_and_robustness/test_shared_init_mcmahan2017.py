@@ -14,20 +14,22 @@ from torch.nn.functional import cross_entropy
 import dfl
 from dfl.datasets import DATASETS, Data
 from dfl.sweep import run_grid
-from experiments.servers_and_robustness import shared_init_mcmahan2017 as page
-from tests.support.launched import run_page
+from experiments.servers_and_robustness import shared_init_mcmahan2017 as experiment
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
-PAGE = "servers_and_robustness.shared_init_mcmahan2017"
-THETAS = page.THETAS.tolist()
+EXPERIMENT = "servers_and_robustness.shared_init_mcmahan2017"
+THETAS = experiment.THETAS.tolist()
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits."""
-    out = tmp_path_factory.mktemp("page")
-    done = run_page(PAGE, out, "--dataset", "digits", "--seeds", "1", "--examples", "300")
+    out = tmp_path_factory.mktemp("experiment")
+    done = run_experiment(
+        EXPERIMENT, out, "--dataset", "digits", "--seeds", "1", "--examples", "300"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
     return out
@@ -46,14 +48,14 @@ def test_the_claim_of_the_paper_holds_on_digits_too(published: Path) -> None:
 def test_the_ends_of_the_line_are_the_parents(published: Path) -> None:
     row = pd.read_csv(published / "table.csv").set_index("init").loc["independent"]
     run = dfl.load(published / "cells" / "init=independent,seed=0")
-    inputs, labels = page.training_set(page.Options(dataset="digits"))
+    inputs, labels = experiment.training_set(experiment.Options(dataset="digits"))
     losses = [cross_entropy(run.model(i)(inputs), labels).item() for i in (0, 1)]
     assert losses == pytest.approx([row["loss_of_first"], row["loss_of_second"]], rel=1e-4)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
 def test_the_parents_are_those_of_the_paper() -> None:
-    run = page.run_of(page.Options(), "independent", 2)
+    run = experiment.run_of(experiment.Options(), "independent", 2)
     assert (run.dataset, run.model, run.partition, run.peers, run.examples_per_peer) == (
         "mnist",
         "2nn",
@@ -89,10 +91,10 @@ def test_mixtures_are_weighted_by_theta() -> None:
     """With one example of the first class the loss is log(1 + exp(-w)), here w = 3 theta - (1 -
     theta).
     """
-    losses = page.mixtures(
+    losses = experiment.mixtures(
         linear(3.0), linear(-1.0), (torch.ones(5, 1), torch.zeros(5, dtype=torch.int64))
     )
-    assert losses == pytest.approx(np.log1p(np.exp(1 - 4 * page.THETAS)).tolist(), rel=1e-5)
+    assert losses == pytest.approx(np.log1p(np.exp(1 - 4 * experiment.THETAS)).tolist(), rel=1e-5)
 
 
 def test_the_loss_is_the_mean_over_all_examples() -> None:
@@ -101,7 +103,7 @@ def test_the_loss_is_the_mean_over_all_examples() -> None:
     """
     labels = torch.zeros(3000, dtype=torch.int64)
     labels[-1] = 1
-    first, *_ = page.mixtures(linear(2.0), linear(2.0), (torch.ones(3000, 1), labels))
+    first, *_ = experiment.mixtures(linear(2.0), linear(2.0), (torch.ones(3000, 1), labels))
     assert first == pytest.approx(np.log1p(np.exp(-2)) + 2 / 3000, rel=1e-5)
 
 
@@ -110,7 +112,7 @@ def test_examples_are_as_a_run_sees_them() -> None:
     labels = np.array([2, 0, 1])
     data = Data(raw, labels, raw[:1] + 100, labels[:1], classes=3, scale=0.5, shift=-1.0)
     with DATASETS.replaced(six=lambda directory: data):
-        seen, known = page.training_set(page.Options(dataset="six"))
+        seen, known = experiment.training_set(experiment.Options(dataset="six"))
     assert seen.tolist() == [[-1.0, -0.5], [0.0, 0.5], [1.0, 1.5]]
     assert known.tolist() == [2, 0, 1]
 
@@ -122,7 +124,7 @@ def line(init: str, seed: int, half: float) -> pd.DataFrame:
     return pd.DataFrame({"init": init, "seed": seed, "theta": THETAS, "loss": losses})
 
 
-def test_the_table_and_the_finding_say_what_the_losses_say() -> None:
+def test_the_table_and_the_finding_follow_from_the_losses() -> None:
     rows = pd.concat(
         [
             line("common", 0, 0.5),
@@ -131,14 +133,14 @@ def test_the_table_and_the_finding_say_what_the_losses_say() -> None:
             line("independent", 1, 1.8),
         ]
     )
-    table = page.tabulate(rows)
+    table = experiment.tabulate(rows)
     assert table["loss_of_first"].tolist() == pytest.approx([2.0] * 4)
     assert table["loss_of_second"].tolist() == pytest.approx([1.0] * 4)
     assert table["loss_half_way"].tolist() == pytest.approx([0.5, 1.5, 3.0, 1.8])
     assert table["at_theta"].iloc[0] == pytest.approx(
         3 / 8, abs=0.015
     )  # where 1 - 4 + 8 theta is 0
-    text = page.finding(table)
+    text = experiment.finding(table)
     assert "common start: half-way the loss is lower than either parent's for 1 of 2 seeds" in text
     assert (
         "independent start: half-way the loss is higher than either parent's for 1 of 2 seeds"
@@ -148,8 +150,8 @@ def test_the_table_and_the_finding_say_what_the_losses_say() -> None:
 
 
 def test_the_figure_has_a_line_for_each_seed() -> None:
-    rows = pd.concat([line(init, seed, 0.5) for init in page.INITS for seed in range(3)])
-    left, right = page.draw(rows, page.Options()).axes
+    rows = pd.concat([line(init, seed, 0.5) for init in experiment.INITS for seed in range(3)])
+    left, right = experiment.draw(rows, experiment.Options()).axes
     assert [left.get_title(), right.get_title()] == ["independent starts", "common start"]
     assert all(
         [each.get_label() for each in axes.lines[:3]] == ["seed 0", "seed 1", "seed 2"]
@@ -161,7 +163,7 @@ def test_the_figure_has_a_line_for_each_seed() -> None:
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run_page(PAGE, tmp_path, "--dataset", "nonsense")
+    done = run_experiment(EXPERIMENT, tmp_path, "--dataset", "nonsense")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "--dataset" in done.stderr
@@ -170,10 +172,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_a_run_with_models_is_not_run_again(published: Path) -> None:
     folder = published / "cells" / "init=common,seed=0"
-    options = page.Options(dataset="digits", examples=300, out=published)
+    options = experiment.Options(dataset="digits", examples=300, out=published)
     written = (folder / "run.json").stat().st_mtime_ns
-    run_grid(page.grid(options), published / "cells")
-    again = page.between(options, "common", 0, page.training_set(options))
+    run_grid(experiment.grid(options), published / "cells")
+    again = experiment.between(options, "common", 0, experiment.training_set(options))
     assert (folder / "run.json").stat().st_mtime_ns == written
     row = pd.read_csv(published / "table.csv").set_index("init").loc["common"]
     assert again.set_index("theta")["loss"][0.5] == pytest.approx(row["loss_half_way"], rel=1e-5)

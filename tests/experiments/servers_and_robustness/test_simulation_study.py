@@ -15,7 +15,7 @@ from dfl.core.errors import InputError
 from experiments import common
 from experiments.servers_and_robustness import simulation_study as study
 from experiments.servers_and_robustness.simulation_study import Floats, Options
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -246,10 +246,10 @@ def test_examples_that_cannot_be_split_evenly_are_refused() -> None:
         Options(examples=(100,), clients=(30,))
 
 
-def test_the_page_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
+def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
     sizes = ["--examples", "200", "400", "--clients", "4", "10"]
     few = ["--replications", "8", "--steps", "50", "--descent", "20"]
-    done = run_page("servers_and_robustness.simulation_study", tmp_path, *sizes, *few)
+    done = run_experiment("servers_and_robustness.simulation_study", tmp_path, *sizes, *few)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "table.csv")
     assert table[["examples", "clients"]].to_numpy().tolist() == [

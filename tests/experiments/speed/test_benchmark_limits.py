@@ -14,7 +14,7 @@ from dfl.config import Run
 from dfl.core.layout import Layout
 from dfl.simulation.prepare import prepare
 from experiments.speed import benchmark_limits, codec, floors, limits
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 from tests.support.mpirun import mpirun
 
 pytestmark = pytest.mark.slow
@@ -23,11 +23,11 @@ Row = limits.Row
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     """The experiment on what is quickly measured, once: its table and its output."""
     out = tmp_path_factory.mktemp("limits")
     few = ["--repeats", "1", "--rounds", "1", "--ranks", "2", "--sizes", "4000", "200000"]
-    done = run_page(
+    done = run_experiment(
         "speed.benchmark_limits", out, "--questions", "training", "exchange", "start", *few
     )
     assert done.returncode == 0, done.stderr
@@ -36,8 +36,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     return pd.read_csv(out / "table.csv"), done.stdout
 
 
-def test_every_question_is_answered(page: tuple[pd.DataFrame, str]) -> None:
-    table, _ = page
+def test_every_question_is_answered(experiment: tuple[pd.DataFrame, str]) -> None:
+    table, _ = experiment
     assert table["question"].tolist() == ["training", *["exchange"] * 4, "start"]
     assert table["case"].tolist()[1:] == [
         "1 peer a rank, 4 kB",
@@ -52,18 +52,18 @@ def test_every_question_is_answered(page: tuple[pd.DataFrame, str]) -> None:
     )
 
 
-def test_no_time_is_below_its_limit(page: tuple[pd.DataFrame, str]) -> None:
+def test_no_time_is_below_its_limit(experiment: tuple[pd.DataFrame, str]) -> None:
     """A round cannot be faster than its operations, a share hardly than MPI, nor dfl than its
     imports.
     """
-    ratios = page[0].groupby("question")["ratio"].min()
+    ratios = experiment[0].groupby("question")["ratio"].min()
     assert ratios["training"] > 1
     assert ratios["exchange"] > 0.5
     assert ratios["start"] > 0.8
 
 
-def test_bars_stand_where_they_were_set(page: tuple[pd.DataFrame, str]) -> None:
-    bars = page[0].set_index("case")["at_most"]
+def test_bars_stand_where_they_were_set(experiment: tuple[pd.DataFrame, str]) -> None:
+    bars = experiment[0].set_index("case")["at_most"]
     assert bars["work A, 2 ranks"] == pytest.approx(1 / 0.55, rel=1e-4)
     assert bars["1 peer a rank, 200 kB"] == bars["8 peers a rank, 200 kB"] == 1.3
     assert np.isnan(bars["1 peer a rank, 4 kB"])
@@ -79,7 +79,7 @@ def test_the_finding_counts_what_keeps_its_bar() -> None:
 
 
 def test_an_unknown_question_is_refused(tmp_path: Path) -> None:
-    done = run_page("speed.benchmark_limits", tmp_path, "--questions", "speed")
+    done = run_experiment("speed.benchmark_limits", tmp_path, "--questions", "speed")
     assert done.returncode == 2
     assert done.stderr.startswith(
         "benchmark_limits: --questions are training, exchange, codec, strong scaling"

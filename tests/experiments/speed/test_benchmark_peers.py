@@ -91,7 +91,7 @@ def test_the_figure_has_a_panel_per_work(measured: pd.DataFrame) -> None:
     assert [text.get_text() for text in panels[1].texts] == ["20 ms", "1,500 ms, 75 times"]
 
 
-def test_a_page_from_launch_to_figure(
+def test_an_experiment_from_launch_to_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setups = (
@@ -102,7 +102,7 @@ def test_a_page_from_launch_to_figure(
     )
     monkeypatch.setattr(run, "SETUPS", setups)
     envs, out = environment(tmp_path / "envs", "pfl"), tmp_path / "out"
-    peers.page(
+    peers.experiment(
         peers.Options(
             out=out, envs=envs, works=("B",), baselines=("pfl",), rounds=2, warm_up=1, repetitions=2
         )
@@ -117,7 +117,7 @@ def test_a_page_from_launch_to_figure(
     assert "Finding: median of 4 rounds in 2 launches" in printed.out
     assert printed.err.count("B, pfl, ") == 4
     monkeypatch.setattr(run, "answer", lambda *_: pytest.fail("what was kept is measured again"))
-    peers.page(
+    peers.experiment(
         peers.Options(
             out=out, envs=envs, works=("B",), baselines=("pfl",), repetitions=2, keep=True
         )

@@ -14,7 +14,7 @@ import pytest
 
 from dfl.core.errors import InputError
 from experiments.speed import launch, probe, scale
-from tests.support.launched import run_page
+from tests.support.launched import run_experiment
 from tests.support.mpirun import ENV, ROOT
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ STAGES = {"build", "rounds", "look", "report"}
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
     """The experiment on few peers: its table and its output."""
     out = tmp_path_factory.mktemp("scale")
     few = [
@@ -39,15 +39,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, str]:
         "--beyond",
         "80",
     ]
-    done = run_page("speed.scale", out, *few)
+    done = run_experiment("speed.scale", out, *few)
     assert done.returncode == 0, done.stderr
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == (out / "table.md").read_text().strip()
     return pd.read_csv(out / "table.csv"), done.stdout
 
 
-def test_a_row_per_run(page: tuple[pd.DataFrame, str]) -> None:
-    table, _ = page
+def test_a_row_per_run(experiment: tuple[pd.DataFrame, str]) -> None:
+    table, _ = experiment
     assert table["peers"].tolist() == [20, 60, 80]
     assert (table["ranks"] == 2).all()
     stages = table[["build_seconds", "look_seconds", "report_seconds"]]
@@ -59,8 +59,8 @@ def test_a_row_per_run(page: tuple[pd.DataFrame, str]) -> None:
     assert np.isnan(table["rows_per_peer"][0])
 
 
-def test_runs_beyond_the_grid_are_reported_separately(page: tuple[pd.DataFrame, str]) -> None:
-    finding = page[1].partition("Finding: ")[2]
+def test_runs_beyond_the_grid_are_reported_separately(experiment: tuple[pd.DataFrame, str]) -> None:
+    finding = experiment[1].partition("Finding: ")[2]
     assert "2 ranks, 8 bits: from 20 to 60 peers a round goes from" in finding
     assert "80 peers on 2 ranks, 8 bits: " in finding
     assert "within 2 GiB" in finding
