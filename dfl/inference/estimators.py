@@ -259,8 +259,8 @@ class Led(Estimator):
         rows = sites.some(places).each(work, *(at_sites(table, chosen) for table in tables))
         everyone = rows.new_zeros(*rows.shape[:-2], len(net.here), rows.shape[-1])
         everyone[..., chosen, :] = rows
-        mean = net.mean(everyone, "solutions of the leads")
-        return (mean * (net.count / len(self.leading(net)))).tensor_split((sites.width,), -1)
+        mean = net.mean(everyone, "solutions of the leads", self.leading(net))
+        return mean.tensor_split((sites.width,), -1)
 
 
 @ESTIMATORS.register("surrogate")

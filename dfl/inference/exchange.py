@@ -51,11 +51,13 @@ class Revealed:
         numbers: the numbers of a message.
         times: how often a site sends such numbers of its own: new ones, not what it passes on.
         rounds: the rounds of messages that this took.
+        bytes: that the sites of this rank sent in them, of others' numbers as well.
     """
 
     numbers: int = 0
     times: int = 0
     rounds: int = 0
+    bytes: int = 0
 
 
 @dataclass
@@ -75,8 +77,13 @@ class Exchange(ABC):
     revealed: dict[str, Revealed] = field(default_factory=dict)
 
     @abstractmethod
-    def mean(self, rows: Tensor, what: str) -> Tensor:
-        """Return the mean of rows (..., p, m) over all sites, as each knows it.
+    def mean(self, rows: Tensor, what: str, of: Sequence[int] | None = None) -> Tensor:
+        """Return the mean of rows (..., p, m) over sites, as each knows it.
+
+        Args:
+            rows: a row for each site of this rank; 0 where it is not among `of`.
+            what: the name of what a site reveals.
+            of: the sites, ascending; all where not given.
 
         Returns:
             (..., 1, m) where all sites know the same, else (..., p, m).
@@ -117,6 +124,8 @@ class Exchange(ABC):
         revealed.numbers = rows.shape[-1]
         revealed.times += 1
         revealed.rounds += self.t - since
+        counted = sum(each.bytes for each in self.revealed.values())
+        revealed.bytes += int(self.network.traffic.payload.sum()) - counted
 
 
 @dataclass
@@ -126,11 +135,12 @@ class Centre(Exchange):
     A message that is lost is sent again in the next round.
     """
 
-    def mean(self, rows: Tensor, what: str) -> Tensor:
-        """See `Exchange`. The order of the sum is that of the sites."""
+    def mean(self, rows: Tensor, what: str, of: Sequence[int] | None = None) -> Tensor:
+        """See `Exchange`. The order of the sum is that of the sites, and only these send."""
         since = self.t
-        received = self._collect(_flat(rows))
-        total = received.sum(0, keepdim=True) / self.count
+        senders = np.arange(self.count) if of is None else np.array(of, np.int64)
+        received = self._collect(_flat(rows), senders)
+        total = received.sum(0, keepdim=True) / len(senders)
         self._broadcast(total, np.arange(self.count))
         self._note(what, rows, since)
         return _unflat(total, rows)
@@ -138,15 +148,17 @@ class Centre(Exchange):
     def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
         """See `Exchange`."""
         since = self.t
-        received = self._collect(_flat(rows))
+        received = self._collect(_flat(rows), np.arange(self.count))
         self._broadcast(received.reshape(1, -1), np.array(to, np.int64))
         self._note(what, rows, since)
         return _unflat(received, rows).flatten(-2)[..., None, :]
 
-    def _collect(self, rows: Tensor) -> Tensor:
-        """Return the rows of all sites, (K, m), sent until all have arrived."""
+    def _collect(self, rows: Tensor, missing: NDArray[np.int64]) -> Tensor:
+        """Return the rows of all sites, (K, m), 0 for those that were not missing.
+
+        They are sent until all have arrived.
+        """
         everyone = rows.new_zeros(self.count, rows.shape[1])
-        missing = np.arange(self.count)
         for attempt in range(TRIES):
             if attempt:
                 self._end_round()
@@ -188,9 +200,10 @@ class Graph(Exchange):
 
     rounds: int | None = None
 
-    def mean(self, rows: Tensor, what: str) -> Tensor:
-        """See `Exchange`."""
-        return self.gossip(rows, None, self.rounds, what)
+    def mean(self, rows: Tensor, what: str, of: Sequence[int] | None = None) -> Tensor:
+        """See `Exchange`. All sites pass on messages."""
+        share = 1.0 if of is None else len(of) / self.count
+        return self.gossip(rows, None, self.rounds, what) / share
 
     def gossip(self, rows: Tensor, local: Change | None, rounds: int | None, what: str) -> Tensor:
         """Let peers change their rows and average them with their neighbours, round by round.

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 else:
     from dfl.core.lazy import torch
@@ -67,6 +69,10 @@ class Site:
         event = None if self.event is None else change(self.event)
         return Site(change(self.y), change(self.x), change(self.z), change(self.offset), event)
 
+    def with_one_intercept(self) -> Site:
+        """Return the site with all coefficients common to all sites."""
+        return replace(self, x=self.design, z=self.z[..., :0])
+
     def every_other(self, start: int) -> Site:
         """Return a site with every other example, from number `start` on."""
         event = None if self.event is None else self.event[..., start::2]
@@ -95,17 +101,23 @@ class Model(ABC):
 
     Attributes:
         has_density: whether there is a density of an example, which tilting needs.
+        timed: whether outcomes are times of events.
         starts_at_zero: whether `start` is 0 for β, so that no site needs to send its own.
         outcomes: a phrase for the outcomes that it takes, for messages.
     """
 
     has_density: ClassVar[bool] = True
+    timed: ClassVar[bool] = False
     starts_at_zero: ClassVar[bool] = True
     outcomes: ClassVar[str] = "a number"
 
     def takes(self, y: Tensor) -> Tensor:
         """Return which outcomes (n,) the model can have, (n,) bool."""
         return y.isfinite()
+
+    def undetermined(self, y: NDArray[np.float64]) -> bool:
+        """Return whether there is no estimate for outcomes (n,), whatever the covariates."""
+        return False
 
     def nuisances(self, site: Site) -> int:
         """Return q, the parameters of a site's own."""
@@ -172,6 +184,10 @@ class Logistic(Linear):
         """Accept 0 and 1."""
         return (y == 0) | (y == 1)
 
+    def undetermined(self, y: NDArray[np.float64]) -> bool:
+        """See `Model`: one outcome only."""
+        return bool(y.min() == y.max())
+
     def value(self, y: Tensor, eta: Tensor) -> Tensor:
         """Return y η - log(1 + exp η)."""
         return y * eta - torch.nn.functional.softplus(eta)
@@ -196,6 +212,10 @@ class Poisson(Linear):
         """Accept counts."""
         return (y >= 0) & (y == y.floor()) & y.isfinite()
 
+    def undetermined(self, y: NDArray[np.float64]) -> bool:
+        """See `Model`: no event."""
+        return bool(y.max() == 0)
+
     def value(self, y: Tensor, eta: Tensor) -> Tensor:
         """Return y η - exp η - log y!."""
         return y * eta - eta.exp() - torch.lgamma(y + 1)
@@ -218,6 +238,10 @@ class Gaussian(Model):
     """
 
     starts_at_zero: ClassVar[bool] = False
+
+    def undetermined(self, y: NDArray[np.float64]) -> bool:
+        """See `Model`: no variance."""
+        return bool(y.min() == y.max())
 
     def nuisances(self, site: Site) -> int:
         """Count τ as well."""
@@ -277,6 +301,7 @@ class Cox(Model):
     """
 
     has_density: ClassVar[bool] = False
+    timed: ClassVar[bool] = True
     outcomes: ClassVar[str] = "a time above 0"
 
     def takes(self, y: Tensor) -> Tensor:

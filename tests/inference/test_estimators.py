@@ -209,13 +209,12 @@ def test_bytes_are_those_of_the_numbers_that_are_revealed() -> None:
     sites, net = several(Logistic(), 4), centre(4)
     TiltedScore(iterations=2).estimate(sites, net)
     assert net.revealed == {
-        "estimates and information": Revealed(2 + 3, 1, 1),
-        "efficient scores": Revealed(2 + 1, 2, 2),
-        "nuisance parameters and sizes": Revealed(1 + 1, 2, 2),
-        "solutions of the leads": Revealed(2 + 3, 2, 2),
+        "estimates and information": Revealed(2 + 3, 1, 1, 4 * 5 * 8),
+        "efficient scores": Revealed(2 + 1, 2, 2, 4 * 3 * 8 * 2),
+        "nuisance parameters and sizes": Revealed(1 + 1, 2, 2, 4 * 2 * 8 * 2),
+        "solutions of the leads": Revealed(2 + 3, 2, 2, 5 * 8 * 2),  # only the lead sends one
     }
-    sent = sum(each.numbers * each.times for each in net.revealed.values())
-    assert net.network.traffic.payload.tolist() == [8 * sent] * 4
+    assert net.network.traffic.payload.tolist() == [8 * (25), *[8 * 15] * 3]
 
 
 def test_a_graph_form_needs_no_lead_and_agrees() -> None:

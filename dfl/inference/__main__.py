@@ -1,0 +1,221 @@
+"""The command `python -m dfl.inference FILE...`: fit a model to the examples of sites.
+
+Rank 0 alone reads the command line and the files, and writes.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dfl.comm.startup import first
+from dfl.core import command_line
+from dfl.core.errors import InputError
+from dfl.core.files import atomically
+from dfl.core.registry import describe
+from dfl.inference.frames import read_csv
+
+if TYPE_CHECKING:
+    from dfl.comm.mpi import World
+    from dfl.inference.result import Result
+
+_ABOUT = "Estimate coefficients that sites have in common, each of which keeps its examples."
+TIMEOUT = 600.0
+"""Seconds that a rank waits for others."""
+
+
+def main() -> int:
+    """Run the command line of this process.
+
+    Returns:
+        The exit code: 0 done, 2 something is refused, 130 Ctrl-C.
+    """
+    world: World | None = None
+    with command_line.steady():
+        try:
+            from dfl.comm.mpi import connect
+
+            world = connect()
+            world.busy = True
+            _run(sys.argv[1:], world)
+            world.busy = False
+            return 0
+        except InputError as error:
+            if first() and (world is None or world.rank == 0):
+                command_line.print_error(error)
+            if world:
+                world.leave(error.code)
+            return error.code
+        except KeyboardInterrupt:
+            if first():
+                command_line.print_error("interrupted")
+            if world and world.size > 1:
+                world.end(130)
+            return 130
+
+
+def _run(tokens: Sequence[str], world: "World") -> None:
+    frames: list[Any] = []
+
+    def read() -> bytes:
+        settings = read_command(tokens)
+        if settings is None:
+            return b""
+        frame, settings["site"] = read_csv(
+            [Path(file) for file in settings.pop("files")], settings["site"]
+        )
+        frames.append(frame)
+        return json.dumps(settings).encode()
+
+    message = world.from_root(read)
+    if not message:
+        return  # after --help
+    settings = json.loads(message)
+    out = settings.pop("out")
+    world.limit_start(TIMEOUT)
+    with world.alive(None, TIMEOUT):
+        from dfl.inference.fitting import fit
+
+        results = [
+            fit(frames[0] if frames else None, estimator=estimator, **settings)
+            for estimator in settings.pop("estimator").split("+")
+        ]
+        world.busy = True
+        world.from_root(lambda: _show(results, out))
+
+
+def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
+    """Read a command line: the arguments of `fit`, `files` and `out`; None after --help.
+
+    Raises:
+        InputError: an unknown flag, or a bad value.
+    """
+    from cyclopts import Parameter
+
+    from dfl.inference.estimators import ESTIMATORS
+    from dfl.inference.models import MODELS
+
+    app = command_line.app("python -m dfl.inference", _ABOUT)
+    app.help_epilogue = "\n\n".join(
+        f"{flag}  {describe(registry)}"
+        for flag, registry in (("--model", MODELS), ("--estimator", ESTIMATORS))
+    )
+
+    @app.default
+    def command(
+        *files: Path,
+        outcome: str,
+        covariates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+        sites: str | None = None,
+        own_covariates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+        intercept: bool = True,
+        event: str | None = None,
+        offset: str | None = None,
+        model: str = "logistic",
+        estimator: str = "tilted_score",
+        topology: str | None = None,
+        mixing: str = "metropolis",
+        gossip_rounds: int | None = None,
+        bits: int | None = None,
+        compressor: str | None = None,
+        faults: str = "none",
+        links: str = "none",
+        seed: int = 0,
+        out: Path | None = None,
+    ) -> dict[str, Any]:
+        """Fit.
+
+        Parameters
+        ----------
+        files: Path
+            A CSV file with a column of sites, or one file per site.
+        outcome: str
+            The column of outcomes, or of times.
+        covariates: tuple[str, ...]
+            The columns whose coefficients are common to all sites.
+        sites: str
+            The column of sites; without it each file is a site.
+        own_covariates: tuple[str, ...]
+            Columns whose coefficients are each site's own.
+        intercept: bool
+            Whether each site has an intercept of its own.
+        event: str
+            The column with 1 for events and 0 for censored times.
+        offset: str
+            A column that is added to the linear predictor.
+        model: str
+            The model.
+        estimator: str
+            The estimator, or several joined by +.
+        topology: str
+            The graph over which sites send to their neighbours; without it there is a centre.
+        mixing: str
+            The mixing matrix on the graph.
+        gossip_rounds: int
+            Rounds of each mean over a graph; until sites agree where not given.
+        bits: int
+            Bits per number of a message: short for --compressor quantize:bits=B.
+        compressor: str
+            The compressor that encodes messages; exact float64 where not given.
+        faults: str
+            Faults, several joined by +.
+        links: str
+            The speeds of links.
+        seed: int
+            The seed of graph, faults and rounding.
+        out: Path
+            Folder for estimates.csv, sites.csv, revealed.csv, traffic.csv, summary.txt and
+            forest.png, new, empty or written by dfl.
+        """
+        return {
+            "files": [str(file) for file in files], "outcome": outcome, "covariates": covariates,
+            "site": sites, "own_covariates": own_covariates, "intercept": intercept,
+            "event": event, "offset": offset, "model": model, "estimator": estimator,
+            "topology": topology, "mixing": mixing, "gossip_rounds": gossip_rounds, "bits": bits,
+            "compressor": compressor, "faults": faults, "links": links, "seed": seed,
+            "out": None if out is None else str(out),
+        }  # fmt: skip
+
+    settings: dict[str, Any] | None = command_line.call(app, tokens)
+    if settings and settings["out"] is not None:
+        from dfl.store.run_directory import claim
+
+        claim(Path(settings["out"]))
+    return settings
+
+
+def _show(results: "Sequence[Result]", out: str | None) -> bytes:
+    """Print the results, and write them to a folder."""
+    page = "\n\n".join(result.summary() for result in results)
+    print(page)
+    if out is not None:
+        try:
+            _write(results, Path(out), page)
+        except OSError as error:
+            raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
+    return b""
+
+
+def _write(results: "Sequence[Result]", out: Path, page: str) -> None:
+    import pandas as pd
+
+    from dfl.inference.plots import forest
+
+    tables = {
+        "estimates": pd.concat([result.table() for result in results]),
+        "sites": results[0].sites,
+        "revealed": pd.concat([r.revealed.assign(estimator=r.estimator) for r in results]),
+        "traffic": pd.concat([r.traffic.assign(estimator=r.estimator) for r in results]),
+    }
+    for name, table in tables.items():
+        with atomically(out / f"{name}.csv") as part:
+            table.to_csv(part, index=False, lineterminator="\n")
+    with atomically(out / "summary.txt") as part:
+        part.write_text(f"{page}\n", encoding="utf-8")
+    with atomically(out / "forest.png") as part:
+        forest(results).savefig(part, format="png", dpi=120, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

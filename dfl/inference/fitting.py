@@ -1,0 +1,377 @@
+"""Fit a model to the examples of sites: `fit`.
+
+Rank 0 checks the examples and gives every rank its sites; from then on only messages cross.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dfl.comm.mpi import World, connect
+from dfl.comm.network import Network
+from dfl.comm.plan import all_edges
+from dfl.comm.threat_model import ThreatModel
+from dfl.compression import COMPRESSORS, Compressor
+from dfl.core import randomness
+from dfl.core.errors import InputError
+from dfl.core.isolation import isolated
+from dfl.core.layout import Layout
+from dfl.core.options import options
+from dfl.core.parse import shown
+from dfl.core.registry import choose, choose_several, own
+from dfl.environment.clock import Clock
+from dfl.environment.faults import FAULTS
+from dfl.environment.link_models import LINK_MODELS
+from dfl.inference.estimators import ESTIMATORS, Estimate, Estimator
+from dfl.inference.exchange import Centre, Exchange, Graph
+from dfl.inference.frames import Columns, Examples, examples_of, site_of
+from dfl.inference.likelihood import efficient, maximize
+from dfl.inference.models import MODELS, Model
+from dfl.inference.separation import separated
+from dfl.inference.sites import Separate
+
+if TYPE_CHECKING:
+    import torch
+    from scipy.sparse import csr_array
+    from torch import Tensor
+
+    from dfl.inference.result import Result
+else:
+    from dfl.core.lazy import torch
+
+TOLERANCE = 1e-6
+"""The weights of columns may add up to 1 with this error."""
+
+
+class Wires(NamedTuple):
+    """How messages get from site to site, as flags give it; see `fit`."""
+
+    topology: str | None = None
+    mixing: str = "metropolis"
+    gossip_rounds: int | None = None
+    bits: int | None = None
+    compressor: str | None = None
+    faults: str = "none"
+    links: str = "none"
+    seed: int = 0
+
+
+def fit(
+    frame: Any,
+    *,
+    outcome: str,
+    covariates: Sequence[str],
+    site: str,
+    model: str | Model = "logistic",
+    estimator: str | Estimator = "tilted_score",
+    own_covariates: Sequence[str] = (),
+    intercept: bool = True,
+    event: str | None = None,
+    offset: str | None = None,
+    topology: str | None = None,
+    mixing: str = "metropolis",
+    gossip_rounds: int | None = None,
+    bits: int | None = None,
+    compressor: str | None = None,
+    faults: str = "none",
+    links: str = "none",
+    seed: int = 0,
+) -> Result:
+    """Estimate the coefficients that all sites have in common.
+
+    Args:
+        frame: a pandas DataFrame, a row per example; only that of rank 0 is used.
+        outcome: the column of outcomes, or of times.
+        covariates: the columns whose coefficients are common to all sites.
+        site: the column with the name of the site.
+        model: a spec of `MODELS`, or a `Model`, as `Density(log_density_of=f, own=1)`.
+        estimator: a spec of `ESTIMATORS`, or an `Estimator`.
+        own_covariates: columns whose coefficients are each site's own.
+        intercept: whether each site has an intercept of its own; a model of times has none.
+        event: the column with 1 for events and 0 for censored times.
+        offset: a column that is added to the linear predictor.
+        topology: the graph over which sites send to their neighbours; without it they send to a
+            coordinating centre.
+        mixing: the mixing matrix on the graph; it must be doubly stochastic.
+        gossip_rounds: rounds of each mean over a graph; until sites agree where not given.
+        bits: bits per number of a message: short for compressor quantize:bits=B.
+        compressor: a spec of the compressor of messages; exact float64 where not given.
+        faults: specs of faults, joined by +.
+        links: a spec of the speeds of links.
+        seed: of the graph, of faults, and of stochastic rounding.
+
+    Raises:
+        InputError: on every rank, a bad value, or examples without an estimate; the message names
+            column, and row or site.
+    """
+    world = connect()
+    world.busy = True
+    wires = Wires(topology, mixing, gossip_rounds, bits, compressor, faults, links, seed)
+    method, law = estimator_of(estimator), model_of(model)
+    _check_fitting(method, law, wires)
+    columns = Columns(
+        outcome=outcome, covariates=_names("--covariates", covariates), site=site,
+        own=_names("--own-covariates", own_covariates), intercept=intercept and not law.timed,
+        event=event, offset=offset,
+    )  # fmt: skip
+    with isolated(1):
+        found = _fit(frame, columns, law, method, wires, world)
+    world.busy = False
+    return found
+
+
+def model_of(model: str | Model) -> Model:
+    """Return the model of a spec, or the caller's own.
+
+    Raises:
+        InputError: there is none.
+    """
+    if isinstance(model, str):
+        return choose("--model", model, MODELS)()
+    if not isinstance(model, Model):
+        raise InputError(f"--model must be a spec or an object of class Model, not {shown(model)}")
+    return model
+
+
+def estimator_of(estimator: str | Estimator) -> Estimator:
+    """Return the estimator of a spec, or the caller's own.
+
+    Raises:
+        InputError: there is none.
+    """
+    if isinstance(estimator, str):
+        return choose("--estimator", estimator, ESTIMATORS)()
+    if not isinstance(estimator, Estimator):
+        raise InputError(
+            f"--estimator must be a spec or an object of class Estimator, not {shown(estimator)}"
+        )
+    return estimator
+
+
+def _names(flag: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InputError(f"{flag} must be a list of columns, not {shown(names)}")
+    return tuple(names)
+
+
+def _check_fitting(method: Estimator, law: Model, wires: Wires) -> None:
+    """Refuse what contradicts each other."""
+    if method.needs_density and not law.has_density:
+        others = [name for name, each in ESTIMATORS.items() if not each.needs_density]
+        raise InputError(
+            f"--estimator {method.name} tilts densities, and --model {_spec(law)} has none: choose "
+            f"{', '.join(others)}"
+        )
+    if method.needs_graph and wires.topology is None:
+        raise InputError(f"--estimator {method.name} needs a graph: give --topology")
+    if wires.topology is None and wires.gossip_rounds is not None:
+        raise InputError(f"--gossip-rounds {wires.gossip_rounds} needs a graph: give --topology")
+    if wires.gossip_rounds is not None and not 1 <= wires.gossip_rounds < 2**31:
+        raise InputError(f"--gossip-rounds must be at least 1, not {wires.gossip_rounds}")
+    if wires.bits is not None and wires.compressor is not None:
+        raise InputError(
+            f"--bits {wires.bits} and --compressor {wires.compressor} both choose a compressor"
+        )
+
+
+def _spec(component: Model | Estimator) -> str:
+    """Return the spec of a component: its name, and the options that are not the defaults."""
+    name = getattr(component, "name", None)
+    if name is None:
+        return own(component)
+    values = {
+        key: getattr(component, key)
+        for key, option in options(type(component)).items()
+        if getattr(component, key) != option.default
+    }
+    written = [f"{key}={_text(value)}" for key, value in values.items()]
+    return f"{name}:{','.join(written)}" if written else str(name)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fit(
+    frame: Any, columns: Columns, law: Model, method: Estimator, wires: Wires, world: World
+) -> Result:
+    """Return the result on every rank."""
+    root: list[Examples] = []
+
+    def read() -> bytes:
+        root.append(examples_of(frame, columns, law, method.needs_fits))
+        sizes = [len(arrays["y"]) for arrays in root[0].sites]
+        return json.dumps({"names": root[0].names, "sizes": sizes}).encode()
+
+    common = json.loads(world.from_root(read))
+    layout = Layout(len(common["names"]), world.size)
+    sites = _scatter(root, columns, law, layout, world)
+    net = _exchange(wires, layout, world)
+    found = method.estimate(sites, net)
+    params, covariance = _agreed(found, net, world)
+    if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
+        world.from_root(partial(_explain, root, law, method))
+    return _result(common, columns, (law, method), (params, covariance), sites, net)
+
+
+def _scatter(
+    root: list[Examples], columns: Columns, law: Model, layout: Layout, world: World
+) -> Separate:
+    """Return the sites of this rank."""
+    from safetensors.numpy import load, save
+
+    def part(rank: int) -> bytes:
+        of = root[0].sites
+        arrays = {f"{k} {name}": a for k in layout.block(rank) for name, a in of[k].items()}
+        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+    arrays = load(world.scatter(part))
+    names = ["y", "x", "z", "offset"] + ["event"] * law.timed
+    here = layout.block(world.rank)
+    sites = [site_of({name: arrays[f"{k} {name}"] for name in names}) for k in here]
+    p, q = len(columns.covariates), len(columns.own_names)
+    shape = {"y": (2,), "x": (2, p), "z": (2, q), "offset": (2,), "event": (2,)}
+    nobody = site_of({name: np.ones(shape[name]) for name in names})
+    return Separate(law, p, sites, nobody)
+
+
+def _exchange(wires: Wires, layout: Layout, world: World) -> Exchange:
+    """Return what connects the sites."""
+    spec = f"quantize:bits={wires.bits}" if wires.bits is not None else wires.compressor or "none"
+    flag = "--bits" if wires.bits is not None else "--compressor"
+    compressor: Compressor = choose(flag, spec, COMPRESSORS)()
+    every = [fault() for fault in choose_several("--faults", wires.faults, FAULTS)]
+    faults = tuple(each for each in every if each.touches in ("links", "peers"))
+    weights = _weights(wires, layout.peers) if wires.topology is not None else ()
+    network = Network(layout, weights, world, ThreatModel(compressor, faults=faults), wires.seed)
+    links = choose("--links", wires.links, LINK_MODELS)()
+    edges = all_edges(weights, layout.peers) if wires.topology is not None else None
+    connections = links.connections(layout.peers, wires.seed, edges, world.from_root)
+    if connections is not None:
+        network.clock = Clock(layout.peers, connections, lambda: np.zeros(layout.peers))
+    if wires.topology is None:
+        return Centre(network)
+    net = Graph(network)
+    net.rounds = wires.gossip_rounds
+    return net
+
+
+def _weights(wires: Wires, peers: int) -> Sequence[csr_array]:
+    """Return the mixing matrices."""
+    import topologies
+
+    assert wires.topology is not None
+    topology = choose("--topology", wires.topology, topologies.TOPOLOGIES)
+    mixing = choose("--mixing", wires.mixing, topologies.MIXINGS)
+    generator = randomness.generator(wires.seed, "topology")
+    try:
+        graph = topologies.build(topology, mixing, peers, generator)
+    except topologies.GraphError as error:
+        raise InputError(f"--topology {wires.topology} with {peers} sites: {error}") from None
+    if not (graph.rows_sum and graph.columns_sum):
+        raise InputError(
+            f"--mixing {wires.mixing} on --topology {wires.topology} is not doubly stochastic, so "
+            "consensus is not the mean: choose another"
+        )
+    return graph.weights
+
+
+def _agreed(found: Estimate, net: Exchange, world: World) -> tuple[Any, Any]:
+    """Return what the first site found, on every rank: (p,) and (p, p)."""
+    p = found.beta.shape[-1]
+    rows = torch.cat([found.beta, found.covariance.flatten(-2)], -1)
+    first = world.all_gather(rows.numpy())[0]
+    return first[:p], first[p:].reshape(p, p)
+
+
+def _explain(root: list[Examples], law: Model, method: Estimator) -> bytes:
+    """Refuse examples that have no estimate: name the site, and the column.
+
+    Raises:
+        InputError: always.
+    """
+    examples = root[0]
+    names = [*examples.columns.covariates, *examples.columns.own_names]
+    for name, arrays in zip(examples.names, examples.sites, strict=True):
+        site = site_of(arrays)
+        if not maximize(law, site, law.start(site)).isnan().any():
+            continue
+        column = separated(law, arrays, names)
+        if column is not None:
+            raise InputError(
+                f"site {name}: {column} separates the outcomes, so it has no estimate of its own: "
+                "leave the site or the column out, or choose --estimator pooled"
+            )
+        raise InputError(f"site {name}: no maximum of the likelihood was found")
+    raise InputError(
+        f"--estimator {_spec(method)}: its equation has no solution for these examples: choose "
+        "another estimator or lead"
+    )
+
+
+def _result(
+    common: dict[str, Any],
+    columns: Columns,
+    kinds: tuple[Model, Estimator],
+    found: tuple[Any, Any],
+    sites: Separate,
+    net: Exchange,
+) -> Result:
+    """Return the result, the same on every rank."""
+    import pandas as pd
+
+    from dfl.inference.result import Result
+
+    world, traffic = net.network.transport.world, net.network.traffic
+    names = list(columns.covariates)
+    model, p = kinds[0], len(names)
+
+    def each(site: Any) -> Tensor:
+        theta = maximize(model, site, model.start(site))
+        information = efficient(model, site, theta, p).information
+        errors = torch.linalg.pinv(information.nan_to_num()).diagonal().sqrt()
+        return torch.cat([theta[:p], torch.where(theta[:p].isnan(), theta[:p], errors)])
+
+    own = world.all_gather(sites.each(each).numpy())
+    table = pd.DataFrame({"site": common["names"], "n": common["sizes"]})
+    for k, name in enumerate(names):
+        table[name] = own[:, k]
+        table[f"{name} standard error"] = own[:, p + k]
+    sent = world.all_gather(np.stack([traffic.payload, traffic.downloaded], 1))
+    counts = world.all_gather(
+        np.array([[*(r.bytes for r in net.revealed.values()), traffic.lost]], np.int64)
+    ).sum(0)
+    revealed = pd.DataFrame(
+        [
+            {
+                "what": what,
+                "numbers": r.numbers,
+                "times": r.times,
+                "rounds": r.rounds,
+                "bytes": size,
+            }
+            for (what, r), size in zip(net.revealed.items(), counts[:-1].tolist(), strict=True)
+        ]
+    )
+    clock = net.network.clock
+    net.network.close()
+    return Result(
+        params=pd.Series(found[0], names),
+        cov=pd.DataFrame(found[1], names, names),
+        sites=table,
+        revealed=revealed,
+        traffic=pd.DataFrame({"site": common["names"], "sent": sent[:, 0], "received": sent[:, 1]}),
+        model=_spec(kinds[0]),
+        estimator=_spec(kinds[1]),
+        outcome=columns.outcome,
+        gap=net.gap,
+        lost=int(counts[-1]),
+        seconds=clock.seconds if clock else float("nan"),
+    )

@@ -1,0 +1,165 @@
+"""The result of a fit: estimates with standard errors, as users of statsmodels know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import chdtrc, ndtr, ndtri
+
+from dfl.core.errors import InputError
+from dfl.core.parse import nearest, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+WIDTH = 78
+"""Characters of a line of the summary."""
+
+
+class WaldTest(NamedTuple):
+    """A Wald test that some coefficients are 0.
+
+    Attributes:
+        statistic: b' V^-1 b.
+        df: the number of coefficients.
+        pvalue: by the χ² distribution.
+    """
+
+    statistic: float
+    df: int
+    pvalue: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a fit found, and what it took.
+
+    Attributes:
+        params: the common coefficients β, by covariate.
+        cov: their covariance.
+        sites: a row per site: name, n, and its own estimate and standard error of each coefficient;
+            NaN where it has none.
+        revealed: what every site revealed: numbers in a message, how often it sent new ones, rounds
+            of messages, and bytes that all sites sent, passed on ones included.
+        traffic: a row per site: bytes sent and, from a centre, received.
+        model, estimator: their specs.
+        outcome: the column.
+        gap: the largest relative difference between sites in the last mean over a graph.
+        lost: messages that were lost.
+        seconds: simulated time, NaN without link model.
+    """
+
+    params: pd.Series[float]
+    cov: pd.DataFrame
+    sites: pd.DataFrame
+    revealed: pd.DataFrame
+    traffic: pd.DataFrame
+    model: str
+    estimator: str
+    outcome: str
+    gap: float = 0.0
+    lost: int = 0
+    seconds: float = float("nan")
+
+    @property
+    def bse(self) -> pd.Series[float]:
+        """The standard errors."""
+        return pd.Series(np.sqrt(np.diagonal(self.cov)), self.params.index)
+
+    @property
+    def zvalues(self) -> pd.Series[float]:
+        """Estimates in standard errors."""
+        return self.params / self.bse
+
+    @property
+    def pvalues(self) -> pd.Series[float]:
+        """Two-sided p-values of the hypotheses that a coefficient is 0."""
+        return pd.Series(2 * ndtr(-self.zvalues.abs().to_numpy()), self.params.index)
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return the Wald intervals of coverage 1 - alpha, a row per coefficient."""
+        if not 0 < alpha < 1:
+            raise InputError(f"alpha must be above 0 and below 1, not {shown(alpha)}")
+        half = ndtri(1 - alpha / 2) * self.bse
+        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    def wald_test(self, covariates: Sequence[str] | None = None) -> WaldTest:
+        """Test that the coefficients of some covariates, or of all, are 0."""
+        names = list(self.params.index if covariates is None else covariates)
+        for name in names:
+            if name not in self.params.index:
+                raise InputError(
+                    f"no coefficient {shown(name)}{nearest(str(name), list(self.params.index))}"
+                )
+        b: NDArray[Any] = self.params[names].to_numpy()
+        statistic = float(b @ np.linalg.solve(self.cov.loc[names, names].to_numpy(), b))
+        return WaldTest(statistic, len(names), float(chdtrc(len(names), statistic)))
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per coefficient: estimate, standard error, z, p and 95 % interval."""
+        interval = self.conf_int()
+        return pd.DataFrame(
+            {
+                "estimator": self.estimator,
+                "covariate": self.params.index,
+                "estimate": self.params.to_numpy(),
+                "standard_error": self.bse.to_numpy(),
+                "z": self.zvalues.to_numpy(),
+                "p": self.pvalues.to_numpy(),
+                "low": interval[0].to_numpy(),
+                "high": interval[1].to_numpy(),
+            }
+        )
+
+    def summary(self) -> str:
+        """Return the result as statsmodels prints it, and what every site revealed."""
+        rule, line = "=" * WIDTH, "-" * WIDTH
+        n = self.sites["n"].to_numpy()
+        facts = [
+            ("Outcome:", self.outcome), ("Sites:", f"{len(n):,}"),
+            ("Model:", self.model), ("Examples:", f"{int(n.sum()):,}"),
+            ("Estimator:", self.estimator), ("Examples of a site:", f"{n.min():,} to {n.max():,}"),
+        ]  # fmt: skip
+        head = [
+            f"{a:<12}{b:>24}   {c:<20}{d:>19}"
+            for (a, b), (c, d) in zip(facts[::2], facts[1::2], strict=True)
+        ]
+        titles = (
+            f"{'':<16}{'coef':>10}{'std err':>11}{'z':>11}{'P>|z|':>10}{'[0.025':>10}{'0.975]':>10}"
+        )
+        rows = [
+            f"{str(row.covariate)[:16]:<16}{row.estimate:>10.4f}{row.standard_error:>11.4f}{row.z:>11.3f}"
+            f"{row.p:>10.3f}{row.low:>10.3f}{row.high:>10.3f}"
+            for row in self.table().itertuples()
+        ]
+        wanted = (
+            f"{'Every site revealed':<36}{'numbers':>8}{'times':>7}{'rounds':>8}{'bytes, all':>19}"
+        )
+        revealed = [
+            f"{row.what:<36}{row.numbers:>8}{row.times:>7}{row.rounds:>8}{row.bytes:>19,}"
+            for row in self.revealed.itertuples()
+        ]
+        title = "Common coefficients of all sites".center(WIDTH).rstrip()
+        page = [title, rule, *head, rule, titles, line, *rows, rule, wanted, line, *revealed, rule]
+        return "\n".join([*page, *self.notes()])
+
+    def notes(self) -> list[str]:
+        """Return what else is to be known, one line each."""
+        notes = []
+        if self.gap > 1e-9:
+            notes.append(
+                f"The sites have not agreed: they differ by {self.gap:.1e} of the largest value. "
+                "More gossip rounds reach agreement."
+            )
+        if self.lost:
+            notes.append(f"{self.lost:,} messages were lost.")
+        if np.isfinite(self.seconds):
+            notes.append(f"{self.seconds:.3g} s of simulated time.")
+        return notes
+
+    def __str__(self) -> str:
+        return self.summary()

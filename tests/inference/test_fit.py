@@ -1,0 +1,210 @@
+"""What users see: `fit`, its result, and the command on several ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import dfl.inference
+from dfl.core.errors import InputError
+from dfl.inference.plots import forest
+from tests.support.mpirun import mpirun
+
+ARGUMENTS: dict[str, Any] = {"outcome": "y", "covariates": ["age", "dose"], "site": "hospital"}
+
+
+def frame(sites: int = 4, n: int = 80) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(sites, n, 2)).round(3)
+    chance = 1 / (1 + np.exp(-(x @ [1.0, -1.0] + np.linspace(-1, 1, sites)[:, None])))
+    rows = {
+        "hospital": np.repeat([f"H{k}" for k in range(sites)], n),
+        "y": (rng.uniform(size=(sites, n)) < chance).astype(int).ravel(),
+        "age": x[..., 0].ravel(),
+        "dose": x[..., 1].ravel(),
+    }
+    return pd.DataFrame(rows).sample(frac=1, random_state=0).iloc[: sites * n - 7]
+
+
+@pytest.mark.slow
+def test_a_pooled_fit_is_that_of_statsmodels() -> None:
+    sm = pytest.importorskip("statsmodels.api")
+    table = frame()
+    found = dfl.inference.fit(table, **ARGUMENTS, estimator="pooled")
+    design = pd.concat(
+        [table[["age", "dose"]], pd.get_dummies(table["hospital"], dtype=float)], axis=1
+    )
+    fitted = sm.Logit(table["y"], design).fit(disp=0, tol=1e-12)
+    names = ["age", "dose"]
+    np.testing.assert_allclose(found.params[names], fitted.params[names], atol=1e-8)
+    np.testing.assert_allclose(found.bse[names], fitted.bse[names], rtol=1e-6)
+    np.testing.assert_allclose(found.zvalues[names], fitted.tvalues[names], rtol=1e-6)
+    np.testing.assert_allclose(found.pvalues[names], fitted.pvalues[names], rtol=1e-5)
+    for alpha in (0.05, 0.2):
+        np.testing.assert_allclose(
+            found.conf_int(alpha), fitted.conf_int(alpha).loc[names], atol=1e-7
+        )
+    restrictions = np.eye(6)[:2]
+    test = fitted.wald_test(restrictions, use_f=False, scalar=True)
+    np.testing.assert_allclose(found.wald_test().statistic, test.statistic, rtol=1e-5)
+    np.testing.assert_allclose(found.wald_test().pvalue, test.pvalue, rtol=1e-4)
+    shown = found.summary()
+    for name in names:
+        assert f"{fitted.params[name]:.4f}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_result_refuses_what_it_lacks() -> None:
+    found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta")
+    with pytest.raises(InputError, match="alpha"):
+        found.conf_int(1.5)
+    with pytest.raises(InputError, match="'agee'"):
+        found.wald_test(["agee"])
+
+
+def test_the_result_states_what_was_revealed_and_the_sites() -> None:
+    found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", links="broadband")
+    (row,) = found.revealed.to_dict("records")
+    assert (row["numbers"], row["times"], row["rounds"], row["bytes"]) == (5, 1, 1, 4 * 5 * 8)
+    assert found.traffic["sent"].tolist() == [40] * 4
+    assert found.sites["n"].sum() == 313
+    assert found.seconds > 0
+    weights = 1 / found.sites["age standard error"] ** 2  # β̂_age nearly without correlation
+    near = (weights * found.sites["age"]).sum() / weights.sum()
+    assert abs(near - found.params["age"]) < 0.05
+    assert len(forest([found, found]).axes) == 2
+
+
+def test_bits_and_lost_messages_are_those_of_the_network() -> None:
+    exact = dfl.inference.fit(frame(), **ARGUMENTS)
+    lossy = dfl.inference.fit(frame(), **ARGUMENTS, faults="link_loss:p=0.3")
+    few = dfl.inference.fit(frame(), **ARGUMENTS, bits=8)
+    assert lossy.params.equals(exact.params)
+    assert lossy.lost > 0
+    assert lossy.traffic["sent"].sum() > exact.traffic["sent"].sum()
+    assert few.traffic["sent"].sum() < exact.traffic["sent"].sum() / 3
+    assert not few.params.equals(exact.params)
+    assert (few.params - exact.params).abs().max() < 0.2
+
+
+def test_over_a_graph_the_estimate_is_near_and_rounds_are_counted() -> None:
+    pooled = dfl.inference.fit(frame(), **ARGUMENTS, estimator="pooled")
+    found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="tilted_score_graph", topology="ring")
+    assert (found.params - pooled.params).abs().max() < 0.01
+    assert found.gap < 1e-12
+    short = dfl.inference.fit(
+        frame(), **ARGUMENTS, estimator="meta", topology="ring", gossip_rounds=2
+    )
+    assert short.gap > 1e-3
+    assert short.revealed["rounds"].tolist() == [2]
+    assert "not agreed" in short.summary()
+
+
+@pytest.mark.slow
+def test_an_own_log_density_is_a_model() -> None:
+    def log_density(y: Tensor, x: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+        eta = x @ beta + gamma[0]
+        return y * eta - torch.nn.functional.softplus(eta)
+
+    own = dfl.inference.Density(log_density_of=log_density, own=1)
+    found, built_in = (
+        dfl.inference.fit(frame(), **ARGUMENTS, model=model, intercept=model != own)
+        for model in (own, "logistic")
+    )
+    np.testing.assert_allclose(found.params, built_in.params, atol=1e-9)
+
+
+def test_coefficients_of_a_sites_own_are_not_common() -> None:
+    found = dfl.inference.fit(
+        frame(), outcome="y", covariates=["age"], site="hospital", own_covariates=["dose"]
+    )
+    assert list(found.params.index) == ["age"]
+
+
+@pytest.mark.parametrize("name", ["numbers", "age"])
+def test_offsets_and_counts(name: str) -> None:
+    table = frame().assign(numbers=lambda f: f["y"] + 1, exposure=0.5)
+    model = "poisson" if name == "numbers" else "linear"
+    covariates = ["age", "dose"] if name == "numbers" else ["dose"]
+    plain, moved = (
+        dfl.inference.fit(
+            table, outcome=name, covariates=covariates, site="hospital", model=model, offset=offset
+        )
+        for offset in (None, "exposure")
+    )
+    np.testing.assert_allclose(plain.params, moved.params, atol=1e-6)  # an intercept takes it up
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    frame(5).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.slow
+def test_the_command_writes_tables_and_a_plot(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(table, "--estimator", "meta+tilted_score", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.iterdir()} >= {
+        "estimates.csv", "sites.csv", "revealed.csv", "traffic.csv", "summary.txt", "forest.png",
+    }  # fmt: skip
+    estimates = pd.read_csv(out / "estimates.csv")
+    assert estimates["estimator"].tolist() == ["meta"] * 2 + ["tilted_score"] * 2
+    assert (out / "summary.txt").read_text() == done.stdout
+    refused = run(table, "--estimator", "metta")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("dfl: --estimator: unknown 'metta' (did you mean meta?)")
+    assert refused.stderr.count("\n") == 1
+
+
+def run(table: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dfl.inference", *command_line(table, *arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def command_line(table: Path, *arguments: str) -> list[str]:
+    named = ["--sites", "hospital", "--outcome", "y", "--covariates", "age", "dose"]
+    return [str(table), *named, *arguments]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--estimator", "pooled+tilted_score+surrogate", "--bits", "12"],
+        ["--estimator", "tilted_score_graph", "--topology", "ring", "--faults", "link_loss:p=0.2"],
+    ],
+)
+def test_the_command_gives_the_same_bytes_on_any_number_of_ranks(
+    arguments: list[str], table: Path, tmp_path: Path
+) -> None:
+    written = []
+    for ranks in (1, 3, 16) if "pooled" in arguments[1] else (1, 3):
+        out = tmp_path / str(ranks)
+        line = command_line(table, *arguments, "--out", str(out))
+        done = (
+            run(table, *arguments, "--out", str(out))
+            if ranks == 1
+            else mpirun(ranks, "-m", "dfl.inference", *line)
+        )
+        assert done.returncode == 0, done.stderr
+        names = ("estimates.csv", "sites.csv", "revealed.csv", "traffic.csv", "summary.txt")
+        written.append({name: (out / name).read_bytes() for name in names})
+    assert all(each == written[0] for each in written)
+
+
+@pytest.mark.mpi
+def test_a_refusal_is_printed_once_by_several_ranks(table: Path) -> None:
+    text = table.read_text().replace("H2,1", "H2,0")
+    table.write_text(text)
+    done = mpirun(3, "-m", "dfl.inference", *command_line(table))
+    assert done.returncode == 2
+    assert done.stderr.count("dfl: site H2: y is 0 in every row") == 1
