@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from dfl.config import Run
+from dfl.core.errors import InputError
 from dfl.core.options import options
 from dfl.core.parse import KINDS as VALUES
 from dfl.core.registry import flag
-from dfl.simulation.components import registries
+from dfl.simulation.components import check, registries
+from dfl.simulation.settle import settle
 from tests.conftest import Command
 
 KINDS = registries()
@@ -69,6 +71,13 @@ def spell(field: str, name: str, key: str, text: str) -> list[str]:
     ]
 
 
+def refused(**settings: Any) -> str:
+    """Assert that settings are refused, as a command line refuses them, and return the line."""
+    with pytest.raises(InputError) as caught:
+        check(settle(Run(**settings), 1))
+    return str(caught.value)
+
+
 def test_bad_values_cover_every_type_of_option() -> None:
     assert {each for *_, each in OPTIONS} <= set(BAD)
     assert set(BAD) == set(VALUES)
@@ -112,10 +121,16 @@ def test_huge_values_of_options_do_not_end_in_a_traceback(
     assert ended.err.count("\n") == ended.code // 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [(n, t) for n, each in FLAGS.items() for t in (*BAD[each], "9" * 400, "-" + "9" * 400)],
-)
+def bad_numbers() -> Iterator[Any]:
+    """Yield every numeric flag with every bad value: the quick tier has one value of each flag."""
+    for number, (name, each) in enumerate(FLAGS.items()):
+        texts = (*BAD[each], "9" * 400, "-" + "9" * 400)
+        for k, text in enumerate(texts):
+            quick = k == number % len(texts)
+            yield pytest.param(name, text, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "text"), [*bad_numbers()])
 def test_bad_numbers_of_flags_are_refused(dfl_run: Command, name: str, text: str) -> None:
     line = dfl_run.refused(f"{flag(name)}={text}")
     assert line.startswith(f"{flag(name)} must be ")
@@ -139,12 +154,13 @@ def test_bad_texts_and_paths_of_flags_are_refused(dfl_run: Command, name: str) -
 @pytest.mark.parametrize("field", KINDS)
 def test_unknown_names_of_components_are_refused(dfl_run: Command, field: str) -> None:
     longest = max(KINDS[field], key=len)
-    more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
-    line = dfl_run.refused(flag(field), longest[:-1], *more)
+    more = {"algorithm": "qdfedavgm"} if field == "compressor" else {}
+    tokens = [f"--{name}={value}" for name, value in more.items()]
+    line = dfl_run.refused(flag(field), longest[:-1], *tokens)
     assert line.startswith(f"{flag(field)}: unknown {longest[:-1]!r} (did you mean ")
     assert all(name in line for name in KINDS[field])
     for text in ("", ":", "=", " ", "no such\nname", longest.swapcase()):
-        line = dfl_run.refused(f"{flag(field)}={text}", *more)
+        line = refused(**{field: text}, **more)
         assert line.startswith(f"{flag(field)}: unknown {text.partition(':')[0]!r}")
 
 
@@ -153,20 +169,22 @@ def test_unknown_names_of_components_are_refused(dfl_run: Command, field: str) -
 )
 def test_malformed_specs_are_refused(dfl_run: Command, field: str, name: str) -> None:
     known = options(KINDS[field][name])
-    more = ["--algorithm", "qdfedavgm"] if field == "compressor" else []
+    more = {"algorithm": "qdfedavgm"} if field == "compressor" else {}
+    tokens = [f"--{name}={value}" for name, value in more.items()]
+    printed = dfl_run.refused(flag(field), f"{name}:no-such=1", *tokens)
+    assert printed == refused(**{field: f"{name}:no-such=1"}, **more)
     for rest in ("", "=", "=1", "no-such=1", ",", ":"):
-        line = dfl_run.refused(flag(field), f"{name}:{rest}", *more)
+        line = refused(**{field: f"{name}:{rest}"}, **more)
         assert line.startswith(f"{flag(field)} {name}: unknown option ")
         assert all(key in line for key in known)
         assert known or line.endswith("it has none")
     for key in known:
         for rest in (key, f"{key}=1,{key}=1", f"{key}=1,"):
-            assert dfl_run.refused(flag(field), f"{name}:{rest}", *more).startswith(
-                f"{flag(field)} {name}: "
-            )
+            line = refused(**{field: f"{name}:{rest}"}, **more)
+            assert line.startswith(f"{flag(field)} {name}: ")
     needed = [key for key, parameter in known.items() if parameter.required]
     for key in needed[:1]:
-        assert f"{flag(field)} {name} needs {key}" in dfl_run.refused(flag(field), name)
+        assert f"{flag(field)} {name} needs {key}" in refused(**{field: name}, **more)
 
 
 def test_the_nearest_option_is_named(dfl_run: Command) -> None:
