@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.datasets.data import DATASETS, Data
@@ -30,18 +33,29 @@ def digits(directory: Path | None) -> Data:
         E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (its test
         part).
     """
-    from sklearn.datasets import load_digits
-
-    inputs, labels = load_digits(return_X_y=True)
-    images = inputs.astype(np.uint8).reshape(-1, 1, 8, 8)
+    images, labels = _read()
     order = randomness.generator(0, "digits").permutation(len(images))
     test, train = np.sort(order[:TEST]), np.sort(order[TEST:])
     return Data(
         train_inputs=images[train],
-        train_labels=labels[train].astype(np.int64),
+        train_labels=labels[train],
         test_inputs=images[test],
-        test_labels=labels[test].astype(np.int64),
+        test_labels=labels[test],
         classes=10,
         scale=1 / (16 * STD),
         shift=-MEAN / STD,
     )
+
+
+@cache
+def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return all images and labels in their order, which are not to be written to.
+
+    They are read from the file of scikit-learn, whose import takes a second.
+    """
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, np.uint8, delimiter=",")
+    return table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
