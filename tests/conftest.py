@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for path, own in groupby(items, key=attrgetter("path"))
     }
     items.sort(key=lambda item: (first[item.path], -tests[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests and the imported modules out of the search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(item: pytest.Item) -> int:
@@ -113,10 +120,18 @@ def no_figures() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test draw no figures."""
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+
+
+@pytest.fixture
 def dfl_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    without_figures: None,
 ) -> Command:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DFL_DATA", raising=False)
-    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})  # drawing takes a second
     return Command(tmp_path, capsys, monkeypatch)

@@ -158,6 +158,7 @@ def own_data(n: int = 60) -> dfl.Data:
     )
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_from_python_trains_a_callers_module_on_its_data(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -82,6 +82,7 @@ def by_hand(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[flo
     ],
     ids=["batched", "loop", "independent", "sign_flip"],
 )
+@pytest.mark.usefixtures("without_figures")
 def test_figures_are_those_of_the_saved_models(tmp_path: Path, settings: dict[str, Any]) -> None:
     row = last(out=tmp_path / "run", **settings)
     outputs, labels = honest_outputs(tmp_path / "run")

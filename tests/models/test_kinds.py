@@ -110,6 +110,7 @@ def test_the_same_kind_twice_equals_one_kind(kinds: list[nn.Module]) -> None:
         assert torch.equal(final(one, 2), final(setting_of([kinds[0], kinds[0]], **way), 2))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_figures_are_of_each_peers_own_kind(kinds: list[nn.Module], tmp_path: Path) -> None:
     """The figures of a run are those of the modules that it returns."""
     run = Run(**{**FEW, "ensemble": True, "out": tmp_path / "run"})
@@ -147,12 +148,14 @@ def test_both_kinds_learn(kinds: list[nn.Module]) -> None:
     assert last["accuracy_min"] > 0.4 > first["accuracy_max"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_init_from_is_refused_for_several_kinds(kinds: list[nn.Module], tmp_path: Path) -> None:
     list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}, model=kinds[0])))
     with pytest.raises(InputError, match=r"--init-from .* with 2 kinds"):
         setting_of(kinds, init_from=tmp_path / "run")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_init_from_a_run_of_several_kinds_is_refused(
     kinds: list[nn.Module], tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_loaded_rows_are_those_of_the_run(done: tuple[list[dfl.Row], Result]) ->
     assert result.rows["round"].tolist() == [0, 2, 3]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_loaded_run_has_all_settings_and_repeats(done: tuple[list[dfl.Row], Result]) -> None:
     _, result = done
     given = small(out=result.folder, bits=4, validation=0.2, partition="shards:per_peer=2")
@@ -109,6 +110,7 @@ def test_peers_have_a_row_each(done: tuple[list[dfl.Row], Result]) -> None:
         assert sum(int(item.split(":")[1]) for item in labels.split()) == examples
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_without_validation_its_column_is_left_out(tmp_path: Path) -> None:
     list(dfl.simulate(small(out=tmp_path / "run")))
     assert (tmp_path / "run" / "peers.csv").read_text().splitlines()[0].split(",") == PEERS
@@ -146,6 +148,7 @@ def test_the_state_does_not_depend_on_the_launch(done: tuple[list[dfl.Row], Resu
     assert set(header) == set(done[1].state)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_module_of_the_caller_is_needed_to_load_its_models(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     list(dfl.simulate(replace(small(out=tmp_path / "own"), model=module)))
@@ -279,6 +282,7 @@ def test_an_incomplete_row_is_left_out(tmp_path: Path) -> None:
     rows.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_resumed_run_does_not_show_the_models_of_its_earlier_end(tmp_path: Path) -> None:
     list(dfl.simulate(small(out=tmp_path / "run", checkpoint_every=1)))
     rows = dfl.simulate(dfl.resumed(tmp_path / "run", rounds=9))
@@ -298,6 +302,7 @@ def test_diverging_run_keeps_its_rows(tmp_path: Path) -> None:
     assert len(result.rows) >= 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_two_runs_that_start_together_do_not_share_a_folder(
     setting: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

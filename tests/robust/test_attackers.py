@@ -263,6 +263,7 @@ def test_the_servers_examples_are_taken_from_the_peers() -> None:
     assert few.task.examples.sizes.sum() == plain.task.examples.sizes.sum() - 30
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_tables_of_a_run_mark_attackers_and_their_trust(tmp_path: Path) -> None:
     run = small(algorithm="fltrust:root=10", attack="label_flip:peers=2", out=tmp_path / "run")
     for _ in dfl.simulate(run):
@@ -378,6 +379,7 @@ def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
         quadratic(until="accuracy=0.9")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_mean_model_is_that_of_honest_peers(tmp_path: Path) -> None:
     *_, last = dfl.simulate(small(attack="sign_flip:peers=1", out=tmp_path / "run"))
     done = dfl.load(tmp_path / "run")

@@ -24,6 +24,7 @@ def test_each_of_the_last_rounds_is_evaluated(every: int, last: int, rounds: lis
     pd.testing.assert_frame_equal(rows.drop(columns=clock), expected.drop(columns=clock))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_it_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     list(dfl.simulate(dfl.Run(**FEW, out=tmp_path / "run", eval_every=3, checkpoint_every=3)))
     list(dfl.simulate(dfl.resumed(tmp_path / "run", rounds=9, eval_last=2)))

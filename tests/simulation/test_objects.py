@@ -276,6 +276,7 @@ def test_squared_error() -> None:
     assert squared_error(outputs[:, :1], torch.ones(2)).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_partition_by_indices(tmp_path: Path) -> None:
     parts = [np.arange(16 * i, 16 * (i + 1)) for i in range(PEERS)]
     list(dfl.simulate(small(partition=parts, out=tmp_path / "run", rounds=0)))
@@ -414,6 +415,7 @@ def test_an_edge_that_is_stored_as_zero_is_none() -> None:
     assert last(small(topology=matrix.astype(bool))) == last(small(topology="path"))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_with_a_mixing_matrix_is_resumed_with_it(tmp_path: Path) -> None:
     matrix = ring_matrix(csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS))))
     run = small(rounds=4, checkpoint_every=2, mixing=matrix, peers=None, dataset="digits")
@@ -523,6 +525,7 @@ def test_run_json_names_the_objects_and_a_replay_is_refused(tmp_path: Path, dfl_
     assert line.startswith("--algorithm")
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_with_objects_is_resumed_with_them(tmp_path: Path) -> None:
     run = small(rounds=6, checkpoint_every=2)
     list(dfl.simulate(replace(run, out=tmp_path / "whole", **given())))

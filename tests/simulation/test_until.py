@@ -51,6 +51,7 @@ def test_a_goal_that_is_not_reached_does_not_stop_the_run() -> None:
     assert rows(until="accuracy=1", rounds=3)[-1]["round"] == 3
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_that_reached_its_goal_is_complete(tmp_path: Path) -> None:
     stopped = rows(until="accuracy=0.8", out=tmp_path / "run")
     done = dfl.load(tmp_path / "run")
@@ -98,6 +99,7 @@ def test_rounds_to_a_target(accuracy: list[float], target: float, expected: floa
     assert math.isnan(rounds_to([0, 10], [math.nan, math.nan], 0.5))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_upload_and_download_are_counted_separately(tmp_path: Path) -> None:
     """Three rounds of two of four clients, in messages of 4 bits: by the formulas."""
     run = small(algorithm="fedavg:fraction=0.5", bits=4, out=tmp_path / "run")

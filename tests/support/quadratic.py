@@ -42,7 +42,9 @@ def points(peers: int, d: int) -> Data:
 
 def quadratic(d: int = 5, **settings: Any) -> Prepared:
     """Return a run on points of d coordinates, ready to start."""
-    run = Run(**{"peers": 8, "momentum": 0.0, "lr": 0.1, "local_epochs": 3, **settings})
+    run = Run(
+        **{"peers": 8, "momentum": 0.0, "lr": 0.1, "local_epochs": 3, "rounds": 20, **settings}
+    )
     assert run.peers is not None
     return prepare(
         replace(run, model=Point(d), dataset=points(run.peers, d), loss=half_square), World()
