@@ -105,7 +105,7 @@ def _extra(module: Module) -> str:
         return ""
 
 
-def _options(module: Module) -> list[tuple[str, Any]]:
+def _options(module: Module) -> list[tuple[str, object]]:
     """Return the attributes of a module that are plain values or tensors, but for its mode."""
     own = {
         name: value
@@ -139,9 +139,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.whole, self.known = hashlib.sha256(), dict[int, int]()
-        self.kept: list[Any] = []  # a reference keeps another value from getting its id
+        self.kept: list[object] = []  # a reference keeps another value from getting its id
 
-    def add(self, *values: Any) -> None:
+    def add(self, *values: object) -> None:
         """Add values to the checksum."""
         waiting = [*reversed(values)]
         while waiting:
@@ -156,7 +156,7 @@ class _Walk:
                 self._note(f"{type(value).__name__} of {len(parts)}", head)
                 waiting += reversed(parts)
 
-    def leave_out(self, values: Iterable[Any]) -> None:
+    def leave_out(self, values: Iterable[object]) -> None:
         """Treat values as if they had occurred."""
         for value in values:
             self.known[id(value)] = len(self.known)
@@ -170,7 +170,7 @@ class _Walk:
         self.whole.update(f"{kind} {len(head)} ".encode() + head)
 
 
-def _look(value: Any) -> tuple[bytes, Sequence[Any]]:
+def _look(value: object) -> tuple[bytes, Sequence[object]]:
     """Return a description of a value that is not plain, and its parts."""
     if isinstance(value, ModuleType):
         return value.__name__.encode(), ()
@@ -190,7 +190,7 @@ def _look(value: Any) -> tuple[bytes, Sequence[Any]]:
     return _called(type(value)).encode(), _parts(value)
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: object) -> Sequence[object]:
     """Return the parts of a value that is neither plain nor code."""
     if isinstance(value, tuple | list):
         return value
@@ -210,14 +210,14 @@ def _parts(value: Any) -> Sequence[Any]:
     return type(value), own
 
 
-def _module(module: Module) -> Sequence[Any]:
+def _module(module: Module) -> Sequence[object]:
     parts = [
         (name, type(part), _extra(part), _options(part)) for name, part in module.named_modules()
     ]
     return [parts, *module.named_parameters(remove_duplicate=False), *module.named_buffers()]
 
 
-def _installed(value: Any) -> bool:
+def _installed(value: object) -> bool:
     """Return whether a function or class is of Python, of an installed package, or of dfl."""
     name = str(value.__module__)
     if name in sys.builtin_module_names or name.partition(".")[0] in ("dfl", "topologies"):
@@ -226,9 +226,9 @@ def _installed(value: Any) -> bool:
     return file is not None and file.startswith(INSTALLED)
 
 
-def _class(kind: type) -> Sequence[Any]:
+def _class(kind: type) -> Sequence[object]:
     """Return the parts of a class: its bases, its functions and its plain values."""
-    own: list[Any] = [*kind.__bases__]
+    own: list[object] = [*kind.__bases__]
     for name, value in sorted(vars(kind).items()):
         function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", None) or value))
         if inspect.isfunction(function) or (_constant(value) and not name.startswith("__")):
@@ -236,7 +236,7 @@ def _class(kind: type) -> Sequence[Any]:
     return own
 
 
-def _function(function: FunctionType) -> Sequence[Any]:
+def _function(function: FunctionType) -> Sequence[object]:
     """Return the parts of a function: its code and the values that it uses."""
     cells = [_cell(each) for each in function.__closure__ or ()]
     return [
@@ -256,7 +256,7 @@ def _cell(cell: Any) -> Any:
         return "empty"
 
 
-def _globals(function: FunctionType) -> Iterator[Any]:
+def _globals(function: FunctionType) -> Iterator[object]:
     """Yield the global names that a function or one inside it reads, not sets, with values."""
     codes, read, written = [function.__code__], set[str](), set[str]()
     for code in codes:  # the list grows
@@ -279,11 +279,11 @@ def _globals(function: FunctionType) -> Iterator[Any]:
         )
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     return isinstance(value, PLAIN) or _called(type(value)) in OWN_KINDS
 
 
-def _constant(value: Any) -> bool:
+def _constant(value: object) -> bool:
     """Return whether a value is plain, a tensor, an array, or a tuple, list, dict, set of these."""
     waiting, seen = [value], set[int]()
     for each in waiting:  # the list grows
@@ -296,13 +296,13 @@ def _constant(value: Any) -> bool:
     return True
 
 
-def _code(code: CodeType, text: str | None = None) -> tuple[bytes, Sequence[Any]]:
+def _code(code: CodeType, text: str | None = None) -> tuple[bytes, Sequence[object]]:
     """Return the bytecode of code, its names and its constants without the docstring."""
     constants = [each for each in code.co_consts if text is None or each != text]
     return code.co_code, [code.co_names, code.co_varnames, code.co_freevars, *constants]
 
 
-def _array(value: torch.Tensor | np.ndarray) -> tuple[bytes, Sequence[Any]]:
+def _array(value: torch.Tensor | np.ndarray) -> tuple[bytes, Sequence[object]]:
     head = f"{value.dtype} {tuple(value.shape)}"
     if isinstance(value, torch.Tensor):
         return head.encode(), [_bytes(value)]
