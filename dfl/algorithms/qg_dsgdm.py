@@ -53,5 +53,5 @@ class QGDSGDm(Algorithm[State]):
         """Train from the momentum, average, and add the change of the model to the momentum."""
         z, _ = task.train_with_momentum(state.x, state.m, net.t)
         x = net.exchange(z, start=state.x).average()
-        change = (state.x - x) / task.reach(net.t)
-        return State(x, (1 - self.mu) * state.m + self.mu * change)
+        change = (state.x - x) * (self.mu / task.reach(net.t))
+        return State(x, (1 - self.mu) * state.m + change)

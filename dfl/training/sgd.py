@@ -71,30 +71,35 @@ def sgd_with_momentum(
 def _descend(
     x: Tensor, momentum: Tensor | None, problem: Problem, t: int, correction: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return z, and m^K; where no momentum is kept, the latter is not defined."""
+    """Return z, and m^K; where no momentum is kept, the latter is not defined.
+
+    Steps are taken with the velocity v = -η m, or -m in a round in which η is 0.
+    """
     if problem.kinds:
         return _by_kind(x, momentum, problem, t, correction)
     z = torch.empty_like(x)
-    kept = z if momentum is None else torch.empty_like(x)
     layout, rate = problem.parameter_layout, problem.solver.lr(t)
+    unit = rate or 1.0
+    kept = z if momentum is None else torch.empty_like(x)
     for group in groups(problem):
         begun = time.perf_counter()
         whole = y = layout.take(x, group)
         if momentum is None:
             v = {name: torch.zeros_like(value) for name, value in y.items()}
         else:
-            v = layout.take(momentum, group)
+            v = {name: m.mul_(-unit) for name, m in layout.take(momentum, group).items()}
         last = v
         start = layout.take(x, group) if problem.solver.prox_mu else {}
         origin = {name: value for name, value in start.items() if name in layout.shared_parameters}
         c = {} if correction is None else layout.take(correction, group)
+        shift = {name: value.mul_(unit) for name, value in c.items()}
         for batch in batches(problem, t, group):
             a = len(batch.index)
-            y, v, origin, c = (_first(a, each) for each in (y, v, origin, c))
-            _step(v, y, origin, c, problem, batch, rate, velocity=momentum is None)
+            y, v, origin, shift = (_first(a, each) for each in (y, v, origin, shift))
+            _step(v, y, origin, shift, problem, batch, unit, moves=rate > 0)
         layout.put(whole, z, group)
         if momentum is not None:
-            layout.put(last, kept, group)
+            layout.put({name: value.div_(-unit) for name, value in last.items()}, kept, group)
         if problem.train_seconds is not None:
             _add_seconds(problem.train_seconds, problem, group, begun)
     return z, kept
@@ -126,33 +131,33 @@ def _step(
     v: Parameters,
     y: Parameters,
     origin: Parameters,
-    correction: Parameters,
+    shift: Parameters,
     problem: Problem,
     batch: Batch,
     rate: float,
     *,
-    velocity: bool,
+    moves: bool,
 ) -> None:
     """Take one local step, turn by turn; in a turn only its own parameters and velocities change.
 
     Args:
-        v: the velocities -η m, or the momentum m, name -> (a, *shape); overwritten.
+        v: velocities, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape); overwritten.
         origin: the shared parameters where the round began; empty without a proximal term.
-        correction: c; empty without one.
+        shift: η c; empty without a correction.
         problem: the problem.
         batch: the examples.
         rate: η.
-        velocity: whether v is a velocity.
+        moves: whether models move by the velocities.
     """
-    scale = rate if velocity else -1.0
     for names in problem.turns:
         moving = {name: v[name] for name in names}
         at = _ascended(y, names, problem, batch) if problem.solver.sam_rho else y
-        update_velocity(moving, at, problem, batch, scale)
-        _proximal(moving, y, origin, scale * problem.solver.prox_mu)
-        _correct(moving, correction, scale)
-        _move(y, moving, None if velocity else rate)
+        update_velocity(moving, at, problem, batch, rate)
+        _proximal(moving, y, origin, rate * problem.solver.prox_mu)
+        _correct(moving, shift)
+        if moves:
+            _move(y, moving)
 
 
 def _ascended(y: Parameters, names: Sequence[str], problem: Problem, batch: Batch) -> Parameters:
@@ -177,19 +182,16 @@ def _proximal(v: Parameters, y: Parameters, origin: Parameters, factor: float) -
         v[name].sub_((y[name] - origin[name]) * factor)
 
 
-def _correct(v: Parameters, correction: Parameters, factor: float) -> None:
-    """v <- v - η c, for the parameters in `correction`."""
-    for name in v.keys() & correction.keys():
-        v[name].sub_(correction[name] * factor)
+def _correct(v: Parameters, shift: Parameters) -> None:
+    """v <- v - η c, for the parameters in `shift`."""
+    for name in v.keys() & shift.keys():
+        v[name].sub_(shift[name])
 
 
-def _move(y: Parameters, v: Parameters, rate: float | None) -> None:
-    """y <- y + v for velocities v, or y - η v for momenta, where η is given."""
-    for name, each in v.items():
-        if rate is None:
-            y[name].add_(each)
-        else:
-            y[name].sub_(each * rate)
+def _move(y: Parameters, v: Parameters) -> None:
+    """y <- y + v, for the parameters in `v`."""
+    for name, velocity in v.items():
+        y[name].add_(velocity)
 
 
 def _first(a: int, values: Parameters) -> Parameters:
