@@ -50,7 +50,7 @@ class D2(Algorithm[State]):
     }
     expects: ClassVar[Mapping[Assumption, str]] = {
         STATIC: "the memory is of another graph, and models may diverge",
-        SYMMETRIC: "convergence is shown for no other",
+        SYMMETRIC: "with complex eigenvalues models may diverge",
         ABOVE_MINUS_THIRD: "below it models diverge, and at it they are about to; choose "
         "--mixing lazy or --algorithm exact_diffusion",
         FULL_WORK: "steps that are missing in one round are taken back in the next",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.assumptions import PEERS_STAY, POSITIVE_RATE, Assumption
+from dfl.algorithms.assumptions import PEERS_STAY, POSITIVE_RATE, SYMMETRIC, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.dsgdm import State
 
@@ -37,6 +37,9 @@ class DecentLaM(Algorithm[State]):
     requires: ClassVar[Mapping[Assumption, str]] = {
         PEERS_STAY: "a peer that is down would move by its momentum",
         POSITIVE_RATE: "the difference of two models is divided by it",
+    }
+    expects: ClassVar[Mapping[Assumption, str]] = {
+        SYMMETRIC: "with momentum, modes of complex eigenvalues may diverge"
     }
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
