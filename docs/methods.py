@@ -24,15 +24,18 @@ from dfl.simulation.cost import rows_of_state
 from topologies import MIXINGS, TOPOLOGIES, build
 
 PAGE = Path(__file__).with_name("methods.md")
+SHAPE = (20, 50)
+"""The one parameter of the model; only what `power_gossip` remembers depends on it."""
 WIDTH = 1000
-"""Coordinates of a message, of which the table does not depend."""
+"""Coordinates of the model."""
 TOP = """# Methods
 
 What each `--algorithm` needs with its default options, written by `python docs/methods.py`.
 
 Memory is in rows of as many numbers as a message, for each peer, besides its model; where it
-depends on the degree, that is the number of neighbours. A run is refused, or warned of, that does
-not have what the last two columns name. `--dry-run` shows the same for the options of a run.
+depends on the degree, that is the number of neighbours; `power_gossip`'s is that of a matrix of 20
+x 50. A run is refused, or warned of, that does not have what the last two columns name. `--dry-run`
+shows the same for the options of a run.
 
 | method | memory of a peer | messages to each neighbour | refused without | warned without |
 |---|---|---|---|---|
@@ -44,7 +47,13 @@ def network(peers: int, faults: tuple[Fault, ...]) -> Network:
     graph = build(TOPOLOGIES["path"], MIXINGS["metropolis"], peers, np.random.default_rng(0))
     threat_model = ThreatModel(COMPRESSORS["none"](), faults=faults)
     return Network(
-        Layout(peers, 1), graph.weights, World(), threat_model, 0, stationary=graph.stationary
+        Layout(peers, 1),
+        graph.weights,
+        World(),
+        threat_model,
+        0,
+        stationary=graph.stationary,
+        shapes=(SHAPE,),
     )
 
 

@@ -76,6 +76,11 @@ STATIC = Assumption("a graph that does not change", "topology", lambda run: len(
 TREE = Assumption(
     "a tree", "topology", lambda run: len(run.weights) == 1 and _is_tree(run.weights[0])
 )
+UNDIRECTED = Assumption(
+    "edges that go both ways",
+    "topology",
+    _every(lambda w: ((w != 0) != (w != 0).T).nnz == 0),
+)
 SYMMETRIC = Assumption(
     "a symmetric W", "topology", _every(lambda w: bool(abs(w - w.T).max() <= ROUNDING))
 )

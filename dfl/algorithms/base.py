@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from dfl.core.registry import Registry
@@ -108,6 +108,15 @@ class Algorithm(ABC, Generic[S]):
             edges: the number of directed edges of the graph.
         """
         return self.messages * edges, 0
+
+    def lengths(self, m: int, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the numbers of a message, in each round of a period.
+
+        Args:
+            m: the coordinates of a model that peers share.
+            shapes: the shapes of its parameters, the first of which are the m coordinates.
+        """
+        return (m + self.numbers,)
 
     def observe(self, state: S) -> dict[str, Tensor]:
         """Return values (p,) of the peers for peers.csv by column, those of `columns` included."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -159,6 +159,10 @@ class Union(Protocol):
     """The directed edges that any round uses."""
 
     @property
+    def out(self) -> Ints:
+        """owner * P + other of each outgoing edge, ascending, (e,)."""
+
+    @property
     def out_owner(self) -> Ints:
         """The position on this rank of the sender of each outgoing edge, (e,)."""
 
@@ -181,6 +185,14 @@ class Net(Protocol):
     @property
     def hosted(self) -> int:
         """p, the number of peers on this rank."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The shapes of the parameters of a model; the first of them are those that are sent."""
 
     @property
     def everyone(self) -> Group:

@@ -8,7 +8,7 @@ in the method's state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -199,6 +199,16 @@ class Net:
     def hosted(self) -> int:
         """p."""
         return len(self.network.traffic.payload)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.network.seed
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The shapes of the parameters of a model; the first of them are those that are sent."""
+        return self.network.shapes
 
     @property
     def everyone(self) -> Group:

@@ -25,7 +25,8 @@ else:
 def payload_per_round(
     algorithm: Algorithm[Any], network: Network, shared: int, dtype: torch.dtype
 ) -> float:
-    """Return the bytes that all peers and the server send in a round, the mean over the graphs.
+    """Return the bytes that all peers and the server send in a round, the mean over the graphs
+    and rounds.
 
     Args:
         algorithm: the method.
@@ -33,12 +34,13 @@ def payload_per_round(
         shared: coordinates of a message.
         dtype: of the parameters.
     """
-    blank = torch.zeros(1, shared + algorithm.numbers, dtype=dtype)
-    message = network.threat_model.compressor.encode(blank, _no_bits)
+    compressor = network.threat_model.compressor
+    blanks = [torch.zeros(1, n, dtype=dtype) for n in algorithm.lengths(shared, network.shapes)]
+    sizes = [compressor.encode(blank, _no_bits).shape[1] for blank in blanks]
     graphs = examples(network.schedule.weights)
     edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs)
     messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(graphs)))
-    return messages * message.shape[1] + rows * shared * dtype.itemsize
+    return messages * sum(sizes) / len(sizes) + rows * shared * dtype.itemsize
 
 
 def parameters_k_plus_m(
@@ -74,7 +76,7 @@ def rows_of_state(algorithm: Algorithm[Any], network: Network, shared: int) -> f
     if not x.numel():
         return 0.0
     tensors = _tensors(algorithm.init(x, x, Net(network, 0)))
-    return sum(math.prod(v.shape) for v in tensors if v.dim() == 2) / x.numel() - 1
+    return sum(math.prod(v.shape) for v in tensors if v.dim() > 1) / x.numel() - 1
 
 
 def memory_of_state(

@@ -15,6 +15,7 @@ import pytest
 
 import dfl
 from dfl.algorithms import ALGORITHMS
+from dfl.algorithms.assumptions import STATIC
 from dfl.compression import COMPRESSORS
 from dfl.datasets import PARTITIONS
 from dfl.environment.faults import FAULTS
@@ -31,6 +32,7 @@ METHODS = {
     "fedsgd": ["fedsgd"],
     "fedprox": ["fedprox:mu=0.1,fraction=0.6,stragglers=0.5"],
     "fltrust": ["fltrust:root=20"],
+    "power_gossip": ["power_gossip:rank=2"],
     "push_sum": ["push_sum"],
     "relay_sgd": ["relay_sgd"],
     "local_only": ["local_only"],
@@ -72,7 +74,8 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     ):
         kind = ALGORITHMS[method.partition(":")[0]]
         own = not kind.gossips or kind.default_topology != "ring"
-        graph = None if own else GRAPHS[k % len(GRAPHS)]
+        graphs = GRAPHS[:2] if STATIC in kind.requires else GRAPHS
+        graph = None if own else graphs[k % len(graphs)]
         yield (
             name(f"{k:02}", method, compressor, str(graph)),
             setting(k, algorithm=method, compressor=compressor, topology=graph),

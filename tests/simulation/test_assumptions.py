@@ -43,6 +43,7 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
         (of.TREE, conditions([[1]]), conditions(CYCLE)),
         (of.TREE, conditions(STAR), conditions(np.full((3, 3), 1 / 3))),
         (of.TREE, conditions(STAR), conditions(CYCLE_AND_BACK)),
+        (of.UNDIRECTED, conditions(PATH, STAR), conditions(PATH, CYCLE)),
         (of.SYMMETRIC, conditions(PATH), conditions(PATH, CYCLE)),
         (of.DOUBLY_STOCHASTIC, conditions(PATH, CYCLE), conditions(PATH, STAR)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=-0.3), conditions(smallest=-1 / 3)),
