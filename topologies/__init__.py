@@ -6,9 +6,9 @@
 >>> round(graph.spectrum.gap, 4)
 0.0507
 
-`graphs`, `hops`, `random_graphs`, `trees`, `clusters` and `base_graph` have the graphs, `files`
-graphs from a user's file, `mixings` the rules for weights, `spectra` their spectra. A new graph or
-rule is one function with the decorator `topology` or `mixing`.
+`graphs`, `hops`, `random_graphs`, `trees`, `clusters`, `base_graph` and `epidemic` have the graphs,
+`files` graphs from a user's file, `mixings` the rules for weights, `spectra` their spectra. A new
+graph or rule is one function with the decorator `topology` or `mixing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from scipy.sparse.csgraph import connected_components
 # These register their topologies.
 from topologies import base_graph as base_graph
 from topologies import clusters as clusters
+from topologies import epidemic as epidemic
 from topologies import files as files
 from topologies import hops as hops
 from topologies import random_graphs as random_graphs

@@ -87,6 +87,11 @@ class Algorithm(ABC, Generic[S]):
         """Return the state after round `net.t`."""
 
     @property
+    def topology(self) -> str | None:
+        """The graph that the method brings; None where that of the run is used."""
+        return None
+
+    @property
     def server_data_rule(self) -> ServerDataRule | None:
         """The rule that selects the server's own training examples; None for none."""
         return None

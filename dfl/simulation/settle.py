@@ -10,10 +10,8 @@ from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.compression import Exact
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.core.registry import flag, name_of, shown_spec
+from dfl.core.registry import choose, flag, name_of, shown_spec
 from dfl.robust.aggregators import AGGREGATORS, needs_reference
-
-Method = Algorithm[Any] | type[Algorithm[Any]]
 
 
 def settle(run: Run, ranks: int) -> Run:
@@ -84,11 +82,13 @@ def compresses(run: Run) -> bool:
     return not isinstance(run.compressor, Exact)
 
 
-def _method(algorithm: object) -> Method | None:
+def _method(algorithm: object) -> Algorithm[Any] | None:
     if isinstance(algorithm, Algorithm):
         return algorithm
-    name = name_of(algorithm)
-    return ALGORITHMS[name] if isinstance(algorithm, str) and name in ALGORITHMS else None
+    if not isinstance(algorithm, str) or name_of(algorithm) not in ALGORITHMS:
+        return None
+    method: Algorithm[Any] = choose("--algorithm", algorithm, ALGORITHMS)()
+    return method
 
 
 def _peers(run: Run) -> int | None:
@@ -102,8 +102,10 @@ def _peers(run: Run) -> int | None:
     return peers_of(run.topology, run.mixing)
 
 
-def _topology(run: Run, method: Method) -> Any:
+def _topology(run: Run, method: Algorithm[Any]) -> Any:
     """Return the graph of a run that states none: that of its mixing matrix, or the method's."""
+    if method.topology is not None:
+        return method.topology
     if isinstance(run.mixing, str | None) or callable(run.mixing):
         return method.default_topology
     from dfl.simulation.objects import graphs_of
@@ -111,10 +113,12 @@ def _topology(run: Run, method: Method) -> Any:
     return graphs_of(run.mixing)
 
 
-def _idle(run: Run, method: Method) -> Iterator[str]:
+def _idle(run: Run, method: Algorithm[Any]) -> Iterator[str]:
     """Yield the fields of a settled run that have no part in its algorithm."""
     if not method.gossips:
         yield from (each for each in ("topology", "mixing") if getattr(run, each) is not None)
+    if method.topology not in (None, run.topology):
+        yield "topology"
     default = (
         isinstance(run.aggregator, str) and name_of(run.aggregator) == method.default_aggregator
     )

@@ -35,6 +35,7 @@ METHODS = {
     "power_gossip": ["power_gossip:rank=2"],
     "push_sum": ["push_sum"],
     "relay_sgd": ["relay_sgd"],
+    "epidemic": ["epidemic:s=3", "epidemic:s=4,form=oracle"],
     "local_only": ["local_only"],
     "pooled": ["pooled"],
     "dpsgd": ["dpsgd:order=cta"],
@@ -54,6 +55,7 @@ COMPRESSOR_SPECS = {
     "low_rank": ["low_rank:rank=2"],
     "random_k": ["random_k:share=0.3"],
 }
+OWN_GRAPH = ("relay_sgd", "epidemic")
 PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
 GRAPHS = ("ring", "small_world:k=4,p=0.3", "one_peer_exponential")
 
@@ -73,7 +75,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
     ):
         kind = ALGORITHMS[method.partition(":")[0]]
-        own = not kind.gossips or kind.default_topology != "ring"
+        own = not kind.gossips or method.startswith(OWN_GRAPH)
         graphs = GRAPHS[:2] if STATIC in kind.requires else GRAPHS
         graph = None if own else graphs[k % len(graphs)]
         yield (

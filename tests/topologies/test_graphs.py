@@ -66,7 +66,7 @@ SINGLE = (
 RANDOM = ("regular", "erdos_renyi", "small_world", "barabasi_albert", "spanning_tree", "clustered")
 OWN_WEIGHTS = ("edges", "base_graph", "equitopo", "teleportation")
 """Graphs that come with weights: see test_base_graph, test_equitopo."""
-ENDLESS = ("random_matching", "teleportation")
+ENDLESS = ("random_matching", "random_out", "random_regular", "teleportation")
 """Graphs that every round draws anew: see test_sequences."""
 BY_COLUMN = ("out_degree",)
 DIRECTED = ("exponential", "one_peer_exponential", "directed_exponential", "directed_random")
