@@ -1,4 +1,4 @@
-"""The network as a method sees it in one round: `exchange`, `aggregate` and `broadcast`.
+"""The network as a method sees it in one round: `exchange`, `aggregate`, `collect` and `broadcast`.
 
 All that happens to a message happens in them, in this order: it is attacked, encoded, counted,
 sent, dropped where faults take it away, and decoded. What a method remembers about its messages is

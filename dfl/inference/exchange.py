@@ -8,6 +8,7 @@ axes (..., p, m); repetitions of a study travel in one message.
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -226,9 +227,13 @@ class Graph(Exchange):
             self._end_round()
             if rounds is None:
                 self.gap = self._gap(state.x, scale)
-                if self.gap <= AGREED:
+                if not self.gap > AGREED:
                     break
         self.gap = self._gap(state.x, scale)
+        if not math.isfinite(self.gap):
+            raise InputError(
+                f"{what}: peers move apart without end: give messages more bits, or another graph"
+            )
         self._note(what, rows, since)
         return _unflat(state.x, rows)
 
@@ -274,7 +279,9 @@ class Graph(Exchange):
         self.t += 0 if endless(weights) else -self.t % len(weights)
 
     def _gap(self, x: Tensor, scale: Tensor) -> float:
-        return float(((self._most(x) + self._most(-x)) / scale).max())
+        """Return the largest gap relative to scales (m,), of numbers that are finite at first."""
+        gaps = ((self._most(x) + self._most(-x)) / scale)[scale.isfinite()]
+        return float(gaps.max()) if len(gaps) else 0.0
 
     def _most(self, x: Tensor) -> Tensor:
         """Return the largest of all peers' numbers in each coordinate, (m,)."""

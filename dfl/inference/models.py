@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.core.registry import Registry
@@ -59,7 +60,7 @@ class Site:
         """The common coefficients."""
         return self.x.shape[-1]
 
-    @property
+    @cached_property
     def design(self) -> Tensor:
         """All covariates, (..., n, p + q')."""
         return torch.cat([self.x, self.z], -1)

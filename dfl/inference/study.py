@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-NUMBERS = 2**22
-"""The most numbers of a table of densities, sites times examples, of the repetitions at a time."""
+NUMBERS = 2**18
+"""Covariates that are computed at a time, in whole repetitions: more do not fit into the cache."""
 
 Floats = NDArray[np.float64]
 
@@ -95,7 +95,7 @@ class Study:
             estimator: the estimator.
             net: (K) -> what connects the sites; a centre where not given. Called for every part.
             one_intercept: whether the intercept is taken for common to all sites.
-            at_once: repetitions of a part; None for as many as fit into memory.
+            at_once: repetitions of a part; None for as many as fit into the cache.
         """
         p, found = len(self.beta), []
         many = at_once or max(1, NUMBERS // (self.sites * self.n * len(self.beta)))

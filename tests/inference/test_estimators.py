@@ -144,18 +144,22 @@ def test_repetitions_of_a_study_are_what_each_is_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", [Pooled(), Meta(), TiltedScore(leads=None)])
+@pytest.mark.parametrize(("topology", "count"), [("base_graph", 6), ("one_peer_exponential", 8)])
 def test_over_an_exact_sequence_of_graphs_all_peers_equal_the_server_form(
-    estimator: Estimator,
+    estimator: Estimator, topology: str, count: int
 ) -> None:
-    sites, net = several(Logistic()), graph("one_peer_exponential")
+    sites, net = several(Logistic(), count), graph(topology, count)
     found = estimator.estimate(sites, net)
-    server = estimator.estimate(sites, centre())
-    assert found.beta.shape == (8, 2)
-    torch.testing.assert_close(found.beta, server.beta.expand(8, 2), rtol=0, atol=1e-12)
+    server = estimator.estimate(sites, centre(count))
+    assert found.beta.shape == (count, 2)
+    torch.testing.assert_close(found.beta, server.beta.expand(count, 2), rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        found.covariance, server.covariance.expand(8, 2, 2), rtol=1e-11, atol=0
+        found.covariance, server.covariance.expand(count, 2, 2), rtol=1e-11, atol=0
     )
-    assert {each.rounds for each in net.revealed.values()} <= {3, 6, 9, 12, 15, 18, 21, 24, 27, 30}
+    period = len(net.network.schedule.weights)
+    assert all(
+        each.rounds % period == 0 or "nuisance" in what for what, each in net.revealed.items()
+    )
 
 
 def test_over_a_ring_the_gap_falls_at_the_rate_of_the_spectral_gap() -> None:
@@ -181,6 +185,15 @@ def test_consensus_reaches_the_mean_where_30_percent_of_messages_are_lost(topolo
     torch.testing.assert_close(net.table(rows, "table", range(8))[5], rows.flatten())
 
 
+def test_a_repetition_without_estimates_keeps_no_other_from_agreeing() -> None:
+    rows = torch.randn(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows[1, 2] = float("nan")
+    net = graph("ring")
+    found = net.mean(rows, "rows")
+    torch.testing.assert_close(found[0], rows[0].mean(0).expand(8, 3), rtol=0, atol=1e-12)
+    assert found[1].isnan().any()
+
+
 def test_consensus_reaches_the_mean_with_8_bits() -> None:
     rows = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     net = graph("ring", compressor=Quantize(bits=8))
@@ -201,8 +214,8 @@ def test_a_centre_asks_again_for_what_is_lost() -> None:
 def test_gradient_tracking_reaches_the_pooled_estimate_over_a_ring() -> None:
     sites = several(Logistic(), 6)
     pooled = Pooled().estimate(sites, centre(6)).beta
-    found = GradientTracking(rounds=150).estimate(sites, graph("ring", 6)).beta
-    torch.testing.assert_close(found, pooled.expand(6, 2), rtol=0, atol=1e-9)
+    found = GradientTracking(rounds=100).estimate(sites, graph("ring", 6)).beta
+    torch.testing.assert_close(found, pooled.expand(6, 2), rtol=0, atol=1e-7)
 
 
 def test_bytes_are_those_of_the_numbers_that_are_revealed() -> None:
