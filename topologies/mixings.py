@@ -79,8 +79,8 @@ def out_degree(adjacency: csr_array) -> csr_array:
 
 @mixing
 def sinkhorn(adjacency: csr_array) -> csr_array:
-    """w_ij = a_i b_j, also for i = j, with rows and columns that sum to 1, on any graph, directed or
-    not, whose edges lie on cycles (Sinkhorn, Knopp 1967).
+    """w_ij = a_i b_j, also for i = j, with rows and columns that sum to 1, on any graph, also
+    directed, whose edges lie on cycles (Sinkhorn, Knopp 1967).
     """
     _, labels = connected_components(adjacency, directed=True, connection="strong")
     edges = adjacency.tocoo()
