@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,10 +21,15 @@ from dfl.run import main
 
 
 def pytest_configure() -> None:
-    """Restore Ctrl-C where a background shell ignores it; compute on one thread."""
+    """Restore Ctrl-C where a background shell ignores it; compute on one thread; keep bytecode.
+
+    Without bytecode, each worker compiles all tests, and each process that tests start all of dfl.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
