@@ -7,8 +7,8 @@
 0.0507
 
 `graphs`, `hops`, `random_graphs`, `trees`, `clusters`, `base_graph` and `epidemic` have the graphs,
-`files` graphs from a user's file, `mixings` the rules for weights, `spectra` their spectra. A new
-graph or rule is one function with the decorator `topology` or `mixing`.
+`files` graphs from a user's file, `mixings` and `optimal` the rules for weights, `spectra` their
+spectra. A new graph or rule is one function with the decorator `topology` or `mixing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-# These register their topologies.
+# These register their topologies and rules.
 from topologies import base_graph as base_graph
 from topologies import clusters as clusters
 from topologies import epidemic as epidemic
 from topologies import files as files
 from topologies import hops as hops
+from topologies import optimal as optimal
 from topologies import random_graphs as random_graphs
 from topologies import trees as trees
 from topologies.errors import GraphError
