@@ -25,6 +25,8 @@ from dfl.simulation.prepare import prepare
 from tests.support.mpirun import CLOCKS, mpirun
 from topologies.sequences import ENDLESS, EveryRound, drawn
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 RUN = dfl.Run(peers=7, topology="random_matching", rounds=6, eval_every=1, model="softmax")
 
 
