@@ -15,7 +15,7 @@ from dfl.comm.mpi import World
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
 from tests.support.mpirun import mpirun
-from tests.support.quadratic import final
+from tests.support.quadratic import final, moments
 
 FEW: dict[str, Any] = {
     "peers": 7,
@@ -215,3 +215,14 @@ def test_ranks_make_no_difference(tmp_path: Path) -> None:
             (tmp_path / str(r) / str(k) / "state.safetensors").read_bytes() for r in (1, 5)
         )
         assert one == five
+
+
+@pytest.mark.parametrize("method", ["momentum_tracking", "d2", "dfedsam:rho=0.1"])
+def test_memory_of_methods_is_of_the_shared_part(kinds: list[nn.Module], method: str) -> None:
+    setting = setting_of(kinds, algorithm=method)
+    moment = list(moments(setting, 3))[-1]
+    assert all(value.shape == (7, 90) for value in vars(moment.state).values())
+    loop, batched = (
+        final(setting_of(kinds, algorithm=method, engine=each), 3) for each in ("loop", "batched")
+    )
+    assert torch.allclose(loop, batched, rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
 """Batches, orders of examples, groups of peers and learning rates of local training."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ import torch
 from torch import nn
 
 from dfl.core import randomness
+from dfl.simulation.initialization import start
 from dfl.training.batches import GROUP_NUMBERS, _Orders, batches, groups, widths
-from tests.support.quadratic import digits, final, quadratic
+from dfl.training.sgd import sgd, sgd_with_momentum
+from tests.algorithms.test_identities import part
+from tests.support.quadratic import H, centres, digits, final, quadratic
 
 
 def test_every_epoch_uses_every_example_once() -> None:
@@ -184,3 +188,31 @@ def test_random_numbers_differ_by_purpose() -> None:
         one, wide.flatten(1)[:, : one.shape[1]]
     )  # a wide draw starts with the numbers of a narrow one
     assert 0 <= float(wide.min()) < float(wide.max()) < 1
+
+
+def test_a_kept_momentum_outlives_a_round_without_a_rate() -> None:
+    """m <- theta m + g + c and y <- y - lr m: with lr = 0 models stay, and the momentum grows."""
+    setting = quadratic(lr_schedule=lambda t, rounds: float(t > 0), momentum=0.5, local_epochs=2)
+    x = torch.ones(8, 5, dtype=torch.float64)
+    m, c = torch.full_like(x, 2.0), torch.full_like(x, 3.0)
+    g = H * (x - centres(setting))
+    z, kept = sgd_with_momentum(x, m, setting.task, 0, c)
+    assert torch.equal(z, x)
+    assert torch.allclose(kept, 0.5 * (0.5 * m + g + c) + g + c, rtol=0, atol=1e-12)
+    z, kept = sgd_with_momentum(x, m, setting.task, 1, c)
+    first = 0.5 * m + g + c
+    second = 0.5 * first + H * (x - 0.1 * first - centres(setting)) + c
+    assert torch.allclose(kept, second, rtol=0, atol=1e-12)
+    assert torch.allclose(z, x - 0.1 * (first + second), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_ascent_does_not_depend_on_the_other_peers(engine: str) -> None:
+    uneven = {"partition": "dirichlet:alpha=0.3", "init": "independent", "weight_decay": 0.01}
+    setting = digits(algorithm="dfedsam:rho=0.5", engine=engine, **uneven)
+    x = start(setting.run, setting.task, False)
+    together = sgd(x, setting.task, 3)
+    plain = replace(setting.task, solver=replace(setting.task.solver, sam_rho=0.0))
+    assert not torch.allclose(sgd(x, plain, 3), together, rtol=0, atol=1e-4)
+    for first, stop in ((0, 1), (1, 3), (2, 6), (5, 6)):
+        assert torch.equal(sgd(x[first:stop], part(setting, first, stop), 3), together[first:stop])

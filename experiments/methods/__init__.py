@@ -1,0 +1,1 @@
+"""Methods of decentralized optimisation, compared."""
