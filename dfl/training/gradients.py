@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dfl.training.batch import Batch
 from dfl.training.losses import cross_entropy, mean_loss
-from dfl.training.problem import Parameters, Problem
+from dfl.training.problem import Parameters, Problem, Step
 
 if TYPE_CHECKING:
     import torch
@@ -37,28 +37,21 @@ def update_velocity(
     """
     raw, labels = problem.examples.at(batch.index)
     inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
+    step = Step(problem, batch, inputs, labels)
     decay = problem.solver.weight_decay
     if problem.dense:
-        _by_products(v, y, problem, inputs, labels, batch.weight, rate)
+        _by_products(v, y, step, rate)
     else:
         gradients = problem.objective.gradients if problem.objective else _by_autograd
         # One rounding per operation: a fused multiply-add may differ between the body and the tail
         # of a row. Not in place: two parameters may share one gradient.
-        for name, g in gradients(v, y, problem, inputs, labels, batch).items():
+        for name, g in gradients(v, y, step).items():
             v[name].mul_(problem.solver.momentum).sub_(g * rate)
     for name in v if decay else ():
         v[name].sub_(y[name] * (rate * decay))
 
 
-def _by_products(
-    v: Parameters,
-    y: Parameters,
-    problem: Problem,
-    inputs: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    rate: float,
-) -> None:
+def _by_products(v: Parameters, y: Parameters, step: Step, rate: float) -> None:
     """Go forward and backward through dense layers, and update the velocities by θ v - η ∇f(y).
 
     The matrix product that computes a gradient also adds it to its velocity.
@@ -66,19 +59,18 @@ def _by_products(
     Args:
         v: velocities, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape).
-        problem: the problem.
-        inputs: (a, b, *shape).
-        labels: (a, b, ...).
-        weight: (a, b) or (1, b), the weight of each example in its peer's mean loss.
+        step: the examples.
         rate: η.
     """
+    problem = step.problem
     theta = problem.solver.momentum
-    activations = [inputs.flatten(2)]
+    activations = [step.inputs.flatten(2)]
     for layer in problem.dense:
         x, w = activations[-1], y[layer.weight].mT
         out = torch.baddbmm(y[layer.bias].unsqueeze(1), x, w) if layer.bias else torch.bmm(x, w)
         activations.append(out.relu_() if layer.relu else out)
-    g = _output_gradient(activations[-1], labels, weight * -rate, problem)
+    weight = step.batch.weight * -rate
+    g = _output_gradient(activations[-1], step.labels, weight, problem)
     for k, layer in reversed(list(enumerate(problem.dense))):
         if layer.relu:
             g = torch.ops.aten.threshold_backward(g, activations[k + 1], 0)
@@ -102,18 +94,11 @@ def _output_gradient(out: Tensor, labels: Tensor, weight: Tensor, problem: Probl
     return g
 
 
-def _by_autograd(
-    moving: Collection[str],
-    y: Parameters,
-    problem: Problem,
-    inputs: Tensor,
-    labels: Tensor,
-    batch: Batch,
-) -> dict[str, Tensor]:
+def _by_autograd(moving: Collection[str], y: Parameters, step: Step) -> Parameters:
     """Return the gradients of all parameters, by torch's autograd; see `Objective.gradients`."""
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-    out = problem.outputs(leaves | masks(problem, batch), inputs)
-    loss = mean_loss(out, labels, batch.weight, problem.loss)
+    out = step.problem.outputs(leaves | masks(step.problem, step.batch), step.inputs)
+    loss = mean_loss(out, step.labels, step.batch.weight, step.problem.loss)
     # Zeros for a parameter that the model does not use.
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))

@@ -19,7 +19,7 @@ from dfl.models.zoo import Widths
 from dfl.training.auxiliaries import Auxiliary
 from dfl.training.gradients import masks
 from dfl.training.losses import cross_entropy, mean_loss
-from dfl.training.problem import Parameters, Problem
+from dfl.training.problem import Parameters, Problem, Step
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.models.layers import SplitModel
-    from dfl.training.batch import Batch
 else:
     from dfl.core.lazy import torch
 
@@ -163,67 +162,44 @@ class RepresentationObjective:
         of_r = tuple(name for name in names if name.startswith("adversary."))
         return tuple(name for name in names if name not in of_r), of_r
 
-    def gradients(
-        self,
-        moving: Collection[str],
-        y: Parameters,
-        problem: Problem,
-        inputs: Tensor,
-        labels: Tensor,
-        batch: Batch,
-    ) -> Parameters:
-        """Return the gradients (a, *shape) of the parameters that move in a turn, by name.
-
-        Args:
-            moving: the parameters of the turn.
-            y: the models, name -> (a, *shape).
-            problem: the problem.
-            inputs: (a, b, *shape), the batch as the model sees it.
-            labels: (a, b, ...).
-            batch: the weights of its examples; it draws their random numbers.
-        """
+    def gradients(self, moving: Collection[str], y: Parameters, step: Step) -> Parameters:
+        """Return the gradients of f, g and a, or those of r, as `Objective` states."""
         leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-        forward = partial(problem.outputs, leaves | masks(problem, batch))
-        parts = _parts(problem)
+        forward = partial(step.problem.outputs, leaves | masks(step.problem, step.batch))
+        parts = _parts(step.problem)
         if not set(moving).isdisjoint(parts["f"]):
-            return self._gradients_of_f_g_a(forward, leaves, problem, inputs, labels, batch)
+            return self._gradients_of_f_g_a(forward, leaves, step)
         with torch.no_grad():
-            h = forward(inputs, part="f")
-        loss = self._adversary_loss(forward, h, problem, batch)
+            h = forward(step.inputs, part="f")
+        loss = self._adversary_loss(forward, h, step)
         of_r = torch.autograd.grad(loss, [leaves[name] for name in parts["adversary"]])
         return dict(zip(parts["adversary"], of_r, strict=True))
 
-    def _gradients_of_f_g_a(
-        self,
-        forward: Forward,
-        leaves: Parameters,
-        problem: Problem,
-        inputs: Tensor,
-        labels: Tensor,
-        batch: Batch,
-    ) -> Parameters:
+    def _gradients_of_f_g_a(self, forward: Forward, leaves: Parameters, step: Step) -> Parameters:
         """Return the gradients of f, g and a.
 
         Each loss is differentiated back to h, and the weighted sum of the results through f.
         """
-        parts = _parts(problem)
-        h = forward(inputs, part="f")
+        parts, weight = _parts(step.problem), step.batch.weight
+        h = forward(step.inputs, part="f")
         point = h.detach().requires_grad_()
-        loss = mean_loss(forward(point, part="g"), labels, batch.weight, problem.loss)
+        loss = mean_loss(forward(point, part="g"), step.labels, weight, step.problem.loss)
         found, at_h = _gradients(loss, leaves, parts["g"], point)
         outputs_of_f, their_gradients = [h], [at_h]
         if self.auxiliary:
-            own_inputs, targets = self.auxiliary.inputs_and_targets(inputs, labels, batch)
-            own_h = h if own_inputs is inputs else forward(own_inputs, part="f")
+            own_inputs, targets = self.auxiliary.inputs_and_targets(
+                step.inputs, step.labels, step.batch
+            )
+            own_h = h if own_inputs is step.inputs else forward(own_inputs, part="f")
             own_point = own_h.detach().requires_grad_()
             out = forward(own_point, part="auxiliary")
-            loss = mean_loss(out, targets, batch.weight, self.auxiliary.loss)
+            loss = mean_loss(out, targets, weight, self.auxiliary.loss)
             of_a, at_h = _gradients(loss, leaves, parts["auxiliary"], own_point)
             found |= of_a
             outputs_of_f.append(own_h)
             their_gradients.append(at_h * self.auxiliary.weight)
         if self.strength:
-            loss = self._adversary_loss(forward, point, problem, batch)
+            loss = self._adversary_loss(forward, point, step)
             _, at_h = _gradients(loss, leaves, (), point)
             outputs_of_f.append(h)
             their_gradients.append(at_h * -self.strength)
@@ -232,15 +208,13 @@ class RepresentationObjective:
         )
         return found | dict(zip(parts["f"], of_f, strict=True))
 
-    def _adversary_loss(
-        self, forward: Forward, h: Tensor, problem: Problem, batch: Batch
-    ) -> Tensor:
+    def _adversary_loss(self, forward: Forward, h: Tensor, step: Step) -> Tensor:
         """Return L_r at a representation h."""
         assert self.adversary is not None
-        assert problem.examples.protected is not None
-        targets = problem.examples.protected[batch.index]
+        assert step.problem.examples.protected is not None
+        targets = step.problem.examples.protected[step.batch.index]
         out = forward(h, part="adversary")
-        return mean_loss(out, targets, batch.weight, self.adversary.loss)
+        return mean_loss(out, targets, step.batch.weight, self.adversary.loss)
 
 
 def _gradients(

@@ -46,25 +46,31 @@ class Objective(Protocol):
     def turns(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Return the turns of a local step: the parameters that move together, in order."""
 
-    def gradients(
-        self,
-        moving: Collection[str],
-        y: Parameters,
-        problem: Problem,
-        inputs: Tensor,
-        labels: Tensor,
-        batch: Batch,
-    ) -> Parameters:
+    def gradients(self, moving: Collection[str], y: Parameters, step: Step) -> Parameters:
         """Return the gradients (a, *shape) of the parameters that move in a turn, by name.
 
         Args:
             moving: the parameters of the turn.
             y: the models, name -> (a, *shape).
-            problem: the problem.
-            inputs: (a, b, *shape), the batch as the model sees it.
-            labels: (a, b, ...).
-            batch: the weights of its examples; it draws their random numbers.
+            step: the examples of the local step, and their problem.
         """
+
+
+@dataclass(frozen=True)
+class Step:
+    """The examples of a local step of several peers.
+
+    Attributes:
+        problem: their problem.
+        batch: the weights of the examples; it draws their random numbers.
+        inputs: (a, b, *shape), the batch as the model sees it.
+        labels: (a, b, ...).
+    """
+
+    problem: Problem
+    batch: Batch
+    inputs: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True)

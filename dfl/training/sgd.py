@@ -89,14 +89,14 @@ def _descend(
         else:
             v = {name: m.mul_(-unit) for name, m in layout.take(momentum, group).items()}
         last = v
-        start = layout.take(x, group) if problem.solver.prox_mu else {}
-        origin = {name: value for name, value in start.items() if name in layout.shared_parameters}
+        taken = layout.take(x, group) if problem.solver.prox_mu else {}
+        start = {name: value for name, value in taken.items() if name in layout.shared_parameters}
         c = {} if correction is None else layout.take(correction, group)
         shift = {name: value.mul_(unit) for name, value in c.items()}
         for batch in batches(problem, t, group):
             a = len(batch.index)
-            y, v, origin, shift = (_first(a, each) for each in (y, v, origin, shift))
-            _step(v, y, origin, shift, problem, batch, unit, moves=rate > 0)
+            y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
+            _step(v, y, start, shift, problem, batch, unit, moves=rate > 0)
         layout.put(whole, z, group)
         if momentum is not None:
             layout.put({name: value.div_(-unit) for name, value in last.items()}, kept, group)
@@ -130,7 +130,7 @@ def _by_kind(
 def _step(
     v: Parameters,
     y: Parameters,
-    origin: Parameters,
+    start: Parameters,
     shift: Parameters,
     problem: Problem,
     batch: Batch,
@@ -143,7 +143,7 @@ def _step(
     Args:
         v: velocities, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape); overwritten.
-        origin: the shared parameters where the round began; empty without a proximal term.
+        start: the shared parameters where the round began; empty without a proximal term.
         shift: η c; empty without a correction.
         problem: the problem.
         batch: the examples.
@@ -154,7 +154,7 @@ def _step(
         moving = {name: v[name] for name in names}
         at = _ascended(y, names, problem, batch) if problem.solver.sam_rho else y
         update_velocity(moving, at, problem, batch, rate)
-        _proximal(moving, y, origin, rate * problem.solver.prox_mu)
+        _proximal(moving, y, start, rate * problem.solver.prox_mu)
         _correct(moving, shift)
         if moves:
             _move(y, moving)
@@ -176,10 +176,10 @@ def _ascended(y: Parameters, names: Sequence[str], problem: Problem, batch: Batc
     }
 
 
-def _proximal(v: Parameters, y: Parameters, origin: Parameters, factor: float) -> None:
-    """v <- v - η μ (y - x), for the parameters in `origin`."""
-    for name in v.keys() & origin.keys():
-        v[name].sub_((y[name] - origin[name]) * factor)
+def _proximal(v: Parameters, y: Parameters, start: Parameters, factor: float) -> None:
+    """v <- v - η μ (y - x), for the parameters in `start`."""
+    for name in v.keys() & start.keys():
+        v[name].sub_((y[name] - start[name]) * factor)
 
 
 def _correct(v: Parameters, shift: Parameters) -> None:

@@ -37,28 +37,12 @@ from dfl.store import manifest
 from dfl.store.run_directory import CONTENT, FILES, FOLDERS, MARKER
 from tests.core.test_fuzz import Hang, in_time
 from tests.support.mpirun import mpirun
+from tests.support.small_run import FLAGS, small
 from tests.support.stopping import crash, same
 
 BOUND = 60
 """Seconds within which every operation must end."""
-RUN = dfl.Run(
-    peers=4,
-    rounds=6,
-    model="softmax",
-    examples_per_peer=10,
-    eval_every=2,
-    checkpoint_every=2,
-    bits=4,
-)
-FLAGS = [
-    "--peers=4",
-    "--rounds=6",
-    "--model=softmax",
-    "--examples-per-peer=10",
-    "--eval-every=2",
-    "--checkpoint-every=2",
-    "--bits=4",
-]
+RUN = small(bits=4)
 OWN = (
     "notes.txt",
     "checkpoint/notes.json",
@@ -257,7 +241,7 @@ class Bench:
         with (top / "killed" / "metrics.csv").open("a") as file:
             file.write("6,0.0")
         if ranks:
-            done = mpirun(3, "-m", "dfl.run", *FLAGS, f"--out={top / 'ranks'}")
+            done = mpirun(3, "-m", "dfl.run", *FLAGS, "--bits=4", f"--out={top / 'ranks'}")
             assert done.returncode == 0, done.stderr
         shutil.copytree(top / "finished", top / "undisturbed")
         for folder in (each for each in top.iterdir() if each.name != "undisturbed"):

@@ -244,12 +244,14 @@ def clipped(rows: Rows, centre: Rows, weights: list[float], tau: float) -> Float
 
 @pytest.mark.parametrize("kind", [normal, tied, opposite, alike])
 @pytest.mark.parametrize("n", [2, 3, 5, 20])
-@pytest.mark.parametrize("trusts", [True, False])
-def test_clipping_is_that_of_the_papers(kind: Callable[[int], Rows], n: int, trusts: bool) -> None:
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_clipping_is_that_of_the_papers(
+    kind: Callable[[int], Rows], n: int, with_reference: bool
+) -> None:
     rows = kind(n)
-    centre = rows[1] if trusts else np.zeros(WIDTH)
+    centre = rows[1] if with_reference else np.zeros(WIDTH)
     weights = np.random.default_rng(n).dirichlet(np.ones(n)).tolist()
-    messages = updates(rows, centre if trusts else None, weights)
+    messages = updates(rows, centre if with_reference else None, weights)
     for tau in (1e-3, 3.0, 8.0, 1e6):
         row = AGGREGATORS["clipping"](messages, tau=tau).row
         np.testing.assert_allclose(row, clipped(rows, centre, weights, tau), atol=1e-12)

@@ -89,16 +89,16 @@ def on_ranks(
 
 @every
 @pytest.mark.parametrize("ranks", [2, 3, 7])
-@pytest.mark.parametrize("trusts", [True, False])
+@pytest.mark.parametrize("with_reference", [True, False])
 def test_results_are_the_same_bits_on_any_number_of_ranks(
-    name: str, ranks: int, trusts: bool
+    name: str, ranks: int, with_reference: bool
 ) -> None:
-    if name == "fltrust" and not trusts:
+    if name == "fltrust" and not with_reference:
         return
     rows = normal(9, 4 * BLOCK + 123)
     rows[5] = rows[2]
     rows[7, 3] = np.inf
-    reference = normal(1, rows.shape[1], seed=1)[0] if trusts else None
+    reference = normal(1, rows.shape[1], seed=1)[0] if with_reference else None
     whole = RULES[name](updates(rows, reference))
     parts = on_ranks(RULES[name], rows, reference, ranks)
     assert [len(part.row) for part in parts] == [len(c) for c in columns(rows.shape[1], ranks)]

@@ -17,21 +17,8 @@ from dfl.core.files import Lock
 from dfl.store import checkpoint_files
 from dfl.store.run_directory import claim
 from tests.conftest import Command
+from tests.support.small_run import FLAGS, small
 from tests.support.stopping import crash, record, rewrite, same
-
-FEW = [
-    "--peers=4",
-    "--rounds=6",
-    "--model=softmax",
-    "--examples-per-peer=10",
-    "--eval-every=2",
-    "--checkpoint-every=2",
-]
-
-
-def small(**settings: Any) -> dfl.Run:
-    few: dict[str, Any] = {"peers": 4, "rounds": 6, "model": "softmax", "examples_per_peer": 10}
-    return dfl.Run(**{**few, "eval_every": 2, "checkpoint_every": 2, **settings})
 
 
 @pytest.fixture
@@ -107,13 +94,13 @@ def test_other_settings_may_not_change(
 
 def test_settings_may_be_repeated(dfl_run: Command, cut: Path, whole: Path) -> None:
     assert (
-        dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FEW).code == 0
+        dfl_run(f"--resume={cut}", "--compressor=quantize:bits=4", "--data-dir=.", *FLAGS).code == 0
     )
     same(cut, whole)
 
 
 def test_a_config_file_starts_a_run_or_resumes_it(dfl_run: Command, whole: Path) -> None:
-    lines = ["bits = 4", *(flag[2:].replace("-", "_").replace("=", " = ") for flag in FEW)]
+    lines = ["bits = 4", *(flag[2:].replace("-", "_").replace("=", " = ") for flag in FLAGS)]
     Path("cell.toml").write_text("\n".join(lines).replace("softmax", '"softmax"') + "\n")
     flags = ("--config=cell.toml", "--resume=cell")
     assert dfl_run(*flags).code == 0
@@ -139,7 +126,8 @@ def test_a_folder_without_a_run_is_refused(dfl_run: Command) -> None:
 
 def test_a_run_that_reached_its_goal_is_finished(dfl_run: Command) -> None:
     assert (
-        dfl_run(*FEW[:1], *FEW[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code == 0
+        dfl_run(*FLAGS[:1], *FLAGS[2:], "--rounds=40", "--until=train_loss=9", "--out=early").code
+        == 0
     )
     assert dfl_run("--resume=early").out == "dfl: early is finished after 2 rounds\n"
     assert "early has done 2 rounds, more than --rounds 1" in dfl_run.refused(
@@ -155,7 +143,7 @@ def test_a_run_that_another_program_writes_is_refused(dfl_run: Command, cut: Pat
 
 
 def test_out_refuses_the_folder_of_another_run(dfl_run: Command, cut: Path) -> None:
-    assert "give another folder, or --resume cut" in dfl_run.refused(f"--out={cut}", *FEW)
+    assert "give another folder, or --resume cut" in dfl_run.refused(f"--out={cut}", *FLAGS)
 
 
 def test_a_damaged_checkpoint_gives_a_warning(dfl_run: Command, cut: Path, whole: Path) -> None:
@@ -219,7 +207,7 @@ def test_a_signal_ends_a_run_after_its_round(
         return known(self, state, task, net)
 
     monkeypatch.setattr(QDFedAvgM, "round", signalled)
-    done = dfl_run("--bits=4", "--out=stopped", *FEW[:-1])
+    done = dfl_run("--bits=4", "--out=stopped", *FLAGS[:-1])
     line = f"dfl: stopped by {number.name} after round 3 of 6: go on with --resume stopped\n"
     assert (done.code, done.err) == (75, line)
     assert record(Path("stopped"))["exit"] == 75
