@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from dfl.reporting.lines import Colour
 
 _ABOUT = "Compare runs: a table, compare.csv and compare.png."
 
@@ -150,7 +152,7 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
 
 
 def differences(
-    settings: Sequence[Mapping[str, Any]], folders: Sequence[Path]
+    settings: Sequence[Mapping[str, object]], folders: Sequence[Path]
 ) -> list[dict[str, str]]:
     """Return the settings by which runs differ, with folder names if these do not suffice.
 
@@ -232,7 +234,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     return made
 
 
-def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Any) -> None:
+def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Colour) -> None:
     """Draw a run by round and by bytes."""
     from dfl.reporting.lines import draw, plain
 

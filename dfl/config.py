@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    import numpy as np
     from networkx import Graph
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
+    from torch import Tensor
     from torch.nn import Module
     from torch.utils.data import Dataset
 
-    from dfl.algorithms.base import Algorithm
+    from dfl.algorithms.base import Method
     from dfl.compression import Compressor
+    from dfl.core.arrays import Array
     from dfl.datasets.data import Data
     from dfl.datasets.partition import Partition
     from dfl.environment.faults import Fault
@@ -45,17 +48,17 @@ if TYPE_CHECKING:
     from dfl.training.losses import Loss
     from dfl.training.objectives import Adversary
 
-    Matrix: TypeAlias = csr_array | NDArray[Any]
-    Examples: TypeAlias = Dataset[Any] | tuple[Any, Any]
+    Matrix: TypeAlias = csr_array | NDArray[np.bool_] | NDArray[np.floating]
+    Examples: TypeAlias = Dataset[object] | tuple[Array | Tensor, Array | Tensor]
 
-    TopologySpec: TypeAlias = str | Graph[Any] | Matrix | Sequence[Graph[Any]] | Sequence[Matrix]
+    TopologySpec: TypeAlias = str | Graph | Matrix | Sequence[Graph] | Sequence[Matrix]
     MixingSpec: TypeAlias = str | Matrix | Sequence[Matrix] | Callable[[csr_array], csr_array]
-    AlgorithmSpec: TypeAlias = str | Algorithm[Any]
+    AlgorithmSpec: TypeAlias = str | Method
     CompressorSpec: TypeAlias = str | Compressor
     AggregatorSpec: TypeAlias = str | Callable[[Updates], Aggregate]
     AttackSpec: TypeAlias = str | Attack
     DatasetSpec: TypeAlias = str | Data | Examples | tuple[Examples, Examples]
-    PartitionSpec: TypeAlias = str | Partition | Sequence[NDArray[Any]]
+    PartitionSpec: TypeAlias = str | Partition | Sequence[NDArray[np.integer]]
     ModelSpec: TypeAlias = str | Module | Sequence[Module]
     LossSpec: TypeAlias = str | Loss
     AugmentSpec: TypeAlias = str | Augment
@@ -286,7 +289,7 @@ class Run:
         return hash(tuple(getattr(self, f.name) for f in fields(self) if f.name not in given))
 
     @property
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, object]:
         """The components that the caller gave as objects, by field."""
         values = {name: getattr(self, name) for name in COMPONENTS}
         return {name: value for name, value in values.items() if _is_object(value)}
@@ -296,7 +299,7 @@ class Run:
         specs: dict[str, Any] = {name: own(value) for name, value in self.objects.items()}
         return replace(self, **specs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values, for TOML and JSON, without those that are None.
 
         An object becomes its description.

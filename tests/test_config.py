@@ -110,7 +110,7 @@ def test_flags_override_a_file(dfl_run: Command, under: Run, over: Run) -> None:
     under = replace(under, out=Path("out"), topology="ring", bits=None)
     path.write_text(toml(under), encoding="utf-8")
     chosen = ("rounds", "lr", "init", "peers", "seed", "validation", "model", "ensemble")
-    flags = {name: value for name, value in over.to_dict().items() if name in chosen}
+    flags: dict[str, Any] = {n: value for n, value in over.to_dict().items() if n in chosen}
     tokens = [f"{flag(name)}={value}" for name, value in flags.items()]
     half = len(tokens) // 2
     command = read_command([*tokens[:half], f"--config={path}", *tokens[half:]], 1)

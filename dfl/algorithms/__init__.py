@@ -23,11 +23,12 @@ from dfl.algorithms import (
     qg_dsgdm,
     relay_sgd,
 )
-from dfl.algorithms.base import ALGORITHMS, Algorithm, State
+from dfl.algorithms.base import ALGORITHMS, Algorithm, Method, State
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Method",
     "State",
     "choco",
     "d2",

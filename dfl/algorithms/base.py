@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from dfl.core.registry import Registry
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dfl.datasets.server_data import ServerDataRule
     from dfl.training.solver import Solver
 
-ALGORITHMS: Registry[type[Algorithm[Any]]] = Registry("algorithm", "dfl.algorithms")
+ALGORITHMS: Registry[type[Method]] = Registry("algorithm", "dfl.algorithms")
 """Name -> frozen dataclass whose fields are the method's options."""
 
 
@@ -134,3 +134,7 @@ class Algorithm(ABC, Generic[S]):
             smallest: λ_min, the smallest eigenvalue of the mixing matrix.
         """
         return ()
+
+
+Method: TypeAlias = Algorithm[Any]
+"""A method, whatever its state."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dfl.comm.network import Network
 from dfl.core.layout import Group
-from dfl.robust.aggregators import Updates
+from dfl.robust.aggregators import Rows, Updates
 from dfl.robust.attacks import AttackView
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _view(
 def _replaced(
     network: Network,
     messages: Tensor,
-    columns: NDArray[Any],
+    columns: Rows,
     falsifying: Ints,
     counts: list[int],
     start: Tensor | None = None,

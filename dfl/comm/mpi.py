@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ HANGING = 5.0
 """Seconds that MPI has to end a job, after which a rank ends itself."""
 
 Bytes = NDArray[np.uint8]
+_S = TypeVar("_S", bound=np.generic)
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -116,7 +117,7 @@ class World:
             self._wait(self.comm.Isend(message, dest=rank, tag=2), turn=False)
         return make(0)
 
-    def gather(self, rows: NDArray[Any]) -> NDArray[Any] | None:
+    def gather(self, rows: NDArray[_S]) -> NDArray[_S] | None:
         """Return all ranks' rows on rank 0, stacked along axis 0 in rank order; None elsewhere."""
         if self.size == 1:
             return rows
@@ -135,7 +136,7 @@ class World:
         self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
         return whole
 
-    def all_gather(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def all_gather(self, rows: NDArray[_S]) -> NDArray[_S]:
         """Return every rank's rows on every rank, stacked along axis 0 in rank order."""
         if self.size == 1:
             return rows
@@ -148,7 +149,7 @@ class World:
         )
         return whole
 
-    def columns(self, rows: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+    def columns(self, rows: NDArray[_S], cut: list[range], counts: list[int]) -> NDArray[_S]:
         """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), by ascending peer.
 
         Args:
@@ -165,7 +166,7 @@ class World:
         swapped = self._swap(out, [rows.shape[0] * len(c) for c in cut], [n * mine for n in counts])
         return swapped.reshape(sum(counts), mine)
 
-    def rows(self, whole: NDArray[Any], cut: list[range], counts: list[int]) -> NDArray[Any]:
+    def rows(self, whole: NDArray[_S], cut: list[range], counts: list[int]) -> NDArray[_S]:
         """Turn columns of coordinates into rows of peers, (p, d); the inverse of `columns`."""
         if self.size == 1:
             return whole
@@ -178,7 +179,7 @@ class World:
             [swapped[peers * c.start : peers * c.stop].reshape(peers, len(c)) for c in cut], axis=1
         )
 
-    def _swap(self, out: NDArray[Any], sends: list[int], receives: list[int]) -> NDArray[Any]:
+    def _swap(self, out: NDArray[_S], sends: list[int], receives: list[int]) -> NDArray[_S]:
         """Exchange numbers with every rank, those of one rank after those of another."""
         into = np.empty(sum(receives), out.dtype)
         places = (
@@ -445,7 +446,7 @@ def _launched() -> bool:
     return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
 
 
-def _flat(rows: NDArray[Any]) -> Bytes:
+def _flat(rows: NDArray[_S]) -> Bytes:
     return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.traffic import Traffic
 from dfl.core.layout import Group, columns
-from dfl.robust.aggregators import Updates
+from dfl.robust.aggregators import Rows, Updates
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +161,7 @@ class Transport:
             lambda parts: np.add.reduce(self.world.all_gather(parts), axis=0),
         )
 
-    def to_rows(self, columns_here: NDArray[Any], like: Tensor, counts: list[int]) -> Tensor:
+    def to_rows(self, columns_here: Rows, like: Tensor, counts: list[int]) -> Tensor:
         """Return the rows of this rank; the inverse of `to_columns`.
 
         Args:

@@ -167,7 +167,7 @@ class _Lossy:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream or io.StringIO()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
@@ -189,7 +189,7 @@ class _Lossy:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
-def _value(kind: Any, tokens: Sequence[Token]) -> Any:
+def _value(kind: object, tokens: Sequence[Token]) -> object:
     """Read the value of a flag like an option of a component; `Run` checks choices."""
     several = get_origin(kind) is tuple
     kind, *_ = get_args(kind) or (kind,)  # int of int | None

@@ -56,7 +56,7 @@ class Option:
     """
 
     spelled: str
-    default: Any
+    default: object
     optional: bool
     choices: tuple[str, ...]
     bounds: Mapping[str, float]
@@ -174,7 +174,7 @@ def _options(component: Component) -> Mapping[str, Option]:
     }
 
 
-def _option(component: Component, name: str, default: Any) -> Option:
+def _option(component: Component, name: str, default: object) -> Option:
     try:
         hint = _annotation(component, name)
         optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
@@ -195,7 +195,7 @@ def _option(component: Component, name: str, default: Any) -> Option:
         ) from None
 
 
-def _spelled(hint: Any) -> str:
+def _spelled(hint: object) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
@@ -219,7 +219,7 @@ def _annotation(component: Component, name: str) -> Any:
     return _resolved(name, function.__annotations__, getattr(function, "__globals__", {}))
 
 
-def _resolved(name: str, annotations: Mapping[str, Any], names: dict[str, Any]) -> Any:
+def _resolved(name: str, annotations: Mapping[str, object], names: dict[str, Any]) -> Any:
     one = SimpleNamespace(__annotations__={name: annotations[name]})
     return get_type_hints(one, names, include_extras=True)[name]
 
@@ -232,7 +232,7 @@ def _bounds(hint: Any) -> tuple[Any, dict[str, float]]:
     return kind, {_BOUNDS[type(b)]: getattr(b, _BOUNDS[type(b)]) for b in _flat(metadata)}
 
 
-def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
+def _flat(metadata: Iterable[object]) -> Iterator[object]:
     for each in metadata:
         if isinstance(each, GroupedMetadata):
             yield from _flat(each)
@@ -256,7 +256,7 @@ def checked(where: str, component: _C) -> _C:
     call = component.__init__ if isinstance(component, type) else component  # type: ignore[misc]
 
     @functools.wraps(call)
-    def checking(*args: Any, **given: Any) -> Any:
+    def checking(*args: object, **given: object) -> object:
         known = options(component)
         values = {
             name: known[name].check(f"{where}: {name}", value) if name in known else value

@@ -22,7 +22,7 @@ class Kind(NamedTuple):
         meant: the name of such a value in messages.
     """
 
-    read: Callable[[str], Any]
+    read: Callable[[str], object]
     types: tuple[type, ...]
     meant: str
 

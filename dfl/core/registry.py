@@ -244,7 +244,7 @@ def choose(where: str, spec: str, registry: Mapping[str, Callable[..., _R]]) -> 
     if name not in registry:
         raise InputError(f"{where}: unknown {shown(name)}{nearest(name, list(registry))}")
     known = options(registry[name])
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for item in rest.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if key not in known:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from dfl.core.arrays import Array, Arrays
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.core.registry import Registry
@@ -49,10 +50,10 @@ class Data:
         notes: warnings to show before a run, one line each.
     """
 
-    train_inputs: NDArray[Any]
-    train_labels: NDArray[Any]
-    test_inputs: NDArray[Any]
-    test_labels: NDArray[Any]
+    train_inputs: Array
+    train_labels: Array
+    test_inputs: Array
+    test_labels: Array
     classes: int
     scale: float | NDArray[np.float32] = 1.0
     shift: float | NDArray[np.float32] = 0.0
@@ -105,7 +106,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def as_array(name: str, value: Any) -> NDArray[Any]:
+def as_array(name: str, value: Any) -> Array:
     """Return a caller's values as an array in a dtype of torch."""
     torch = sys.modules.get("torch")
     try:
@@ -130,7 +131,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     return array.astype(np.uint8 if kind == "b" else array.dtype.newbyteorder("="), copy=False)
 
 
-def _check_examples(half: str, inputs: NDArray[Any], labels: NDArray[Any]) -> None:
+def _check_examples(half: str, inputs: Array, labels: Array) -> None:
     """Raise an error for unequal numbers of examples and labels, empty examples, and inputs that
     are not finite.
     """
@@ -147,9 +148,7 @@ def _check_examples(half: str, inputs: NDArray[Any], labels: NDArray[Any]) -> No
         raise InputError(f"{half}_inputs has {inputs[place]} at {place}: inputs must be finite")
 
 
-def _whole_numbers(
-    half: str, arrays: dict[str, NDArray[Any]], classes: int
-) -> dict[str, NDArray[np.int64]]:
+def _whole_numbers(half: str, arrays: Arrays, classes: int) -> dict[str, NDArray[np.int64]]:
     """Return the groups of one half, and its labels if they are classes, as int64."""
     whole: dict[str, NDArray[np.int64]] = {}
     labels, n = arrays[f"{half}_labels"], len(arrays[f"{half}_labels"])
@@ -173,7 +172,7 @@ def _whole_numbers(
     return whole
 
 
-def _check_same_form(train: NDArray[Any], test: NDArray[Any]) -> None:
+def _check_same_form(train: Array, test: Array) -> None:
     """Raise an error unless both halves have one shape, and both floats or both not."""
     if train.shape[1:] != test.shape[1:]:
         raise InputError(
@@ -186,7 +185,7 @@ def _check_same_form(train: NDArray[Any], test: NDArray[Any]) -> None:
         )
 
 
-def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
+def _check_protected(data: Data, arrays: Arrays) -> None:
     """Convert protected attributes in `arrays` to int64.
 
     Raises:
@@ -210,7 +209,7 @@ def _check_protected(data: Data, arrays: dict[str, NDArray[Any]]) -> None:
         arrays[name] = z.astype(np.int64, copy=False)
 
 
-def _factor(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def _factor(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return a scale or shift as an array that broadcasts over one example of `shape`."""
     try:
         array = np.asarray(value, np.float64)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core import randomness
+from dfl.core.arrays import Array
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.datasets.data import Data, as_array
@@ -51,24 +52,24 @@ def as_data(value: Any, seed: int, regression: bool = False) -> Data:
     return _data(train, test, regression, (note,))
 
 
-def has_test_set(value: Any) -> bool:
+def has_test_set(value: object) -> bool:
     """Return whether a data set that a caller gives has a test set of its own."""
     pairs = isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_examples, value))
     return isinstance(value, Data) or pairs
 
 
-def _is_examples(value: Any) -> bool:
+def _is_examples(value: object) -> bool:
     """Return whether a value is a pair of arrays or a map-style torch Dataset."""
     if isinstance(value, tuple | list):
         return len(value) == 2 and all(hasattr(each, "shape") for each in value)
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, str | bytes | dict) or hasattr(value, "shape")
 
 
-def _examples(value: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def _examples(value: Any) -> tuple[Array, Array]:
     """Return inputs (n, *shape) and labels (n,).
 
     Raises:
@@ -90,20 +91,20 @@ def _examples(value: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     return inputs, labels
 
 
-def _whole(value: Any) -> NDArray[Any]:
+def _whole(value: object) -> Array:
     try:
         return as_array("dataset", value)
     except InputError as error:
         raise InputError(f"--dataset: {error}") from None
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: object) -> Array:
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def _data(
-    train: tuple[NDArray[Any], NDArray[Any]],
-    test: tuple[NDArray[Any], NDArray[Any]],
+    train: tuple[Array, Array],
+    test: tuple[Array, Array],
     regression: bool,
     notes: tuple[str, ...] = (),
 ) -> Data:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dfl.core import randomness
+from dfl.core.arrays import Array
 from dfl.core.options import MOST
 from dfl.training.examples import Examples, as_tensor, normalize_floats
 from dfl.training.task import Task
@@ -51,8 +51,8 @@ class TestSets:
 
 def make_test_sets(
     task: Task,
-    common: Mapping[str, NDArray[Any]],
-    own: Mapping[str, NDArray[Any]],
+    common: Mapping[str, Array],
+    own: Mapping[str, Array],
     *,
     attack: Attack,
     eval_examples: int | None,
@@ -119,7 +119,7 @@ def _bounded(task: Task, bound: int, seed: int) -> Examples:
     )
 
 
-def _on_device(task: Task, inputs: NDArray[Any], labels: NDArray[Any]) -> tuple[Tensor, Tensor]:
+def _on_device(task: Task, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """Return examples on the device of the task, floats normalized."""
     moved = as_tensor(inputs).to(task.device)
     return normalize_floats(moved, task.scale, task.shift), as_tensor(labels).to(task.device)

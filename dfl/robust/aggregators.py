@@ -30,7 +30,7 @@ from dfl.core.options import Count, Index, Positive
 from dfl.core.registry import Registry
 
 Floats = NDArray[np.float64]
-Rows = NDArray[np.floating[Any]]
+Rows = NDArray[np.floating]
 """Messages, or one of them, in float32 or float64."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])

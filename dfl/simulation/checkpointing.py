@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl.config import Run
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
-from dfl.simulation.distribute import Arrays, pack, unpack
+from dfl.simulation.distribute import pack, unpack
 from dfl.simulation.moment import Moment, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions
@@ -189,7 +190,7 @@ def _scatter(
     Raises:
         InputError: on every rank, if the checkpoint holds other arrays.
     """
-    names, whole = sorted(like), dict[str, Any]()
+    names, whole = sorted(like), Arrays()
     mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
     everyone = world.all_gather(mine)
     ends = np.cumsum(everyone, axis=0)

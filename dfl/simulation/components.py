@@ -11,7 +11,7 @@ from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.algorithms import ALGORITHMS, Algorithm, Method
 from dfl.compression import COMPRESSORS, Compressor
 from dfl.config import Run
 from dfl.core.errors import InputError, one_line
@@ -30,6 +30,8 @@ from dfl.training.objectives import ADVERSARIES, Adversary, RepresentationObject
 from dfl.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from scipy.sparse import csr_array
     from torch.nn import Module
@@ -92,7 +94,7 @@ class Components:
         faults: the faults that have an effect.
     """
 
-    algorithm: Algorithm[Any]
+    algorithm: Method
     compressor: Compressor
     aggregator: partial[Aggregate]
     attack: Attack
@@ -119,7 +121,7 @@ class Sources:
 
     topology: Callable[[int, np.random.Generator], topologies.Graph] | None
     mixing: Callable[[csr_array], csr_array] | None
-    dataset: Callable[[Any], Data]
+    dataset: Callable[[Path | None], Data]
     partition: Partition
 
 
@@ -182,7 +184,7 @@ def _named(run: Run, field: str) -> partial[Any]:
     return choose(flag(field), getattr(run, field), registries()[field])
 
 
-def _one_of(run: Run, field: str, adapt: Callable[[Any], Any]) -> Any:
+def _one_of(run: Run, field: str, adapt: Callable[[object], object]) -> Any:
     value = getattr(run, field)
     if value is None:
         return None

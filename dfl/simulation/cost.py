@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.algorithms import Algorithm
+    from dfl.algorithms import Method
     from dfl.comm.network import Network
     from dfl.models.parameter_layout import ParameterLayout
 else:
@@ -23,7 +23,7 @@ else:
 
 
 def payload_per_round(
-    algorithm: Algorithm[Any], network: Network, shared: int, dtype: torch.dtype
+    algorithm: Method, network: Network, shared: int, dtype: torch.dtype
 ) -> float:
     """Return the bytes that all peers and the server send in a round, the mean over the graphs
     and rounds.
@@ -44,7 +44,7 @@ def payload_per_round(
 
 
 def parameters_k_plus_m(
-    algorithm: Algorithm[Any],
+    algorithm: Method,
     peers: int,
     parameter_layout: ParameterLayout,
     rounds: tuple[int, int],
@@ -63,7 +63,7 @@ def parameters_k_plus_m(
     return int(peers + answers) * (first * parameter_layout.d + then * parameter_layout.shared)
 
 
-def rows_of_state(algorithm: Algorithm[Any], network: Network, shared: int) -> float:
+def rows_of_state(algorithm: Method, network: Network, shared: int) -> float:
     """Return the rows of m numbers that a peer remembers besides its model, the mean over this
     rank's peers.
 
@@ -80,7 +80,7 @@ def rows_of_state(algorithm: Algorithm[Any], network: Network, shared: int) -> f
 
 
 def memory_of_state(
-    algorithm: Algorithm[Any],
+    algorithm: Method,
     network: Network,
     models: tuple[int, ParameterLayout],
     dtype: torch.dtype,

@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from scipy.sparse import csr_array
 from dfl.comm.mpi import World
 from dfl.comm.schedule import endless
 from dfl.config import Run
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.datasets.data import Data, checked
@@ -26,8 +26,6 @@ from dfl.datasets.partition import DataSplit, by_label, split_data
 from dfl.datasets.server_data import ServerDataRule
 from dfl.robust.attacks import Attack
 from dfl.simulation.components import Sources
-
-Arrays = dict[str, NDArray[Any]]
 
 ENDLESS = "endless"
 """Name, in what all ranks get, of whether the mixing matrices have no period."""

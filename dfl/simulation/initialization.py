@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dfl.config import Run
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.models.modules import frozen
 from dfl.models.parameter_layout import draw
-from dfl.simulation.distribute import Arrays, pack, scatter, unpack
+from dfl.simulation.distribute import pack, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
 
@@ -51,7 +51,7 @@ def given(run: Run, world: World, layout: Layout) -> Starts | None:
     """
     if run.init_from is None:
         return None
-    found: dict[str, NDArray[Any]] = {}
+    found: Arrays = {}
 
     def read() -> bytes:
         found.update(_models(run))

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,7 +251,7 @@ def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) ->
     }
 
 
-def gathered(moment: Moment, prepared: Prepared) -> NDArray[Any] | None:
+def gathered(moment: Moment, prepared: Prepared) -> NDArray[np.floating] | None:
     """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None
     elsewhere.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -17,6 +17,7 @@ from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
 
 if TYPE_CHECKING:
+    import networkx as nx
     from numpy.random import Generator
 
 
@@ -100,7 +101,7 @@ def _matrices(value: object) -> list[csr_array]:
     return [csr_array(_matrix("--mixing", each), dtype=np.float64) for each in _several(value)]
 
 
-def dataset(value: Any, *, seed: int, regression: bool) -> Callable[[Path | None], Data]:
+def dataset(value: object, *, seed: int, regression: bool) -> Callable[[Path | None], Data]:
     """Return a loader of the caller's data, see `dfl.datasets.given.as_data`."""
     return lambda directory: as_data(value, seed, regression)
 
@@ -138,7 +139,7 @@ def _check_nodes(several: list[object]) -> None:
             )
 
 
-def _nodes(graph: Any) -> list[Any]:
+def _nodes(graph: nx.Graph) -> list[object]:
     """Return the nodes of a networkx graph in the order of the peers."""
     numbered = set(graph) == set(range(len(graph)))
     return sorted(graph) if numbered else list(graph)

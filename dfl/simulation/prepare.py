@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.algorithms import Algorithm
+from dfl.algorithms import Method
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
 from dfl.config import Run
 from dfl.core import randomness
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
@@ -71,7 +72,7 @@ class Prepared:
     world: World
     task: Task
     network: Network
-    algorithm: Algorithm[Any]
+    algorithm: Method
     test_sets: TestSets
     own_module: bool
     starts: initialization.Starts | None
@@ -120,8 +121,8 @@ class RankData(NamedTuple):
         starts: the models of `--init-from`, where it is given.
     """
 
-    own: distribute.Arrays
-    server: distribute.Arrays | None
+    own: Arrays
+    server: Arrays | None
     starts: initialization.Starts | None
 
 
@@ -244,7 +245,7 @@ class Graph(NamedTuple):
     possible: csr_array | None
 
 
-def graph_of(settled: Run, common: distribute.Arrays, world: World) -> Graph:
+def graph_of(settled: Run, common: Arrays, world: World) -> Graph:
     """Return the graph: that in what all ranks have; one without a period is built on every rank.
 
     Raises:
@@ -264,7 +265,7 @@ def graph_of(settled: Run, common: distribute.Arrays, world: World) -> Graph:
     return Graph(graph.weights, graph.stationary, graph.possible)
 
 
-def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, distribute.Arrays]:
+def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, Arrays]:
     """Return what rank 0 reads, None elsewhere, and what all ranks get of it: mixing matrices,
     common test set, sizes of the peers' data.
 
@@ -304,7 +305,7 @@ def scatter(
 ) -> RankData:
     """Return what this rank gets; the examples of attackers are poisoned here."""
 
-    def examples(peers: range) -> distribute.Arrays:
+    def examples(peers: range) -> Arrays:
         assert root is not None
         return distribute.owned(
             root.data, root.split, peers, threat_model.attack, threat_model.attackers
@@ -321,7 +322,7 @@ def build(
     layout: Layout,
     components: Components,
     threat_model: ThreatModel,
-    common: distribute.Arrays,
+    common: Arrays,
     data: RankData,
     facts: RootFacts | None,
     graph: Graph,
@@ -393,7 +394,7 @@ def _run_info(
     run: Run,
     task: Task,
     network: Network,
-    algorithm: Algorithm[Any],
+    algorithm: Method,
     test_sets: TestSets,
     own_module: bool,
     facts: RootFacts,
@@ -439,7 +440,7 @@ def _run_info(
 
 
 def _memory(
-    task: Task, network: Network, algorithm: Algorithm[Any], test_sets: TestSets, facts: RootFacts
+    task: Task, network: Network, algorithm: Method, test_sets: TestSets, facts: RootFacts
 ) -> Memory:
     """Return the estimated bytes on the fullest rank, from those on this one."""
     starts = np.asarray(network.layout.starts)
@@ -516,7 +517,7 @@ def _graph(
     return graph
 
 
-def _check_sums(run: Run, algorithm: Algorithm[Any], graph: topologies.WeightedGraph) -> None:
+def _check_sums(run: Run, algorithm: Method, graph: topologies.WeightedGraph) -> None:
     """Refuse a mixing matrix whose rows, or columns, do not sum to 1 as the method needs."""
     needed = algorithm.mixing_sums
     if graph.rows_sum if needed == "rows" else graph.columns_sum:

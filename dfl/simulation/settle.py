@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.algorithms import ALGORITHMS, Algorithm, Method
 from dfl.compression import Exact
-from dfl.config import Run
+from dfl.config import Run, TopologySpec
 from dfl.core.errors import InputError
 from dfl.core.registry import choose, flag, name_of, shown_spec
 from dfl.robust.aggregators import AGGREGATORS, needs_reference
@@ -82,12 +81,12 @@ def compresses(run: Run) -> bool:
     return not isinstance(run.compressor, Exact)
 
 
-def _method(algorithm: object) -> Algorithm[Any] | None:
+def _method(algorithm: object) -> Method | None:
     if isinstance(algorithm, Algorithm):
         return algorithm
     if not isinstance(algorithm, str) or name_of(algorithm) not in ALGORITHMS:
         return None
-    method: Algorithm[Any] = choose("--algorithm", algorithm, ALGORITHMS)()
+    method: Method = choose("--algorithm", algorithm, ALGORITHMS)()
     return method
 
 
@@ -102,7 +101,7 @@ def _peers(run: Run) -> int | None:
     return peers_of(run.topology, run.mixing)
 
 
-def _topology(run: Run, method: Algorithm[Any]) -> Any:
+def _topology(run: Run, method: Method) -> TopologySpec:
     """Return the graph of a run that states none: that of its mixing matrix, or the method's."""
     if method.topology is not None:
         return method.topology
@@ -113,7 +112,7 @@ def _topology(run: Run, method: Algorithm[Any]) -> Any:
     return graphs_of(run.mixing)
 
 
-def _idle(run: Run, method: Algorithm[Any]) -> Iterator[str]:
+def _idle(run: Run, method: Method) -> Iterator[str]:
     """Yield the fields of a settled run that have no part in its algorithm."""
     if not method.gossips:
         yield from (each for each in ("topology", "mixing") if getattr(run, each) is not None)

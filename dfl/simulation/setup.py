@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.config import Run
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, one_line
 from dfl.core.options import MOST
 from dfl.core.parse import shown
@@ -19,7 +20,6 @@ from dfl.models.modules import fill, frozen
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.sharing import nets_of
 from dfl.simulation.components import Components
-from dfl.simulation.distribute import Arrays
 from dfl.training.batches import widths
 from dfl.training.examples import Examples, as_tensor, normalize_floats
 from dfl.training.losses import Loss

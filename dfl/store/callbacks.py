@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,7 +212,7 @@ class Outcome:
     """
 
     peers: Peers
-    state: Mapping[str, NDArray[Any]]
+    state: Mapping[str, NDArray[np.floating]]
 
 
 class Callback:

@@ -17,18 +17,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dfl.core.arrays import Array, Arrays
 from dfl.core.errors import InputError
 from dfl.core.files import atomically, make_directory, read_bytes, sha256
 from dfl.core.reading import read_bounded
 from dfl.store import manifest
 from dfl.store.manifest import checksum
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FORMAT = 3
 """The version of the format; files of another one are refused."""
@@ -62,7 +60,7 @@ class Checkpoint:
         """Number of rounds done."""
         return int(self.content["round"])
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> Arrays:
         """Read the arrays beside it.
 
         Raises:
@@ -86,7 +84,7 @@ def trace(run: Path) -> tuple[bytes, ...]:
     return record, *(os.fsencode(each.name) for each in _newest_first(run / "checkpoint"))
 
 
-def write(run: Path, arrays: Mapping[str, NDArray[Any]], content: Mapping[str, Any]) -> None:
+def write(run: Path, arrays: Mapping[str, Array], content: Mapping[str, object]) -> None:
     """Write a checkpoint to the folder of a run, and remove those that are too old.
 
     Raises:

@@ -18,8 +18,8 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def _options(module: Module) -> list[tuple[str, object]]:
     )
 
 
-def _called(kind: Any) -> str:
+def _called(kind: FunctionType | type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -249,7 +249,7 @@ def _function(function: FunctionType) -> Sequence[object]:
     ]
 
 
-def _cell(cell: Any) -> Any:
+def _cell(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # it is empty

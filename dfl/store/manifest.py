@@ -27,7 +27,7 @@ LONGEST = 2**24
 """Maximum number of bytes of a run.json."""
 
 
-def write(folder: Path, record: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+def write(folder: Path, record: Mapping[str, object], names: Sequence[str] = ()) -> None:
     """Write run.json.
 
     Args:
@@ -79,12 +79,12 @@ def damage(folder: Path, *names: str) -> str:
         record = read(folder)
     except InputError as error:
         return str(error)
-    known: Mapping[str, Any] = record.get("files", {})
+    known: Mapping[str, object] = record.get("files", {})
     lines = (damaged(folder, name, known[name]) for name in names or known if name in known)
     return next(filter(None, lines), "")
 
 
-def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
+def damaged(folder: Path, name: str, known: object) -> str:
     """Return in one line what is wrong with a file; empty if its size and sum are `known`."""
     try:
         whole = _sum(folder / name) == known
@@ -95,11 +95,11 @@ def damaged(folder: Path, name: str, known: Mapping[str, Any]) -> str:
         return f"{folder / name} is damaged: {error.strerror or error}"
 
 
-def checksum(page: Mapping[str, Any]) -> str:
+def checksum(page: Mapping[str, object]) -> str:
     """Return the SHA-256 of the content of a JSON file without its own checksum."""
     content = {name: value for name, value in page.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _sum(path: Path) -> dict[str, Any]:
+def _sum(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}

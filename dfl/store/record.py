@@ -22,7 +22,7 @@ PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
 """Packages whose versions a run depends on, besides Python's and our own."""
 
 
-def circumstances(info: RunInfo) -> dict[str, Any]:
+def circumstances(info: RunInfo) -> dict[str, object]:
     """Return what run.json holds at the start: enough to replay the run, and to rebuild its
     model.
     """
@@ -56,7 +56,7 @@ def versions() -> dict[str, str | None]:
     return ours | {name: _version(name) for name in PACKAGES}
 
 
-def continued(record: dict[str, Any], before: Mapping[str, Any], t: int) -> dict[str, Any]:
+def continued(record: dict[str, object], before: Mapping[str, Any], t: int) -> dict[str, object]:
     """Return the record of a run resumed after t rounds: its beginning, and every launch since."""
     launch = {"round": t} | {name: record[name] for name in ("started", "command", "host", "ranks")}
     began = {name: before[name] for name in ("started", "command", "host") if name in before}
@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _checkout() -> dict[str, Any] | None:
+def _checkout() -> dict[str, str | bool] | None:
     """Return the commit of this file's checkout, and whether its packages have changes."""
     here = Path(__file__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dfl.config import COMPONENTS, Run
 from dfl.core.errors import InputError
@@ -21,7 +20,7 @@ PLACES = ("out", "resume", "data_dir")
 """The settings that name folders and are not part of what a run computes."""
 
 
-def resumed(folder: Path | str, **changes: Any) -> Run:
+def resumed(folder: Path | str, **changes: object) -> Run:
     """Return the run in a folder, to be resumed.
 
         for row in dfl.simulate(dfl.resumed("runs/ring", rounds=200)): ...
@@ -136,7 +135,7 @@ def refuse_different(folder: Path, stored: Run, run: Run) -> None:
             )
 
 
-def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(run: Mapping[str, object]) -> dict[str, object]:
     """Return the settings on which the results of a run depend, as plain values."""
     return {name: value for name, value in run.items() if name not in (*FREE, *PLACES)}
 

@@ -21,11 +21,10 @@ import csv
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class RunFiles(Callback):
         self.progress = progress
         self.metrics = path / "metrics.csv"
         self.begun, self.earlier = time.perf_counter(), 0.0
-        self.record: dict[str, Any] = {}
+        self.record: dict[str, object] = {}
         self.columns: list[str] = []
         self.written, self.size = hashlib.sha256(), 0
         self.files: list[str] = []
@@ -215,7 +214,7 @@ class RunFiles(Callback):
             raise InputError(f"--out {self.path} cannot be written to: {why}") from None
 
 
-def peer_columns(info: RunInfo, peers: Peers) -> dict[str, list[Any]]:
+def peer_columns(info: RunInfo, peers: Peers) -> dict[str, Sequence[object]]:
     """Return the columns of peers.csv, each with P entries."""
     sent = peers["payload_bytes"].astype(np.int64)
     measured = (
@@ -230,7 +229,7 @@ def peer_columns(info: RunInfo, peers: Peers) -> dict[str, list[Any]]:
         " ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row))
         for row in info.label_counts
     ]
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Sequence[object]] = {
         "peer": list(range(info.layout.peers)),
         "rank": [info.layout.rank_of(i) for i in range(info.layout.peers)],
     }

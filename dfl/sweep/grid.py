@@ -106,7 +106,7 @@ def read(path: Path, ranks: int) -> Grid:
 
 
 def combinations(
-    settings: Mapping[str, Any], lists: Mapping[str, Iterable[Any]], ranks: int = 1
+    settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int = 1
 ) -> tuple[Cell, ...]:
     """Return a cell for every combination of the values of some fields, the last changing fastest.
 
@@ -130,7 +130,7 @@ def combinations(
     return tuple(_cells(settings, lists, ranks))
 
 
-def _check_lists(lists: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_lists(lists: Mapping[str, object], settings: Mapping[str, object]) -> None:
     """Refuse fields that cannot vary, and fields that are given twice.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_lists(lists: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
             )
 
 
-def _is_list(values: Any) -> bool:
+def _is_list(values: object) -> bool:
     """Return whether there are values, one or more; a text or a table is not a list of them."""
     if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
         return False
@@ -159,7 +159,7 @@ def _is_list(values: Any) -> bool:
 
 
 def _cells(
-    settings: Mapping[str, Any], lists: Mapping[str, Iterable[Any]], ranks: int
+    settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int
 ) -> Iterator[Cell]:
     """Yield all combinations, each checked.
 
@@ -194,14 +194,14 @@ def _cells(
         yield Cell(values, run)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as it is written in a grid, without quotes."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def name_of(values: Mapping[str, Any]) -> str:
+def name_of(values: Mapping[str, object]) -> str:
     """Return the name of a cell: its values in characters that suit every disk and every shell.
 
     small_world:k=4 becomes small_world-k=4. Where more than that colon is replaced, as in a path,

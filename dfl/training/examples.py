@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dfl.core.arrays import Array
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +78,6 @@ def normalize_floats(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return normalize(inputs, scale, shift) if inputs.is_floating_point() else inputs
 
 
-def as_tensor(values: NDArray[Any]) -> Tensor:
+def as_tensor(values: Array) -> Tensor:
     """Return an array as a contiguous tensor that shares its memory where it can."""
     return torch.from_numpy(np.asarray(values, order="C"))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.options import Count, NotNegative
 from dfl.core.registry import Registry
@@ -125,7 +126,7 @@ class RepresentationObjective:
         """The weight of the adversary's loss in the objective of f."""
         return self.adversary.lambda_local + self.adversary.lambda_global if self.adversary else 0.0
 
-    def around(self, module: Module, common: Mapping[str, Any], seed: int) -> SplitModel:
+    def around(self, module: Module, common: Mapping[str, Array], seed: int) -> SplitModel:
         """Split a model, and add the nets, whose initial values are drawn as those of a model.
 
         Args:
@@ -231,7 +232,7 @@ def _parts(problem: Problem) -> dict[str, tuple[str, ...]]:
     return parts
 
 
-def _attributes(common: Mapping[str, Any], flag: str) -> int:
+def _attributes(common: Mapping[str, Array], flag: str) -> int:
     """Return the number of protected attributes of the data."""
     if "protected" not in common:
         raise InputError(f"{flag} needs data with protected attributes, and these have none")

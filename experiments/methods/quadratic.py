@@ -131,7 +131,7 @@ class Last(Callback):
     """
 
     notes: tuple[str, ...] = ()
-    models: NDArray[np.float64]
+    models: NDArray[np.floating]
 
     def start(self, info: RunInfo) -> None:
         """Keep the warnings."""
@@ -198,7 +198,7 @@ def setting(method: Method, rounds: int, **graph: Any) -> Run:
     )
 
 
-def distance(models: NDArray[np.float64]) -> float:
+def distance(models: NDArray[np.floating]) -> float:
     """Return sqrt(mean_i ||x_i - x*||^2)."""
     a, c = problem()
     best = a @ c / a.sum()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core import randomness
+from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, Data, DataSplit, split_data
 from dfl.datasets.partition import iid
@@ -222,9 +223,7 @@ class Poison(Attack):
         return inputs, classes - 1 - labels
 
 
-def own(
-    arrays: distribute.Arrays, split: DataSplit, peers: range, peer: int
-) -> tuple[NDArray[Any], Ints]:
+def own(arrays: Arrays, split: DataSplit, peers: range, peer: int) -> tuple[NDArray[Any], Ints]:
     """Return one peer's training examples among those of some peers."""
     first = sum(len(split.train[i]) for i in peers if i < peer)
     places = slice(first, first + len(split.train[peer]))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.core import randomness
+from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
 from dfl.core.options import Share, require
@@ -138,9 +139,7 @@ class Attack:
         """Return the attack with the largest value of the training inputs known to it."""
         return self
 
-    def poison(
-        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
         """Return the inputs and labels on which an attacker trains.
 
         Args:
@@ -166,9 +165,7 @@ class Attack:
         """
         return self.falsify(view)[np.searchsorted(view.ids, edges[:, 0])]
 
-    def triggered(
-        self, inputs: NDArray[Any], labels: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    def triggered(self, inputs: Array, labels: Array) -> tuple[Array, Array] | None:
         """Return test examples on which the accuracy is the attack's success rate.
 
         None for an attack without a success rate.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.options import Count, Index, Positive, require
 from dfl.robust.aggregators import Rows
@@ -23,9 +23,7 @@ from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise
 class LabelFlip(Attack):
     """Train on wrong labels, classes - 1 - l in place of l, and send the result unchanged."""
 
-    def poison(
-        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
         """Return the same inputs with reversed labels.
 
         Raises:
@@ -120,9 +118,7 @@ class Backdoor(Attack):
         object.__setattr__(known, "white", largest)
         return known
 
-    def poison(
-        self, inputs: NDArray[Any], labels: NDArray[Any], classes: int
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
         """Return the attacker's examples, a share of them with trigger and target.
 
         Raises:
@@ -140,9 +136,7 @@ class Backdoor(Attack):
         targets[places] = self.target
         return poisoned, targets
 
-    def triggered(
-        self, inputs: NDArray[Any], labels: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def triggered(self, inputs: Array, labels: Array) -> tuple[Array, Array]:
         """Return the examples of other labels than the target, with trigger, labelled with it."""
         others = labels != self.target
         return self._marked(inputs)[others], np.full_like(labels[others], self.target)
@@ -152,7 +146,7 @@ class Backdoor(Attack):
         senders = len(view.updates.rows)
         return _scaled(view, float(senders) if self.factor is None else self.factor)
 
-    def _marked(self, inputs: NDArray[Any]) -> NDArray[Any]:
+    def _marked(self, inputs: Array) -> Array:
         """Return a copy of inputs, all of them with the trigger."""
         square = (self.size,) * 2 if inputs.ndim > 2 else (self.size**2,)
         shape = inputs.shape[-len(square) :]
