@@ -54,8 +54,8 @@ class Part(NamedTuple):
 
 
 def parts_of(m: int, shapes: Sequence[tuple[int, ...]], rank: int) -> list[Part]:
-    """Return the parts of m coordinates, in order; matrices of more than `rank` rows and columns
-    have factors.
+    """Return the parts of m coordinates, in order, at least one; matrices of more than `rank` rows
+    and columns have factors.
     """
     parts: list[Part] = []
     end = start = 0
@@ -65,7 +65,7 @@ def parts_of(m: int, shapes: Sequence[tuple[int, ...]], rank: int) -> list[Part]
                 parts.append(Part(slice(end, places.start), places.start - end, 1))
             parts.append(Part(places, a, b, start))
             end, start = places.stop, start + a + b
-    return [*parts, Part(slice(end, m), m - end, 1)] if end < m else parts
+    return parts if parts and end == m else [*parts, Part(slice(end, m), m - end, 1)]
 
 
 def numbers(parts: Sequence[Part]) -> int:

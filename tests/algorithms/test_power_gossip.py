@@ -73,6 +73,14 @@ def test_it_is_the_recursion_on_dense_matrices(topology: str, mixing: str, rank:
         assert torch.allclose(moment.models, X, rtol=0, atol=1e-10)
 
 
+def test_where_nothing_is_shared_nothing_is_sent() -> None:
+    setting = sheets(share="nothing", algorithm="power_gossip")
+    alone = sheets(algorithm="local_only")
+    assert info(setting).payload_shared == 0
+    *_, moment = moments(setting, 3)
+    assert torch.equal(moment.task.personal, final(alone, 3))
+
+
 @pytest.mark.parametrize("topology", ["ring", "star"])
 def test_at_full_rank_it_is_averaging(topology: str) -> None:
     settings: dict[str, Any] = {"topology": topology, "local_steps": 3}
