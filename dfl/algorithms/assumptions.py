@@ -6,7 +6,7 @@ before round 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 64
 """The most matrices of a sequence that are checked."""
+RATES = 2**16
+"""The most rounds whose learning rate is checked."""
 ROUNDING = 1e-6
 """Weights, and sums of them, that differ by less are equal."""
 
@@ -64,6 +66,13 @@ def _without(kind: str) -> Callable[[Conditions], bool]:
     return lambda run: all(fault.touches != kind for fault in run.faults)
 
 
+def _some_of(rounds: int) -> Iterable[int]:
+    """Return the rounds of a run; of more than `RATES`, so many from the first to the last."""
+    if rounds <= RATES:
+        return range(rounds)
+    return (k * (rounds - 1) // (RATES - 1) for k in range(RATES))
+
+
 def _is_tree(matrix: csr_array) -> bool:
     """Return whether the graph of a matrix, which is connected, has no cycle."""
     edges = matrix != 0
@@ -94,9 +103,14 @@ ABOVE_MINUS_THIRD = Assumption(
 )
 MESSAGES_ARRIVE = Assumption("links that lose no message", "faults", _without("links"))
 PEERS_STAY = Assumption("peers that are always up", "faults", _without("peers"))
+SYMMETRIC_OUTAGES = Assumption(
+    "a symmetric W where peers are down",
+    "faults",
+    lambda run: PEERS_STAY.holds(run) or SYMMETRIC.holds(run),
+)
 FULL_WORK = Assumption("peers that do all their local steps", "faults", _without("work"))
 POSITIVE_RATE = Assumption(
     "a learning rate above 0",
     "lr_schedule",
-    lambda run: all(run.rate(t) > 0 for t in range(run.rounds)),
+    lambda run: all(run.rate(t) > 0 for t in _some_of(run.rounds)),
 )

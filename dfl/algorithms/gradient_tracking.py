@@ -10,6 +10,7 @@ from dfl.algorithms.assumptions import (
     DOUBLY_STOCHASTIC,
     MESSAGES_ARRIVE,
     POSITIVE_RATE,
+    SYMMETRIC_OUTAGES,
     Assumption,
 )
 from dfl.algorithms.base import ALGORITHMS, Algorithm
@@ -51,8 +52,8 @@ class GradientTracking(Algorithm[State]):
     far the K steps move by a gradient of 1: K η, and more with the run's momentum, which begins at
     zero in every round. Corrections are gradients, so a change of η does not rescale them.
 
-    Where peers that do not take part keep their own weight and W stays doubly stochastic, which
-    outages leave it on an undirected graph, the corrections go on adding up to 0.
+    Peers that are down take no part and keep their own weight. A symmetric W stays doubly
+    stochastic then, and the corrections go on adding up to 0.
 
     Attributes:
         form: atc (adapt, then combine) or non_atc, which averages the models before the steps.
@@ -63,6 +64,7 @@ class GradientTracking(Algorithm[State]):
     messages: ClassVar[int] = 2
     requires: ClassVar[Mapping[Assumption, str]] = {
         MESSAGES_ARRIVE: "the corrections would no longer add up to 0, and the models drift away",
+        SYMMETRIC_OUTAGES: "the corrections would no longer add up to 0, and the models drift away",
         POSITIVE_RATE: "the difference of two models is divided by it",
     }
     expects: ClassVar[Mapping[Assumption, str]] = {

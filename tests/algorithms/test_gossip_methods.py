@@ -308,6 +308,13 @@ def test_corrections_add_up_to_zero_while_peers_are_down(method: str) -> None:
     assert float(state.c.abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("method", ["gradient_tracking", "momentum_tracking"])
+def test_outages_on_a_directed_graph_are_refused_where_corrections_would_drift(method: str) -> None:
+    quadratic(algorithm=method, topology="directed_exponential")
+    with pytest.raises(InputError, match=r"--faults outage"):
+        quadratic(algorithm=method, topology="directed_exponential", faults="outage")
+
+
 @pytest.mark.parametrize("method", ["dpsgd", "dpsgd:order=cta", "dsgdm", "qg_dsgdm", "dfedsam"])
 def test_a_peer_that_is_down_does_not_move(method: str) -> None:
     setting = quadratic(algorithm=method, momentum=0.9, faults="leave:peers=2,at=4")

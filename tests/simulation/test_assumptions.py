@@ -51,6 +51,12 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
         (of.POSITIVE_RATE, conditions(), conditions(rate=lambda t: 2.0 - t)),
         (of.MESSAGES_ARRIVE, conditions(), conditions(faults=(FAULTS["burst"](),))),
         (of.PEERS_STAY, conditions(), conditions(faults=(FAULTS["outage"](),))),
+        (of.SYMMETRIC_OUTAGES, conditions(CYCLE), conditions(CYCLE, faults=(FAULTS["outage"](),))),
+        (
+            of.SYMMETRIC_OUTAGES,
+            conditions(PATH, faults=(FAULTS["outage"](),)),
+            conditions(PATH, CYCLE, faults=(FAULTS["leave"](),)),
+        ),
         (of.FULL_WORK, conditions(), conditions(faults=(FAULTS["stragglers"](),))),
     ],
 )
@@ -59,6 +65,14 @@ def test_an_assumption_is_checked(
 ) -> None:
     assert assumption.holds(met)
     assert not assumption.holds(unmet)
+
+
+def test_some_rates_of_very_many_rounds_are_checked() -> None:
+    most = 2**31 - 1
+    assert of.POSITIVE_RATE.holds(conditions(rounds=most))
+    for end in (1, most - 1):
+        late = conditions(rounds=most, rate=lambda t, end=end: float(t < end))
+        assert not of.POSITIVE_RATE.holds(late)
 
 
 def test_a_run_without_what_its_method_requires_is_refused() -> None:
