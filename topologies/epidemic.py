@@ -32,9 +32,10 @@ def random_out(peers: int, rng: Generator, *, s: int | None = None) -> Drawn:
 @topology
 def random_regular(peers: int, rng: Generator, *, s: int | None = None) -> Drawn:
     """Time-varying: every round has a random graph in which each peer has s neighbours, by default
-    ceil(log2 P) (EL-Oracle).
+    ceil(log2 P), or one more where that is odd and P as well (EL-Oracle).
     """
     count = _several("random_regular", peers, s)
+    count += s is None and count * peers % 2
     if count * peers % 2:
         raise GraphError(f"random_regular needs s*peers even: s={count}, peers={peers}")
 

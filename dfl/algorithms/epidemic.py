@@ -21,7 +21,8 @@ class Epidemic(DFedAvgM):
     weights on a graph that every round draws anew.
 
     Attributes:
-        s: the peers to which a peer sends; ceil(log2 P) where not given.
+        s: the peers to which a peer sends; ceil(log2 P) where not given, and for oracle one more
+            where that is odd and P as well.
         form: local, every peer draws s others by itself, so that |S_i| differs and the mean over
             peers is not kept; or oracle, the graph of a round is a random one in which every peer
             has s neighbours, and the mean is kept.

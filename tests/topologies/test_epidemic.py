@@ -51,6 +51,11 @@ def test_a_round_is_the_same_whenever_it_is_drawn() -> None:
         assert once.rounds[0].sum() == 16 * 4  # ceil(log2 P) by default
 
 
+@pytest.mark.parametrize(("peers", "s"), [(3, 2), (5, 4), (7, 4), (8, 3), (17, 6)])
+def test_the_default_number_of_neighbours_is_possible(peers: int, s: int) -> None:
+    assert (patterns("random_regular", peers, 2).sum(1) == s).all()
+
+
 def test_one_peer_has_no_neighbours() -> None:
     graph = build(TOPOLOGIES["random_out"], MIXINGS["uniform"], 1, np.random.default_rng(0))
     assert graph.weights[3].toarray().tolist() == [[1.0]]
