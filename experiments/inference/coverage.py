@@ -151,9 +151,9 @@ def row(
     away = np.abs(outcomes.beta[kept] - pooled.beta[kept]).max(1)
     return {
         "repetitions": n,
-        "bias": error[:, 0].mean(), "bias_se": _se(error[:, 0]),
-        "efficiency": ratio, "efficiency_se": _se(spread),
-        "coverage": covers.mean(), "coverage_se": _se(covers.mean(1)),
+        "bias": error[:, 0].mean(), "bias_se": standard_error(error[:, 0]),
+        "efficiency": ratio, "efficiency_se": standard_error(spread),
+        "coverage": covers.mean(), "coverage_se": standard_error(covers.mean(1)),
         "coverage_first": covers[:, 0].mean(),
         "to_pooled": np.median(away),
     }  # fmt: skip
@@ -165,7 +165,8 @@ def noted(study: str, estimator: str) -> dict[str, float]:
     return dict(zip(("noted_bias", "noted_efficiency", "noted_coverage"), figures, strict=True))
 
 
-def _se(values: Floats) -> float:
+def standard_error(values: Floats) -> float:
+    """Return the standard error of a mean."""
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
