@@ -284,8 +284,7 @@ class Surrogate(Led):
         """See `Estimator`."""
         theta = fits(sites)
         everything = sites.with_common(theta.shape[-1])
-        start = Meta(covariance=self.covariance).average(everything, net, theta)
-        point = start.beta
+        point = Meta().average(everything, net, theta).beta
         for _ in range(self.iterations):
             point, covariance = self._iterate(everything, net, point)
         p = sites.width
@@ -350,7 +349,7 @@ class TiltedScore(Led):
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""
         theta = fits(sites)
-        found = Meta(covariance=self.covariance).average(sites, net, theta)
+        found = Meta().average(sites, net, theta)
         for _ in range(self.iterations):
             theta = at(found.beta, theta, sites.width)
             theta = profiled(sites, found.beta, theta) if self.profile else theta

@@ -102,12 +102,14 @@ class Model(ABC):
 
     Attributes:
         has_density: whether there is a density of an example, which tilting needs.
+        has_predictor: whether a linear predictor takes coefficients of a site's own and an offset.
         timed: whether outcomes are times of events.
         starts_at_zero: whether `start` is 0 for β, so that no site needs to send its own.
         outcomes: a phrase for the outcomes that it takes, for messages.
     """
 
     has_density: ClassVar[bool] = True
+    has_predictor: ClassVar[bool] = True
     timed: ClassVar[bool] = False
     starts_at_zero: ClassVar[bool] = True
     outcomes: ClassVar[str] = "a number"
@@ -298,7 +300,7 @@ class Cox(Model):
 
     In place of the density stands the partial likelihood of each site, stratified by site: an event
     at time t adds η_i - log sum_{k at risk at t} exp(η_k), and a censored time adds nothing. The
-    baseline is eliminated, so there is no γ.
+    baseline is eliminated, so γ are only site coefficients, if any.
     """
 
     has_density: ClassVar[bool] = False
@@ -318,13 +320,25 @@ class Cox(Model):
         return site.event * (eta - most - risk.log())
 
     def score(self, site: Site, theta: Tensor) -> Tensor:
-        """Return x_i minus its mean over those at risk, for events, (..., n, p)."""
+        """Return the score residuals, (..., n, p), which add up to the score.
+
+        With the mean D̄(t) of D = (x, z) over those at risk at t, and the steps dΛ of the baseline:
+
+            event_i (D_i - D̄(t_i)) - exp(η_i) sum_{t_k <= t_i} (D_i - D̄(t_k)) dΛ(t_k)
+
+        Each is nearly independent of the others, as a sandwich needs (Lin, Wei 1989).
+        """
         assert site.event is not None
         mean, _ = self._moments(site, theta)
-        return site.event[..., None] * (site.x - mean)
+        eta = _predictor(site, theta)
+        hazard = (eta - eta.amax(-1, keepdim=True)).exp()[..., None]
+        steps = site.event[..., None] / self._at_risk(site, hazard)
+        sums = self._until(site, torch.cat([steps, steps * mean], -1))
+        expected = hazard * (site.design * sums[..., :1] - sums[..., 1:])
+        return site.event[..., None] * (site.design - mean) - expected
 
     def hessian(self, site: Site, theta: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return minus the sum over events of the covariance of x over those at risk."""
+        """Return minus the sum over events of the covariance of D over those at risk."""
         assert site.event is not None
         mean, square = self._moments(site, theta)
         covariance = square - mean[..., :, None] * mean[..., None, :]
@@ -332,13 +346,14 @@ class Cox(Model):
         return -torch.einsum("...n,...nde->...de", w, covariance)
 
     def _moments(self, site: Site, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means of x and of xx' over those at risk at each time."""
+        """Return the means of D and of DD' over those at risk at each time."""
         eta = _predictor(site, theta)
         hazard = (eta - eta.amax(-1, keepdim=True)).exp()[..., None]
-        products = (site.x[..., :, None] * site.x[..., None, :]).flatten(-2)
-        sums = self._at_risk(site, torch.cat([hazard, hazard * site.x, hazard * products], -1))
+        design, d = site.design, site.design.shape[-1]
+        products = (design[..., :, None] * design[..., None, :]).flatten(-2)
+        sums = self._at_risk(site, torch.cat([hazard, hazard * design, hazard * products], -1))
         means = sums[..., 1:] / sums[..., :1]
-        return means[..., : site.p], means[..., site.p :].unflatten(-1, (site.p, site.p))
+        return means[..., :d], means[..., d:].unflatten(-1, (d, d))
 
     @staticmethod
     def _at_risk(site: Site, values: Tensor) -> Tensor:
@@ -352,6 +367,18 @@ class Cox(Model):
         first = torch.searchsorted(times, site.y.contiguous())
         return sums.gather(-2, first[..., None].expand(values.shape))
 
+    @staticmethod
+    def _until(site: Site, values: Tensor) -> Tensor:
+        """Return for each example the sum of values (..., n, c) over those whose time is not more.
+
+        It is added up from the first time to the last.
+        """
+        times, order = site.y.sort(dim=-1, stable=True)
+        index = order[..., None].expand(values.shape)
+        sums = values.gather(-2, index).cumsum(-2)
+        last = torch.searchsorted(times, site.y.contiguous(), right=True) - 1
+        return sums.gather(-2, last[..., None].expand(values.shape))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Density(Model):
@@ -361,6 +388,8 @@ class Density(Model):
         log_density_of: (y, x, beta, gamma) -> ().
         own: q, the parameters of a site's own, which start at 0.
     """
+
+    has_predictor: ClassVar[bool] = False
 
     log_density_of: LogDensity
     own: int = 0
