@@ -44,6 +44,10 @@ MOST_ROUNDS = 20_000
 Change = Callable[["Tensor"], "Tensor"]
 
 
+class NoConsensusError(InputError):
+    """Peers move apart without end."""
+
+
 @dataclass
 class Revealed:
     """What a site reveals under one name.
@@ -231,7 +235,7 @@ class Graph(Exchange):
                     break
         self.gap = self._gap(state.x, scale)
         if not math.isfinite(self.gap):
-            raise InputError(
+            raise NoConsensusError(
                 f"{what}: peers move apart without end: give messages more bits, or another graph"
             )
         self._note(what, rows, since)

@@ -28,7 +28,7 @@ from dfl.environment.clock import Clock
 from dfl.environment.faults import FAULTS
 from dfl.environment.link_models import LINK_MODELS
 from dfl.inference.estimators import ESTIMATORS, Estimate, Estimator
-from dfl.inference.exchange import Centre, Exchange, Graph
+from dfl.inference.exchange import Centre, Exchange, Graph, NoConsensusError
 from dfl.inference.frames import Columns, Examples, examples_of, site_of
 from dfl.inference.likelihood import efficient, maximize
 from dfl.inference.models import MODELS, Model
@@ -92,7 +92,8 @@ def fit(
         model: a spec of `MODELS`, or a `Model`, as `Density(log_density_of=f, own=1)`.
         estimator: a spec of `ESTIMATORS`, or an `Estimator`.
         own_covariates: columns whose coefficients are each site's own.
-        intercept: whether each site has an intercept of its own; a model of times has none.
+        intercept: whether each site has an intercept of its own; a model of times has none, nor
+            a log density of your own.
         event: the column with 1 for events and 0 for censored times.
         offset: a column that is added to the linear predictor.
         topology: the graph over which sites send to their neighbours; without it they send to a
@@ -116,7 +117,8 @@ def fit(
     _check_fitting(method, law, wires)
     columns = Columns(
         outcome=outcome, covariates=_names("--covariates", covariates), site=site,
-        own=_names("--own-covariates", own_covariates), intercept=intercept and not law.timed,
+        own=_names("--own-covariates", own_covariates),
+        intercept=intercept and law.has_predictor and not law.timed,
         event=event, offset=offset,
     )  # fmt: skip
     with isolated(1):
@@ -214,10 +216,14 @@ def _fit(
     layout = Layout(len(common["names"]), world.size)
     sites = _scatter(root, columns, law, layout, world)
     net = _exchange(wires, layout, world)
-    found = method.estimate(sites, net)
-    params, covariance = _agreed(found, net, world)
+    try:
+        params, covariance = _agreed(method.estimate(sites, net), net, world)
+    except NoConsensusError as error:
+        world.from_root(partial(_explain, root, law, str(error)))
+        raise
     if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
-        world.from_root(partial(_explain, root, law, method))
+        line = "its equation has no solution for these examples: choose another estimator or lead"
+        world.from_root(partial(_explain, root, law, f"--estimator {_spec(method)}: {line}"))
     return _result(common, columns, (law, method), (params, covariance), sites, net)
 
 
@@ -291,11 +297,11 @@ def _agreed(found: Estimate, net: Exchange, world: World) -> tuple[Any, Any]:
     return first[:p], first[p:].reshape(p, p)
 
 
-def _explain(root: list[Examples], law: Model, method: Estimator) -> bytes:
+def _explain(root: list[Examples], law: Model, otherwise: str) -> bytes:
     """Refuse examples that have no estimate: name the site, and the column.
 
     Raises:
-        InputError: always.
+        InputError: always; with the line `otherwise` where every site has an estimate.
     """
     examples = root[0]
     names = [*examples.columns.covariates, *examples.columns.own_names]
@@ -310,10 +316,7 @@ def _explain(root: list[Examples], law: Model, method: Estimator) -> bytes:
                 "leave the site or the column out, or choose --estimator pooled"
             )
         raise InputError(f"site {name}: no maximum of the likelihood was found")
-    raise InputError(
-        f"--estimator {_spec(method)}: its equation has no solution for these examples: choose "
-        "another estimator or lead"
-    )
+    raise InputError(otherwise)
 
 
 def _result(

@@ -96,7 +96,7 @@ class Examples:
     """The examples of all sites, on rank 0.
 
     Attributes:
-        names: the sites, sorted.
+        names: the sites, sorted: by value where all are numbers.
         sites: the arrays of each, by the fields of `Site`.
         columns: what they are.
     """
@@ -209,6 +209,10 @@ def examples_of(frame: Any, columns: Columns, model: Model, fitted: bool) -> Exa
             if columns.event
             else "--event is missing: name the column with 1 for events and 0 for censored times"
         )
+    taken = {"--own-covariates": ", ".join(columns.own), "--offset": columns.offset}
+    for flag, given in taken.items():
+        if given and not model.has_predictor:
+            raise InputError(f"{flag} {given}: the model has no linear predictor: leave it out")
     label, names = _labels(frame, columns.site)
     values = {name: _numbers(frame, name) for _, name in columns.roles if name != columns.site}
     _check_outcomes(frame, columns, values, model)
@@ -231,7 +235,10 @@ def _labels(frame: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], list[s
     if missing.any():
         raise InputError(f"--sites {column}: {_row(frame, missing)} names no site")
     names, label = np.unique(texts.astype(str), return_inverse=True)
-    return label.astype(np.int64), [str(name) for name in names]
+    order = np.arange(len(names))
+    if all(name.isascii() and name.isdigit() for name in names):
+        order = np.argsort([int(name) for name in names], kind="stable")
+    return np.argsort(order)[label].astype(np.int64), [str(name) for name in names[order]]
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> Floats:

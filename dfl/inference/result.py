@@ -42,7 +42,8 @@ class Result:
         params: the common coefficients β, by covariate.
         cov: their covariance.
         sites: a row per site: name, n, and its own estimate and standard error of each coefficient;
-            NaN where it has none.
+            NaN where it has none. They are for the reader of a simulation: they cross in no
+            message, and are not among what is revealed.
         revealed: what every site revealed: numbers in a message, how often it sent new ones, rounds
             of messages, and bytes that all sites sent, passed on ones included.
         traffic: a row per site: bytes sent and, from a centre, received.
@@ -124,10 +125,13 @@ class Result:
             ("Model:", self.model), ("Examples:", f"{int(n.sum()):,}"),
             ("Estimator:", self.estimator), ("Examples of a site:", f"{n.min():,} to {n.max():,}"),
         ]  # fmt: skip
-        head = [
-            f"{a:<12}{b:>24}   {c:<20}{d:>19}"
-            for (a, b), (c, d) in zip(facts[::2], facts[1::2], strict=True)
-        ]
+        head = []
+        for (a, b), (c, d) in zip(facts[::2], facts[1::2], strict=True):
+            right = f"{c:<20}{d:>19}"
+            if len(b) > 24:
+                head += [f"{a:<12}{b}", f"{'':<39}{right}"]
+            else:
+                head.append(f"{a:<12}{b:>24}   {right}")
         titles = (
             f"{'':<16}{'coef':>10}{'std err':>11}{'z':>11}{'P>|z|':>10}{'[0.025':>10}{'0.975]':>10}"
         )
