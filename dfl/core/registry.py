@@ -267,15 +267,20 @@ def choose(where: str, spec: str, registry: Mapping[str, Callable[..., _R]]) -> 
 def choose_several(
     where: str, specs: str, registry: Mapping[str, Callable[..., _R]]
 ) -> list[partial[_R]]:
-    """Read specs that are joined by +; a + that is not followed by a name belongs to an option.
+    """Read specs that are joined by +.
 
     Raises:
         InputError: as for `choose`, or a component is named twice.
     """
-    found = [choose(where, spec, registry) for spec in re.split(r"\+(?=[A-Za-z])", specs)]
+    found = [choose(where, spec, registry) for spec in split_specs(specs)]
     if len({each.func for each in found}) < len(found):
         raise InputError(f"{where} {specs} names something twice: give each once")
     return found
+
+
+def split_specs(specs: str) -> list[str]:
+    """Split specs that are joined by +; a + that no name follows belongs to an option."""
+    return re.split(r"\+(?=[A-Za-z])", specs)
 
 
 def describe(registry: Mapping[str, Component]) -> str:

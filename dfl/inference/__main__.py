@@ -13,7 +13,7 @@ from dfl.comm.startup import first
 from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import atomically
-from dfl.core.registry import describe
+from dfl.core.registry import describe, split_specs
 from dfl.inference.frames import read_csv
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _run(tokens: Sequence[str], world: "World") -> None:
 
         results = [
             fit(frames[0] if frames else None, estimator=estimator, **settings)
-            for estimator in settings.pop("estimator").split("+")
+            for estimator in split_specs(settings.pop("estimator"))
         ]
         world.busy = True
         world.from_root(lambda: _show(results, out))

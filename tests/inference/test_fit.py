@@ -191,6 +191,20 @@ def test_offsets_and_counts(name: str) -> None:
     np.testing.assert_allclose(plain.params, moved.params, atol=1e-6)  # an intercept takes it up
 
 
+def test_exposures_are_those_of_statsmodels() -> None:
+    sm = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(1)
+    table = frame().assign(exposure=lambda f: rng.uniform(0, 2, len(f)))
+    chance = np.exp(table["age"] / 2 + table["exposure"] - 1)
+    table["numbers"] = rng.poisson(chance)
+    arguments = ARGUMENTS | {"outcome": "numbers", "covariates": ["age"], "offset": "exposure"}
+    found = dfl.inference.fit(table, **arguments, model="poisson", estimator="pooled")
+    design = pd.concat([table["age"], pd.get_dummies(table["hospital"], dtype=float)], axis=1)
+    fitted = sm.Poisson(table["numbers"], design, offset=table["exposure"]).fit(disp=0, tol=1e-12)
+    np.testing.assert_allclose(found.params["age"], fitted.params["age"], atol=1e-8)
+    np.testing.assert_allclose(found.bse["age"], fitted.bse["age"], rtol=1e-6)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
@@ -201,13 +215,13 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_command_writes_tables_and_a_plot(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(table, "--estimator", "meta+tilted_score", "--out", str(out))
+    done = run(table, "--estimator", "meta+tilted_score:leads=0+1", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert {path.name for path in out.iterdir()} >= {
         "estimates.csv", "sites.csv", "revealed.csv", "traffic.csv", "summary.txt", "forest.png",
     }  # fmt: skip
     estimates = pd.read_csv(out / "estimates.csv")
-    assert estimates["estimator"].tolist() == ["meta"] * 2 + ["tilted_score"] * 2
+    assert estimates["estimator"].tolist() == ["meta"] * 2 + ["tilted_score:leads=0+1"] * 2
     assert (out / "summary.txt").read_text() == done.stdout
     refused = run(table, "--estimator", "metta")
     assert (refused.returncode, refused.stdout) == (2, "")
