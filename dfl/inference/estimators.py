@@ -83,7 +83,7 @@ class Estimator(ABC):
             middle: the mean of `_meat`.
             count: K.
         """
-        inverse: Tensor = torch.linalg.inv(bread)
+        inverse: Tensor = inverted(bread)
         if self.covariance == "sandwich":
             inverse = inverse @ unpack(middle) @ inverse
         return inverse / count
@@ -212,12 +212,12 @@ class Debiased(Estimator):
         rows = net.mean(sites.each(own), "debiased estimates and weights")
         pull, packed = rows.tensor_split((sites.width,), -1)
         bread = unpack(packed)
-        return Estimate(solve(bread, pull), torch.linalg.inv(bread) / net.count)
+        return Estimate(solve(bread, pull), inverted(bread) / net.count)
 
     def _half(self, sites: Sites, site: Site, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the debiased estimate of some examples, and the inverse of its covariance."""
         beta, scores, information = corrected(sites, site, theta)
-        return beta, torch.linalg.inv(self._covariance(information, self._meat(scores), 1))
+        return beta, inverted(self._covariance(information, self._meat(scores), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -548,6 +548,12 @@ def solve(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return matrix^-1 vector over leading axes; infinite or NaN where it is singular."""
     found: Tensor = torch.linalg.solve_ex(matrix, vector)[0]
     return found
+
+
+def inverted(matrix: Tensor) -> Tensor:
+    """Return matrix^-1 over leading axes; NaN where it is singular."""
+    found, failed = torch.linalg.inv_ex(matrix)
+    return torch.where((failed > 0)[..., None, None], float("nan"), found)
 
 
 def product(matrix: Tensor, vector: Tensor) -> Tensor:

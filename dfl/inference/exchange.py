@@ -72,7 +72,8 @@ class Exchange(ABC):
     Attributes:
         network: the network.
         t: the next round.
-        gap: the relative difference between peers after the last mean; 0 with a centre.
+        gap: the relative difference between peers after the last mean, in the numbers that were
+            not all 0 before it; 0 with a centre.
         revealed: what every site revealed, by name.
     """
 
@@ -225,7 +226,7 @@ class Graph(Exchange):
         change = _Local(rows, local)
         method = self._method
         state = method.init(flat, torch.zeros_like(flat), self._net())
-        scale = self._most(flat.abs()).clamp_min(1e-300)
+        scale = self._most(flat.abs())
         for _ in range(MOST_ROUNDS if rounds is None else rounds):
             state = method.round(state, _as_task(change), self._net())
             self._end_round()
@@ -283,8 +284,8 @@ class Graph(Exchange):
         self.t += 0 if endless(weights) else -self.t % len(weights)
 
     def _gap(self, x: Tensor, scale: Tensor) -> float:
-        """Return the largest gap relative to scales (m,), of numbers that are finite at first."""
-        gaps = ((self._most(x) + self._most(-x)) / scale)[scale.isfinite()]
+        """Return the largest gap relative to scales (m,), of numbers finite and not 0 at first."""
+        gaps = ((self._most(x) + self._most(-x)) / scale)[scale.isfinite() & (scale > 0)]
         return float(gaps.max()) if len(gaps) else 0.0
 
     def _most(self, x: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ def _fit(
         world.from_root(partial(_explain, root, law, str(error)))
         raise
     if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
-        line = "its equation has no solution for these examples: choose another estimator or lead"
+        line = "its equation has no solution: choose another estimator or lead, or more bits"
         world.from_root(partial(_explain, root, law, f"--estimator {_spec(method)}: {line}"))
     return _result(common, columns, (law, method), (params, covariance), sites, net)
 

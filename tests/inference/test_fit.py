@@ -170,6 +170,11 @@ def test_a_site_without_estimate_is_named_over_a_graph(estimator: str) -> None:
             dfl.inference.fit(table, **ARGUMENTS, estimator=estimator, topology="ring", bits=bits)
 
 
+def test_messages_that_keep_no_information_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="--estimator meta: its equation has no solution"):
+        dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", bits=1)
+
+
 def test_a_long_spec_has_a_line_of_its_own() -> None:
     spec = "tilted_score:covariance=sandwich,iterations=3,leads=0+1"
     lines = dfl.inference.fit(frame(), **ARGUMENTS, estimator=spec).summary().splitlines()
