@@ -138,10 +138,17 @@ def test_a_graph_with_its_own_weights_takes_no_mixing_rule() -> None:
     assert not any("--mixing" in note for note in plain.notes)
 
 
-@pytest.mark.parametrize("topology", ["random_matching", "base_graph"])
+@pytest.mark.parametrize(
+    "topology", ["random_matching", pytest.param("base_graph", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "change",
-    [{}, {"bits": 4}, {"bits": 4, "faults": "link_loss:p=0.3"}, {"faults": "link_loss:p=0.3"}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"bits": 4}, marks=pytest.mark.slow),
+        {"bits": 4, "faults": "link_loss:p=0.3"},
+        pytest.param({"faults": "link_loss:p=0.3"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
     tmp_path: Path, change: dict[str, Any], topology: str

@@ -47,7 +47,7 @@ def test_ring_of_sixteen_has_the_published_second_eigenvalue() -> None:
     assert network("ring", 16).spectrum.second == pytest.approx(0.9493, abs=5e-5)
 
 
-@pytest.mark.parametrize("peers", [16, 10_000])
+@pytest.mark.parametrize("peers", [16, 400, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "gap", "smallest"),
     [
