@@ -73,6 +73,8 @@ def d_cliques(
         steps: attempts to swap.
         between: the graph of the cliques.
     """
+    if steps < 0:
+        raise GraphError(f"d_cliques: steps must be 0 or more, not {steps}")
     cliques = _cliques("d_cliques", peers, rng.permutation(peers), size)
     counts = np.asarray(labels, dtype=np.float64)
     for _ in range(steps if len(cliques) > 1 else 0):

@@ -71,13 +71,16 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         for pair in product(methods, compressors)
         if "compressor" in ALGORITHMS[pair[0].partition(":")[0]].applies or pair[1] == "none"
     ]
+    seen: set[tuple[str, str, str | None]] = set()
     for k, (method, compressor) in enumerate(
         [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
     ):
         kind = ALGORITHMS[method.partition(":")[0]]
         own = not kind.gossips or method.startswith(OWN_GRAPH)
         graphs = GRAPHS[:2] if STATIC in kind.requires else GRAPHS
-        graph = None if own else graphs[k % len(graphs)]
+        turned = (graphs[(k + more) % len(graphs)] for more in range(len(graphs)))
+        graph = None if own else next(g for g in turned if (method, compressor, g) not in seen)
+        seen.add((method, compressor, graph))
         yield (
             name(f"{k:02}", method, compressor, str(graph)),
             setting(k, algorithm=method, compressor=compressor, topology=graph),
