@@ -51,7 +51,7 @@ class RelaySGD(Algorithm[State]):
     numbers: ClassVar[int] = 1
     default_topology: ClassVar[str] = "tree"
     requires: ClassVar[dict[Assumption, str]] = {
-        TREE: "on a cycle the same steps would be counted again and again",
+        TREE: "on another graph the sums hold steps of a peer several times, or not at all",
         MESSAGES_ARRIVE: "a lost sum is that of all peers behind the edge",
         PEERS_STAY: "no sum passes a peer that is down",
     }
