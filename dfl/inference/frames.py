@@ -231,7 +231,7 @@ def _labels(frame: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], list[s
     values = frame[column]
     missing = values.isna().to_numpy()
     texts = np.array([str(value).strip() for value in values], dtype=object)
-    missing |= np.array([text == "" for text in texts])
+    missing = missing | np.array([text == "" for text in texts])
     if missing.any():
         raise InputError(f"--sites {column}: {_row(frame, missing)} names no site")
     names, label = np.unique(texts.astype(str), return_inverse=True)

@@ -78,7 +78,7 @@ def as_table(text: str) -> pd.DataFrame:
     """Return the rows of a table; its numbers are those that were written, to the last bit."""
     import pandas as pd
 
-    return pd.read_csv(StringIO(text), float_precision="round_trip")
+    return pd.read_csv(StringIO(text))
 
 
 def _is_number(text: str) -> bool:
