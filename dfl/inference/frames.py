@@ -254,7 +254,7 @@ def _numbers(frame: pd.DataFrame, column: str) -> Floats:
     plain = pd.api.types.is_numeric_dtype(values.dtype) or values.dtype == object or texts.all()
     if not plain or pd.api.types.is_complex_dtype(values.dtype):
         raise InputError(f"column {column}: holds {values.dtype}, not numbers")
-    numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)
+    numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, copy=True)
     bad = ~(np.abs(numbers) <= LARGEST)
     if bad.any():
         value = values.iloc[int(np.flatnonzero(bad)[0])]
