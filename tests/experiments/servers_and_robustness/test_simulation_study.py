@@ -98,6 +98,33 @@ def test_descent_is_that_of_autograd(sampled: tuple[Floats, Floats]) -> None:
     )
 
 
+def test_the_estimates_of_a_model_with_an_intercept_are_the_same_by_every_way() -> None:
+    options = replace(SMALL, intercept=-1.0, start=0.5, descent=3000, lr=0.5)
+    z, y = study.sample(options, 60)
+    best, descended = study.most_likely(z, y, intercept=True), study.descent(z, y, options)
+    assert best.shape == (10,)  # slopes, then intercepts
+    for r in range(5):
+        fitted = LogisticRegression(C=np.inf, tol=1e-10).fit(z[:, [r]], y[:, r])
+        assert best[r] == pytest.approx(fitted.coef_.item(), abs=1e-5)
+        assert best[5 + r] == pytest.approx(fitted.intercept_.item(), abs=1e-5)
+    np.testing.assert_allclose(descended, best, rtol=0, atol=1e-6)
+    few = replace(options, descent=20)
+    found = study.fedavg(z, y, 6, 20, few, batch_size=0)
+    np.testing.assert_allclose(found, study.descent(z, y, few), rtol=0, atol=1e-12)
+
+
+def test_settings_change_what_is_drawn_or_where_it_starts() -> None:
+    for changes in study.OTHERS.values():
+        other = replace(SMALL, **changes)
+        z, y = study.sample(other, 60)
+        same = all(
+            (one == two).all() for one, two in zip((z, y), study.sample(SMALL, 60), strict=True)
+        )
+        assert same == ("start" in changes)
+        none = study.descent(z, y, replace(other, descent=0))
+        assert (none[:5] == changes.get("start", 0)).all()
+
+
 @pytest.mark.parametrize("clients", [1, 2, 6, 60])
 def test_with_batches_of_all_examples_fedavg_is_descent(
     sampled: tuple[Floats, Floats], clients: int
@@ -168,6 +195,7 @@ def hand_made() -> pd.DataFrame:
     """Two sizes with two numbers of clients each."""
     return pd.DataFrame(
         {
+            "setting": study.STANDARD,
             "examples": [100, 100, 400, 400], "clients": [2, 10, 2, 10], "each": [50, 10, 200, 40],
             "rounds": [40, 200, 10, 50], "bias": [0.05, 0.02, 0.04, -0.01],
             "bias_se": [0.01, 0.011, 0.01, 0.01], "rmse": [0.3, 0.2, 0.1, 0.1],
@@ -252,14 +280,19 @@ def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -
     done = run_experiment("servers_and_robustness.simulation_study", tmp_path, *sizes, *few)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "table.csv")
-    assert table[["examples", "clients"]].to_numpy().tolist() == [
+    standard = table[table["setting"] == study.STANDARD]
+    assert standard[["examples", "clients"]].to_numpy().tolist() == [
         [200, 4],
         [200, 10],
         [400, 4],
         [400, 10],
     ]
-    assert table["mle_rmse"].nunique() == 2  # the same data for every number of clients
-    assert table["rmse"].between(0.05, 1).all()
+    assert standard["mle_rmse"].nunique() == 2  # the same data for every number of clients
+    others = table[len(standard) :]
+    assert others["setting"].unique().tolist() == list(study.OTHERS)
+    assert others["clients"].tolist() == [4, 10] * len(study.OTHERS)
+    assert set(others["examples"]) == {200}
+    assert standard["rmse"].between(0.05, 1).all()
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == (tmp_path / "table.md").read_text().strip()
     assert "\nFinding: over 8 replications" in done.stdout
@@ -267,10 +300,12 @@ def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -
 
 def test_the_published_table_is_of_the_whole_study_and_exact() -> None:
     table = pd.read_csv(ROOT / "experiments/results/simulation_study/table.csv")
-    assert len(table) == len(Options().examples) * len(Options().clients)
+    standard = table[table["setting"] == study.STANDARD]
+    assert len(standard) == len(Options().examples) * len(Options().clients)
+    assert len(table) == len(standard) + 2 * len(study.OTHERS)
     assert (table["each"] * table["clients"] == table["examples"]).all()
     assert (table["rounds"] * table["each"] >= Options().steps).all()
     assert table["descent_distance"].max() < 1e-12
     assert (table["rms_from_mle"] >= table["minus_mle"].abs()).all()
-    row = common.by_label(table, ["examples", "clients"])
+    row = common.by_label(standard, ["examples", "clients"])
     assert row[10000, 10]["rmse"] > 3 * row[10000, 10]["mle_rmse"]  # the finding of the experiment
