@@ -15,22 +15,27 @@ best (1.31, 0.971). Two iterations with profiled intercepts have a relative effi
 Halves of the examples cost `debiased` efficiency, and with rare outcomes 9 of 300 studies have an
 estimate in every half.
 
-Of the 36 figures of the notes, 35 are within 3 standard errors of both. Beyond is the coverage of
-the tilted score with rare outcomes, 0.967 and not 0.936. There 41 of 300 studies are left out,
-those in which some site has no estimate of its own or an equation no solution; the notes do not
-state what they did with such studies, so the cause is not known. What stays is a selection, for all
-estimators alike. The last study has 80 examples a site: of six trial studies with 60, two were
-left out.
+Of 36 figures of an independent computation, `NOTED`, 35 are within 3 standard errors of both.
+Beyond is the coverage of the tilted score with rare outcomes, 0.967 and not 0.936. There 41 of 300
+studies are left out: in 25 some site has no estimate of its own, and in 16 the second iteration has
+no solution. That selection is not the cause. `tilted score, all studies` keeps all 300, where a
+site without an estimate has no part in the start and gets the intercept of Firth's penalized
+likelihood, and covers in 0.963. Another draw is lower: five other seeds cover in 0.952, 0.953,
+0.958, 0.952 and 0.945 by the same way, and all six in 0.954 with a standard error of 0.003, which
+is within 3 standard errors of the other computation (about 0.008, for 300 studies). So 0.004 of the
+0.031 are selection, 0.010 are the seed, and the rest is not beyond chance.
+
+The last study has 80 examples a site: of six trial studies with 60, two were left out.
 
 The studies are those of the project's notes: a logistic regression with beta = (1, -1, 0.5, 0),
 covariates N(0, I), and an intercept of each site's own, uniform between two bounds. Relative
 efficiency is the mean square error of the pooled estimate over that of another, over all four
 coefficients; coverage is that of the 95 % Wald interval. `one intercept` is the pooled estimate of
 a model in which sites share the intercept, and `tilted score` is one iteration with each site's own
-estimate of its intercept, as the notes have them; `tilted score, 2` is the default, two iterations
-with profiled intercepts. A repetition in which some site has no estimate is left out for all; the
-column `repetitions` counts those that stay. Standard errors of the figures are those of the
-repetitions.
+estimate of its intercept, as the independent computation has it; `tilted score, 2` is the default,
+two iterations with profiled intercepts. A repetition in which some site has no estimate is left out
+for all; the column `repetitions` counts those that stay. Standard errors of the figures are those
+of the repetitions.
 """
 
 from __future__ import annotations
@@ -42,18 +47,31 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dfl.inference.estimators import (
     Debiased,
+    Estimate,
     Estimator,
     Meta,
     OneShot,
     Pooled,
     TiltedScore,
+    at,
+    fits,
+    pack,
+    product,
+    solve,
+    unpack,
 )
+from dfl.inference.exchange import Exchange
+from dfl.inference.likelihood import efficient
+from dfl.inference.models import Site
+from dfl.inference.sites import Sites
 from dfl.inference.study import Outcomes, Study
 from experiments import common
 
@@ -96,13 +114,61 @@ many other repetitions.
 """
 
 
+RARE = "K = 20, n = 100, rare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(TiltedScore):
+    """`tilted_score` where a site without an estimate of its own stays: it has no part in the
+    start, and its intercept maximizes Firth's penalized likelihood at the start.
+    """
+
+    iterations: int = 1
+    profile: bool = False
+
+    def estimate(self, sites: Sites, net: Exchange) -> Estimate:
+        """See `Estimator`."""
+        p = sites.width
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            information = efficient(sites.model, site, theta, p).information
+            row = torch.cat([product(information, theta[..., :p]), pack(information)], -1)
+            return row.nan_to_num(nan=0.0)
+
+        theta = fits(sites)
+        rows = net.mean(sites.each(own, theta), "estimates and information")
+        pull, packed = rows.tensor_split((p,), -1)
+        start = solve(unpack(packed), pull)
+        intercepts = sites.each(firth, start.expand(*theta.shape[:-1], p))
+        gamma = torch.where(theta[..., p:].isnan(), intercepts, theta[..., p:])
+        return self._iterate(
+            sites, net, start, at(start, torch.cat([theta[..., :p], gamma], -1), p)
+        )
+
+
+def firth(site: Site, beta: Tensor) -> Tensor:
+    """Return the intercepts (..., 1) of logistic regressions that maximize Firth's penalized
+    likelihood at β (..., p).
+    """
+    rate = (site.y.sum(-1) + 0.5) / (site.n + 1)
+    intercept = torch.logit(rate)
+    for _ in range(40):
+        predictor = torch.einsum("...np,...p->...n", site.x, beta)
+        chance = torch.sigmoid(predictor + intercept[..., None])
+        spread = chance * (1 - chance)
+        penalty = 0.5 * (spread * (1 - 2 * chance)).sum(-1) / spread.sum(-1)
+        step = ((site.y - chance).sum(-1) + penalty) / spread.sum(-1)
+        intercept = intercept + step.clamp(-2, 2)
+    return intercept[..., None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options(common.Place):
     """The options of this experiment."""
 
     out: Path = Path("results/inference_coverage")
     repetitions: int | None = None
-    """Repetitions of every study; those of the notes where not given."""
+    """Repetitions of every study; those of `STUDIES` where not given."""
 
 
 def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -111,6 +177,8 @@ def page(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     for name, study in STUDIES.items():
         some = replace(study, repetitions=options.repetitions or study.repetitions)
         rows += measured(name, some)
+        if name == RARE:
+            rows.append(all_studies(some))
     table = pd.DataFrame(rows)
     common.publish(options, table, draw(table), finding(table))
 
@@ -133,6 +201,13 @@ def measured(name: str, study: Study) -> list[dict[str, Any]]:
         }
         for each, outcomes in found.items()
     ]
+
+
+def all_studies(study: Study) -> dict[str, Any]:
+    """Return a row of the tilted score with no study left out."""
+    found, pooled = study.estimate(Kept()), study.estimate(Pooled())
+    figures = row(study, found, pooled, np.ones(study.repetitions, bool))
+    return {"study": RARE, "estimator": "tilted score, all studies", **figures}
 
 
 def row(
@@ -210,7 +285,8 @@ def draw(table: pd.DataFrame) -> Figure:
     ):
         axes.axvline(line, color="0.6", linewidth=0.8)
         for k, (study, colour) in enumerate(zip(STUDIES, common.COLOURS, strict=False)):
-            own = table[table["study"] == study].dropna(subset=[column])
+            own = table[(table["study"] == study) & table["estimator"].isin(names)]
+            own = own.dropna(subset=[column])
             places = [names.index(each) + 0.15 * (k - 1.5) for each in own["estimator"]]
             axes.errorbar(
                 own[column], places, xerr=2 * own[f"{column}_se"], fmt="o", markersize=4,
@@ -224,7 +300,8 @@ def draw(table: pd.DataFrame) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(STUDIES), fontsize="small")
     figure.suptitle(
-        "Estimators of a parameter that sites share (bars: 2 standard errors; crosses: the notes)"
+        "Estimators of a parameter that sites share "
+        "(bars: 2 standard errors; crosses: an independent computation)"
     )
     return figure
 

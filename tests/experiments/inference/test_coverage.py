@@ -31,10 +31,31 @@ def test_the_committed_table_agrees_with_the_notes() -> None:
     table = pd.read_csv(RESULTS / "table.csv")
     # One of 36; see the docstring of the experiment.
     assert coverage.beyond(table) == ["coverage of tilted score at K = 20, n = 100, rare"]
+    rare = table[table["study"] == coverage.RARE].set_index("estimator")
+    assert rare["repetitions"]["tilted score, all studies"] == 300
+    assert rare["coverage"]["tilted score, all studies"] < rare["coverage"]["tilted score"]
     many = table[table["study"] == "K = 50, n = 200"].set_index("estimator")
     assert many["efficiency"]["tilted score"] >= 0.95
     assert 0.93 <= many["coverage"]["tilted score"] <= 0.97
     assert many["coverage_first"]["meta"] < 0.9
+
+
+def test_studies_without_a_site_without_estimate_are_the_same_by_both_ways() -> None:
+    study = Study(sites=3, n=200, repetitions=4)
+    usual, kept = (
+        study.estimate(each) for each in (coverage.ESTIMATORS["tilted score"], coverage.Kept())
+    )
+    np.testing.assert_allclose(kept.beta, usual.beta, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(kept.errors, usual.errors, rtol=0, atol=1e-10)
+
+
+def test_a_study_stays_where_a_site_has_no_estimate() -> None:
+    study = Study(sites=20, n=60, lowest=-3.5, highest=-2.0, repetitions=6)
+    usual, kept = (
+        study.estimate(each) for each in (coverage.ESTIMATORS["tilted score"], coverage.Kept())
+    )
+    assert np.isnan(usual.beta).any()
+    assert np.isfinite(kept.beta).all()
 
 
 @pytest.mark.slow
