@@ -15,6 +15,9 @@ from topologies.random_graphs import connected
 
 Ints = NDArray[np.int64]
 
+MOST_STEPS = 100_000
+"""The most attempts to swap peers of D-Cliques; the paper makes 1,000."""
+
 
 @topology
 def caveman(peers: int, rng: Generator, *, size: int = 4) -> csr_array:
@@ -73,8 +76,8 @@ def d_cliques(
         steps: attempts to swap.
         between: the graph of the cliques.
     """
-    if steps < 0:
-        raise GraphError(f"d_cliques: steps must be 0 or more, not {steps}")
+    if not 0 <= steps <= MOST_STEPS:
+        raise GraphError(f"d_cliques: steps must be between 0 and {MOST_STEPS:,}, not {steps}")
     cliques = _cliques("d_cliques", peers, rng.permutation(peers), size)
     counts = np.asarray(labels, dtype=np.float64)
     for _ in range(steps if len(cliques) > 1 else 0):
