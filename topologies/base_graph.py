@@ -54,6 +54,7 @@ def base_graph(peers: int, rng: Generator, *, k: int = 1, simple: bool = False) 
     """
     if k < 1:
         raise GraphError(f"base_graph needs k of at least 1, not {k}")
+    k = min(k, max(1, peers - 1))  # all peers
     everyone = np.arange(peers)
     rounds = _simple(everyone, k) if simple else _base(everyone, k)
     affordable("base_graph", peers, min(k, peers - 1) * peers * max(1, len(rounds)))
