@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array
 
 from topologies.errors import GraphError
-from topologies.graphs import TRIES, Graph, affordable, from_pairs, from_senders, topology
+from topologies.graphs import (
+    MAX_EDGES,
+    TRIES,
+    Graph,
+    affordable,
+    from_pairs,
+    from_senders,
+    topology,
+)
 from topologies.sequences import Drawn, drawn
 
 Ints = NDArray[np.int64]
@@ -66,7 +74,7 @@ def directed_exponential(peers: int, rng: Generator, *, k: int = 1) -> list[csr_
         raise GraphError(f"directed_exponential needs k of at least 1, not {k}")
     rounds, power = [], 1
     while power < peers:
-        hops = np.arange(1, k + 1) * power
+        hops = np.arange(1, min(k, peers) + 1) * power
         rounds.append(hops[hops < peers])
         power *= k + 1
     affordable("directed_exponential", peers, peers * sum(map(len, rounds)))
@@ -95,8 +103,8 @@ def equitopo(
         directed: whether messages go one way only.
         one_peer: whether every round draws one basis graph.
     """
-    if m is not None and m < 1:
-        raise GraphError(f"equitopo needs m of at least 1, not {m}")
+    if m is not None and not 1 <= m <= MAX_EDGES // peers:
+        raise GraphError(f"equitopo needs 1 <= m <= {MAX_EDGES // peers:,}, not m={m}")
     if peers == 1:
         return _alone()
     if one_peer:

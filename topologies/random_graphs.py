@@ -86,6 +86,7 @@ def geometric(peers: int, rng: Generator, *, radius: float | None = None) -> csr
     reach = sqrt(2 * log(peers) / (pi * peers)) if radius is None else radius
     if not reach >= 0:
         raise GraphError(f"geometric needs a radius of at least 0, not {reach:g}")
+    reach = min(reach, 2.0)  # beyond the diagonal of the square all pairs are linked
     affordable("geometric", peers, round(min(1.0, pi * reach**2) * peers**2))
     return connected(
         lambda seed: nx.random_geometric_graph(peers, reach, seed=seed),

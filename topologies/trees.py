@@ -19,6 +19,7 @@ def tree(peers: int, rng: Generator, *, branches: int = 2) -> csr_array:
     """
     if branches < 1:
         raise GraphError(f"tree needs branches of at least 1, not {branches}")
+    branches = min(branches, peers)
     child = np.arange(1, peers)
     return from_pairs(peers, child, (child - 1) // branches)
 
