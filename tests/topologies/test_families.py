@@ -232,7 +232,7 @@ def test_geometric_links_peers_within_the_radius() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("equitopo", {"m": 0}, "m of at least 1, not 0"),
+        ("equitopo", {"m": 0}, "not m=0"),
         ("directed_exponential", {"k": 0}, "k of at least 1, not 0"),
         ("directed_random", {"k": 9}, "k=9, peers=9"),
         ("one_peer_hypercube", {}, "power of two peers, such as 8 or 16, not 9"),
