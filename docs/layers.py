@@ -1,6 +1,7 @@
 """Draw the packages of dfl and their imports into docs/architecture.md: python docs/layers.py.
 
-The drawing is read off the import statements, those for type checking included.
+The drawing is read off the import statements, those for type checking included. The site has it as
+a matrix.
 """
 
 from __future__ import annotations
@@ -66,6 +67,29 @@ def drawing() -> str:
         if other not in ("core", "config"):  # everything may use these
             lines.append(f"  {own} --> {other}")
     return "\n".join([*lines, "```"]) + "\n"
+
+
+def draw(path: Path) -> None:
+    """Draw the same imports as a matrix, for the site: a dot where the row imports the column."""
+    from matplotlib.figure import Figure
+
+    names = [*(name for layer in LAYERS for name in layer), "topologies"]
+    place = {name: k for k, name in enumerate(names)}
+    figure = Figure(figsize=(8, 7.5), layout="constrained")
+    axes = figure.subplots()
+    for own, other in arrows():
+        axes.plot(place[other], place[own], "o", color="#0072B2", markersize=8)
+    ends = [sum(map(len, LAYERS[:k])) - 0.5 for k in range(1, len(LAYERS) + 1)]
+    for end in ends:
+        axes.axhline(end, color="0.85", linewidth=0.8, zorder=0)
+        axes.axvline(end, color="0.85", linewidth=0.8, zorder=0)
+    axes.plot([-0.5, len(names) - 0.5], [-0.5, len(names) - 0.5], color="0.6", linewidth=0.8)
+    axes.set_xticks(range(len(names)), [label(name) for name in names], rotation=60, ha="left")
+    axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(names) - 0.5, -0.5), ylabel="imports")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    figure.savefig(path, dpi=120)
 
 
 def page(text: str) -> str:

@@ -1,0 +1,54 @@
+"""Meanings of the columns of metrics.csv and peers.csv that only some runs have."""
+
+DESCRIBED = {
+    "sim_seconds": ("`--links`", "simulated seconds so far, of the slowest peer"),
+    "quantization_error": (
+        "quantized methods",
+        "the largest ‖Q(x) - x‖² / ‖x‖² of a peer's last message",
+    ),
+    "upload_bytes": ("a server", "bytes of the uploads so far"),
+    "download_bytes": ("a server", "bytes of the downloads so far"),
+    "parameters_k_plus_m": (
+        "a server",
+        "parameters sent so far by the count of LG-FedAvg's tables",
+    ),
+    "messages_lost": ("`--faults`", "messages that were sent and did not arrive, so far"),
+    "peers_up": ("`--faults`", "peers that were up in the round that ended here"),
+    "validation_accuracy_mean": (
+        "`--validation`",
+        "mean accuracy of the peers on their own validation examples",
+    ),
+    "accuracy_ensemble": (
+        "`--ensemble`",
+        "accuracy of the mean output of all honest peers' models on the common test set",
+    ),
+    "accuracy_vote": (
+        "`--ensemble`",
+        "accuracy of the vote of these models, a tie going to the lowest label",
+    ),
+    "backdoor_success_mean": (
+        "`--attack backdoor`",
+        "share of the triggered test examples that get the attacker's label, mean over the peers",
+    ),
+    "trust_mean": ("rules that score", "mean score of the honest peers by the aggregation rule"),
+    "trust_mean_attackers": ("rules that score", "mean score of the attackers"),
+}
+"""Column of metrics.csv -> (the runs that have it, its meaning)."""
+
+PEERS = {
+    "peer": "the peer",
+    "rank": "the rank that hosted it in the last launch",
+    "degree": "its neighbours, where peers have neighbours",
+    "n_train": "its training examples",
+    "labels": "how many of each label, `label:count`",
+    "accuracy": "accuracy of its model on the common test set",
+    "local_accuracy": "accuracy on its own test examples",
+    "validation_accuracy": "accuracy on its own validation examples (`--validation`)",
+    "train_loss": "mean loss on its own training examples",
+    "backdoor_success": "success of the backdoor in its model (`--attack backdoor`)",
+    "trust": "its score by the aggregation rule, where the rule scores",
+    "is_attacker": "1 for an attacker, where there are any",
+    "payload_bytes_sent": "bytes of the messages that it sent",
+    "payload_bytes_received": "bytes that the server sent to it, where there is one",
+}
+"""Column of peers.csv -> its meaning."""

@@ -1,0 +1,61 @@
+"""Configuration of Sphinx: sphinx-build -W docs DIR."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+import generate  # noqa: E402
+import layers  # noqa: E402
+
+from dfl.core.version import VERSION  # noqa: E402
+
+project = "dfl"
+author = "the authors of dfl"
+version = release = VERSION
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"dfl {VERSION}"
+html_static_path = ["_static"]
+html_css_files = ["dfl.css"]
+html_copy_source = False
+html_show_sourcelink = False
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_use_ivar = True
+
+
+def setup(app: Any) -> None:
+    """Write the generated pages before the sources are read."""
+    app.connect("builder-inited", lambda app: generate.write())
+    app.connect("source-read", _draw)
+    app.connect("autodoc-process-docstring", _escape, priority=400)
+
+
+def _draw(app: Any, name: str, source: list[str]) -> None:
+    """Show the drawing of the imports as a picture: Mermaid would be fetched from elsewhere."""
+    before, begin, rest = source[0].partition(layers.BEGIN)
+    if name == "architecture" and begin:
+        picture = "![A dot where the row imports the column](_generated/layers.png)\n"
+        source[0] = before + picture + rest.partition(layers.END)[2]
+
+
+def _escape(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep the asterisks of a docstring, as of (P, *shape), from being read as emphasis."""
+    lines[:] = [line.replace("*", "\\*") for line in lines]

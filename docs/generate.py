@@ -1,0 +1,273 @@
+"""Write the pages that are read off the code and the results: python docs/generate.py.
+
+`conf.py` calls `write` before each build. The pages go to `docs/_generated`, which git ignores.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import csv
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+import docstrings  # noqa: E402
+import layers  # noqa: E402
+from columns import DESCRIBED, PEERS  # noqa: E402
+
+from dfl.config import COMPONENTS, Run  # noqa: E402
+from dfl.core.options import options  # noqa: E402
+from dfl.core.registry import describe, flag  # noqa: E402
+from dfl.simulation.components import registries  # noqa: E402
+
+OUT = DOCS / "_generated"
+RESULTS = ROOT / "experiments/results"
+COMMANDS = ("dfl.run", "dfl.sweep", "dfl.compare", "dfl.inference", "topologies")
+"""The commands whose --help is shown."""
+THEMES = {
+    "messages_and_graphs": "Messages and graphs",
+    "methods": "Methods",
+    "servers_and_robustness": "Servers and robustness",
+    "personal_layers": "Personal layers",
+    "inference": "Inference",
+    "speed": "Speed",
+}
+"""Folder of `experiments` -> heading in the lab book."""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page, by its path below `OUT`."""
+    return {
+        "command-line.md": command_line(),
+        "components.md": components(),
+        "columns.md": columns(),
+        **lab_book(),
+    }
+
+
+def write() -> None:
+    """Write the pages that have changed, and remove those that are no longer there."""
+    found = pages()
+    for path in OUT.rglob("*.md"):
+        if str(path.relative_to(OUT)) not in found:
+            path.unlink()
+    for name, text in found.items():
+        path = OUT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    layers.draw(OUT / "layers.png")
+
+
+def command_line() -> str:
+    """Return the page of the commands: the settings of a run by what they are, and every --help."""
+    said = docstrings.attributes(ROOT / "dfl/config.py", "Run")
+    lines = [
+        "# Command line\n",
+        "The flags of `python -m dfl.run`, the keys of a TOML file (`--config`) and the fields of",
+        "`dfl.Run` are the same names. A component is written `name:key=value,key=value`.\n",
+    ]
+    known = options(Run)
+    parts = {
+        "Components": [name for name in known if name in COMPONENTS],
+        "Settings": [name for name in known if name not in COMPONENTS],
+    }
+    for title, names in parts.items():
+        lines += [f"## {title}\n", "| flag | value | default | meaning |", "|---|---|---|---|"]
+        for name in names:
+            meaning = docstrings.cell(docstrings.read(said[name]).summary)
+            value = docstrings.cell(known[name].accepted)
+            if name in COMPONENTS:
+                value = f"[{flag(name)[2:]}](#{anchor(name)})"
+            default = written(known[name].default)
+            lines.append(f"| `{flag(name)}` | {value} | {default} | {meaning} |")
+        lines.append("")
+    lines.append("## Help texts\n")
+    for command in COMMANDS:
+        lines += [f"### python -m {command}\n", "```text", help_text(command), "```\n"]
+    return "\n".join(lines)
+
+
+def help_text(command: str) -> str:
+    """Return what a command prints for --help, in 100 columns."""
+    import runpy
+
+    shown = io.StringIO()
+    before = dict(os.environ), sys.argv
+    os.environ["COLUMNS"] = "100"
+    sys.argv = [command, "--help"]
+    try:
+        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+            runpy.run_module(command, run_name="__main__", alter_sys=False)
+    finally:
+        os.environ.clear()
+        os.environ.update(before[0])
+        sys.argv = before[1]
+    return shown.getvalue().strip()
+
+
+def components() -> str:
+    """Return the page of all components, with their options and sources."""
+    from dfl.inference.estimators import ESTIMATORS
+    from dfl.inference.models import MODELS
+
+    lines = [
+        "# Components\n",
+        "Every component of this package, as its registry has it: options with their defaults,",
+        "equations and sources. Other packages add theirs by entry points.\n",
+    ]
+    kinds: dict[str, Mapping[str, Callable[..., Any]]] = {**registries()}
+    kinds |= {"inference model": MODELS, "estimator": ESTIMATORS}
+    for kind, registry in kinds.items():
+        title = flag(kind)[2:] if kind in registries() else kind
+        lines += [f"({anchor(kind)})=", f"## {title.replace('-', ' ').capitalize()}\n"]
+        lines.append(f"`{'--' + title if kind in registries() else title}`\n")
+        for name in sorted(registry):
+            lines.append(component(name, registry))
+    return "\n".join(lines)
+
+
+def component(name: str, registry: Mapping[str, Callable[..., Any]]) -> str:
+    """Return the section of one component."""
+    made = registry[name]
+    said = docstrings.read(inspect.getdoc(made))
+    usage = describe({name: made})
+    lines = [f"### {name}\n", f"`{usage}`\n", docstrings.markdown(said.summary), "", said.body, ""]
+    known, meanings = options(made), docstrings.described(made)
+    if known:
+        lines += ["| option | value | default | meaning |", "|---|---|---|---|"]
+        for key, option in known.items():
+            meaning = docstrings.cell(meanings.get(key, ""))
+            value = docstrings.cell(option.accepted)
+            lines.append(f"| `{key}` | {value} | {written(option.default)} | {meaning} |")
+        lines.append("")
+    source = f"Source: {docstrings.markdown(said.source)}. " if said.source else ""
+    lines.append(f"{source}Code: `{file_of(made)}`.\n")
+    return "\n".join(lines)
+
+
+def file_of(made: Callable[..., Any]) -> str:
+    """Return the file of a component."""
+    path = Path(inspect.getsourcefile(inspect.unwrap(made)) or "")
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def written(default: object) -> str:
+    """Return a default value as it is written on the command line."""
+    if default is inspect.Parameter.empty:
+        return "required"
+    if isinstance(default, tuple):
+        return "`" + "+".join(map(str, default)) + "`" if default else ""
+    if default is None:
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def anchor(kind: str) -> str:
+    """Return the anchor of a kind of component."""
+    return f"kind-{kind.replace('_', '-').replace(' ', '-')}"
+
+
+def columns() -> str:
+    """Return the page of the columns of metrics.csv and peers.csv."""
+    from dfl.store.callbacks import Row
+
+    always = {
+        name: inspect.getdoc(value) or ""
+        for name, value in vars(Row).items()
+        if isinstance(value, property)
+    }
+    lines = [
+        "# Columns of the CSV files\n",
+        "## metrics.csv\n",
+        "A row per evaluation. Accuracies are shares from 0 to 1, bytes and messages are counted",
+        "from the first round on. Figures are over the honest peers.\n",
+        "| column | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {docstrings.cell(text)} |" for name, text in always.items()),
+        "\nThese columns are there where the run has them:\n",
+        "| column | where | meaning |",
+        "|---|---|---|",
+        *(f"| `{name}` | {where} | {text} |" for name, (where, text) in DESCRIBED.items()),
+        "\n## peers.csv\n",
+        "A row per peer, at the end.\n",
+        "| column | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {text} |" for name, text in PEERS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def lab_book() -> dict[str, str]:
+    """Return the page of every experiment with results, and their table of contents."""
+    found = {path.stem: path for path in sorted((ROOT / "experiments").glob("*/*.py"))}
+    found |= {f"{path.parent.name}_{path.stem}": path for path in found.values()}
+    made: dict[str, str] = {}
+    contents = [
+        "# Lab book\n",
+        "Every experiment of `experiments/`: what it compares, its command, its finding, its table",
+        "and its figure, as they are in the repository.\n",
+    ]
+    for theme, title in THEMES.items():
+        names = [
+            name
+            for name in sorted(each.name for each in RESULTS.iterdir() if each.is_dir())
+            if found[name].parent.name == theme
+        ]
+        contents += [f"## {title}\n", "```{toctree}", ":maxdepth: 1", "", *names, "```\n"]
+        made |= {f"lab-book/{name}.md": experiment(name, found[name]) for name in names}
+    return {"lab-book/index.md": "\n".join(contents), **made}
+
+
+def experiment(name: str, path: Path) -> str:
+    """Return the page of an experiment."""
+    question, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
+    title = " ".join(question.split()).rstrip(".")
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    folder = RESULTS / name
+    lines = [f"# {short(title)}\n", f"`{module}`\n"]
+    if short(title) != title:
+        lines.append(f"{docstrings.markdown(title)}.\n")
+    lines += [docstrings.markdown(rest), ""]
+    if (folder / "figure.png").exists():
+        lines += ["## Figure\n", f"![{title}](../../../experiments/results/{name}/figure.png)\n"]
+    for table in sorted(folder.glob("*.csv")):
+        lines += [f"## {table.name}\n", *rows(table), ""]
+    return "\n".join(lines)
+
+
+def short(title: str) -> str:
+    """Return the first clause of a sentence."""
+    return next((part for part in title.split(": ") if part), title)
+
+
+def rows(path: Path) -> Iterator[str]:
+    """Yield the lines of a table; numbers have four digits."""
+    with path.open(newline="") as file:
+        head, *body = csv.reader(file)
+    yield f"| {' | '.join(f'`{each}`' for each in head)} |"
+    yield "|" + "---|" * len(head)
+    for row in body:
+        yield f"| {' | '.join(docstrings.cell(digits(each)) for each in row)} |"
+
+
+def digits(text: str) -> str:
+    """Return a number with at most four digits; text as it is."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return text if number == int(number) and "e" not in text else f"{number:.4g}"
+
+
+if __name__ == "__main__":
+    write()

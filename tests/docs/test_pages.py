@@ -1,0 +1,98 @@
+"""The generated pages show what the code has."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dfl
+from dfl.config import Run
+from dfl.core.options import options
+from dfl.core.registry import flag
+from dfl.simulation.components import registries
+from tests.support.pages import DOCS, ROOT
+
+
+@pytest.fixture(scope="module")
+def generate() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS))
+        return runpy.run_path(str(DOCS / "generate.py"))
+
+
+def test_every_component_has_its_options_on_the_page(generate: dict[str, Any]) -> None:
+    text = generate["components"]()
+    for kind, registry in registries().items():
+        assert f"(kind-{kind.replace('_', '-')})=" in text
+        for name in registry:
+            section = text.split(f"\n### {name}\n")
+            assert len(section) >= 2, name
+            assert all(f"| `{key}` |" in text for key in options(registry[name]))
+
+
+def test_every_flag_is_on_the_page(
+    generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(generate["command_line"].__globals__, "help_text", lambda command: command)
+    text = generate["command_line"]()
+    for name in options(Run):
+        (line,) = [li for li in text.splitlines() if li.startswith(f"| `{flag(name)}` |")]
+        assert line.rstrip("| ").count("|") == 4, line
+
+
+def test_every_experiment_with_results_has_a_page(generate: dict[str, Any]) -> None:
+    pages = generate["lab_book"]()
+    for folder in (ROOT / "experiments/results").iterdir():
+        text = pages[f"lab-book/{folder.name}.md"]
+        assert "python -m experiments." in text
+        assert "## table.csv" in text
+        assert f"\n{folder.name}\n" in pages["lab-book/index.md"]
+
+
+def test_equations_of_docstrings_are_code() -> None:
+    read = runpy.run_path(str(DOCS / "docstrings.py"))["read"]
+    found = read(
+        """Average (A et al. 2020).
+
+        What x_i is:
+
+            x_i <- sum_j w_ij z_j
+
+        Attributes:
+            gamma, mu: the step,
+                from 0 to 1.
+
+        Source:
+            A et al. 2020.
+        """
+    )
+    assert found.summary == "Average (A et al. 2020)."
+    assert "```text\nx_i <- sum_j w_ij z_j\n```" in found.body
+    assert found.body.startswith("What x\\_i is:")
+    assert found.entries == dict.fromkeys(("gamma", "mu"), "the step, from 0 to 1.")
+    assert found.source == "A et al. 2020."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"topology": "ring", "bits": 4, "faults": "link_loss:p=0.3", "links": "phone"},
+        {"algorithm": "fedavg", "ensemble": True, "validation": 0.1},
+        {"algorithm": "fltrust:root=50", "attack": "backdoor:fraction=0.3"},
+    ],
+    ids=str,
+)
+def test_every_column_is_described(
+    settings: dict[str, Any], generate: dict[str, Any], tmp_path: Path, without_figures: None
+) -> None:
+    text = generate["columns"]()
+    for _ in dfl.simulate(dfl.Run(peers=8, rounds=2, out=tmp_path / "run", **settings)):
+        pass
+    of_run, of_peers = text.split("## peers.csv")
+    run = dfl.load(tmp_path / "run")
+    assert [name for name in run.rows.columns if f"| `{name}` |" not in of_run] == []
+    assert [name for name in run.peers.columns if f"| `{name}` |" not in of_peers] == []
