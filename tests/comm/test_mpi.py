@@ -11,15 +11,14 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
+from dfl.algorithms import ALGORITHMS
 from tests.mpi import layouts
 from tests.support.mpirun import CLOCKS, ENV, ROOT, mpirun, mpirun_command
 
 pytestmark = pytest.mark.mpi
 
-EVERY = {1: 1, 2: 3, 3: 1, 5: 5, 16: 7}
-"""Numbers of ranks; with EVERY[ranks] = n a job runs every n-th combination. 3, 5 and 7 share no
-factor with the number of compressors, so all of them run on every number of ranks.
-"""
+PART = {1: "all", 2: "even", 3: "odd", 5: "every fifth", 16: "methods"}
+"""The combinations that run on each number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class Job:
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     """Run a job for each number of ranks: the combinations, then the tests of tests/mpi."""
     found = {}
-    for ranks, every in EVERY.items():
+    for ranks, part in PART.items():
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        command = ("-m", "tests.mpi.layouts", str(folder), str(every), "tests")
+        command = ("-m", "tests.mpi.layouts", str(folder), part, "tests")
         found[ranks] = Job(mpirun(ranks, *command, timeout=900), folder)
     return found
 
 
-@pytest.mark.parametrize("ranks", EVERY)
+@pytest.mark.parametrize("ranks", PART)
 def test_the_tests_of_ranks_pass_on_every_rank(jobs: dict[int, Job], ranks: int) -> None:
     done = jobs[ranks].ended
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -49,14 +48,14 @@ def test_the_tests_of_ranks_pass_on_every_rank(jobs: dict[int, Job], ranks: int)
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.parametrize("ranks", [*EVERY][1:])
+@pytest.mark.parametrize("ranks", [*PART][1:])
 def test_results_are_the_same_on_any_number_of_ranks(jobs: dict[int, Job], ranks: int) -> None:
     whole = jobs[1].folder
     part = jobs[ranks].folder
     everything, names = (sorted(f.name for f in folder.iterdir()) for folder in (whole, part))
     assert len(names) > 20
     assert set(names) <= set(everything)
-    assert len(names) == -(-len(everything) // EVERY[ranks])
+    assert names == sorted(name for name, _ in layouts.PARTS[PART[ranks]]())
     for name in names:
         states = [(folder / name / "state.safetensors").read_bytes() for folder in (whole, part)]
         assert states[0] == states[1], name
@@ -68,14 +67,11 @@ def test_results_are_the_same_on_any_number_of_ranks(jobs: dict[int, Job], ranks
             pd.testing.assert_frame_equal(one, two, obj=f"{name} {table}")
 
 
-def test_every_method_and_compressor_runs_on_every_number_of_ranks() -> None:
-    pairs = [(run.algorithm, run.compressor) for _, run in layouts.runs()]
-    methods = {method for method, compressor in pairs if compressor not in (None, "none")}
-    assert len(methods) >= 8
-    for every in EVERY.values():
-        ran = pairs[::every]
-        assert methods <= {method for method, _ in ran}
-        assert {compressor for _, compressor in ran} == {compressor for _, compressor in pairs}
+def test_every_combination_runs_on_two_or_three_ranks_and_every_method_on_sixteen() -> None:
+    names = {part: [name for name, _ in make()] for part, make in layouts.PARTS.items()}
+    assert sorted(names["even"] + names["odd"]) == sorted(names["all"])
+    methods = [str(run.algorithm) for _, run in layouts.methods()]
+    assert {spec.partition(":")[0] for spec in methods} >= {*ALGORITHMS}
 
 
 def test_the_runs_of_the_layout_test_have_different_results(jobs: dict[int, Job]) -> None:

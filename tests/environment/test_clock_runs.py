@@ -20,7 +20,6 @@ from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import prepare
 from tests.comm.test_transport import size
 from tests.conftest import Command
-from tests.support.mpirun import mpirun
 
 FEW: dict[str, Any] = {
     "peers": 8,
@@ -329,48 +328,6 @@ def test_a_figure_shows_accuracy_by_simulated_time() -> None:
     assert "accuracy_by_sim_seconds" not in plots.figures(
         table.drop(columns="sim_seconds"), peers, (), none
     )
-
-
-LAYOUTS = """
-import sys, dfl, dfl.reporting.plots
-from pathlib import Path
-dfl.reporting.plots.figures = lambda *given: {}
-few = dict(peers=7, rounds=3, eval_every=1, model="softmax", bits=3)
-few["partition"] = "dirichlet:alpha=0.3"
-devices = "compute=lognormal,step_ms=20,sigma=0.7"
-for name, more in {
-    "gossip": dict(topology="one_peer_exponential", links="mixed:phone=0.5,dsl=0.5," + devices),
-    "server": dict(algorithm="fedavg:fraction=0.6", links="phone:server_mbps=20," + devices),
-    "links": dict(topology="edges:path=graph.txt", links="links:path=links.csv," + devices),
-    "measured": dict(links="phone:compute=measured"),
-}.items():
-    for _ in dfl.simulate(dfl.Run(**few, **more, out=Path(sys.argv[1]) / name)):
-        pass
-"""
-
-
-@pytest.mark.mpi
-def test_time_does_not_depend_on_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [(i, (i + step) % 7) for i in range(7) for step in (1, 3)]
-    (tmp_path / "graph.txt").write_text("\n".join(f"{i} {j}" for i, j in pairs))
-    both = [*pairs, *((j, i) for i, j in pairs)]
-    (tmp_path / "links.csv").write_text("\n".join(f"{i},{j},{0.1 + i},{j}" for i, j in both))
-    script = LAYOUTS.replace("graph.txt", f"{tmp_path}/graph.txt").replace(
-        "links.csv", f"{tmp_path}/links.csv"
-    )
-    (tmp_path / "layouts.py").write_text(script)
-    for ranks in (1, 2, 3):
-        done = mpirun(ranks, str(tmp_path / "layouts.py"), str(tmp_path / f"{ranks}"))
-        assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("gossip", "server", "links", "measured"):
-        times = [
-            pd.read_csv(tmp_path / f"{ranks}" / name / "metrics.csv")["sim_seconds"]
-            for ranks in (1, 2, 3)
-        ]
-        assert times[0].iloc[-1] > 0
-        assert times[0].is_monotonic_increasing
-        if name != "measured":
-            assert times[0].tolist() == times[1].tolist() == times[2].tolist()
 
 
 def test_every_link_model_is_in_the_docs() -> None:

@@ -14,7 +14,6 @@ from dfl import InputError, Run, load, simulate
 from dfl.comm.mpi import World
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
-from tests.support.mpirun import mpirun
 from tests.support.quadratic import final, moments
 
 FEW: dict[str, Any] = {
@@ -188,33 +187,6 @@ def test_kinds_must_agree_in_the_shared_part(
 def test_kinds_of_different_dtypes_are_refused(kinds: list[nn.Module]) -> None:
     with pytest.raises(InputError, match="one dtype"):
         setting_of([kinds[0], kinds[1].double()])
-
-
-SCRIPT = """
-import sys, torch
-from pathlib import Path
-import dfl
-from tests.models.test_kinds import FEW, WAYS, Half
-torch.manual_seed(0)
-kinds = [Half(True), Half(False, 12)]
-for k, way in enumerate(WAYS):
-    out = Path(sys.argv[1]) / str(k)
-    list(dfl.simulate(dfl.Run(**{**FEW, **way, "peers": 4, "out": out}, model=kinds)))
-"""
-
-
-@pytest.mark.mpi
-def test_ranks_make_no_difference(tmp_path: Path) -> None:
-    """With five ranks and four peers, one rank has no peer."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    for ranks in (1, 5):
-        done = mpirun(ranks, str(tmp_path / "script.py"), str(tmp_path / str(ranks)), timeout=300)
-        assert done.returncode == 0, done.stderr
-    for k in range(len(WAYS)):
-        one, five = (
-            (tmp_path / str(r) / str(k) / "state.safetensors").read_bytes() for r in (1, 5)
-        )
-        assert one == five
 
 
 @pytest.mark.parametrize("method", ["momentum_tracking", "d2", "dfedsam:rho=0.1"])

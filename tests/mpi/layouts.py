@@ -1,17 +1,20 @@
 """Runs whose results must not depend on the number of ranks.
 
-python -m tests.mpi.layouts FOLDER N          run every N-th combination on all ranks of the job
-python -m tests.mpi.layouts FOLDER N tests    then run the tests of this folder as well
-python -m tests.mpi.layouts FOLDER few        run the sample of `few`
+python -m tests.mpi.layouts FOLDER all          run every combination on all ranks of the job
+python -m tests.mpi.layouts FOLDER all tests    then run the tests of this folder as well
+
+In place of `all`, any name in `PARTS` runs a part of the combinations.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, islice
 from pathlib import Path
 
+import networkx as nx
 import pytest
+import torch
 
 import dfl
 from dfl.algorithms import ALGORITHMS
@@ -22,6 +25,8 @@ from dfl.environment.faults import FAULTS
 from dfl.reporting import plots
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
+from tests.models.test_kinds import FEW, WAYS, Half
+from tests.simulation.test_objects import given, small
 from tests.support.protected import shaded
 
 METHODS = {
@@ -55,7 +60,11 @@ COMPRESSOR_SPECS = {
     "low_rank": ["low_rank:rank=2"],
     "random_k": ["random_k:share=0.3"],
 }
+EVERY_COMPRESSOR = ("qdfedavgm", "fedavg")
+"""Methods that run with every compressor: one that sends to neighbours, one with a server."""
 OWN_GRAPH = ("relay_sgd", "epidemic")
+LINKS = Path(__file__).with_name("links.csv")
+"""The speeds of the links of a graph of 7 peers."""
 PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
 GRAPHS = ("ring", "small_world:k=4,p=0.3", "one_peer_exponential")
 
@@ -66,15 +75,9 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     assert set(COMPRESSOR_SPECS) == set(COMPRESSORS), "a new compressor needs a line here"
     methods = [*chain(*METHODS.values())]
     compressors = [*chain(*COMPRESSOR_SPECS.values())]
-    sending = [
-        pair
-        for pair in product(methods, compressors)
-        if "compressor" in ALGORITHMS[pair[0].partition(":")[0]].applies or pair[1] == "none"
-    ]
+    again = [("dfedavgm", "none"), ("qdfedavgm", "none")] * 2
     seen: set[tuple[str, str, str | None]] = set()
-    for k, (method, compressor) in enumerate(
-        [*sending, *[("dfedavgm", "none"), ("qdfedavgm", "none")] * 2]
-    ):
+    for k, (method, compressor) in enumerate([*_sending(methods, compressors), *again]):
         kind = ALGORITHMS[method.partition(":")[0]]
         own = not kind.gossips or method.startswith(OWN_GRAPH)
         graphs = GRAPHS[:2] if STATIC in kind.requires else GRAPHS
@@ -97,6 +100,10 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield from shares()
     yield from steps()
     yield from faults()
+    yield from links()
+    yield from drawn_graphs()
+    yield from kinds()
+    yield "objects", small(**given())
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
@@ -116,6 +123,23 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         "full-batch",
         setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine"),
     )
+
+
+def _sending(methods: list[str], compressors: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield every method without compression, and those that compress with some compressors.
+
+    A method of each form of exchange has them all, the others three each in turn.
+    """
+    turn = 0
+    for method in methods:
+        yield method, "none"
+        if "compressor" not in ALGORITHMS[method.partition(":")[0]].applies:
+            continue
+        if method in EVERY_COMPRESSOR:
+            yield from ((method, each) for each in compressors if each != "none")
+        else:
+            yield from ((method, compressors[1 + (turn + k) % 10]) for k in range(3))
+            turn += 3
 
 
 def shares() -> Iterator[tuple[str, dfl.Run]]:
@@ -205,6 +229,42 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
     yield "lost-lies", setting(0, topology="small_world:k=4,p=0.3", **attacked, faults=links)
 
 
+def links() -> Iterator[tuple[str, dfl.Run]]:
+    """Yield runs with simulated time, in which some peers are faster than others."""
+    devices = "compute=lognormal,step_ms=20,sigma=0.7"
+    few = {"peers": 7, "model": "softmax", "bits": 3, "partition": "dirichlet:alpha=0.3"}
+    graph = nx.circulant_graph(7, [1, 3])
+    for label, values in {
+        "mixed": {
+            "topology": "one_peer_exponential",
+            "links": f"mixed:phone=0.5,dsl=0.5,{devices}",
+        },
+        "server": {
+            "algorithm": "fedavg:fraction=0.6",
+            "links": f"phone:server_mbps=20,{devices}",
+        },
+        "file": {"topology": graph, "links": f"links:path={LINKS},{devices}"},
+    }.items():
+        yield f"links-{label}", setting(0, **few, **values)
+
+
+def drawn_graphs() -> Iterator[tuple[str, dfl.Run]]:
+    """Yield runs on graphs that change for more rounds than communicators are kept."""
+    few = {"peers": 7, "rounds": 70, "eval_every": 35, "model": "softmax"}
+    for k, graph in enumerate(("random_matching", "base_graph:k=2")):
+        lossy = {"bits": 4, "faults": "link_loss:p=0.2"}
+        yield f"drawn-{k}", setting(0, **few, topology=graph)
+        yield f"drawn-lossy-{k}", setting(0, **few, topology=graph, **lossy)
+
+
+def kinds() -> Iterator[tuple[str, dfl.Run]]:
+    """Yield runs whose peers have models of two kinds, fewer of them than there are ranks."""
+    torch.manual_seed(0)
+    modules = [Half(True), Half(False, 12)]
+    for k, way in enumerate(WAYS):
+        yield f"kinds-{k}", dfl.Run(**{**FEW, **way, "peers": 4, "model": modules})
+
+
 def attacks() -> Iterator[tuple[str, dfl.Run]]:
     """Yield runs of every attack with the mean and of every aggregator with an attack."""
     for k, attack in enumerate(ATTACKS):
@@ -269,6 +329,22 @@ def few(count: int = 12) -> list[tuple[str, dfl.Run]]:
     return chosen
 
 
+def methods() -> list[tuple[str, dfl.Run]]:
+    """Return the last run of every spec of a method: with a compressor where it compresses."""
+    last = {run.algorithm: (label, run) for label, run in runs()}
+    return [pair for spec, pair in last.items() if isinstance(spec, str)]
+
+
+PARTS: dict[str, Callable[[], Iterable[tuple[str, dfl.Run]]]] = {
+    "all": runs,
+    "even": lambda: islice(runs(), 0, None, 2),
+    "odd": lambda: islice(runs(), 1, None, 2),
+    "every fifth": lambda: islice(runs(), 0, None, 5),
+    "few": few,
+    "methods": methods,
+}
+
+
 def _pairs(run: dfl.Run) -> set[object]:
     """Return the pairs of settings of a run, without the options of components."""
     values = {field.name: getattr(run, field.name) for field in fields(run)}
@@ -281,9 +357,9 @@ def name(*parts: str) -> str:
     return "-".join(part.replace(":", "_").replace(",", "_") for part in parts)
 
 
-def main(folder: Path, which: str) -> None:
-    """Run every `which`-th combination, or a few, each to its own folder."""
-    for label, run in few() if which == "few" else islice(runs(), 0, None, int(which)):
+def main(folder: Path, part: str) -> None:
+    """Run the combinations of a part, each to its own folder."""
+    for label, run in PARTS[part]():
         given = replace(run, dataset=shaded()) if run.fairness_adversary != "none" else run
         for _ in dfl.simulate(replace(given, out=folder / label)):
             pass

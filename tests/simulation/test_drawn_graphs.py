@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from numpy.random import Generator
@@ -22,7 +21,7 @@ from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.options import MOST
 from dfl.simulation.prepare import prepare
-from tests.support.mpirun import CLOCKS, mpirun
+from tests.support.mpirun import CLOCKS
 from topologies.sequences import ENDLESS, EveryRound, drawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -159,22 +158,3 @@ def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
     first, *_, end = dfl.simulate(replace(run, resume=tmp_path / "r"))
     assert first.round == 3
     assert {name: value for name, value in end.items() if name not in CLOCKS} == whole
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.parametrize("topology", ["random_matching", "base_graph:k=2"])
-@pytest.mark.parametrize("bits", [[], ["--bits", "4", "--faults", "link_loss:p=0.2"]])
-def test_ranks_draw_the_same_graphs(tmp_path: Path, topology: str, bits: list[str]) -> None:
-    """Seventy rounds are more than the communicators that are kept."""
-    flags = ["--topology", topology, "--peers", "7", "--rounds", "70", "--model", "softmax"]
-    tables = []
-    for ranks in (1, 3):
-        out = tmp_path / str(ranks)
-        done = mpirun(ranks, "-m", "dfl.run", *flags, *bits, "--out", str(out))
-        assert done.returncode == 0, done.stderr
-        tables.append(pd.read_csv(out / "metrics.csv", dtype=str).drop(columns=CLOCKS))
-    pd.testing.assert_frame_equal(tables[0], tables[1])
-    assert (tmp_path / "1/state.safetensors").read_bytes() == (
-        tmp_path / "3/state.safetensors"
-    ).read_bytes()

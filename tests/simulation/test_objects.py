@@ -537,18 +537,3 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path: Path) -> None:
     assert "--algorithm" in line
     list(dfl.simulate(dfl.resumed(tmp_path / "cut", **given())))
     same(tmp_path / "whole", tmp_path / "cut")
-
-
-@pytest.mark.mpi
-def test_objects_on_three_ranks(tmp_path: Path) -> None:
-    """Every rank gives equal objects; the bytes are those of one rank."""
-    for ranks in (1, 3):
-        done = mpirun(ranks, "-m", "tests.simulation.test_objects", str(tmp_path / str(ranks)))
-        assert done.returncode == 0, done.stderr
-    same(tmp_path / "1", tmp_path / "3")
-
-
-if __name__ == "__main__":
-    import sys
-
-    list(dfl.simulate(small(out=Path(sys.argv[1]), **given())))
