@@ -43,8 +43,8 @@ shows the same for the options of a run.
 
 
 def network(peers: int, faults: tuple[Fault, ...]) -> Network:
-    """Return a path of some peers."""
-    graph = build(TOPOLOGIES["path"], MIXINGS["metropolis"], peers, np.random.default_rng(0))
+    """Return a chain of some peers."""
+    graph = build(TOPOLOGIES["chain"], MIXINGS["metropolis"], peers, np.random.default_rng(0))
     threat_model = ThreatModel(COMPRESSORS["none"](), faults=faults)
     return Network(
         Layout(peers, 1),
@@ -58,7 +58,7 @@ def network(peers: int, faults: tuple[Fault, ...]) -> Network:
 
 
 def memory(algorithm: Algorithm[Any], faults: tuple[Fault, ...]) -> str:
-    """Return the rows that a peer remembers, from those on paths of 3 and of 5 peers."""
+    """Return the rows that a peer remembers, from those on chains of 3 and of 5 peers."""
     found = [rows_of_state(algorithm, network(peers, faults), WIDTH) for peers in (3, 5)]
     per_neighbour = round((found[1] - found[0]) / (8 / 5 - 4 / 3), 2)
     rows = round(found[0] - per_neighbour * 4 / 3, 2)

@@ -70,7 +70,7 @@ def ring(peers: int, rng: Generator) -> csr_array:
 
 
 @topology
-def path(peers: int, rng: Generator) -> csr_array:
+def chain(peers: int, rng: Generator) -> csr_array:
     """A line: the ring with one edge cut."""
     return pattern(nx.path_graph(peers))
 

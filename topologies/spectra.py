@@ -6,9 +6,9 @@ There are three algorithms, by the kind of weights:
   spectrum, at any size;
 - reversible, pi_i w_ij = pi_j w_ji (every rule on an undirected graph): the matrix is similar to a
   symmetric one. Few peers: dense. Many: Lanczos, and where that is slow, shift and invert. Lanczos
-  is slow on graphs with small cuts (path, grid), whose factors stay sparse. It is also slow on very
-  large random graphs, whose gap is wide; their factors would fill the memory, so Lanczos continues
-  for longer there;
+  is slow on graphs with small cuts (chain, grid), whose factors stay sparse. It is also slow on
+  very large random graphs, whose gap is wide; their factors would fill the memory, so Lanczos
+  continues for longer there;
 - neither (a directed file, other sequences): dense, up to `DENSE_GENERAL` peers, beyond which the
   answer is NaN.
 """

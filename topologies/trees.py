@@ -1,4 +1,4 @@
-"""Trees: graphs without a cycle, as methods that relay messages need them. `path` and `star` in
+"""Trees: graphs without a cycle, as methods that relay messages need them. `chain` and `star` in
 `graphs` are trees too.
 """
 

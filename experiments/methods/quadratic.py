@@ -27,7 +27,7 @@ Grid: every method on four graphs.
 - directed: a directed ring on which every second peer also sends to the fifth after it; a peer
   averages what it receives with equal weights, so W is not doubly stochastic; in push-sum a peer
   sends equal parts.
-- chain: a path, on which RelaySGD relays; other graphs are no trees, and it is refused there.
+- chain: on which RelaySGD relays; other graphs are no trees, and it is refused there.
 - changing: one_peer_exponential, each peer sends to one other, at a distance of 1, 2, 4, 8 in turn.
 """
 
@@ -171,7 +171,7 @@ def graphs() -> dict[str, dict[str, Any]]:
         "ring": {"topology": "ring", "mixing": "metropolis"},
         "ring_0.44": {"topology": None, "mixing": csr_array(tight)},
         "directed": {"topology": directed, "mixing": "uniform"},
-        "chain": {"topology": "path", "mixing": "metropolis"},
+        "chain": {"topology": "chain", "mixing": "metropolis"},
         "changing": {"topology": "one_peer_exponential"},
     }
 

@@ -94,7 +94,7 @@ def test_at_full_rank_it_is_averaging(topology: str) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_two_rounds_find_a_difference_of_its_rank(rank: int) -> None:
     setting = sheets(
-        peers=2, topology="path", mixing="uniform", algorithm=f"power_gossip:rank={rank}"
+        peers=2, topology="chain", mixing="uniform", algorithm=f"power_gossip:rank={rank}"
     )
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, rank, generator=generator, dtype=torch.float64) for n in SHAPE)

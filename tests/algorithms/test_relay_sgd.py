@@ -12,7 +12,7 @@ from dfl.simulation.initialization import start
 from tests.algorithms.test_oracle import sgd
 from tests.support.quadratic import centres, final, quadratic, states, uneven
 
-TREES = ("path", "star", "tree", "tree:branches=3")
+TREES = ("chain", "star", "tree", "tree:branches=3")
 
 
 @pytest.mark.parametrize("topology", TREES)
@@ -51,7 +51,7 @@ def test_it_is_the_recursion_of_the_paper(topology: str, momentum: float) -> Non
 
 def test_every_model_is_the_mean_of_steps_as_old_as_their_peers_are_far() -> None:
     """On a line of three, x_0 = (z_0(t) + z_1(t) + z_2(t - 1)) / 3."""
-    setting = quadratic(topology="path", algorithm="relay_sgd", peers=3)
+    setting = quadratic(topology="chain", algorithm="relay_sgd", peers=3)
     found = [state.x for state in states(setting, 8)]
     z = [sgd(x, centres(setting), 0.1, 0.0, 3) for x in found]
     for t in range(2, 8):
@@ -61,7 +61,7 @@ def test_every_model_is_the_mean_of_steps_as_old_as_their_peers_are_far() -> Non
 
 def test_one_peer_trains_without_messages() -> None:
     alone, plain = (
-        final(quadratic(algorithm=each, peers=1, topology="path"), 5)
+        final(quadratic(algorithm=each, peers=1, topology="chain"), 5)
         for each in ("relay_sgd", "dfedavgm")
     )
     assert torch.allclose(alone, plain, rtol=0, atol=1e-14)
@@ -70,7 +70,7 @@ def test_one_peer_trains_without_messages() -> None:
 @pytest.mark.slow
 def test_a_chain_reaches_the_optimum_of_unequal_peers() -> None:
     """6e-7 after 1,000 rounds and 9e-16 after 3,000, where D-PSGD stays at a distance."""
-    setting, optimum = uneven(topology="path", algorithm="relay_sgd")
+    setting, optimum = uneven(topology="chain", algorithm="relay_sgd")
     distances = [
         float((s.x - optimum).square().sum(1).mean().sqrt()) for s in states(setting, 3000)
     ]
@@ -85,8 +85,9 @@ def test_a_chain_reaches_the_optimum_of_unequal_peers() -> None:
     [
         ({"topology": "ring"}, "--topology ring"),
         ({"topology": "one_peer_exponential"}, "--topology one_peer_exponential"),
-        ({"topology": "path", "faults": "link_loss"}, "--faults link_loss"),
-        ({"topology": "path", "faults": "outage"}, "--faults outage"),
+        ({"topology": "random_matching"}, "--topology random_matching"),
+        ({"topology": "chain", "faults": "link_loss"}, "--faults link_loss"),
+        ({"topology": "chain", "faults": "outage"}, "--faults outage"),
     ],
 )
 def test_it_refuses_what_is_no_tree_and_faults(settings: dict[str, Any], field: str) -> None:

@@ -37,7 +37,7 @@ CAUSES = (
 
 GRAPHS = (
     "ring",
-    "path",
+    "chain",
     "star",
     "complete",
     "regular:k=3",

@@ -141,7 +141,7 @@ def test_circulant_graphs_are_circles(name: str, peers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peers"), [("grid", 25), ("star", 40), ("path", 150), ("regular", 400)]
+    ("name", "peers"), [("grid", 25), ("star", 40), ("chain", 150), ("regular", 400)]
 )
 def test_neighbours_are_drawn_near_each_other(name: str, peers: int) -> None:
     (matrix,) = weights(name, peers)

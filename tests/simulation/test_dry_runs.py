@@ -19,7 +19,7 @@ RECORDED = {
     "--peers 12 --topology small_world:k=4,p=0.2 --partition dirichlet:alpha=0.3": "ff4b4abf",
     "--peers 6 --topology complete --aggregator median --attack sign_flip:fraction=0.2": "e2eb1c05",
     "--peers 10 --topology star --faults link_loss:p=0.1": "091ced45",
-    "--peers 7 --topology path --bits 8 --faults link_loss:p=0.2": "be0b23dc",
+    "--peers 7 --topology chain --bits 8 --faults link_loss:p=0.2": "be0b23dc",
     "--peers 16 --topology exponential": "a8b9047d",
     "--peers 10 --algorithm fedavg:fraction=0.3": "bfa4c9a4",
     "--peers 10 --algorithm fedavg:broadcast_to=everyone,stragglers=0.5 --share head:1": "aa13266a",

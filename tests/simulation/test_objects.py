@@ -76,9 +76,9 @@ def lazy_matrix(graph: csr_array) -> csr_array:
     ("field", "value", "spec"),
     [
         ("algorithm", FedAvg(fraction=0.5), "fedavg:fraction=0.5"),
-        ("topology", nx.path_graph(PEERS), "path"),
-        ("topology", nx.to_numpy_array(nx.path_graph(PEERS), dtype=bool), "path"),
-        ("topology", nx.to_scipy_sparse_array(nx.path_graph(PEERS), dtype=int), "path"),
+        ("topology", nx.path_graph(PEERS), "chain"),
+        ("topology", nx.to_numpy_array(nx.path_graph(PEERS), dtype=bool), "chain"),
+        ("topology", nx.to_scipy_sparse_array(nx.path_graph(PEERS), dtype=int), "chain"),
         ("mixing", lazy_matrix, "lazy"),
         ("compressor", Exact(), "none"),
         ("aggregator", AGGREGATORS["median"], "median"),
@@ -215,8 +215,8 @@ def test_named_nodes_are_the_same_peers_in_every_round() -> None:
     ordered = nx.Graph()
     ordered.add_nodes_from(one)
     ordered.add_edges_from(other.edges)
-    path = small(peers=3, topology="path")
-    assert last(small(peers=None, topology=[one, ordered])) == last(path)
+    chain = small(peers=3, topology="chain")
+    assert last(small(peers=None, topology=[one, ordered])) == last(chain)
 
 
 def test_pairs_of_arrays_and_torch_datasets_are_the_same_data() -> None:
@@ -412,7 +412,7 @@ def test_an_edge_that_is_stored_as_zero_is_none() -> None:
     matrix = csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS)))
     matrix[0, PEERS - 1] = 0
     matrix[PEERS - 1, 0] = 0
-    assert last(small(topology=matrix.astype(bool))) == last(small(topology="path"))
+    assert last(small(topology=matrix.astype(bool))) == last(small(topology="chain"))
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -17,23 +17,23 @@ def network(name: str, peers: int, mixing: str = "fastest", **options: int) -> W
     ("name", "peers", "second"),
     [
         ("ring", 4, 1 / 3),
-        ("path", 2, 0),
-        ("path", 5, np.cos(np.pi / 5)),
-        ("path", 10, np.cos(np.pi / 10)),
+        ("chain", 2, 0),
+        ("chain", 5, np.cos(np.pi / 5)),
+        ("chain", 10, np.cos(np.pi / 10)),
         ("star", 6, 4 / 5),
         ("complete", 5, 0),
         ("ring", 8, 1 - 2 * (1 - np.cos(np.pi / 4)) / (3 - np.cos(np.pi / 4))),
     ],
 )
 def test_small_graphs_have_their_known_optimum(name: str, peers: int, second: float) -> None:
-    """A path has weights 1/2 (Boyd, Diaconis, Xiao 2004); a star 1/(P-1); a ring w with 1 - 2w (1 -
-    cos(2 pi/P)) = 4w - 1.
+    """A chain has weights 1/2 (Boyd, Diaconis, Xiao 2004); a star 1/(P-1); a ring w with 1 - 2w (1
+    - cos(2 pi/P)) = 4w - 1.
     """
     assert network(name, peers).spectrum.second == pytest.approx(second, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("name", "peers"), [("path", 20), ("star", 12), ("grid", 20), ("barabasi_albert", 20)]
+    ("name", "peers"), [("chain", 20), ("star", 12), ("grid", 20), ("barabasi_albert", 20)]
 )
 def test_they_beat_metropolis_and_keep_the_mean(name: str, peers: int) -> None:
     fast = network(name, peers)

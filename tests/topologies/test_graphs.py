@@ -50,7 +50,7 @@ SIZES: dict[str, tuple[int, ...]] = {
 }
 SINGLE = (
     "ring",
-    "path",
+    "chain",
     "star",
     "complete",
     "hypercube",
@@ -172,7 +172,7 @@ def test_options_can_be_read_from_the_signatures() -> None:
     [
         ("ring", 2, {}, 1, {1}),
         ("ring", 16, {}, 16, {2}),
-        ("path", 5, {}, 4, {1, 2}),
+        ("chain", 5, {}, 4, {1, 2}),
         ("tree", 7, {}, 6, {1, 2, 3}),
         ("tree", 13, {"branches": 3}, 12, {1, 3, 4}),
         ("tree", 5, {"branches": 1}, 4, {1, 2}),
@@ -227,7 +227,7 @@ def test_one_peer_exponential_averages_exactly_for_powers_of_two(peers: int) -> 
     assert np.allclose(product, 1 / peers, atol=1e-12) == (peers & (peers - 1) == 0)
 
 
-def test_weights_on_a_path_of_three_equal_their_formulas() -> None:
+def test_weights_on_a_chain_of_three_equal_their_formulas() -> None:
     expected: dict[str, list[list[float]]] = {
         "metropolis": [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]],
         "max_degree": [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]],
@@ -236,7 +236,7 @@ def test_weights_on_a_path_of_three_equal_their_formulas() -> None:
         "neighbors": [[0, 1, 0], [1 / 2, 0, 1 / 2], [0, 1, 0]],
     }
     for rule, weights in expected.items():
-        np.testing.assert_allclose(dense(network("path", 3, rule))[0], weights)
+        np.testing.assert_allclose(dense(network("chain", 3, rule))[0], weights)
 
 
 @pytest.mark.parametrize(("name", "peers"), CASES)

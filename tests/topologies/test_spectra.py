@@ -53,7 +53,7 @@ def test_ring_of_sixteen_has_the_published_second_eigenvalue() -> None:
     [
         ("ring", lambda n: 2 / 3 * (1 - np.cos(2 * np.pi / n)), lambda n: -1 / 3),
         (
-            "path",
+            "chain",
             lambda n: 2 / 3 * (1 - np.cos(np.pi / n)),
             lambda n: 1 / 3 - 2 / 3 * np.cos(np.pi / n),
         ),
@@ -95,7 +95,7 @@ def test_one_peer_has_a_gap_of_one_and_no_warning() -> None:
     ("name", "peers", "options"),
     [
         ("ring", 17, {}),
-        ("path", 20, {}),
+        ("chain", 20, {}),
         ("star", 12, {}),
         ("complete", 9, {}),
         ("grid", 24, {}),
@@ -120,7 +120,7 @@ def test_spectra_of_small_graphs_equal_the_definition(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("path", {}),
+        ("chain", {}),
         ("star", {}),
         ("grid", {}),
         ("regular", {"k": 3}),
@@ -143,7 +143,8 @@ def test_sparse_agrees_with_dense(
 
 
 @pytest.mark.parametrize(
-    ("name", "factored"), [("regular", False), ("hypercube", False), ("path", True), ("grid", True)]
+    ("name", "factored"),
+    [("regular", False), ("hypercube", False), ("chain", True), ("grid", True)],
 )
 def test_only_graphs_with_small_cuts_are_factored(
     name: str, factored: bool, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +221,7 @@ def test_disconnected_weights_have_no_gap() -> None:
     assert (mixed.gap, mixed.half_rounds) == (0, inf)
 
 
-@pytest.mark.parametrize("name", ["ring", "path", "star", "hypercube", "torus", "grid"])
+@pytest.mark.parametrize("name", ["ring", "chain", "star", "hypercube", "torus", "grid"])
 def test_a_bipartite_graph_without_self_weights_has_a_warning(name: str) -> None:
     net = network(name, 16, "neighbors")
     assert net.spectrum.smallest == pytest.approx(-1)
