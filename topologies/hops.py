@@ -95,7 +95,7 @@ def equitopo(
     Without `one_peer` it is the mean of these graphs, with its weights: (P-1)/P on the hop, 1/P on
     the peer itself; undirected, half of each on the way back. Its spectral gap depends on m and
     hardly on P. With `one_peer` every round draws one of the basis graphs; undirected, it pairs
-    peers that are a apart, as many as possible from a random peer on.
+    peers i and i + a, as many as possible from a random peer on.
 
     Args:
         peers, rng: as of every topology.
@@ -126,7 +126,7 @@ def _one_hop(peers: int, rng: Generator, hops: Ints | None, directed: bool) -> D
         hop = int(rng.integers(1, peers) if hops is None else rng.choice(hops))
         if directed:
             return _ahead(peers, np.array([hop]))
-        return _pairs_apart(peers, hop, int(rng.integers(peers)))
+        return _pairs_at(peers, hop, int(rng.integers(peers)))
 
     if hops is None:
         return drawn(draw, rng)
@@ -134,7 +134,7 @@ def _one_hop(peers: int, rng: Generator, hops: Ints | None, directed: bool) -> D
     return drawn(draw, rng, ahead if directed else csr_array(ahead + ahead.T))
 
 
-def _pairs_apart(peers: int, hop: int, start: int) -> csr_array:
+def _pairs_at(peers: int, hop: int, start: int) -> csr_array:
     """Return the pairs (i, i + hop) that are formed from peer `start` on, of peers still alone."""
     free = np.ones(peers, dtype=bool)
     pairs = []

@@ -1,4 +1,4 @@
-"""Which methods reach the minimum of all peers together, and which keep a bias?
+"""Distance from the minimum of all peers together, by method and graph.
 
 Peer i minimises a_i / 2 ||x - c_i||^2 over 10 coordinates, a_i uniform on [1, 2], c_i standard
 normal; all together the minimum is x* = sum_i a_i c_i / sum_i a_i. Exact gradients, one local step,
@@ -20,7 +20,7 @@ doubly stochastic, gradient tracking ends at 0.054, the minimum of peers that co
 what assumes a symmetric W diverges: D2, exact diffusion, DecentLaM. Every run that diverged was
 warned of.
 
-Grid: every method on four graphs.
+Grid: every method on five graphs.
 
 - ring: weights 1/3, lambda_min = -1/3, which is where D2 stops being stable.
 - ring_0.44: a ring with own weights of 0.28 and lambda_min = -0.44.
