@@ -65,10 +65,8 @@ class WeightedGraph:
     Attributes:
         weights: (P, P) float64, rows or columns summing to 1, canonical and sorted; entry t mod
             length is for round t. Where every round draws a new graph, the length is `ENDLESS`.
-        edges: edges of the union over rounds, undirected, or directed if `directed`; of round 0
-            where every round draws a new graph.
-        directed: whether in some round a peer receives from one that does not receive from it.
-        degrees: (P,) the number of other peers that a peer sends to, in the union or in round 0.
+        degrees: (P,) the number of other peers that a peer sends to in any round; in round 0 where
+            every round draws a new graph.
         own_weights: whether the graph came with weights (a matrix from a file), so that no mixing
             rule was applied.
         possible: (P, P) bool, every edge that a round may have, where every round draws a new
@@ -76,8 +74,6 @@ class WeightedGraph:
     """
 
     weights: Sequence[csr_array]
-    edges: int
-    directed: bool
     degrees: NDArray[np.int64]
     own_weights: bool = False
     possible: csr_array | None = None
@@ -91,6 +87,17 @@ class WeightedGraph:
     def examples(self) -> Sequence[csr_array]:
         """All matrices; the first `SAMPLED` where every round draws a new graph."""
         return self.weights[:SAMPLED] if self.endless else self.weights
+
+    @cached_property
+    def directed(self) -> bool:
+        """Whether in some round a peer receives from one that does not receive from it."""
+        patterns = (matrix.astype(bool) for matrix in self.examples)
+        return any((each != each.T).nnz > 0 for each in patterns)
+
+    @property
+    def edges(self) -> int:
+        """The edges that `degrees` counts, undirected, or directed if `directed`."""
+        return int(self.degrees.sum()) // (1 if self.directed else 2)
 
     @cached_property
     def rows_sum(self) -> bool:
@@ -148,6 +155,7 @@ def build(
     peers: int,
     rng: Generator,
     labels: NDArray[np.int64] | None = None,
+    examine: bool = True,
 ) -> WeightedGraph:
     """Return a graph of P peers with its weights.
 
@@ -159,6 +167,8 @@ def build(
         rng: draws random graphs; the same state gives the same graph.
         labels: (P, L), the training examples of every label at every peer, for a graph that
             `needs_labels`.
+        examine: whether the weights are checked in all rounds, the first `SAMPLED` of a graph that
+            every round draws anew; False where another process has checked them.
 
     Raises:
         GraphError: the graph does not accept its options or the number of peers, it is not
@@ -168,14 +178,13 @@ def build(
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")
     made = graph(peers, rng, *_labels(graph, labels))
-    if isinstance(made, Drawn):
-        return _endless(made, mixing)
-    rounds = [made] if isinstance(made, csr_array) else made
-    weights = tuple(_weighted(each, mixing) for each in rounds)
-    patterns = [_pattern_of(matrix) for matrix in weights]
-    union = csr_array(sum(patterns[1:], start=patterns[0]))
-    _check_connected(union)
-    return _described(weights, union, patterns, any(r.dtype.kind == "f" for r in rounds))
+    built = _endless(made, mixing) if isinstance(made, Drawn) else _periodic(made, mixing)
+    if examine and not (built.rows_sum or built.columns_sum):
+        raise GraphError(
+            "in some rounds only rows sum to 1, and in others only columns: it must be the same in "
+            "every round"
+        )
+    return built
 
 
 def _labels(
@@ -189,39 +198,24 @@ def _labels(
     return (labels,)
 
 
+def _periodic(made: csr_array | Sequence[csr_array], mixing: Mixing) -> WeightedGraph:
+    """Return the graph of one matrix, or of one for every round of a period."""
+    rounds = [made] if isinstance(made, csr_array) else made
+    weights = tuple(_weighted(each, mixing) for each in rounds)
+    patterns = [_pattern_of(matrix) for matrix in weights]
+    union = csr_array(sum(patterns[1:], start=patterns[0]))
+    _check_connected(union)
+    own = any(each.dtype.kind == "f" for each in rounds)
+    return WeightedGraph(weights, _degrees(union), own)
+
+
 def _endless(made: Drawn, mixing: Mixing) -> WeightedGraph:
     """Return a graph whose every round is drawn, and given its weights, when it is asked for."""
     if made.possible is not None:
         _check_connected(made.possible)
-    weights = EveryRound(lambda t: _weighted(made.rounds[t], mixing))
-    patterns = [_pattern_of(matrix) for matrix in weights[:SAMPLED]]
+    weights = EveryRound(lambda t: _weighted(made.rounds[t], mixing), _bytes)
     own = made.rounds[0].dtype.kind == "f"
-    return _described(weights, patterns[0], patterns, own, made.possible)
-
-
-def _described(
-    weights: Sequence[csr_array],
-    union: csr_array,
-    patterns: Sequence[csr_array],
-    own_weights: bool,
-    possible: csr_array | None = None,
-) -> WeightedGraph:
-    """Return a graph with the facts that its edges decide on."""
-    directed = any((each != each.T).nnz > 0 for each in patterns)
-    built = WeightedGraph(
-        weights,
-        edges=int(union.nnz) // (1 if directed else 2),
-        directed=directed,
-        degrees=np.bincount(union.indices, minlength=union.shape[0]).astype(np.int64),
-        own_weights=own_weights,
-        possible=possible,
-    )
-    if not (built.rows_sum or built.columns_sum):
-        raise GraphError(
-            "in some rounds only rows sum to 1, and in others only columns: it must be the same in "
-            "every round"
-        )
-    return built
+    return WeightedGraph(weights, _degrees(_pattern_of(weights[0])), own, made.possible)
 
 
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:
@@ -247,6 +241,15 @@ def _pattern_of(weights: csr_array) -> csr_array:
         (np.ones(others.sum(), dtype=bool), (entries.row[others], entries.col[others])),
         shape=weights.shape,
     )
+
+
+def _degrees(pattern: csr_array) -> NDArray[np.int64]:
+    """Return the number of peers that a peer sends to, (P,)."""
+    return np.bincount(pattern.indices, minlength=pattern.shape[0]).astype(np.int64)
+
+
+def _bytes(matrix: csr_array) -> int:
+    return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
 
 
 def _sum_to_one(weights: csr_array, axis: int) -> bool:

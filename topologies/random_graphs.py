@@ -5,13 +5,13 @@ from math import log, pi, sqrt
 
 import networkx as nx
 import numpy as np
-from numpy.random import Generator, Philox
+from numpy.random import Generator
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from topologies.errors import GraphError
 from topologies.graphs import TRIES, Graph, affordable, from_pairs, pattern, topology
-from topologies.sequences import Drawn, EveryRound, drawn
+from topologies.sequences import Drawn, EveryRound, drawn, generators
 
 
 @topology
@@ -35,10 +35,10 @@ def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
     """A random graph: each pair is linked with probability p, independently."""
     _probability(p)
     affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
-    drawn = p if 1.0 - p < 1.0 else 0.0  # networkx divides by log(1 - p)
+    chance = p if 1.0 - p < 1.0 else 0.0  # networkx divides by log(1 - p)
     enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
     return connected(
-        lambda seed: nx.fast_gnp_random_graph(peers, drawn, seed),
+        lambda seed: nx.fast_gnp_random_graph(peers, chance, seed),
         rng,
         f"erdos_renyi:p={p:g} of {peers} peers",
         f"p of {enough:.2g} or more likely connects",
@@ -141,13 +141,13 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
     """
     if not 1 <= active <= peers:
         raise GraphError(f"teleportation needs 1 <= active <= peers, not {active} of {peers}")
-    key = int(rng.integers(2**63))
+    of_round = generators(rng)
     near = nx.to_numpy_array(nx.cycle_graph(active), dtype=bool) | np.eye(active, dtype=bool)
     taking, giving = np.nonzero(near)
     values = 1 / near.sum(axis=1)[taking]
 
     def chosen(t: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return Generator(Philox(key=(t << 64) | key)).permutation(peers)[:active]
+        return of_round(t).permutation(peers)[:active]
 
     def make(t: int) -> csr_array:
         now, then = chosen(t), chosen(t + 1)

@@ -1,4 +1,4 @@
-"""Sequences of graphs without a period: every round draws a new one, and only that one is kept."""
+"""Sequences of graphs without a period: every round draws a new one, when it is asked for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,28 +14,52 @@ ENDLESS = 2**31 - 1
 """The length of a sequence without a period: as many rounds as a run can have."""
 SAMPLED = 64
 """The rounds of a sequence without a period that are looked at before a run."""
+KEPT = 2**28
+"""The most bytes of these rounds that are kept."""
 
 
 class EveryRound(Sequence[T], Generic[T]):
     """A sequence whose entry t is made when it is asked for; the last one made is kept.
 
+    The first `SAMPLED`, at which several checks before a run look, are kept too, as many as fit
+    into `KEPT` bytes. A slice makes no entry either.
+
     Args:
         make: t -> entry t; the same in every process and at every call.
+        size: entry -> its bytes; without it only the last one made is kept.
+        length: of the sequence.
     """
 
-    def __init__(self, make: Callable[[int], T]) -> None:
-        self._make = lru_cache(maxsize=1)(make)
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        size: Callable[[T], int] | None = None,
+        length: int = ENDLESS,
+    ) -> None:
+        self._last = lru_cache(maxsize=1)(make)
+        self._size = size
+        self._length = length
+        self._first: dict[int, T] = {}
+        self._free = KEPT
 
     def __len__(self) -> int:
-        return ENDLESS
+        return self._length
 
     @overload
     def __getitem__(self, t: int) -> T: ...
     @overload
-    def __getitem__(self, t: slice) -> list[T]: ...
-    def __getitem__(self, t: int | slice) -> T | list[T]:
-        rounds = range(ENDLESS)[t]
-        return self._make(rounds) if isinstance(rounds, int) else [self._make(k) for k in rounds]
+    def __getitem__(self, t: slice) -> "EveryRound[T]": ...
+    def __getitem__(self, t: int | slice) -> "T | EveryRound[T]":
+        rounds = range(self._length)[t]
+        if isinstance(rounds, range):
+            return EveryRound(lambda k: self[rounds[k]], length=len(rounds))
+        if rounds in self._first:
+            return self._first[rounds]
+        made = self._last(rounds)
+        if self._size and rounds < SAMPLED and (size := self._size(made)) <= self._free:
+            self._first[rounds] = made
+            self._free -= size
+        return made
 
 
 @dataclass(frozen=True)
@@ -51,16 +75,21 @@ class Drawn:
     possible: csr_array | None = None
 
 
+def generators(rng: Generator) -> Callable[[int], Generator]:
+    """Return t -> the generator of round t, addressed by t and by a key that `rng` draws."""
+    key = int(rng.integers(2**63))
+    return lambda t: Generator(Philox(key=(t << 64) | key))
+
+
 def drawn(
     draw: Callable[[Generator], csr_array], rng: Generator, possible: csr_array | None = None
 ) -> Drawn:
     """Return a graph that is drawn anew in every round.
 
     Args:
-        draw: generator -> the graph of a round. Round t has a generator of its own, addressed by a
-            key from `rng` and t.
-        rng: draws the key.
+        draw: generator of a round -> its graph.
+        rng: draws the key of these generators.
         possible: as in `Drawn`.
     """
-    key = int(rng.integers(2**63))
-    return Drawn(EveryRound(lambda t: draw(Generator(Philox(key=(t << 64) | key)))), possible)
+    of_round = generators(rng)
+    return Drawn(EveryRound(lambda t: draw(of_round(t))), possible)

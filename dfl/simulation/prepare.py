@@ -97,6 +97,14 @@ class RootFacts(NamedTuple):
     progress: Progress
 
 
+class Graph(NamedTuple):
+    """The graph of the peers on every rank; see `Schedule`."""
+
+    weights: Sequence[csr_array]
+    stationary: Sequence[NDArray[np.float64] | None]
+    possible: csr_array | None
+
+
 class Root(NamedTuple):
     """What rank 0 has read.
 
@@ -104,12 +112,14 @@ class Root(NamedTuple):
         data, split: the data set, and which examples are whose.
         common: what all ranks get, packed.
         facts: what is kept after the data are scattered.
+        graph: the graph; without matrices where peers have no neighbours.
     """
 
     data: Data
     split: DataSplit
     common: bytes
     facts: RootFacts
+    graph: Graph
 
 
 class RankData(NamedTuple):
@@ -144,9 +154,9 @@ def prepare(run: Run, world: World) -> Prepared:
     layout = Layout(len(common["sizes"]), world.size)
     threat_model = threat_model_of(components, layout, float(common["largest"]), run.seed)
     data = scatter(run, world, layout, threat_model, root)
-    facts = root.facts if root else None
+    facts, known = (root.facts, root.graph) if root else (None, None)
     del root  # the data set, of which every rank has its part
-    graph = graph_of(settled, common, world)
+    graph = graph_of(settled, common, world, known)
     with isolated(run.threads):
         return build(run, world, layout, components, threat_model, common, data, facts, graph)
 
@@ -234,19 +244,17 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         notes=notes,
         progress=progress,
     )
-    return Root(data, split, common, facts)
+    return Root(data, split, common, facts, Graph(weights, stationary, possible))
 
 
-class Graph(NamedTuple):
-    """The graph of the peers on every rank; see `Schedule`."""
-
-    weights: Sequence[csr_array]
-    stationary: Sequence[NDArray[np.float64] | None]
-    possible: csr_array | None
-
-
-def graph_of(settled: Run, common: Arrays, world: World) -> Graph:
+def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) -> Graph:
     """Return the graph: that in what all ranks have; one without a period is built on every rank.
+
+    Args:
+        settled: the run.
+        common: what all ranks have.
+        world: the ranks.
+        known: the graph that rank 0 has checked, None elsewhere.
 
     Raises:
         InputError: on every rank, if the ranks do not draw the same.
@@ -254,7 +262,7 @@ def graph_of(settled: Run, common: Arrays, world: World) -> Graph:
     sent = distribute.matrices(common)
     if distribute.ENDLESS not in common:
         return Graph(sent, distribute.stationary(common), None)
-    graph = _graph(settled, sources_of(settled))
+    graph = _graph(settled, sources_of(settled), examine=False)
     first = zip(sent, graph.weights[: len(sent)], strict=True)
     (same,) = world.minimum(int(all((one != other).nnz == 0 for one, other in first)))
     if not same:
@@ -262,7 +270,7 @@ def graph_of(settled: Run, common: Arrays, world: World) -> Graph:
             "--topology draws other graphs on some rank, or at its second call: every rank must "
             "draw the same, from the generator that it is given"
         )
-    return Graph(graph.weights, graph.stationary, graph.possible)
+    return known or Graph(graph.weights, graph.stationary, graph.possible)
 
 
 def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, Arrays]:
@@ -488,7 +496,10 @@ def _checksums(settled: Run) -> dict[str, str]:
 
 
 def _graph(
-    settled: Run, sources: Sources, labels: NDArray[np.int64] | None = None
+    settled: Run,
+    sources: Sources,
+    labels: NDArray[np.int64] | None = None,
+    examine: bool = True,
 ) -> topologies.WeightedGraph:
     """Build the graph of the peers and its mixing matrices.
 
@@ -496,6 +507,7 @@ def _graph(
         settled: the run.
         sources: its graph and its rule for weights.
         labels: (P, classes), the training examples of every label at every peer.
+        examine: as of `topologies.build`.
     """
     import topologies
 
@@ -505,7 +517,9 @@ def _graph(
     assert sources.mixing is not None
     generator = randomness.generator(run.seed, "topology")
     try:
-        graph = topologies.build(sources.topology, sources.mixing, run.peers, generator, labels)
+        graph = topologies.build(
+            sources.topology, sources.mixing, run.peers, generator, labels, examine
+        )
     except topologies.GraphError as error:
         raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
     if graph.own_weights and not isinstance(mixing, str | None):

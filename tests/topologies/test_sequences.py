@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from topologies import MIXINGS, TOPOLOGIES, GraphError, WeightedGraph, build
-from topologies.sequences import ENDLESS, SAMPLED, EveryRound, drawn
+from topologies.sequences import ENDLESS, KEPT, SAMPLED, Drawn, EveryRound, drawn
 
 
 def network(name: str, peers: int, seed: int = 0, mixing: str = "metropolis") -> WeightedGraph:
@@ -32,10 +32,43 @@ def test_only_one_round_is_kept() -> None:
     rounds = EveryRound(make)
     assert [rounds[3], rounds[3], rounds[4], rounds[3]] == [3, 3, 4, 3]
     assert made == [3, 4, 3]
-    assert rounds[2:4] == [2, 3]
+    assert list(rounds[2:4]) == [2, 3]
     assert rounds[-1] == ENDLESS - 1
     with pytest.raises(IndexError):
         rounds[ENDLESS]
+
+
+def test_the_first_rounds_are_kept_while_they_fit() -> None:
+    made: list[int] = []
+
+    def make(t: int) -> int:
+        made.append(t)
+        return t
+
+    rounds = EveryRound(make, lambda t: KEPT // 3)
+    for _ in range(2):
+        assert list(rounds[:5]) == [0, 1, 2, 3, 4]
+    assert made == [0, 1, 2, 3, 4, 3, 4]  # three of them fit
+    assert [rounds[SAMPLED], rounds[0], rounds[SAMPLED]] == [SAMPLED, 0, SAMPLED]
+    assert made[7:] == [SAMPLED]
+
+
+def test_what_is_known_of_a_graph_draws_each_of_its_first_rounds_once() -> None:
+    made: list[int] = []
+
+    def count(peers: int, rng: np.random.Generator) -> Drawn:
+        def make(t: int) -> csr_array:
+            made.append(t)
+            return csr_array(np.roll(np.eye(peers, dtype=bool), 1 + t % (peers - 1), axis=0))
+
+        return Drawn(EveryRound(make))
+
+    net = build(count, MIXINGS["metropolis"], 9, np.random.default_rng(0))
+    _ = (net.spectrum, net.notes, net.edges, net.directed, net.rows_sum, net.columns_sum)
+    assert sorted(made) == list(range(SAMPLED))
+    made.clear()
+    build(count, MIXINGS["metropolis"], 9, np.random.default_rng(0), examine=False)
+    assert made == [0]
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 8, 15])
@@ -92,10 +125,10 @@ def test_columns_that_sum_to_one_are_measured_too() -> None:
 
 
 def test_possible_edges_must_connect_the_peers() -> None:
-    apart = csr_array((4, 4), dtype=bool)
+    empty = csr_array((4, 4), dtype=bool)
     with pytest.raises(GraphError, match="not connected: 4 pieces"):
         build(
-            lambda peers, rng: drawn(lambda _: apart, rng, apart),
+            lambda peers, rng: drawn(lambda _: empty, rng, empty),
             MIXINGS["lazy"],
             4,
             np.random.default_rng(0),
