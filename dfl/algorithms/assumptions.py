@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from dfl.environment.faults import Fault
 
-ROUNDS = 64
-"""The most matrices of a sequence that are checked."""
 RATES = 2**16
 """The most rounds whose learning rate is checked."""
 ROUNDING = 1e-6
@@ -29,7 +26,8 @@ class Conditions:
     """The graph, the learning rate and the faults of a run.
 
     Attributes:
-        weights: the mixing matrices (P, P), entry t modulo their number for round t.
+        weights: the mixing matrices (P, P); the first of them where every round draws another.
+        endless: whether every round draws another.
         smallest: λ_min, the smallest eigenvalue of a mixing matrix; NaN where it is not computed.
         rate: round t -> learning rate.
         rounds: of the run.
@@ -37,6 +35,7 @@ class Conditions:
     """
 
     weights: Sequence[csr_array]
+    endless: bool
     smallest: float
     rate: Callable[[int], float]
     rounds: int
@@ -59,7 +58,7 @@ class Assumption:
 
 
 def _every(check: Callable[[csr_array], bool]) -> Callable[[Conditions], bool]:
-    return lambda run: all(check(matrix) for matrix in islice(run.weights, ROUNDS))
+    return lambda run: all(map(check, run.weights))
 
 
 def _without(kind: str) -> Callable[[Conditions], bool]:
@@ -74,16 +73,21 @@ def _some_of(rounds: int) -> Iterable[int]:
 
 
 def _is_tree(matrix: csr_array) -> bool:
-    """Return whether the graph of a matrix, which is connected, has no cycle."""
+    """Return whether the graph of a matrix is connected and has no cycle."""
+    from scipy.sparse.csgraph import connected_components
+
     edges = matrix != 0
     edges.setdiag(False)
     edges.eliminate_zeros()
-    return bool(edges.nnz == 2 * (matrix.shape[0] - 1) and (edges != edges.T).nnz == 0)
+    few = edges.nnz == 2 * (matrix.shape[0] - 1) and (edges != edges.T).nnz == 0
+    return bool(few and connected_components(edges, directed=False, return_labels=False) == 1)
 
 
 STATIC = Assumption("a graph that does not change", "topology", lambda run: len(run.weights) == 1)
-TREE = Assumption(
-    "a tree", "topology", lambda run: len(run.weights) == 1 and _is_tree(run.weights[0])
+TREES = Assumption(
+    "a tree or several",
+    "topology",
+    lambda run: not run.endless and all(map(_is_tree, run.weights)),
 )
 UNDIRECTED = Assumption(
     "edges that go both ways",

@@ -66,6 +66,10 @@ class Algorithm(ABC, Generic[S]):
     """Fields of the state that belong to the server and are the same on every rank."""
     messages: ClassVar[int] = 1
     """Messages to each neighbour in a round, where peers gossip."""
+    on_every_graph: ClassVar[bool] = False
+    """Whether every round uses all graphs of a sequence, graph k of T for the coordinates k, k + T,
+    k + 2T, ..., and not only that of the round for all of them.
+    """
     requires: ClassVar[Mapping[Assumption, str]] = {}
     """Assumptions without which a run is refused -> what would happen without them."""
     expects: ClassVar[Mapping[Assumption, str]] = {}

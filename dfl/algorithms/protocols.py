@@ -207,6 +207,10 @@ class Net(Protocol):
         """The aggregation rule of the run."""
 
     @property
+    def graphs(self) -> Sequence[Net]:
+        """The network of this round on each graph of a sequence, for a method that uses all."""
+
+    @property
     def union(self) -> Union:
         """Every edge that any round uses, by which memory per edge is sorted."""
 

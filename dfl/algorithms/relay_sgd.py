@@ -1,11 +1,11 @@
-"""RelaySGD: sums that are relayed along the edges of a tree (Vogels et al. 2021)."""
+"""RelaySGD: sums that are relayed along the edges of trees (Vogels et al. 2021)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.assumptions import MESSAGES_ARRIVE, PEERS_STAY, TREE, Assumption
+from dfl.algorithms.assumptions import MESSAGES_ARRIVE, PEERS_STAY, TREES, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class State:
     Attributes:
         x: (p, m), the models.
         start: (p, m), x⁰, the models before round 0.
-        relayed: (e, m), m_(k->i) by (i, k).
-        counts: (e,), c_(k->i), of how many peers it is the sum.
+        relayed: (e, m), m_(k->i) by (i, k); zeros where the tree of a coordinate has no such edge.
+        counts: (e, T, 1), c_(k->i) on each tree, of how many peers it is the sum.
     """
 
     x: Tensor
@@ -46,12 +46,16 @@ class RelaySGD(Algorithm[State]):
     of the round before. Once every count is complete, x_i is the plain mean of the z of all peers,
     each as old as it is far away. So the fixed point is x* whatever the data of the peers, and the
     mixing matrix has no part. The count is a further number of each message.
+
+    Of a sequence of T trees all are used in every round, tree k for the coordinates k, k + T, k +
+    2T, ..., so that a message has a T-th of the model.
     """
 
     numbers: ClassVar[int] = 1
+    on_every_graph: ClassVar[bool] = True
     default_topology: ClassVar[str] = "tree"
     requires: ClassVar[dict[Assumption, str]] = {
-        TREE: "on another graph the sums hold steps of a peer several times, or not at all",
+        TREES: "on another graph the sums hold steps of a peer several times, or not at all",
         MESSAGES_ARRIVE: "a lost sum is that of all peers behind the edge",
         PEERS_STAY: "no sum passes a peer that is down",
     }
@@ -59,15 +63,36 @@ class RelaySGD(Algorithm[State]):
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, before any message."""
         edges = len(net.union.into_owner)
-        return State(x, x, x.new_zeros(edges, x.shape[1]), x.new_zeros(edges))
+        return State(x, x, x.new_zeros(edges, x.shape[1]), x.new_zeros(edges, len(net.graphs), 1))
 
     def round(self, state: State, task: Task, net: Net) -> State:
-        """Train, relay the sums of the round before, and average what has come."""
-        z = torch.column_stack([task.train(state.x, net.t), state.x.new_ones(net.hosted)])
-        relayed = torch.column_stack([state.relayed, state.counts])
-        sums = (z + net.gather(relayed))[net.union.out_owner] - relayed  # by (i, j)
-        relayed = net.exchange(sums, per_edge=True).messages
-        total = z + net.gather(relayed)
-        missing = net.peers - total[:, -1:]
-        x = (total[:, :-1] + missing * state.start) / net.peers
-        return State(x, state.start, relayed[:, :-1], relayed[:, -1])
+        """Train, and let every tree relay and average its coordinates."""
+        z = task.train(state.x, net.t)
+        x, relayed, counts = (torch.zeros_like(v) for v in (z, state.relayed, state.counts))
+        for k, tree in enumerate(net.graphs):
+            own = slice(k, None, len(net.graphs))
+            before = torch.column_stack([state.relayed[:, own], state.counts[:, k]])
+            after, total = _relay(z[:, own], before, tree, slot=f"tree {k}" if k else "x")
+            relayed[:, own], counts[:, k] = after[:, :-1], after[:, -1:]
+            missing = net.peers - total[:, -1:]
+            x[:, own] = (total[:, :-1] + missing * state.start[:, own]) / net.peers
+        return State(x, state.start, relayed, counts)
+
+
+def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Tensor]:
+    """Relay the sums of the round before on a tree, each with its count in the last column.
+
+    Args:
+        z: (p, m), what peers add.
+        before: (e, m + 1), m_(k->i) by (i, k) of the round before.
+        tree: the network on the tree.
+        slot: names this exchange.
+
+    Returns:
+        m_(k->i) of this round, (e, m + 1), and z_i + sum_k m_(k->i), (p, m + 1).
+    """
+    z = torch.column_stack([z, z.new_ones(len(z))])
+    sums = (z + tree.gather(before))[tree.edges.owner] - before[tree.edges.out]  # by (i, j)
+    after = torch.zeros_like(before)
+    after[tree.edges.into] = tree.exchange(sums, per_edge=True, slot=slot).messages
+    return after, z + tree.gather(after)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,11 +55,13 @@ class Net:
         t: the round.
         observed: whether the state after the round is evaluated or kept, so that the error of its
             messages is computed.
+        graph: the number of the graph that is used, modulo that of all; None for that of round t.
     """
 
     network: Network
     t: int
     observed: bool = True
+    graph: int | None = None
 
     def exchange(
         self,
@@ -79,12 +81,12 @@ class Net:
         """
         traffic = self.network.traffic
         transport = self.network.transport
-        intended = self.edges if per_edge else self.network.peer_plan(self.t)
+        intended = self.edges if per_edge else self.network.peer_plan(self.t, self.graph)
         plan, attacked = self._attack(messages, intended, start, slot)
         encoded = self._encode(attacked, plan.kind, plan.ids, slot)
         traffic.payload += plan.copies * encoded.shape[1]
         traffic.lost += plan.lost  # they are sent, and the plan keeps them from being received
-        self.network.time_exchange(self.t, encoded.shape[1])
+        self.network.time_exchange(self.t, encoded.shape[1], self.graph)
         arrived = transport.carry(plan, encoded)
         sent = self._decode(encoded, messages)
         far = self._decode(arrived, messages)
@@ -229,6 +231,11 @@ class Net:
         return len(self.network.schedule.weights) == 1 and steady
 
     @property
+    def graphs(self) -> Sequence[Net]:
+        """The network of this round on each graph of a sequence."""
+        return [replace(self, graph=k) for k in range(len(self.network.schedule.weights))]
+
+    @property
     def union(self) -> Union:
         """Every edge that any round uses, by which memory per edge is sorted."""
         return self.network.schedule.union
@@ -236,7 +243,7 @@ class Net:
     @cached_property
     def edges(self) -> EdgePlan:
         """The edges of this round."""
-        return self.network.edge_plan(self.t)
+        return self.network.edge_plan(self.t, self.graph)
 
     def pull(self, received: Tensor) -> Tensor:
         """Return sum_j w_ij y_(j->i), (p, m), over the incoming edges of this round.
@@ -305,7 +312,8 @@ class Net:
         if not network.threat_model.falsifies:
             return plan, messages
         by_edge = isinstance(plan, EdgePlan)
-        senders = network.schedule.senders_on_edges(self.t) if by_edge else self.everyone
+        entry = self.t if self.graph is None else self.graph
+        senders = network.schedule.senders_on_edges(entry) if by_edge else self.everyone
         return plan, falsified(network, self.t, slot, messages, senders, start)
 
     def _upload(

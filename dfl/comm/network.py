@@ -66,25 +66,26 @@ class Network:
             return None
         return fault_effects(self.threat_model.faults, RoundKey(self.layout.peers, self.seed, t))
 
-    def peer_plan(self, t: int) -> PeerPlan:
-        """Return the plan of round t for one message per peer."""
-        plan = self.schedule.peer_plan(t)
+    def peer_plan(self, t: int, graph: int | None = None) -> PeerPlan:
+        """Return the plan of round t for one message per peer, on its graph or on another."""
+        entry = t if graph is None else graph
+        plan = self.schedule.peer_plan(entry)
         if self.fault_effects(t) is None:
             return plan
-        whole = self.schedule.edge_plan(t)
-        return lossy_peer_plan(plan, self.edge_plan(t), whole, self.layout.peers)
+        whole = self.schedule.edge_plan(entry)
+        return lossy_peer_plan(plan, self.edge_plan(t, graph), whole, self.layout.peers)
 
-    def edge_plan(self, t: int) -> EdgePlan:
-        """Return the plan of round t for one message per edge."""
-        plan = self.schedule.edge_plan(t)
+    def edge_plan(self, t: int, graph: int | None = None) -> EdgePlan:
+        """Return the plan of round t for one message per edge, on its graph or on another."""
+        plan = self.schedule.edge_plan(t if graph is None else graph)
         effects = self.fault_effects(t)
         return plan if effects is None else lossy_edge_plan(plan, effects)
 
-    def time_exchange(self, t: int, size: int) -> None:
+    def time_exchange(self, t: int, size: int, graph: int | None = None) -> None:
         """Advance the clock by an exchange of round t with messages of `size` bytes."""
         if self.clock is None:
             return
-        edges = Arcs.of(self.schedule.matrix(t))
+        edges = Arcs.of(self.schedule.matrix(t if graph is None else graph))
         effects = self.fault_effects(t)
         if effects is None:
             self.clock.exchange(edges.sender, edges.receiver, size)

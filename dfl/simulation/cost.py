@@ -35,12 +35,22 @@ def payload_per_round(
         dtype: of the parameters.
     """
     compressor = network.threat_model.compressor
-    blanks = [torch.zeros(1, n, dtype=dtype) for n in algorithm.lengths(shared, network.shapes)]
-    sizes = [compressor.encode(blank, _no_bits).shape[1] for blank in blanks]
+
+    def size(coordinates: int) -> float:
+        """Return the bytes of a message, the mean over the rounds of a period."""
+        lengths = algorithm.lengths(coordinates, network.shapes)
+        blanks = [torch.zeros(1, n, dtype=dtype) for n in lengths]
+        return sum(compressor.encode(blank, _no_bits).shape[1] for blank in blanks) / len(blanks)
+
     graphs = examples(network.schedule.weights)
-    edges = sum(int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs)
-    messages, rows = algorithm.traffic(network.layout.peers, edges / max(1, len(graphs)))
-    return messages * sum(sizes) / len(sizes) + rows * shared * dtype.itemsize
+    edges = [int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs]
+    parts: list[tuple[float, int]] = [(sum(edges) / max(1, len(edges)), shared)]
+    if algorithm.on_every_graph:
+        parts = [(n, len(range(k, shared, len(edges)))) for k, n in enumerate(edges)]
+    peers = network.layout.peers
+    rows = algorithm.traffic(peers, 0)[1]
+    sent = sum(algorithm.traffic(peers, n)[0] * size(m) for n, m in parts)
+    return sent + rows * shared * dtype.itemsize
 
 
 def parameters_k_plus_m(

@@ -18,7 +18,7 @@ import numpy as np
 from dfl.algorithms.assumptions import Assumption, Conditions
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
-from dfl.comm.schedule import Schedule, examples
+from dfl.comm.schedule import Schedule, endless, examples
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.weighting import weighted_sum
 from dfl.compression import Exact, fitted
@@ -154,7 +154,8 @@ def check_assumptions(
     """
     algorithm, schedule = components.algorithm, components.lr_schedule
     conditions = Conditions(
-        weights,
+        examples(weights),
+        endless(weights),
         smallest,
         lambda t: run.lr * schedule(t, run.rounds),
         run.rounds,

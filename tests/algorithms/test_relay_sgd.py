@@ -10,7 +10,7 @@ from torch import Tensor
 from dfl.core.errors import InputError
 from dfl.simulation.initialization import start
 from tests.algorithms.test_oracle import sgd
-from tests.support.quadratic import centres, final, quadratic, states, uneven
+from tests.support.quadratic import centres, final, info, quadratic, states, uneven
 
 TREES = ("chain", "star", "tree", "tree:branches=3")
 
@@ -65,6 +65,33 @@ def test_one_peer_trains_without_messages() -> None:
         for each in ("relay_sgd", "dfedavgm")
     )
     assert torch.allclose(alone, plain, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("topology", ["double_tree", "spanning_tree:of=torus,count=3"])
+def test_the_coordinates_of_a_tree_are_those_of_a_run_on_this_tree_alone(topology: str) -> None:
+    several = quadratic(topology=topology, algorithm="relay_sgd", momentum=0.9, peers=9)
+    trees = several.network.schedule.weights
+    found = final(several, 15)
+    for k, tree in enumerate(trees):
+        alone = final(quadratic(mixing=tree, algorithm="relay_sgd", momentum=0.9, peers=9), 15)
+        own = slice(k, None, len(trees))
+        assert torch.equal(found[:, own], alone[:, own])
+        assert not torch.equal(found, alone)
+
+
+def test_several_trees_share_the_bytes_of_a_message() -> None:
+    """Of 5 coordinates one tree has 3 and the other 2, and each message its count."""
+    setting = quadratic(topology="double_tree", algorithm="relay_sgd", peers=9)
+    list(states(setting, 3))
+    assert setting.network.traffic.payload.sum() == 3 * 2 * 8 * (4 + 3) * 8
+    assert info(setting).payload_shared == 2 * 8 * (4 + 3) * 8
+
+
+def test_two_trees_of_a_torus_reach_the_optimum_of_unequal_peers() -> None:
+    setting, optimum = uneven(topology="spanning_tree:of=torus,count=2", algorithm="relay_sgd")
+    one, other = setting.network.schedule.weights
+    assert (one != other).nnz
+    assert float((final(setting, 1000) - optimum).norm(dim=1).max()) < 1e-6
 
 
 @pytest.mark.slow

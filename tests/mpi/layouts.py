@@ -205,7 +205,10 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
             faults=f"{links}+{peers}",
         ),
     )
-    yield "relayed-shares", setting(1, algorithm="relay_sgd", share="first:1", momentum=0.5)
+    yield (
+        "relayed-shares",
+        setting(1, algorithm="relay_sgd", topology="double_tree", share="first:1", momentum=0.5),
+    )
     yield "lost-bursts", setting(1, topology="ring", faults="burst:p=0.4,length=3")
     yield (
         "lost-peers",

@@ -25,13 +25,15 @@ class Careful(DFedAvgM):
 
 
 def conditions(*weights: Any, **values: Any) -> Conditions:
-    given = {"smallest": 0.0, "rate": lambda t: 0.1, "rounds": 3, "faults": (), **values}
+    given = {"endless": False, "smallest": 0.0, "rate": lambda t: 0.1, "rounds": 3, "faults": ()}
+    given |= values
     return Conditions(tuple(csr_array(np.array(w, float)) for w in weights), **given)
 
 
 PATH = [[0.7, 0.3, 0], [0.3, 0.4, 0.3], [0, 0.3, 0.7]]
 CYCLE = [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]
 CYCLE_AND_BACK = [[0.5, 0.25, 0.25], [0, 0.5, 0.5], [0.5, 0, 0.5]]
+CYCLE_AND_ONE = [[1 / 3, 1 / 3, 1 / 3, 0]] * 3 + [[0, 0, 0, 1]]
 STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
 
 
@@ -39,10 +41,11 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
     ("assumption", "met", "unmet"),
     [
         (of.STATIC, conditions(PATH), conditions(PATH, PATH)),
-        (of.TREE, conditions(PATH), conditions(PATH, PATH)),
-        (of.TREE, conditions([[1]]), conditions(CYCLE)),
-        (of.TREE, conditions(STAR), conditions(np.full((3, 3), 1 / 3))),
-        (of.TREE, conditions(STAR), conditions(CYCLE_AND_BACK)),
+        (of.TREES, conditions(PATH, STAR), conditions(PATH, STAR, endless=True)),
+        (of.TREES, conditions([[1]]), conditions(CYCLE)),
+        (of.TREES, conditions(STAR), conditions(PATH, np.full((3, 3), 1 / 3))),
+        (of.TREES, conditions(STAR), conditions(CYCLE_AND_BACK)),
+        (of.TREES, conditions(STAR), conditions(CYCLE_AND_ONE)),
         (of.UNDIRECTED, conditions(PATH, STAR), conditions(PATH, CYCLE)),
         (of.SYMMETRIC, conditions(PATH), conditions(PATH, CYCLE)),
         (of.DOUBLY_STOCHASTIC, conditions(PATH, CYCLE), conditions(PATH, STAR)),

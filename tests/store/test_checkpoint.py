@@ -54,7 +54,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "independent": {"init": "independent", "bits": 2, "lr_schedule": "cosine"},
     "served": {"algorithm": "fedavg:fraction=0.6,server_momentum=0.5"},
     "pushed": {"algorithm": "push_sum", "topology": "one_peer_exponential", "faults": "link_loss"},
-    "relayed": {"algorithm": "relay_sgd", "share": "head:1", "share_all_until": "2"},
+    "relayed": {
+        "algorithm": "relay_sgd",
+        "topology": "double_tree",
+        "share": "head:1",
+        "share_all_until": "2",
+    },
     "pooled": {"algorithm": "pooled"},
     "local only": {"algorithm": "local_only"},
     "trusted": {"algorithm": "fltrust:root=20", "attack": "trim"},
