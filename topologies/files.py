@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, load_npz
+from scipy.sparse import csr_array, diags_array, load_npz
 
 from topologies.errors import GraphError
 from topologies.graphs import from_pairs, topology
@@ -24,17 +24,24 @@ MOST_BYTES = 2**20
 """The most bytes of a file, on the disk and decompressed, beside those for the pairs of peers."""
 MOST_BYTES_PER_PAIR = 64
 """The bytes of a file for every pair of peers that are added to `MOST_BYTES`."""
-LINE = re.compile(r"\s*(\d{1,18})\s+(\d{1,18})\s*(\{\}\s*)?", re.ASCII)
-"""An edge: two peer ids; networkx.write_edgelist appends an empty {}."""
+WEIGHT = r"(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
+LINE = re.compile(
+    rf"(\d{{1,18}})\s+(\d{{1,18}})(?:\s+(?:{WEIGHT}|\{{'weight': {WEIGHT}\}}|\{{\}}))?", re.ASCII
+)
+"""An edge: two peer ids, and its weight or none, also as `networkx.write_edgelist` writes them."""
+
+Ints = NDArray[np.int64]
 
 
 @topology
 def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
-    """A file: lines "i j" (undirected, from 0, # comments), or a mixing matrix in .npz or .csv,
-    used as it is.
+    """A file: lines "i j" or "i j weight" (undirected, from 0, # comments), or a mixing matrix in
+    .npz or .csv. Weights are used as they are.
 
-    A .npz is written by `scipy.sparse.save_npz`, or by `numpy.savez` of one dense matrix; a .csv
-    has one row a line. Nothing is unpickled.
+    A line "i j weight" has the weight of i for j and of j for i, and "i i weight" that of a peer
+    for itself, which without such a line is what is missing from 1. A .npz is written by
+    `scipy.sparse.save_npz`, or by `numpy.savez` of one dense matrix; a .csv has one row a line.
+    Nothing is unpickled.
 
     Raises:
         GraphError: the file is missing, damaged or for another number of peers.
@@ -44,7 +51,7 @@ def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
     try:
         limit = MOST_BYTES + MOST_BYTES_PER_PAIR * peers**2
         raw = _bounded(path, limit)
-        return _weights(read(raw, limit), peers) if read else _pairs(raw.decode("utf-8"), peers)
+        return _weights(read(raw, limit), peers) if read else _edges(raw.decode("utf-8"), peers)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
     except OSError as error:
@@ -56,27 +63,50 @@ def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
         ) from error
 
 
-def _pairs(text: str, peers: int) -> csr_array:
-    lines = ((number, line.split("#")[0]) for number, line in enumerate(text.splitlines(), start=1))
-    pairs = np.array(
-        [_pair(number, line, peers) for number, line in lines if line.strip()], dtype=np.int64
-    )
-    if not len(pairs):
+def _edges(text: str, peers: int) -> csr_array:
+    """Return the graph of a list of edges, (P, P) bool, or its weights, (P, P) float64."""
+    found: dict[tuple[int, int], tuple[int, float | None]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if content := line.split("#")[0].strip():
+            i, j, weight = _edge(number, content, peers)
+            first, known = found.setdefault((min(i, j), max(i, j)), (number, weight))
+            if weight != known:
+                raise GraphError(f"line {number}: another weight than line {first} has for {i} {j}")
+    if not found:
         raise GraphError('no edges; expected lines "i j"')
-    i, j = pairs[pairs[:, 0] != pairs[:, 1]].T
-    return from_pairs(peers, i, j)
+    low, high = np.array(list(found)).T
+    weights = np.array([weight for _, weight in found.values()], dtype=np.float64)
+    if (none := np.isnan(weights)).all():
+        return from_pairs(peers, low[low != high], high[low != high])
+    if none.any():
+        line_without = next(number for number, weight in found.values() if weight is None)
+        raise GraphError(f"line {line_without}: no weight, and other lines have one")
+    return _symmetric(peers, low, high, weights)
 
 
-def _pair(number: int, line: str, peers: int) -> tuple[int, int]:
+def _edge(number: int, line: str, peers: int) -> tuple[int, int, float | None]:
+    """Return the ends of an edge, and its weight or None."""
     match = LINE.fullmatch(line)
     if not match:
-        raise GraphError(f'line {number}: {line.strip()[:40]!r} is not an edge; expected "i j"')
-    i, j = int(match[1]), int(match[2])
+        raise GraphError(
+            f'line {number}: {line[:40]!r} is not an edge; expected "i j" or "i j weight"'
+        )
+    i, j, weight = int(match[1]), int(match[2]), match[3] or match[4]
     if max(i, j) >= peers:
         raise GraphError(
             f"line {number}: peer {max(i, j)} does not exist; {peers} peers are 0 to {peers - 1}"
         )
-    return i, j
+    return i, j, float(weight) if weight else None
+
+
+def _symmetric(peers: int, i: Ints, j: Ints, weight: NDArray[np.float64]) -> csr_array:
+    """Return weights for each other, or of a peer for itself, else what is missing from 1."""
+    own = i == j
+    ends = (np.append(i[~own], j[~own]), np.append(j[~own], i[~own]))
+    others = csr_array((np.tile(weight[~own], 2), ends), shape=(peers, peers))
+    diagonal = np.maximum(1 - others.sum(axis=1), 0)
+    diagonal[i[own]] = weight[own]
+    return csr_array(others + diags_array(diagonal, format="csr"))
 
 
 def _weights(matrix: csr_array | NDArray[np.float64], peers: int) -> csr_array:

@@ -39,6 +39,37 @@ def test_an_edge_list_is_an_undirected_graph(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "0 1 0.25\n1 2 2.5e-1\n2 3 .25\n3 4 0.25\n",
+        "0 1 0.25\n1 0 0.25\n1 2 0.25 # twice\n2 3 0.25\n3 4 0.25\n2 2 0.5\n",
+        "\n".join(nx.generate_edgelist(nx.path_graph(5), data=True)).replace(
+            "{}", "{'weight': 0.25}"
+        ),
+    ],
+    ids=["plain", "repeats, a loop", "written by networkx"],
+)
+@pytest.mark.parametrize("mixing", ["metropolis", "lazy"])
+def test_weights_of_edges_are_used_as_they_are(tmp_path: Path, text: str, mixing: str) -> None:
+    path = tmp_path / "my.edges"
+    path.write_text(text)
+    net = load(path, mixing=mixing)
+    (weights,) = net.weights
+    expected = np.diag([0.75, 0.5, 0.5, 0.5, 0.75])
+    expected[range(4), range(1, 5)] = expected[range(1, 5), range(4)] = 0.25
+    np.testing.assert_array_equal(weights.toarray(), expected)
+    assert (net.own_weights, net.edges) == (True, 4)
+
+
+def test_weights_that_sum_to_one_but_for_rounding_leave_nothing_for_the_peer(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "my.edges").write_text("0 1 0.50000001\n1 2 0.50000001\n2 0 0.50000001\n")
+    (weights,) = load(tmp_path / "my.edges", peers=3).weights
+    assert not weights.diagonal().any()
+
+
+@pytest.mark.parametrize(
     "name", ["sparse.npz", "dense.npz", "single.npz", "coo.npz", "dense.csv", "DENSE.CSV"]
 )
 @pytest.mark.parametrize("mixing", ["metropolis", "lazy"])
@@ -84,7 +115,15 @@ def test_a_matrix_may_be_directed(tmp_path: Path) -> None:
         ("e.txt", "0 1\n1 x\n", "line 2: '1 x' is not an edge"),
         ("e.txt", "0 1.5\n", "line 1: '0 1.5' is not an edge"),
         ("e.txt", "0 -1\n", "line 1: '0 -1' is not an edge"),
-        ("e.txt", "0 1 0.3\n", "line 1: '0 1 0.3' is not an edge"),
+        ("e.txt", "0 1 -0.3\n", "line 1: '0 1 -0.3' is not an edge"),
+        ("e.txt", "0 1 nan\n", "line 1: '0 1 nan' is not an edge"),
+        ("e.txt", "0 1 0.3 0.4\n", "line 1: '0 1 0.3 0.4' is not an edge"),
+        ("e.txt", "0 1 0.3\n1 2\n", "line 2: no weight"),
+        ("e.txt", "0 1 0.3\n1 0 0.4\n", "line 2: another weight than line 1"),
+        ("e.txt", "0 1 0.3\n1 0\n", "line 2: another weight than line 1"),
+        ("e.txt", "0 1 1\n1 2 1\n2 3 1\n3 4 1\n", "weights of peer 1 sum to 2"),
+        ("e.txt", "0 1 .5\n1 2 .5\n2 3 .5\n3 4 .5\n0 0 .2\n", "weights of peer 0 sum to 0.7"),
+        ("e.txt", "0 1 1e999\n", "weight of peer 0 for peer 1 is inf"),
         ("e.txt", "0 " + "9" * 5000, "line 1: .* is not an edge"),
         ("e.txt", "0 ٣\n", "is not an edge"),
         ("e.txt", "0 1\n\n4 5\n", "line 3: peer 5 does not exist; 5 peers are 0 to 4"),
@@ -211,7 +250,7 @@ def test_a_matrix_with_changed_bytes_is_read_or_refused_in_one_line(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    text=st.text(alphabet="0123 4#{}.\n-\t", max_size=40),
+    text=st.text(alphabet="0123 4#{}.e\n-\t", max_size=40),
     suffix=st.sampled_from([".edges", ".csv"]),
 )
 def test_any_text_is_read_or_refused_in_one_line(tmp_path: Path, text: str, suffix: str) -> None:
