@@ -1,6 +1,7 @@
 """Graphs of clusters: peers with many edges inside a cluster, and few between clusters."""
 
 from collections.abc import Iterator
+from itertools import combinations, product
 from typing import Literal
 
 import networkx as nx
@@ -61,20 +62,22 @@ def d_cliques(
     *,
     size: int = 10,
     steps: int = 1000,
-    between: Literal["ring", "complete"] = "ring",
+    between: Literal["ring", "fractal", "small_world", "complete"] = "ring",
 ) -> csr_array:
     """D-Cliques (Bellet, Kermarrec, Lavoie 2022): cliques whose labels are distributed as all
-    peers' are, one edge between two of them.
+    peers' are, with few edges between them.
 
     Random cliques of about `size` peers; then, `steps` times, two cliques at random swap a pair of
     peers at random among those whose swap lowers the sum of both cliques' skews, sum_y |p_C(y) -
-    p(y)|. The edge between two cliques goes to the peers with the fewest such edges so far.
+    p(y)|. An edge between cliques goes to the peers with the fewest such edges so far.
 
     Args:
         peers, rng, labels: as of every topology that needs labels.
         size: peers of a clique.
         steps: attempts to swap.
-        between: the graph of the cliques.
+        between: the graph of the cliques. fractal: each of `size` cliques is linked to each, then
+            each of `size` such groups, and so on; small_world: for 2^k below their number, clique c
+            is linked to those 2^k and 2^k + 1 after it and before it on a ring.
     """
     if not 0 <= steps <= MOST_STEPS:
         raise GraphError(f"d_cliques: steps must be between 0 and {MOST_STEPS:,}, not {steps}")
@@ -83,10 +86,13 @@ def d_cliques(
     for _ in range(steps if len(cliques) > 1 else 0):
         one, other = (cliques[c] for c in rng.choice(len(cliques), 2, replace=False))
         _swap(one, other, counts, rng)
+    if between == "complete":
+        affordable("d_cliques", peers, min(size, peers) * peers + len(cliques) ** 2)
     used = np.zeros(peers, dtype=np.int64)
     edges = []
-    for a, b in _pairs_of(len(cliques), between):
-        ends = [min(cliques[c].tolist(), key=lambda i: (used[i], i)) for c in (a, b)]
+    for groups in _linked(len(cliques), between, size):
+        among = [np.sort(np.concatenate([cliques[c] for c in group])) for group in groups]
+        ends = [each[np.argmin(used[each])] for each in among]  # the lowest peer of the least used
         used[ends] += 1
         edges.append(ends)
     return _with_cliques(peers, cliques, np.array(edges, dtype=np.int64).reshape(-1, 2))
@@ -111,12 +117,26 @@ def _swap(one: Ints, other: Ints, counts: NDArray[np.float64], rng: Generator) -
         one[a], other[b] = other[b], one[a]
 
 
-def _pairs_of(cliques: int, between: str) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of cliques that are linked."""
+def _linked(cliques: int, between: str, size: int) -> Iterator[tuple[range, range]]:
+    """Yield the pairs of groups of cliques with an edge between them."""
+    single = [range(c, c + 1) for c in range(cliques)]
     if between == "complete":
-        yield from ((a, b) for a in range(cliques) for b in range(a + 1, cliques))
+        yield from combinations(single, 2)
+    elif between == "fractal":
+        width = 1
+        while width < cliques:
+            for begin in range(0, cliques, width * max(2, size)):
+                ends = range(begin, min(begin + width * max(2, size), cliques), width)
+                yield from combinations([range(c, min(c + width, cliques)) for c in ends], 2)
+            width *= max(2, size)
+    elif between == "small_world":
+        hops = [2**k + more for k in range((cliques - 1).bit_length()) for more in (0, 1)]
+        for c, hop, sign in product(range(cliques), hops, (-1, 1)):
+            if hop % cliques:
+                yield single[c], single[(c + sign * hop) % cliques]
     elif cliques > 1:
-        yield from ((a, (a + 1) % cliques) for a in range(cliques if cliques > 2 else 1))
+        for c in range(cliques if cliques > 2 else 1):
+            yield single[c], single[(c + 1) % cliques]
 
 
 def _cliques(name: str, peers: int, order: Ints, size: int) -> list[Ints]:

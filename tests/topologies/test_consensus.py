@@ -75,7 +75,10 @@ def test_the_command_prints_a_row_for_every_graph_and_number(
         (["regular:k=x"], "k must be int, not 'x'"),
         (["equitopo:directed=maybe"], "directed must be bool, not 'maybe'"),
         (["d_cliques"], "labels"),
-        (["d_cliques:between=star"], "between must be one of ring, complete, not 'star'"),
+        (
+            ["d_cliques:between=star"],
+            "between must be one of ring, fractal, small_world, complete, not 'star'",
+        ),
         (["ring", "--figure", "no/folder/f.png"], "no/folder/f.png"),
         (["ring", "--figure", "f.xyz"], "f.xyz"),
         (["ring", "--figure", "f"], "--figure f"),

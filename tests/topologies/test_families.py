@@ -170,8 +170,8 @@ def test_d_cliques_bring_all_labels_together() -> None:
     skews = [float(skew(labels[c].sum(axis=0), labels.sum(axis=0))) for c in cliques]
     assert max(skews) < 0.5
     unsorted = network("d_cliques", 100, labels=labels, steps=0)
-    apart = nx.from_scipy_sparse_array(unsorted.weights[0])
-    first = [c for c in nx.find_cliques(apart) if len(c) == 10]
+    random = nx.from_scipy_sparse_array(unsorted.weights[0])
+    first = [c for c in nx.find_cliques(random) if len(c) == 10]
     assert np.mean(skews) < np.mean(
         [float(skew(labels[c].sum(axis=0), labels.sum(axis=0))) for c in first]
     )
@@ -181,10 +181,46 @@ def test_d_cliques_bring_all_labels_together() -> None:
     assert set(everyone.degrees) == {9, 10}
 
 
-@pytest.mark.parametrize("peers", [1, 2, 5, 13])
-def test_d_cliques_of_any_size(peers: int) -> None:
+def cliques_and_links(between: str, cliques: int, size: int) -> tuple[set[Any], Any]:
+    """Return the pairs of cliques that are linked, and the links of every peer."""
+    peers = cliques * size
+    labels = np.ones((peers, 2), dtype=np.int64)
+    options: dict[str, Any] = {"between": between, "size": size, "steps": 0}
+    (w,) = network("d_cliques", peers, labels=labels, **options).weights
+    order = np.random.default_rng(0).permutation(peers)  # cliques, as they are drawn
+    dense = w.toarray()[np.ix_(order, order)] != 0
+    np.fill_diagonal(dense, False)
+    own = np.arange(peers) // size
+    assert dense[own[:, None] == own].sum() == peers * (size - 1)
+    ends = np.nonzero(dense & (own[:, None] != own))
+    return set(zip(*own[np.array(ends)], strict=True)), np.bincount(ends[0], minlength=peers)
+
+
+def test_fractal_d_cliques_are_groups_of_groups() -> None:
+    """Of 9 cliques of 3: every two of three neighbours, and every two of these groups."""
+    found, links = cliques_and_links("fractal", 9, 3)
+    inside = {(a, b) for a, b in found if a // 3 == b // 3}
+    assert inside == {(a, b) for a in range(9) for b in range(9) if a // 3 == b // 3 and a != b}
+    assert {(a // 3, b // 3) for a, b in found - inside} == {
+        (a, b) for a in range(3) for b in range(3) if a != b
+    }
+    assert links.sum() == 2 * (9 + 3)
+    assert links.max() == 1
+
+
+def test_small_world_d_cliques_are_linked_at_powers_of_two() -> None:
+    found, links = cliques_and_links("small_world", 20, 10)
+    hops = {2**k + more for k in range(5) for more in (0, 1)}
+    assert {(b - a) % 20 for a, b in found} == hops | {20 - hop for hop in hops}
+    assert links.max() - links.min() <= 1
+
+
+@pytest.mark.parametrize("between", ["ring", "fractal", "small_world", "complete"])
+@pytest.mark.parametrize("peers", [1, 2, 5, 13, 30])
+def test_d_cliques_of_any_size(peers: int, between: str) -> None:
     labels = np.random.default_rng(0).integers(0, 9, (peers, 3))
-    assert network("d_cliques", peers, labels=labels, size=4).degrees.max() <= 7
+    for size in (1, 4):
+        network("d_cliques", peers, labels=labels, size=size, between=between)
 
 
 @pytest.mark.parametrize("labels", [None, np.zeros((4, 0), np.int64)])
