@@ -25,8 +25,8 @@ class Careful(DFedAvgM):
 
 
 def conditions(*weights: Any, **values: Any) -> Conditions:
-    given = {"endless": False, "smallest": 0.0, "rate": lambda t: 0.1, "rounds": 3, "faults": ()}
-    given |= values
+    given: dict[str, Any] = {"endless": False, "smallest": 0.0, "rate": lambda t: 0.1}
+    given |= {"rounds": 3, "faults": (), **values}
     return Conditions(tuple(csr_array(np.array(w, float)) for w in weights), **given)
 
 
