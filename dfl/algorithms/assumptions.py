@@ -1,4 +1,4 @@
-"""What methods assume of the graph, the learning rate and the faults of a run.
+"""What methods assume of the graph, the learning rate, the faults and the attack of a run.
 
 A method declares its assumptions in `Algorithm.requires` and `Algorithm.expects`. They are checked
 before round 0.
@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Conditions:
-    """The graph, the learning rate and the faults of a run.
+    """The graph, the learning rate, the faults and the attack of a run.
 
     Attributes:
         weights: the mixing matrices (P, P); the first of them where every round draws another.
@@ -32,6 +32,7 @@ class Conditions:
         rate: round t -> learning rate.
         rounds: of the run.
         faults: the faults that have an effect.
+        falsified: whether attackers falsify messages.
     """
 
     weights: Sequence[csr_array]
@@ -40,6 +41,7 @@ class Conditions:
     rate: Callable[[int], float]
     rounds: int
     faults: tuple[Fault, ...]
+    falsified: bool
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ SYMMETRIC_OUTAGES = Assumption(
     lambda run: PEERS_STAY.holds(run) or SYMMETRIC.holds(run),
 )
 FULL_WORK = Assumption("peers that do all their local steps", "faults", _without("work"))
+HONEST_MESSAGES = Assumption(
+    "messages that no attacker falsifies", "attack", lambda run: not run.falsified
+)
 POSITIVE_RATE = Assumption(
     "a learning rate above 0",
     "lr_schedule",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from dfl.algorithms.assumptions import (
+    HONEST_MESSAGES,
     MESSAGES_ARRIVE,
     PEERS_STAY,
     STATIC,
@@ -66,13 +67,14 @@ class PowerGossip(Algorithm[State]):
 
     rank: Count = 1
 
-    requires: ClassVar[dict[Assumption, str]] = {
+    requires: ClassVar[Mapping[Assumption, str]] = {
         STATIC: "both ends of an edge remember a factor of their last difference",
         UNDIRECTED: "both ends of an edge send what the other needs",
         MESSAGES_ARRIVE: "the ends of an edge would remember different factors",
         PEERS_STAY: "the ends of an edge would remember different factors",
+        HONEST_MESSAGES: "the ends of an edge would remember different factors",
     }
-    expects: ClassVar[dict[Assumption, str]] = {SYMMETRIC: "the mean of the models is not kept"}
+    expects: ClassVar[Mapping[Assumption, str]] = {SYMMETRIC: "the mean of the models is not kept"}
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with random factors that both ends of an edge draw alike."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -54,7 +55,7 @@ class RelaySGD(Algorithm[State]):
     numbers: ClassVar[int] = 1
     on_every_graph: ClassVar[bool] = True
     default_topology: ClassVar[str] = "tree"
-    requires: ClassVar[dict[Assumption, str]] = {
+    requires: ClassVar[Mapping[Assumption, str]] = {
         TREES: "on another graph the sums hold steps of a peer several times, or not at all",
         MESSAGES_ARRIVE: "a lost sum is that of all peers behind the edge",
         PEERS_STAY: "no sum passes a peer that is down",

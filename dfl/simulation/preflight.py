@@ -152,7 +152,8 @@ def check_assumptions(
     Raises:
         InputError: the run lacks what the method requires.
     """
-    algorithm, schedule = components.algorithm, components.lr_schedule
+    assert run.peers is not None
+    algorithm, schedule, attack = components.algorithm, components.lr_schedule, components.attack
     conditions = Conditions(
         examples(weights),
         endless(weights),
@@ -160,6 +161,7 @@ def check_assumptions(
         lambda t: run.lr * schedule(t, run.rounds),
         run.rounds,
         components.faults,
+        attack.falsifies and len(attack.chosen(run.peers, run.seed)) > 0,
     )
 
     def lines(assumptions: Mapping[Assumption, str]) -> tuple[str, ...]:

@@ -13,17 +13,7 @@ from dfl.comm.net import Net
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
 from tests.algorithms.test_oracle import dense, sgd
-from tests.support.quadratic import centres, final, quadratic, states
-
-
-class Still:
-    """A task that does not train."""
-
-    def train(self, x: Tensor, t: int) -> Tensor:
-        return x
-
-
-STILL: Any = Still()
+from tests.support.quadratic import STILL, centres, final, quadratic, states
 
 
 def top_k(x: Tensor, k: int) -> Tensor:

@@ -18,7 +18,17 @@ from dfl.simulation.cost import payload_per_round
 from dfl.simulation.moment import begin
 from dfl.simulation.prepare import Prepared, prepare
 from tests.algorithms.test_oracle import dense
-from tests.support.quadratic import H, centres, final, half_square, info, moments, points, spread
+from tests.support.quadratic import (
+    STILL,
+    H,
+    centres,
+    final,
+    half_square,
+    info,
+    moments,
+    points,
+    spread,
+)
 
 SHAPE = (4, 6)
 D = 4 * 6 + 3
@@ -107,16 +117,6 @@ def test_two_rounds_find_a_difference_of_its_rank(rank: int) -> None:
     assert spread(state.x) < 1e-12
 
 
-class Still:
-    """A task that does not train."""
-
-    def train(self, x: Tensor, t: int) -> Tensor:
-        return x
-
-
-STILL: Any = Still()
-
-
 @pytest.mark.parametrize("topology", ["ring", "erdos_renyi:p=0.5"])
 def test_the_mean_is_kept_and_consensus_reached(topology: str) -> None:
     setting = sheets(topology=topology, algorithm="power_gossip:rank=1")
@@ -167,6 +167,7 @@ def test_a_part_of_a_model_is_shared_from_some_round_on() -> None:
         ({"topology": "exponential"}, "--topology exponential"),
         ({"faults": "link_loss:p=0.1"}, "--faults link_loss:p=0.1"),
         ({"faults": "outage:p=0.1"}, "--faults outage:p=0.1"),
+        ({"attack": "sign_flip:peers=3"}, "--attack sign_flip:peers=3"),
         ({"compressor": "top_k:share=0.1"}, "--compressor top_k:share=0.1"),
     ],
 )

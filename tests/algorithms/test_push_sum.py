@@ -1,6 +1,5 @@
 """Push-sum keeps the mean on directed graphs, whatever is lost."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -11,15 +10,11 @@ from torch import Tensor
 
 from dfl.comm.net import Net
 from dfl.simulation.initialization import start
-from tests.support.quadratic import H, centres, final, quadratic, states
+from tests.support.quadratic import STILL, H, centres, final, quadratic, states
 
 P = 16
 ANY_GRAPH = nx.DiGraph([(i, (i + 1) % P) for i in range(P)] + [(0, 5), (0, 9), (3, 12), (7, 2)])
 """A directed circle with a few more edges, so that peers send to one, two or three others."""
-
-
-UNTRAINED: Any = SimpleNamespace(train=lambda x, t: x)
-"""A task whose peers stay where they are."""
 
 
 def averaging(rounds: int, **settings: Any) -> tuple[Tensor, Any]:
@@ -28,7 +23,7 @@ def averaging(rounds: int, **settings: Any) -> tuple[Tensor, Any]:
     x = torch.arange(P, dtype=torch.float64)[:, None]
     state = setting.algorithm.init(x, x, Net(setting.network, 0))
     for t in range(rounds):
-        state = setting.algorithm.round(state, UNTRAINED, Net(setting.network, t, observed=False))
+        state = setting.algorithm.round(state, STILL, Net(setting.network, t, observed=False))
     return state.x[:, 0], state
 
 

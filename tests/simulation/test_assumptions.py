@@ -26,7 +26,7 @@ class Careful(DFedAvgM):
 
 def conditions(*weights: Any, **values: Any) -> Conditions:
     given: dict[str, Any] = {"endless": False, "smallest": 0.0, "rate": lambda t: 0.1}
-    given |= {"rounds": 3, "faults": (), **values}
+    given |= {"rounds": 3, "faults": (), "falsified": False, **values}
     return Conditions(tuple(csr_array(np.array(w, float)) for w in weights), **given)
 
 
@@ -48,6 +48,7 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
         (of.TREES, conditions(STAR), conditions(CYCLE_AND_ONE)),
         (of.UNDIRECTED, conditions(PATH, STAR), conditions(PATH, CYCLE)),
         (of.SYMMETRIC, conditions(PATH), conditions(PATH, CYCLE)),
+        (of.SYMMETRIC, conditions(*[PATH] * 100), conditions(*[PATH] * 99, CYCLE)),
         (of.DOUBLY_STOCHASTIC, conditions(PATH, CYCLE), conditions(PATH, STAR)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=-0.3), conditions(smallest=-1 / 3)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=float("nan")), conditions(smallest=-0.44)),
@@ -60,6 +61,7 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
             conditions(PATH, faults=(FAULTS["outage"](),)),
             conditions(PATH, CYCLE, faults=(FAULTS["leave"](),)),
         ),
+        (of.HONEST_MESSAGES, conditions(), conditions(falsified=True)),
         (of.FULL_WORK, conditions(), conditions(faults=(FAULTS["stragglers"](),))),
     ],
 )

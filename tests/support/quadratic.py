@@ -100,6 +100,15 @@ def final(setting: Prepared, rounds: int) -> Tensor:
     return list(moments(setting, rounds))[-1].models
 
 
+class _Still:
+    def train(self, x: Tensor, t: int) -> Tensor:
+        return x
+
+
+STILL: Any = _Still()
+"""A task that does not train."""
+
+
 def centres(setting: Prepared) -> Tensor:
     """Return the point of each peer, (P, d)."""
     return setting.task.examples.inputs
