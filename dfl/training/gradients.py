@@ -21,9 +21,7 @@ else:
     from dfl.core.lazy import torch
 
 
-def update_velocity(
-    v: Parameters, y: Parameters, problem: Problem, batch: Batch, rate: float
-) -> None:
+def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float) -> None:
     """v <- θ v - η (∇f(y) + λ y), where f_i is the mean loss over peer i's own batch.
 
     Where the problem has an objective, its gradients take the place of ∇f.
@@ -31,13 +29,10 @@ def update_velocity(
     Args:
         v: velocities of the parameters that move, name -> (a, *shape); overwritten.
         y: models, name -> (a, *shape).
-        problem: the problem, whose solver has θ and λ.
-        batch: the examples.
+        step: the examples, and the problem, whose solver has θ and λ.
         rate: η.
     """
-    raw, labels = problem.examples.at(batch.index)
-    inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
-    step = Step(problem, batch, inputs, labels)
+    problem = step.problem
     decay = problem.solver.weight_decay
     if problem.dense:
         _by_products(v, y, step, rate)

@@ -72,6 +72,13 @@ class Step:
     inputs: Tensor
     labels: Tensor
 
+    @classmethod
+    def of(cls, problem: Problem, batch: Batch) -> Step:
+        """Return the examples of a batch, augmented."""
+        raw, labels = problem.examples.at(batch.index)
+        inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
+        return cls(problem, batch, inputs, labels)
+
 
 @dataclass(frozen=True)
 class Problem:

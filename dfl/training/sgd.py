@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups
 from dfl.training.gradients import update_velocity
-from dfl.training.problem import Parameters, Problem
+from dfl.training.problem import Parameters, Problem, Step
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +95,7 @@ def _descend(
         for batch in batches(problem, t, group):
             a = len(batch.index)
             y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
-            _step(v, y, start, shift, problem, batch, unit, moves=rate > 0)
+            _step(v, y, start, shift, Step.of(problem, batch), unit, moves=rate > 0)
         layout.put(whole, z, group)
         if momentum is not None:
             layout.put({name: value.div_(-unit) for name, value in last.items()}, kept, group)
@@ -132,8 +131,7 @@ def _step(
     y: Parameters,
     start: Parameters,
     shift: Parameters,
-    problem: Problem,
-    batch: Batch,
+    step: Step,
     rate: float,
     *,
     moves: bool,
@@ -145,32 +143,32 @@ def _step(
         y: models, name -> (a, *shape); overwritten.
         start: the shared parameters where the round began; empty without a proximal term.
         shift: η c; empty without a correction.
-        problem: the problem.
-        batch: the examples.
+        step: the examples, and their problem.
         rate: η.
         moves: whether models move by the velocities.
     """
-    for names in problem.turns:
+    solver = step.problem.solver
+    for names in step.problem.turns:
         moving = {name: v[name] for name in names}
-        at = _ascended(y, names, problem, batch) if problem.solver.sam_rho else y
-        update_velocity(moving, at, problem, batch, rate)
-        _proximal(moving, y, start, rate * problem.solver.prox_mu)
+        at = _ascended(y, names, step) if solver.sam_rho else y
+        update_velocity(moving, at, step, rate)
+        _proximal(moving, y, start, rate * solver.prox_mu)
         _correct(moving, shift)
         if moves:
             _move(y, moving)
 
 
-def _ascended(y: Parameters, names: Sequence[str], problem: Problem, batch: Batch) -> Parameters:
+def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     """Return models y + ρ g / ||g||, where g is the gradient of a turn at y, over its parameters
     (Foret et al. 2021, eq. 2).
 
     The gradient is that of the same batch, weight decay included.
     """
     g = {name: torch.zeros_like(y[name]) for name in names}
-    update_velocity(g, y, problem, batch, -1.0)
+    update_velocity(g, y, step, -1.0)
     squares = torch.stack([each.flatten(1).double().square().sum(1) for each in g.values()])
-    factor = problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
-    factor = factor.to(problem.dtype)
+    factor = step.problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
+    factor = factor.to(step.problem.dtype)
     return y | {
         name: y[name] + each * factor.view(-1, *[1] * (each.dim() - 1)) for name, each in g.items()
     }

@@ -18,6 +18,7 @@ from dfl.models.modules import dense_layers
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.gradients import update_velocity
+from dfl.training.problem import Step
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
 
@@ -120,7 +121,7 @@ def test_momentum_is_carried_by_the_velocity() -> None:
     (group,) = groups(setting.task)
     batch = next(batches(setting.task, 0, group))
     for v in (first, none):
-        update_velocity(v, y, setting.task, batch, 0.1)
+        update_velocity(v, y, Step.of(setting.task, batch), 0.1)
     for name in y:
         assert torch.allclose(first[name], none[name] + 2.0 * 0.9, atol=1e-6)
 
