@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
+from dfl.algorithms.replicas import averaged, begun
 from dfl.comm.mpi import World
+from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.schedule import Schedule, endless, examples
 from dfl.comm.threat_model import ThreatModel
-from dfl.comm.weighting import weighted_sum
 from dfl.compression import Exact, fitted
 from dfl.config import Run
 from dfl.core import randomness
@@ -293,42 +293,20 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
     """Return the growth of consensus distance without training: its maximum over the last tenth of
     the rounds.
 
-    Peers start from random models of so many coordinates, and average copies kept per edge as
-    `QDFedAvgM` does, with messages of the run's compressor. Its error is proportional to the
-    message, so the growth does not depend on the size of the differences.
+    Peers start from random models of so many coordinates, with public copies of zeros. The error of
+    a compressor is proportional to the message, so the growth does not depend on the size of the
+    differences.
     """
     start = randomness.generator(network.seed, "rehearsal").standard_normal(
         (network.layout.peers, coordinates)
     )
-    x, compressor = torch.from_numpy(start), network.threat_model.compressor
-    out = torch.zeros(len(network.schedule.union.out), coordinates, dtype=x.dtype)
-    into = torch.zeros(len(network.schedule.union.into), coordinates, dtype=x.dtype)
+    x = torch.from_numpy(start)
+    state = begun(x, torch.zeros_like(x), Net(network, 0))
     spread = [float(x.std(0).square().mean())]
     for t in range(rounds):
-        plan = network.edge_plan(t)
-        moved = x[plan.owner] - out[plan.out]
-        draw = partial(_rounding, network.seed, plan.ids, t)
-        moved = compressor.decode(compressor.encode(moved, draw), coordinates, moved.dtype)
-        sent, came = (
-            (moved, moved[plan.arrange])
-            if plan.arrives is None
-            else (
-                moved * torch.from_numpy(plan.arrives[0])[:, None],
-                moved[plan.arrange] * torch.from_numpy(plan.arrives[1])[:, None],
-            )
-        )
-        out[plan.out] += sent
-        into[plan.into] += came
-        x = x + step * (weighted_sum(plan.pull, into) - weighted_sum(plan.push, out))
-        spread.append(float(x.std(0).square().mean()))
+        state = averaged(state, state.x, Net(network, t, observed=False), step)
+        spread.append(float(state.x.std(0).square().mean()))
     return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
-
-
-def _rounding(
-    seed: int, edges: NDArray[np.int64], t: int, rows: slice, places: slice
-) -> torch.Tensor:
-    """Random bits of the messages of some edges in a rehearsed round."""
-    return randomness.bits(seed, "rehearsed edges", edges[rows], t, n=places)
 
 
 def _lossy(run: Run, components: Components) -> bool:
