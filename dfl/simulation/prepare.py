@@ -179,8 +179,8 @@ def check_equal(mine: Mapping[str, str], world: World) -> None:
     (lowest,) = world.minimum(unequal[0] if unequal else len(names))
     if lowest < len(names):
         raise InputError(
-            f"the {names[lowest]} differs between the ranks: every rank must give the same, as "
-            "after torch.manual_seed(0)"
+            f"the {names[lowest]} differs between the ranks: every rank must give the same; seed "
+            "what is drawn, for a model by torch.manual_seed(0)"
         )
 
 
