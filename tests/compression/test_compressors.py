@@ -88,6 +88,23 @@ def test_errors_are_as_stated(spec: str, m: int) -> None:
             assert bias > 25 * lost / n
 
 
+@pytest.mark.parametrize(
+    ("spec", "x"),
+    [
+        ("top_k:share=0.3", torch.ones(49)),
+        ("random_k:share=0.3", torch.ones(49)),
+        ("random_k:share=0.3,scaled=true", torch.ones(49)),
+        ("low_rank:rank=3", torch.eye(7).flatten()),
+        ("quantize:bits=1", torch.eye(49)[0]),
+        ("quantize:bits=2", torch.eye(49)[0]),
+    ],
+)
+def test_a_bound_is_the_error_of_the_worst_message(spec: str, x: torch.Tensor) -> None:
+    compressor = made(spec, 49)
+    error = through(compressor, x[None]) - x
+    assert float(error.square().sum() / x.square().sum()) == pytest.approx(compressor.bound(49))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("m", [1, 2, 31, 700, 4097])
