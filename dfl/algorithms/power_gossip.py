@@ -21,6 +21,7 @@ from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.factors import Bases, numbers, parts_of
 from dfl.core import randomness
 from dfl.core.options import Count
+from dfl.core.rows import rows_at
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,7 @@ class PowerGossip(Algorithm[State]):
         """Train, and send every neighbour the products with the basis of the edge."""
         z = task.train(state.x, net.t)
         V = Bases(state.factors, parts_of(z.shape[1], net.shapes, self.rank), net.t)
-        received = net.exchange(V.products(z[net.union.out_owner]), per_edge=True)
+        received = net.exchange(V.products(rows_at(z, net.union.out_owner)), per_edge=True)
         S = received.messages - received.own  # Z_j V - Z_i V
         x = z + net.pull(V.projections(S))  # sum_j w_ij S_ij V^T
         owner, other = np.divmod(net.union.out, net.peers)

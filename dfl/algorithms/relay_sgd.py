@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.assumptions import MESSAGES_ARRIVE, PEERS_STAY, TREES, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
+from dfl.core.rows import rows_at
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,8 @@ def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Ten
         m_(k->i) of this round, (e, m + 1), and z_i + sum_k m_(k->i), (p, m + 1).
     """
     z = torch.column_stack([z, z.new_ones(len(z))])
-    sums = (z + tree.gather(before))[tree.edges.owner] - before[tree.edges.out]  # by (i, j)
+    ahead = rows_at(z + tree.gather(before), tree.edges.owner)  # by (i, j)
+    sums = ahead - rows_at(before, tree.edges.out)
     after = torch.zeros_like(before)
     after[tree.edges.into] = tree.exchange(sums, per_edge=True, slot=slot).messages
     return after, z + tree.gather(after)

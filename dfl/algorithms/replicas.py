@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dfl.core.rows import rows_at
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -41,13 +43,17 @@ def begun(x: Tensor, copies: Tensor, net: Net) -> Replicas:
     error = torch.zeros(len(x), dtype=torch.float64)
     if net.fixed:
         return Replicas(x, error, copies, copies)
-    return Replicas(x, error, copies[net.union.out_owner], copies[net.union.into_owner])
+    sent, received = (rows_at(copies, at) for at in (net.union.out_owner, net.union.into_owner))
+    return Replicas(x, error, sent, received)
 
 
 def averaged(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     """Return the state after peers at z (p, m) send differences to their copies and average these.
 
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
+
+    Each peer adds up sum_j w_ij y_j over the rounds, and the rounding errors of these sums stay:
+    the mean moves by up to γ ε max|y| a round, where ε is the precision of the floats.
 
     On a time-varying graph, or with link or peer faults, copies are kept per directed edge and
     change only when that edge delivers its message:
@@ -77,7 +83,8 @@ def _per_peer(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
 
 def _per_edge(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     edges = net.edges
-    received = net.exchange(z[edges.owner] - state.sent[edges.out], per_edge=True)
+    messages = rows_at(z, edges.owner) - rows_at(state.sent, edges.out)
+    received = net.exchange(messages, per_edge=True)
     out, into = (torch.from_numpy(places).to(z.device) for places in (edges.out, edges.into))
     sent = state.sent.index_add(0, out, received.own)
     copies = state.received.index_add(0, into, received.messages)

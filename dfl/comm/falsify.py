@@ -8,6 +8,7 @@ import numpy as np
 
 from dfl.comm.network import Network
 from dfl.core.layout import Group
+from dfl.core.rows import rows_at
 from dfl.robust.aggregators import Rows, Updates
 from dfl.robust.attacks import AttackView
 
@@ -77,7 +78,7 @@ def falsified_per_edge(
     updates = network.transport.to_columns(messages, everyone, np.full(peers, 1 / peers))
     view = _view(network, t, slot, updates, attackers, attackers)
     columns = attack.falsify_edges(view, network.schedule.matrix(t), pairs)
-    return _replaced(network, messages[owner], columns, falsifying, edges.counts)
+    return _replaced(network, rows_at(messages, owner), columns, falsifying, edges.counts)
 
 
 def _view(

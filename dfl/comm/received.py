@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.weighting import weighted_sum
+from dfl.core.rows import rows_at
 from dfl.robust.aggregators import Aggregate, Updates, mean
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Received:
         """(b, m), received over each edge in the order of `EdgePlan.into`; zeros if it was lost."""
         assert isinstance(self.plan, EdgePlan)
         everything = torch.cat([self.sent, self.far]) if len(self.far) else self.sent
-        messages = everything[self.plan.arrange]
+        messages = rows_at(everything, self.plan.arrange)
         if self.plan.arrives is None:
             return messages
         return without_lost(messages, self.plan.arrives[1])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from dfl.core.rows import rows_at
 from dfl.models.sharing import shared_names
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class ParameterLayout:
 
     def take(self, rows: Tensor, which: NDArray[np.int64]) -> dict[str, Tensor]:
         """Return copies (a, *shape) of the parameters of some rows, each of them contiguous."""
-        chosen = rows[_span(which)]
+        span = _span(which)
+        chosen = rows[span] if isinstance(span, slice) else rows_at(rows, span)
         return {
             name: view.clone(memory_format=torch.contiguous_format)
             for name, view in self.views(chosen).items()
