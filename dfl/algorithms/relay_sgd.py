@@ -70,7 +70,7 @@ class RelaySGD(Algorithm[State]):
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, and let every tree relay and average its coordinates."""
         z = task.train(state.x, net.t)
-        x, relayed, counts = (torch.zeros_like(v) for v in (z, state.relayed, state.counts))
+        x, relayed, counts = (torch.empty_like(v) for v in (z, state.relayed, state.counts))
         for k, tree in enumerate(net.graphs):
             own = slice(k, None, len(net.graphs))
             before = torch.column_stack([state.relayed[:, own], state.counts[:, k]])
