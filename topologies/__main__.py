@@ -8,6 +8,7 @@ disagreement is a thousandth.
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -22,17 +23,24 @@ LEAST = 1e-3
 COLUMNS = ("graph", "peers", "degree", "messages", "gap", "rounds to 1e-3")
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of graphs, one line each."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an error."""
+        raise GraphError(message)
+
+
 def main(arguments: list[str]) -> int:
     """Print the table, draw the figure, and return the exit code: 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m topologies", description=__doc__)
+    parser = Parser(prog="python -m topologies", description=__doc__)
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=" · ".join(TOPOLOGIES))
     parser.add_argument("--peers", nargs="+", type=int, default=[16], help="numbers of peers")
     parser.add_argument("--mixing", default="metropolis", help=" · ".join(MIXINGS))
     parser.add_argument("--seed", type=int, default=0, help="of random graphs")
     parser.add_argument("--figure", type=Path, help="file for a drawing of disagreement by round")
-    given = parser.parse_args(arguments)
     try:
-        _compare(given)
+        _compare(parser.parse_args(arguments))
     except (GraphError, OSError) as error:
         print(f"topologies: {error}", file=sys.stderr)
         return 2

@@ -57,7 +57,7 @@ def base_graph(peers: int, rng: Generator, *, k: int = 1, simple: bool = False) 
     k = min(k, max(1, peers - 1))  # all peers
     everyone = np.arange(peers)
     rounds = _simple(everyone, k) if simple else _base(everyone, k)
-    affordable("base_graph", peers, min(k, peers - 1) * peers * max(1, len(rounds)))
+    affordable("base_graph", peers, k * peers * len(rounds))
     return [_joined(peers, parts).matrix() for parts in rounds] or [csr_array(np.eye(1))]
 
 

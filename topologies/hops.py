@@ -11,7 +11,6 @@ from scipy.sparse import csr_array, eye_array
 
 from topologies.errors import GraphError
 from topologies.graphs import (
-    MAX_EDGES,
     TRIES,
     Graph,
     affordable,
@@ -103,14 +102,17 @@ def equitopo(
         directed: whether messages go one way only.
         one_peer: whether every round draws one basis graph.
     """
-    if m is not None and not 1 <= m <= MAX_EDGES // peers:
-        raise GraphError(f"equitopo needs 1 <= m <= {MAX_EDGES // peers:,}, not m={m}")
+    if m is not None and m < 1:
+        raise GraphError(f"equitopo needs m of at least 1, not m={m}")
     if peers == 1:
         return _alone()
+    if one_peer and m is None:
+        return _one_hop(peers, rng, None, directed)
+    several = m or len(_powers(peers))
+    affordable("equitopo", peers, peers * several * (1 if directed else 2))
+    hops = _basis(peers, rng, several)
     if one_peer:
-        return _one_hop(peers, rng, None if m is None else _basis(peers, rng, m), directed)
-    hops = _basis(peers, rng, m or len(_powers(peers)))
-    affordable("equitopo", peers, peers * len(hops) * (1 if directed else 2))
+        return _one_hop(peers, rng, hops, directed)
     receiver = np.repeat(np.arange(peers), len(hops))
     sender = (receiver - np.tile(hops, peers)) % peers
     values = np.full(len(sender), (peers - 1) / peers / len(hops))

@@ -69,6 +69,10 @@ def test_the_command_prints_a_row_for_every_graph_and_number(
     [
         (["rign"], "rign with --peers 16: unknown 'rign'"),
         (["hypercube", "--peers", "12"], "hypercube with --peers 12"),
+        ([], "GRAPH"),
+        (["ring", "--peers", "many"], "--peers: invalid int value: 'many'"),
+        (["ring", "--colour", "red"], "--colour red"),
+        (["equitopo:m=10000000000"], "equitopo of 16 peers has 320,000,000,000 directed edges"),
         (["ring", "--peers", "0"], "--peers 0: peers must be"),
         (["ring", "--mixing", "metro"], "--mixing: unknown 'metro'"),
         (["ring", "--seed", "-1"], "--seed must be at least 0, not -1"),
