@@ -1,6 +1,7 @@
 """The fastest weights: known optima, never slower than metropolis, refusals."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,24 @@ def test_they_beat_metropolis_and_keep_the_mean(name: str, peers: int) -> None:
     np.testing.assert_array_equal(w, w.T)
     np.testing.assert_allclose(w.sum(axis=0), 1, atol=1e-12)
     assert fast.spectrum.gap > 1.05 * network(name, peers, "metropolis").spectrum.gap
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "peers"), [("grid", 20), ("barabasi_albert", 20), ("caveman", 12), ("tree", 15)]
+)
+def test_they_are_those_of_a_solver_of_semidefinite_programs(name: str, peers: int) -> None:
+    """min ||W - 11'/P|| over symmetric W >= 0 on the edges and the diagonal, W 1 = 1."""
+    cp: Any = pytest.importorskip("cvxpy", reason="cvxpy is not installed")
+    edges = network(name, peers, "metropolis").weights[0].toarray() != 0
+    W = cp.Variable((peers, peers), symmetric=True)
+    others = ~(edges | np.eye(peers, dtype=bool))
+    constraints = [W >= 0, cp.sum(W, axis=1) == 1, W[others.nonzero()] == 0]
+    optimum = cp.Problem(cp.Minimize(cp.sigma_max(W - 1 / peers)), constraints)
+    optimum.solve(solver=cp.CLARABEL)
+    fast = network(name, peers).spectrum
+    assert optimum.value - 1e-6 < fast.second
+    assert fast.gap > 0.995 * (1 - optimum.value)
 
 
 @pytest.mark.parametrize(
