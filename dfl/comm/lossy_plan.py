@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
@@ -20,6 +20,24 @@ ROUNDING = 1e-6
 """Two sums of weights that differ by less are equal, also of weights given in single precision."""
 
 
+class _Left(NamedTuple):
+    """What faults leave of a round.
+
+    Attributes:
+        copies: (p,) edges over which a peer sends.
+        lost: how many of them lose the message.
+        used, used_in: (a,) and (b,), which outgoing and which incoming edges are used.
+        arrives, arrives_in: (a,) and (b,), over which of them a message arrives.
+    """
+
+    copies: NDArray[np.int64]
+    lost: int
+    used: Bools
+    used_in: Bools
+    arrives: Bools
+    arrives_in: Bools
+
+
 def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
     """Return a plan of one message per edge without the edges and messages that faults take away.
 
@@ -28,34 +46,29 @@ def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
     is scaled down to the smaller, so that peers that agree go on agreeing. In `near` the weight of
     a message that does not arrive goes to the peer itself.
     """
-    used, arrives = effects.on_edges(plan.ids)
-    here = plan.arrange < len(plan.ids)
-    used_in, arrives_in = np.empty((2, len(plan.received)), bool)
-    used_in[here] = used[plan.arrange[here]]
-    arrives_in[here] = arrives[plan.arrange[here]]
-    used_in[~here], arrives_in[~here] = effects.on_edges(plan.received[~here])
-    push, pull = _level(_some(plan.push, used), _some(plan.pull, used_in))
+    left = _left(plan, effects)
+    push, pull = _level(_some(plan.push, left.used), _some(plan.pull, left.used_in))
     return replace(
         plan,
-        copies=np.bincount(plan.owner[used], minlength=len(plan.copies)),
-        lost=int(np.count_nonzero(used & ~arrives)),
-        arrives=(arrives, arrives_in),
+        copies=left.copies,
+        lost=left.lost,
+        arrives=(left.arrives, left.arrives_in),
         push=push,
         pull=pull,
-        near=_given_back(plan.near, arrives_in),
+        near=_given_back(plan.near, left.arrives_in),
     )
 
 
-def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, whole: EdgePlan, peers: int) -> PeerPlan:
+def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, effects: FaultEffects, peers: int) -> PeerPlan:
     """Return a plan of one message per peer without what faults take away.
 
     Args:
         plan: the plan of all peers and messages.
-        edges: what `lossy_edge_plan` returns for the same round.
-        whole: the plan of which it takes edges and messages away.
+        edges: the same for one message per edge.
+        effects: those of the faults on the round.
         peers: P.
     """
-    assert edges.arrives is not None
+    left = _left(edges, effects)
     sender = np.concatenate([edges.received // peers, plan.ids])
 
     def on_senders(weights: csr_array) -> csr_array:
@@ -66,11 +79,24 @@ def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, whole: EdgePlan, peers: int
 
     return replace(
         plan,
-        copies=edges.copies,
-        lost=edges.lost,
-        near=on_senders(edges.near),
-        kept=on_senders(_kept(whole, *edges.arrives)),
+        copies=left.copies,
+        lost=left.lost,
+        near=on_senders(_given_back(edges.near, left.arrives_in)),
+        kept=lambda: on_senders(_kept(edges, left.arrives, left.arrives_in)),
     )
+
+
+def _left(plan: EdgePlan, effects: FaultEffects) -> _Left:
+    """Return what faults leave of a plan."""
+    used, arrives = effects.on_edges(plan.ids)
+    here = plan.arrange < len(plan.ids)
+    used_in, arrives_in = np.empty((2, len(plan.received)), bool)
+    used_in[here] = used[plan.arrange[here]]
+    arrives_in[here] = arrives[plan.arrange[here]]
+    used_in[~here], arrives_in[~here] = effects.on_edges(plan.received[~here])
+    copies = np.bincount(plan.owner[used], minlength=len(plan.copies))
+    lost = int(np.count_nonzero(used & ~arrives))
+    return _Left(copies, lost, used, used_in, arrives, arrives_in)
 
 
 def _given_back(near: csr_array, arrives: Bools) -> csr_array:

@@ -69,11 +69,11 @@ class Network:
     def peer_plan(self, t: int, graph: int | None = None) -> PeerPlan:
         """Return the plan of round t for one message per peer, on its graph or on another."""
         entry = t if graph is None else graph
-        plan = self.schedule.peer_plan(entry)
-        if self.fault_effects(t) is None:
+        plan, effects = self.schedule.peer_plan(entry), self.fault_effects(t)
+        if effects is None:
             return plan
-        whole = self.schedule.edge_plan(entry)
-        return lossy_peer_plan(plan, self.edge_plan(t, graph), whole, self.layout.peers)
+        edges = self.schedule.edge_plan(entry)
+        return lossy_peer_plan(plan, edges, effects, self.layout.peers)
 
     def edge_plan(self, t: int, graph: int | None = None) -> EdgePlan:
         """Return the plan of round t for one message per edge, on its graph or on another."""

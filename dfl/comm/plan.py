@@ -6,7 +6,7 @@ to a rank once however many peers there receive it, or once per directed edge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -65,8 +65,8 @@ class PeerPlan(Plan):
         near: (p, r1 + p + r2) rows of W: weights of the closed neighbourhood. The entries of a row
             are in ascending peer id.
         before: r1.
-        kept: (p, r1 + p + r2) `near` where a sender keeps the weights of messages that do not
-            arrive, so that the columns of W keep their sums; None where all arrive.
+        kept: returns (p, r1 + p + r2) `near` where a sender keeps the weights of messages that do
+            not arrive, so that the columns of W keep their sums; None where all arrive.
     """
 
     kind: ClassVar[str] = "peers"
@@ -74,7 +74,7 @@ class PeerPlan(Plan):
     senders: Ints
     near: csr_array
     before: int
-    kept: csr_array | None = None
+    kept: Callable[[], csr_array] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class Received:
         """
         assert isinstance(self.plan, PeerPlan), "the method itself weighs messages over edges"
         kept = self.plan.kept
-        return self._weighted(self.plan, self.plan.near if kept is None else kept)
+        return self._weighted(self.plan, self.plan.near if kept is None else kept())
 
     def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return what a rule makes of every closed neighbourhood, (p, m); the mean is `average`.
