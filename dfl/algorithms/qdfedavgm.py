@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import Interval
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.replicas import Replicas, averaged, begun
+from dfl.algorithms.replicas import Replicas, State, averaged, begun
 from dfl.core.errors import InputError
 from dfl.core.options import Positive
 
@@ -21,23 +21,9 @@ else:
     from dfl.core.lazy import torch
 
 
-@dataclass(frozen=True)
-class State:
-    """The state of the published form, which keeps no public copies.
-
-    Attributes:
-        x: (p, m), the models.
-        error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message q, the worst of a peer's
-            edges; NaN in rounds that are not evaluated.
-    """
-
-    x: Tensor
-    error: Tensor
-
-
 @ALGORITHMS.register("qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
-class QDFedAvgM(Algorithm[State | Replicas]):
+class QDFedAvgM(Algorithm[State]):
     """Quantized DFedAvgM (arXiv 2104.11375, Algorithm 2), in a form in which peers reach consensus.
 
     exchange=replica (default): each peer has a public copy y of its model, which its neighbours
@@ -78,13 +64,13 @@ class QDFedAvgM(Algorithm[State | Replicas]):
         """γ of the replica form."""
         return self.gamma if self.exchange == "replica" else None
 
-    def init(self, x: Tensor, copies: Tensor, net: Net) -> State | Replicas:
+    def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with public copies `copies`."""
         if self.exchange == "paper":
             return State(x, torch.zeros(len(x), dtype=torch.float64))
         return begun(x, copies, net)
 
-    def round(self, state: State | Replicas, task: Task, net: Net) -> State | Replicas:
+    def round(self, state: State, task: Task, net: Net) -> State:
         """Train, and exchange by public copies or by the published form."""
         z = task.train(state.x, net.t)
         if isinstance(state, Replicas):
@@ -92,7 +78,7 @@ class QDFedAvgM(Algorithm[State | Replicas]):
         received = net.exchange(z - state.x)  # Q(z_j - x_j)
         return State(state.x + self.alpha * received.average(), received.error)
 
-    def observe(self, state: State | Replicas) -> dict[str, Tensor]:
+    def observe(self, state: State) -> dict[str, Tensor]:
         """Return the relative errors of the last messages."""
         return {"quantization_error": state.error}
 

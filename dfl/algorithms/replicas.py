@@ -20,20 +20,29 @@ else:
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """The models, and the public copies of them that neighbours hold as well.
+class State:
+    """The models, and the errors of the messages.
 
     Attributes:
         x: (p, m), the models.
         error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message q, the worst of a peer's
             edges; NaN in rounds that are not evaluated.
+    """
+
+    x: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True)
+class Replicas(State):
+    """The same, and the public copies of the models that neighbours hold as well.
+
+    Attributes:
         sent: copies of this rank's peers: y_i (p, m), or y_(i->k) per outgoing edge (e, m).
         received: of the copies of the neighbours, sum_j w_ij y_j (p, m) on a graph that does not
             change; else y_(j->i) per incoming edge (e', m).
     """
 
-    x: Tensor
-    error: Tensor
     sent: Tensor
     received: Tensor
 
