@@ -244,6 +244,8 @@ class Run:
     """The lowest level of the messages in each rank's log."""
     tensorboard: bool = False
     """Also write the rows of metrics.csv for TensorBoard."""
+    report: bool = True
+    """Write report.html into the run directory, and refresh it while the run goes on."""
 
     def __post_init__(self) -> None:
         for name, option in options(Run).items():

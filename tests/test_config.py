@@ -58,9 +58,13 @@ runs = st.builds(
     seed=st.integers(0, 2**63 - 1),
     ensemble=st.booleans(),
     tensorboard=st.booleans(),
+    report=st.booleans(),
     threads=st.integers(1, 1024),
     engine=st.sampled_from(["auto", "batched", "loop"]),
 )
+
+SWITCHES = ("--ensemble", "--tensorboard", "--report")
+"""Flags that take no value as a token of its own."""
 
 
 def toml(run: Run) -> str:
@@ -96,7 +100,9 @@ def test_a_run_is_read_back_from_a_command_line(dfl_run: Command, run: Run) -> N
     separate = [
         token
         for t in tokens
-        for token in ([t] if t.startswith(("--ensemble", "--tensorboard")) else t.split("=", 1))
+        for token in (
+            [t] if t.startswith(("--ensemble", "--tensorboard", "--report")) else t.split("=", 1)
+        )
     ]
     assert read_command(separate, 1).run == run
 

@@ -8,7 +8,8 @@ from dfl.store.callbacks import Callback
 
 
 def default_callbacks(run: Run) -> tuple[Callback, ...]:
-    """Return the callbacks that draw the figures of a run, and write for TensorBoard if it is on.
+    """Return the callbacks that keep the history of a run, draw its figures, write for TensorBoard
+    if it is on, and write the report unless it is off.
 
     Raises:
         InputError: `tensorboard` is set without `out`, or the package is not installed.
@@ -18,10 +19,13 @@ def default_callbacks(run: Run) -> tuple[Callback, ...]:
     if run.out is None:
         raise InputError("--tensorboard writes into the folder of the run: give --out")
     from dfl.reporting.figures import Figures
+    from dfl.reporting.report import Report
+    from dfl.store.history import History
 
-    if not run.tensorboard:
-        return (Figures(run.out),)
-    from dfl.reporting import tensorboard
+    callbacks: list[Callback] = [History(run.out), Figures(run.out)]
+    if run.tensorboard:
+        from dfl.reporting import tensorboard
 
-    tensorboard.check()
-    return (Figures(run.out), tensorboard.TensorBoard(run.out / "tensorboard"))
+        tensorboard.check()
+        callbacks.append(tensorboard.TensorBoard(run.out / "tensorboard"))
+    return (*callbacks, *((Report(run.out),) if run.report else ()))

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -21,7 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import shortest_path
+
+from dfl.reporting.layout import layout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ DOTS = 30
 """The most evaluations that are marked by a dot each."""
 NAMED = 32
 """The most peers that are labelled by their number."""
-SMALL = 100
-"""The most peers that are placed by the slow layout."""
 DRAWN_EDGES = 20_000
 """The most edges that are drawn; more would be a grey disc."""
 
@@ -207,63 +205,6 @@ def label_distribution(label_counts: NDArray[np.int64], run: str = "") -> Figure
     for axis, count in ((axes.xaxis, peers), (axes.yaxis, classes)):
         axis.set_major_locator(MaxNLocator(min(count, 16), integer=True, min_n_ticks=1))
     return figure
-
-
-def layout(receives: csr_array) -> Floats:
-    """Return the positions (P, 2) of the peers in a drawing, from -1 to 1.
-
-    A circulant graph is drawn on a circle. Otherwise few peers are placed by Kamada and Kawai's
-    layout, and more by Brandes and Pich's PivotMDS, followed by as many spring steps as take a
-    second or two.
-
-    Args:
-        receives: (P, P), entry (i, j) where peer i receives from peer j; no diagonal.
-    """
-    peers = receives.shape[0]
-    if _circulant(receives):
-        angles = np.pi / 2 - 2 * np.pi * np.arange(peers) / peers
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    both = csr_array(receives + receives.T)
-    network = nx.from_scipy_sparse_array(both)
-    if peers <= SMALL:
-        placed = nx.kamada_kawai_layout(network, weight=None)
-    else:
-        placed = dict(enumerate(_pivots(both)))
-        if steps := min(50, 10**7 // peers**2):
-            placed = nx.spring_layout(
-                network, pos=placed, iterations=steps, method="force", weight=None, seed=0
-            )
-    places = np.array([placed[i] for i in range(peers)])
-    places -= (places.min(0) + places.max(0)) / 2
-    return np.asarray(places / np.abs(places).max())
-
-
-def _pivots(both: csr_array, pivots: int = 50) -> Floats:
-    """Return positions (P, 2) whose distances approximate those on the graph.
-
-    They are computed from the distances to a few pivots (Brandes, Pich 2006, PivotMDS).
-
-    Args:
-        both: (P, P), the graph without directions.
-        pivots: the number of pivots.
-    """
-    peers = both.shape[0]
-    chosen = np.unique(np.linspace(0, peers - 1, pivots).astype(np.int64))
-    squares = shortest_path(both, unweighted=True, indices=chosen) ** 2
-    centred = squares - squares.mean(0) - squares.mean(1, keepdims=True) + squares.mean()
-    _, modes = np.linalg.eigh(centred @ centred.T)
-    places = centred.T @ modes[:, -2:]
-    places /= np.abs(places).max()
-    # Noise separates peers with the same distances to all pivots, as the leaves of a star.
-    return np.asarray(places + np.random.default_rng(0).normal(0, 0.02, places.shape))
-
-
-def _circulant(receives: csr_array) -> bool:
-    """Return whether every peer i receives from i + s (mod P) for the same set of s."""
-    peers = receives.shape[0]
-    entries = receives.tocoo()
-    counts = np.bincount((entries.col - entries.row) % peers, minlength=peers)
-    return bool(np.isin(counts, (0, peers)).all())
 
 
 def _edges(axes: Axes, receives: csr_array, places: Floats, side: float) -> None:

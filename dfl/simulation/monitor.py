@@ -113,8 +113,9 @@ class Monitor:
             if wrong := self._not_finite(peers):
                 return json.dumps({"wrong": wrong}).encode()
             text = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
-            if self.callback:
+            if self.callback and peers is not None:
                 self.callback.row(Row(json.loads(text)))
+                self.callback.evaluated(t, peers)
             logs.LOG.info("%s", text)
             return text.encode()
 

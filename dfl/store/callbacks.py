@@ -229,6 +229,9 @@ class Callback:
     def row(self, row: Row) -> None:
         """Called after each evaluation."""
 
+    def evaluated(self, t: int, peers: Peers) -> None:
+        """Called after `row`, with the figures of all peers after t rounds."""
+
     def finish(self, outcome: Outcome) -> None:
         """Called after the last round."""
 
@@ -277,6 +280,11 @@ class Callbacks(Callback):
         """Pass on an evaluation."""
         for each in self.callbacks:
             each.row(row)
+
+    def evaluated(self, t: int, peers: Peers) -> None:
+        """Pass on the figures of the peers."""
+        for each in self.callbacks:
+            each.evaluated(t, peers)
 
     def finish(self, outcome: Outcome) -> None:
         """Pass on the outcome."""

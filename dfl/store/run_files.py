@@ -7,6 +7,8 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.reporting.plots`
+    DIR/report.html         `dfl.reporting.report`
+    DIR/history/            `dfl.store.history`: the peers at every evaluation, for the report
     DIR/tensorboard/        `dfl.reporting.tensorboard`
     DIR/logs/rank-3.log     `dfl.store.logs`, of every rank
     DIR/checkpoint/         `dfl.simulation.checkpointing`

@@ -18,7 +18,7 @@ from dfl.store import manifest
 from dfl.store.run_directory import CELL, GRID, claim, refuse_foreign
 from dfl.sweep.grid import Cell
 
-FREE = ("checkpoint_every", "timeout", "log_level", "data_dir")
+FREE = ("checkpoint_every", "timeout", "log_level", "data_dir", "report")
 """The fields that may differ between two calls with one folder: no result depends on them."""
 PATIENCE = 60.0
 """Seconds for which a sweep waits while another writes to the same folder."""

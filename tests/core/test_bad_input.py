@@ -85,7 +85,7 @@ def test_bad_values_cover_every_type_of_option() -> None:
     assert all(len(values) >= 2 for values in BAD.values())
     assert set(PLAIN) - set(FLAGS) == {
         "data_dir", "init", "engine", "device", "until", "ensemble", "out", "share",
-        "share_all_until", "init_from", "resume", "log_level", "tensorboard",
+        "share_all_until", "init_from", "resume", "log_level", "tensorboard", "report",
     }  # fmt: skip
 
 

@@ -63,7 +63,9 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "checkpoint_every": st.sampled_from([None, 1]), "threads": st.just(1), "device": st.just("cpu"),
 }  # fmt: skip
 """Values of the fields that choose no component."""
-UNTRIED = {"data_dir", "init_from", "out", "resume", "timeout", "log_level", "tensorboard"}
+UNTRIED = {
+    "data_dir", "init_from", "out", "resume", "timeout", "log_level", "tensorboard", "report",
+}  # fmt: skip
 """Fields of files and launches, which keep their defaults."""
 
 

@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 
 import topologies
 from dfl.reporting import plots
+from dfl.reporting.layout import layout
 
 
 def table(evaluations: int) -> pd.DataFrame:
@@ -137,7 +138,7 @@ def test_circulant_graphs_are_circles(name: str, peers: int) -> None:
     receives = csr_array(sum(weights(name, peers), start=csr_array((peers, peers))))
     receives.setdiag(0)
     receives.eliminate_zeros()
-    assert np.hypot(*plots.layout(receives).T) == pytest.approx(np.ones(peers))
+    assert np.hypot(*layout(receives).T) == pytest.approx(np.ones(peers))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_circulant_graphs_are_circles(name: str, peers: int) -> None:
 )
 def test_neighbours_are_drawn_near_each_other(name: str, peers: int) -> None:
     (matrix,) = weights(name, peers)
-    places = plots.layout(matrix - csr_array(np.diag(matrix.diagonal())))
+    places = layout(matrix - csr_array(np.diag(matrix.diagonal())))
     entries = matrix.tocoo()
     other = entries.row != entries.col
     near = np.linalg.norm(places[entries.row[other]] - places[entries.col[other]], axis=1).mean()

@@ -374,8 +374,10 @@ def test_a_crash_while_finishing_leaves_no_incomplete_files(
         list(dfl.simulate(small(out=tmp_path / "run")))
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
         ".dfl",
+        "history",
         "logs",
         "metrics.csv",
+        "report.html",
         "run.json",
     ]
     assert dfl.load(tmp_path / "run").record["ending"].endswith("cannot be written to: disk full")

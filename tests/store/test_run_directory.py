@@ -347,8 +347,12 @@ def test_links_in_a_runs_folder_are_not_followed(
         "peers.csv",
         "state.safetensors",
         "logs/rank-0.log",
+        "report.html",
+        "history/peers.bin",
+        "history/start.safetensors",
     ]
-    for name in [*files, "logs", "checkpoint", "figures", "tensorboard"]:
+    folders = ["logs", "checkpoint", "figures", "tensorboard", "history"]
+    for name in [*files, *folders]:
         folder = tmp_path / "run"
         claim(folder)
         (folder / name).parent.mkdir(exist_ok=True)
@@ -379,7 +383,7 @@ def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 PLANTED = (
     ".run.json.part", "run.json", "metrics.csv", "peers.csv", "state.safetensors",
-    "checkpoint", "figures", "tensorboard",
+    "checkpoint", "figures", "tensorboard", "report.html",
 )  # fmt: skip
 """Names of a run's files and folders that are written after round 0."""
 

@@ -1,0 +1,59 @@
+"""The command `python -m dfl.report DIR...`: write report.html of runs."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from dfl.core.command_line import leave_on_interrupt
+
+    leave_on_interrupt()
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dfl.core import command_line
+from dfl.core.errors import InputError
+from dfl.store.run_directory import refuse_foreign
+
+_ABOUT = "Write report.html of runs from what their folders hold."
+
+
+def main() -> int:
+    """Run the command line of this process and return the exit code: 0, 2, or 130 for Ctrl-C."""
+    return command_line.run_command(_run_command_line)
+
+
+def _run_command_line(tokens: Sequence[str]) -> None:
+    app = command_line.app("python -m dfl.report", _ABOUT)
+
+    @app.default
+    def command(*folders: Path) -> None:
+        """Write reports.
+
+        Parameters
+        ----------
+        folders: Path
+            Folders of runs, one or more.
+        """
+        if not folders:
+            raise InputError("DIR is missing: give the folders of some runs")
+        for folder in dict.fromkeys(folders):
+            print(f"written: {report(folder)}")
+
+    command_line.call(app, tokens)
+
+
+def report(folder: Path) -> Path:
+    """Write the page of a folder, and return its path.
+
+    Raises:
+        InputError: it holds no run, or cannot be written to.
+    """
+    refuse_foreign("DIR", folder)
+    from dfl.reporting.report import Report
+
+    return Report(folder).write({})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

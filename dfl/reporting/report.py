@@ -1,0 +1,91 @@
+"""The page of a run, report.html: the callback that writes it, and refreshes it as the run goes on.
+
+The page is made from the files of the run directory alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dfl.core.errors import InputError
+from dfl.store import manifest
+from dfl.store.callbacks import Callback, Outcome, Peers, RunInfo
+from dfl.store.record import ending
+
+if TYPE_CHECKING:
+    from dfl.reporting.run_page import Drawing
+
+EVERY = 2.0
+"""The least seconds between two refreshes of a page."""
+SHARE = 0.05
+"""The most of a run's time that the refreshes take."""
+
+
+class Report(Callback):
+    """Writes `report.html` into the directory of a run.
+
+    Args:
+        folder: the run directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.due = 0.0
+        self.drawing: Drawing | None = None
+
+    def start(self, info: RunInfo) -> None:
+        """Count the time to the first refresh from here."""
+        self.due = time.perf_counter() + EVERY
+
+    def evaluated(self, t: int, peers: Peers) -> None:
+        """Refresh the page, unless that was done a moment ago.
+
+        Raises:
+            InputError: the folder cannot be written to.
+        """
+        begun = time.perf_counter()
+        if begun >= self.due:
+            self.write({})
+            now = time.perf_counter()
+            self.due = now + max(EVERY, (now - begun) / SHARE)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the page of a run that is finished.
+
+        Raises:
+            InputError: the folder cannot be written to.
+        """
+        self.write(dict(zip(("exit", "ending"), ending(None), strict=True)))
+
+    def close(self, error: BaseException | None) -> None:
+        """Write the page of a run that an error ended, if the disk takes it."""
+        if error is not None:
+            with suppress(InputError):
+                self.write(dict(zip(("exit", "ending"), ending(error), strict=True)))
+
+    def write(self, ended: Mapping[str, object]) -> Path:
+        """Write the page, and return its path.
+
+        Args:
+            ended: the entries of run.json on how the run ended, where it has none yet.
+
+        Raises:
+            InputError: a file of the run is damaged, or the folder cannot be written to.
+        """
+        from dfl.reporting import page, run_page
+        from dfl.store.history import read_start
+
+        if self.drawing is None and (start := read_start(self.folder)):
+            self.drawing = run_page.draw(start)
+        record = manifest.read(self.folder) | ended
+        text = run_page.run_page(self.folder, record, self.drawing)
+        try:
+            return page.write(self.folder, text)
+        except OSError as error:
+            raise InputError(
+                f"--out {self.folder} cannot be written to: {error.strerror or error}"
+            ) from None

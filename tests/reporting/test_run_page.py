@@ -1,0 +1,188 @@
+"""The page of a run has what its directory holds, in every way that a run can end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dfl
+from dfl.reporting import report, run_page
+from dfl.reporting.report import Report
+from dfl.run import read_command
+from tests.conftest import Command
+from tests.reporting.test_page import Seen, unpacked
+from tests.support.small_run import small
+
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+
+def data_of(folder: Path) -> dict[str, Any]:
+    page = (folder / "report.html").read_text()
+    held = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert held is not None
+    found: dict[str, Any] = json.loads(held[1])
+    return found
+
+
+def text_of(folder: Path) -> str:
+    return Seen((folder / "report.html").read_text()).text
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory, no_figures: None) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "attacked"
+    run = small(
+        out=folder, peers=6, topology="grid", attack="sign_flip:peers=2+5", validation=0.2,
+        faults="link_loss:p=0.3", links="broadband", partition="shards:per_peer=2",
+    )  # fmt: skip
+    list(dfl.simulate(run))
+    return folder
+
+
+def test_curves_are_the_rows_of_the_run(attacked: Path) -> None:
+    data, rows = data_of(attacked), dfl.load(attacked).rows
+    (table,) = data["tables"]
+    for name in rows:
+        wanted = [None if np.isnan(x) else x for x in rows[name]]
+        assert table[name] == pytest.approx(wanted, rel=1e-5), name
+    drawn = {line["y"] for chart in data["charts"] for line in chart["lines"]}
+    assert {"accuracy_mean", "train_loss", "consensus_distance", "messages_lost"} <= drawn
+    assert not data["live"]
+
+
+def test_peers_are_those_of_the_run(attacked: Path) -> None:
+    peers, table = data_of(attacked)["peers"], dfl.load(attacked).peers
+    assert peers["rounds"] == dfl.load(attacked).rows["round"].tolist()
+    assert peers["attackers"] == [2, 5]
+    last = {name: unpacked(value).reshape(-1, 6)[-1] for name, value in peers["moving"].items()}
+    last |= {name: unpacked(value) for name, value in peers["fixed"].items()}
+    numbers = [name for name in table if name not in ("peer", "labels")]
+    assert set(numbers) <= set(last)
+    for name in numbers:
+        np.testing.assert_allclose(last[name], table[name], atol=1e-4, rtol=1e-4)
+
+
+def test_the_graph_and_the_labels_are_those_of_the_run(attacked: Path) -> None:
+    data = data_of(attacked)
+    edges = unpacked(data["graph"]["edges"]).reshape(-1, 2).astype(int)
+    assert sorted(tuple(sorted(edge)) for edge in edges.tolist()) == [
+        (0, 1), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (4, 5),
+    ]  # fmt: skip
+    assert data["graph"]["mutual"]
+    counts = unpacked(data["labels"]["counts"]).reshape(6, 10)
+    for own, labels in zip(counts, dfl.load(attacked).peers["labels"], strict=True):
+        held = " ".join(f"{k}:{int(own[k])}" for k in np.flatnonzero(own))
+        assert held == labels
+    assert data["spectrum"]["table"]["value"][0] == pytest.approx(1)
+
+
+def test_the_command_repeats_the_run(attacked: Path, tmp_path: Path) -> None:
+    again = run_page._again(dfl.load(attacked).record)
+    tokens = shlex.split(again)
+    assert tokens[:3] == ["python", "-m", "dfl.run"]
+    command = read_command([*tokens[3:], "--out", str(tmp_path / "again")], 1)
+    assert command.run is not None
+    *_, last = dfl.simulate(command.run)
+    wanted = dfl.load(attacked).rows.iloc[-1].to_dict()
+    assert {**last, "seconds": 0} == {**wanted, "seconds": 0}
+
+
+def test_the_page_is_written_again_from_the_directory(attacked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(attacked, folder)
+    before = data_of(folder)
+    (folder / "report.html").unlink()
+    assert Report(folder).write({}) == folder / "report.html"
+    assert data_of(folder) == before
+
+
+def test_the_settings_warnings_and_attackers_are_there(attacked: Path) -> None:
+    text = text_of(attacked)
+    for wanted in ("sign_flip:peers=2+5", "2 peers: 2, 5", "finished, round 6 of 6", "torch"):
+        assert wanted in text
+
+
+def test_no_report_writes_none(dfl_run: Command) -> None:
+    flags = ("--peers=2", "--rounds=1", "--model=softmax", "--examples-per-peer=5")
+    assert dfl_run(*flags, "--out=with").code == 0
+    assert dfl_run(*flags, "--out=without", "--no-report").code == 0
+    assert Path("with/report.html").exists()
+    assert not Path("without/report.html").exists()
+    assert Path("without/history").exists()
+
+
+def test_a_server_has_peers_and_no_graph(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path, algorithm="fedavg:fraction=0.5")))
+    data = data_of(tmp_path)
+    assert unpacked(data["graph"]["edges"]).size == 0
+    assert "spectrum" not in data
+    assert "payload_bytes_received" in data["peers"]["moving"]
+
+
+def test_a_run_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "EVERY", 0.0)
+    rows = dfl.simulate(small(out=tmp_path))
+    next(rows)
+    assert data_of(tmp_path)["live"]
+    assert "running, round 0 of 6" in text_of(tmp_path)
+    rows.close()  # type: ignore[attr-defined]
+    assert not data_of(tmp_path)["live"]
+    assert "interrupted (round 0 of 6)" in text_of(tmp_path)
+
+
+def test_a_page_is_not_refreshed_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[int]()
+    monkeypatch.setattr(report, "EVERY", 60.0)
+    monkeypatch.setattr(Report, "write", lambda self, ended: written.append(1))
+    list(dfl.simulate(small(out=tmp_path, rounds=30, eval_every=1)))
+    assert len(written) == 1
+
+
+def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    with pytest.raises(dfl.DivergedError):
+        list(dfl.simulate(small(out=tmp_path, lr=1e38)))
+    assert "DivergedError" in text_of(tmp_path)
+
+
+def test_a_run_without_a_history_has_its_curves(attacked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(attacked, folder)
+    shutil.rmtree(folder / "history")
+    Report(folder).write({})
+    data = data_of(folder)
+    assert data["tables"] == data_of(attacked)["tables"]
+    assert "peers" not in data
+
+
+def test_own_objects_are_repeated_from_python_only(tmp_path: Path) -> None:
+    from torch import nn
+
+    list(dfl.simulate(small(out=tmp_path, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))))
+    assert "only Python can repeat it" in text_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_thousand_peers_is_small_and_written_at_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 6000)
+    inputs = rng.normal(size=(6000, 8)).astype(np.float32)
+    run = dfl.Run(
+        peers=1000, topology="geometric:radius=0.06", model="softmax", dataset=(inputs, labels),
+        rounds=300, eval_every=1, local_steps=1, out=tmp_path,
+    )  # fmt: skip
+    list(dfl.simulate(run))
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+    assert data_of(tmp_path)["peers"]["rounds"][-1] == 300
+    begun = time.perf_counter()
+    Report(tmp_path).write({})
+    assert time.perf_counter() - begun < 3  # a second, on a machine that does nothing else
