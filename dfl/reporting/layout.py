@@ -60,7 +60,7 @@ def quick_layout(receives: csr_array) -> Floats:
     places = _pivots(both)
     places = _sprung(places, both, min(50, WORK // peers**2))
     places -= (places.min(0) + places.max(0)) / 2
-    return places / np.abs(places).max()
+    return np.asarray(places / np.abs(places).max())
 
 
 def _sprung(places: Floats, both: csr_array, steps: int) -> Floats:

@@ -145,7 +145,7 @@ def render(template: str, content: Mapping[str, Any], data: Mapping[str, object]
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "data": htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False),
     }
-    return _templates().get_template(template).render(own | content)
+    return _templates().get_template(template).render({**own, **content})
 
 
 def write(folder: Path, page: str) -> Path:

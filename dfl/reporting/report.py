@@ -81,7 +81,7 @@ class Report(Callback):
 
         if self.drawing is None and (start := read_start(self.folder)):
             self.drawing = run_page.draw(start)
-        record = manifest.read(self.folder) | ended
+        record = {**manifest.read(self.folder), **ended}
         text = run_page.run_page(self.folder, record, self.drawing)
         try:
             return page.write(self.folder, text)

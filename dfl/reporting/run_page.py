@@ -131,7 +131,7 @@ def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> st
         data |= _graph(start, drawing)
         if evaluations:
             data["peers"] = _peers(start, evaluations)
-    last = {} if rows is None else rows.iloc[-1].to_dict()
+    last = {} if rows is None else dict(zip(map(str, rows), rows.iloc[-1].tolist(), strict=True))
     content = _content(folder, record, start, last, drawing)
     content["points"] = [] if rows is None else _thinned(len(rows), evaluations, data)
     content["has"] = [name for name in ("graph", "peers", "labels", "spectrum") if data.get(name)]
@@ -254,7 +254,7 @@ def _curves(rows: pd.DataFrame, settings: Record) -> dict[str, object]:
         distance = Line(0, "consensus_distance", "distance of the peers from their mean")
         charts.append(chart("Consensus distance", [distance], log=True))
     named = (("peers_up", "Peers that are up"), ("messages_lost", "Messages lost so far"))
-    other = [(name, name.replace("_", " ")) for name in rows if name not in CHARTED]
+    other = [(name, name.replace("_", " ")) for name in map(str, rows) if name not in CHARTED]
     for name, title in (*named, *other):
         if name in rows and rows[name].notna().any():
             charts.append(chart(title, [Line(0, name, name)]))
