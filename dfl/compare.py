@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _run_command_line(tokens: Sequence[str]) -> None:
-    app = command_line.app("python -m dfl.compare", _ABOUT)
+    app = command_line.app("compare", _ABOUT)
 
     @app.default
     def command(*folders: Path, out: Path | None = None) -> None:

@@ -91,6 +91,18 @@ COMPONENTS = (
     "links",
 )
 """The fields that choose a component: each holds a spec, or an object of the caller."""
+SECTIONS = {
+    "peers": "Peers and graph",
+    "algorithm": "Method and messages",
+    "attack": "Attacks, faults and links",
+    "dataset": "Data",
+    "model": "Model",
+    "rounds": "Training",
+    "eval_every": "Evaluation",
+    "threads": "Machine",
+    "out": "Folder, checkpoints and logs",
+}
+"""The field of `Run` with which a section of --help begins -> the title of the section."""
 PLAIN = (str, bytes, bool, int, float, complex, dict, set, Path, type(None))
 """Types of which no component is."""
 
@@ -111,6 +123,8 @@ class Run:
         InputError: a value of the wrong kind, or a number out of its range.
     """
 
+    peers: Count | None = None
+    """Number of peers P; default the nodes of a graph that is an object, or the number of ranks."""
     topology: TopologySpec | None = None
     """The graph of the peers; default ring, or what the method needs, for methods in which peers
     have neighbours.
@@ -139,6 +153,10 @@ class Run:
     """
     attack: AttackSpec = "none"
     """The attack, and which peers are attackers."""
+    faults: FaultsSpec = "none"
+    """Faults, several joined by +: links that lose messages, peers that are down, late or slow."""
+    links: LinksSpec = "none"
+    """The speeds of links and peers, for the column sim_seconds."""
     dataset: DatasetSpec = "digits"
     """The data set.
 
@@ -189,8 +207,6 @@ class Run:
     """
     share_all_until: str | None = None
     """Share all parameters at first: for a number of rounds, or until a figure, accuracy=0.975."""
-    peers: Count | None = None
-    """Number of peers P; default the nodes of a graph that is an object, or the number of ranks."""
     rounds: Index = 100
     """Rounds of training and mixing."""
     until: str | None = None
@@ -220,10 +236,6 @@ class Run:
     """Number of rounds at the end of the run, each of which is evaluated."""
     eval_examples: Count | None = None
     """Evaluate on N test examples, and N / P training examples per peer; default all."""
-    faults: FaultsSpec = "none"
-    """Faults, several joined by +: links that lose messages, peers that are down, late or slow."""
-    links: LinksSpec = "none"
-    """The speeds of links and peers, for the column sim_seconds."""
     ensemble: bool = False
     """Evaluate the ensemble of all peers' models, by mean output and by vote."""
     threads: Annotated[int, Interval(ge=1, le=1024)] = 1

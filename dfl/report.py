@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _run_command_line(tokens: Sequence[str]) -> None:
-    app = command_line.app("python -m dfl.report", _ABOUT)
+    app = command_line.app("report", _ABOUT)
 
     @app.default
     def command(*folders: Path) -> None:

@@ -9,20 +9,21 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl.comm.startup import first, seen
-from dfl.config import Run
+from dfl.config import COMPONENTS, SECTIONS, Run
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.help_page import HelpPage
 from dfl.core.options import MOST
 from dfl.core.reading import SETTINGS, read_bounded
-from dfl.core.registry import describe, flag
+from dfl.core.registry import flag
 from dfl.store.manifest import LONGEST, checksum
 from dfl.store.resume import describe_finished, describe_objects, run_to_resume
 from dfl.store.run_directory import refuse_unusable
@@ -45,18 +46,24 @@ class Command:
     Attributes:
         run: the run; None where there is nothing to simulate, as after --help.
         dry_run: whether to check and show the run only.
+        quiet: whether to print warnings and the last line only.
+        verbose: whether to print every evaluation on a line of its own, and what is logged.
         created: the folder that was created for the run; None where --out names one.
     """
 
     run: Run | None = None
     dry_run: bool = False
+    quiet: bool = False
+    verbose: bool = False
     created: Path | None = None
 
     def to_bytes(self) -> bytes:
         """Encode the command for other ranks."""
-        run = self.run and self.run.to_dict()
-        created = self.created and str(self.created)
-        return json.dumps({"run": run, "dry_run": self.dry_run, "created": created}).encode()
+        values = asdict(replace(self, run=None)) | {
+            "run": self.run and self.run.to_dict(),
+            "created": self.created and str(self.created),
+        }
+        return json.dumps(values).encode()
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> "Command":
@@ -64,7 +71,7 @@ class Command:
         values = json.loads(encoded)
         run = None if values["run"] is None else Run.from_dict(values["run"])
         created = None if values["created"] is None else Path(values["created"])
-        return cls(run, values["dry_run"], created)
+        return cls(**values | {"run": run, "created": created})
 
 
 def main() -> int:
@@ -110,22 +117,24 @@ def _execute(command: Command, run: Run, world: "World") -> None:
         if command.dry_run:
             _show(run, world)
         else:
-            _simulate(run, world)
+            _simulate(command, run, world)
     finally:
         if command.created:
             _remove_unused(command.created)
 
 
-def _simulate(run: Run, world: "World") -> None:
+def _simulate(command: Command, run: Run, world: "World") -> None:
     from dfl.api import simulate
+    from dfl.store.logs import printed
 
     callbacks: list[Callback] = []
     if world.rank == 0:
         from dfl.reporting.terminal import Terminal
 
-        callbacks.append(Terminal())
-    for _ in simulate(run, callbacks=callbacks):
-        pass
+        callbacks.append(Terminal(quiet=command.quiet, verbose=command.verbose))
+    with printed() if command.verbose and world.rank == 0 else nullcontext():
+        for _ in simulate(run, callbacks=callbacks):
+            pass
 
 
 def _show(run: Run, world: "World") -> None:
@@ -229,10 +238,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
 
     result = Command()
     given: set[str] = set()
-    app = command_line.app("python -m dfl.run", _ABOUT)
-    app.help_epilogue = "\n\n".join(
-        f"{flag(kind)}  {describe(registry)}" for kind, registry in registries().items()
-    )
+    app = command_line.app("run", _ABOUT)
     app.config = lambda app, commands, arguments: given.update(
         argument.name for argument in arguments if argument.tokens
     )
@@ -243,6 +249,8 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         *,
         config: Path | None = None,
         dry_run: Annotated[bool, Parameter(negative="")] = False,
+        quiet: Annotated[bool, Parameter(negative="")] = False,
+        verbose: Annotated[bool, Parameter(negative="")] = False,
     ) -> None:
         """Run it.
 
@@ -253,7 +261,13 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
             it.
         dry_run: bool
             Check everything, show the graph, the data and what a round costs, and train nothing.
+        quiet: bool
+            Print warnings and the last line only.
+        verbose: bool
+            Print every evaluation on a line of its own, and what is logged, every round included.
         """
+        if quiet and verbose:
+            raise InputError("--quiet and --verbose exclude each other: give one of them")
         filed = _read_config(config) if config else {}
         run = replace(
             run, **{name: value for name, value in filed.items() if flag(name) not in given}
@@ -272,10 +286,15 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         if run.out is None and not dry_run:
             result.created = _new_folder(settled)
             run = replace(run, out=result.created)
-        result.run = run
-        result.dry_run = dry_run
+        result.run, result.dry_run = run, dry_run
+        result.quiet, result.verbose = quiet, verbose
 
-    command_line.call(app, tokens)
+    page = HelpPage(
+        {flag(name): title for name, title in SECTIONS.items()},
+        {flag(kind): registries()[kind] for kind in COMPONENTS},
+        f"{command_line.program('run')} --peers 16",
+    )
+    command_line.call(app, tokens, page)
     return result
 
 

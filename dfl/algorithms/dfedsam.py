@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @ALGORITHMS.register("dfedsam")
 @dataclass(frozen=True, kw_only=True)
 class DFedSAM(DFedAvgM):
-    """DFedSAM (arXiv 2302.04083, Algorithm 1, with one exchange a round).
+    """DFedAvgM with sharpness-aware steps (arXiv 2302.04083, Algorithm 1, one exchange a round).
 
         z_i = K heavy-ball steps from x_i with the gradients g_i(y + ρ g_i(y) / ||g_i(y)||)
         x_i <- sum_j w_ij z_j

@@ -18,18 +18,35 @@ from dfl.core.parse import KINDS, nearest, read
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError, Token
 
+    from dfl.core.help_page import HelpPage
 
-def app(name: str, about: str) -> App:
+SCRIPT = "dfl"
+"""The console script."""
+HELP = ("--help", "-h")
+"""The flags that ask for help."""
+
+
+def program(command: str) -> str:
+    """Return how this process calls a command: dfl run, or python -m dfl.run.
+
+    Args:
+        command: its name, run.
+    """
+    started = sys.argv[0]
+    return f"{SCRIPT} {command}" if started.split(" ")[0] == SCRIPT else f"python -m dfl.{command}"
+
+
+def app(command: str, about: str) -> App:
     """Return a command line that reads values as the other commands do.
 
     Args:
-        name: the command, for --help.
+        command: its name, run.
         about: the text of --help.
     """
     from cyclopts import App, Parameter
 
     app = App(
-        name=name, result_action="return_value", version_flags=[], help_format="plaintext",
+        name=program(command), result_action="return_value", version_flags=[], help_flags=[],
         suppress_keyboard_interrupt=False,
     )  # fmt: skip
     app.help = about
@@ -37,18 +54,37 @@ def app(name: str, about: str) -> App:
     return app
 
 
-def call(app: App, tokens: Sequence[str]) -> Any:
+def call(app: App, tokens: Sequence[str], page: HelpPage | None = None) -> Any:
     """Run the command of a command line on its arguments and return its result; None after --help.
+
+    Args:
+        app: the command line.
+        tokens: the arguments.
+        page: what --help shows besides the flags.
 
     Raises:
         InputError: an unknown flag, or a bad value.
     """
     from cyclopts import CycloptsError
 
+    if any(token in HELP for token in tokens):
+        _help(app, tokens, page)
+        return None
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise InputError(_complaint(error)) from None
+
+
+def _help(app: App, tokens: Sequence[str], page: HelpPage | None) -> None:
+    """Print the page of a command, or after `--help KIND` the components of the kind."""
+    from dfl.core.help_page import HelpPage, show, terminal_width
+
+    escape_output()
+    page = page or HelpPage()
+    named = tokens[0] in HELP and len(tokens) > 1 and not tokens[1].startswith("-")
+    width = terminal_width()
+    show(page.kind(tokens[1:], width) if named and page.components else page.text(app, width))
 
 
 def escape_output() -> None:
@@ -63,6 +99,12 @@ def leave_on_interrupt() -> None:
         signal.signal(signal.SIGINT, _leave)
 
 
+def catch_interrupt() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt again, after `leave_on_interrupt`."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     os.write(sys.stderr.fileno(), b"dfl: interrupted\n")
     os._exit(130)
@@ -73,8 +115,7 @@ def run_command(work: Callable[[Sequence[str]], int | None]) -> int:
 
     A warning is printed as one line, once.
     """
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    catch_interrupt()
     escape_output()
     shown = set[str]()
 

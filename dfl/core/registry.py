@@ -169,7 +169,7 @@ class Registry(Mapping[str, _T]):
             component: _T = entry.load()
         except Exception as error:
             raise InputError(
-                f"{self.flag} {name}: {_package(entry)} cannot be imported ({one_line(error)})"
+                f"{self.flag} {name}: {package_of(entry)} cannot be imported ({one_line(error)})"
             ) from error
         if not callable(component):
             raise InputError(
@@ -190,15 +190,6 @@ class Registry(Mapping[str, _T]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def describe(self) -> str:
-        """Return every component with its options and their defaults, for --help.
-
-        Components of other packages are listed by name and package only: they are not imported.
-        """
-        here = [_usage(name, component) for name, component in self._registered.items()]
-        others = [n for n in self.installed if n not in self._registered]
-        return " · ".join([*here, *(f"{n} ({_package(self.installed[n])})" for n in others)])
-
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> Callable[[str], Iterable[EntryPoint]]:
@@ -213,7 +204,8 @@ def _source(entry: EntryPoint) -> str:
     return f"{entry.value} of package {entry.dist.name}" if entry.dist else entry.value
 
 
-def _package(entry: EntryPoint) -> str:
+def package_of(entry: EntryPoint) -> str:
+    """Return the package of an entry point, for messages."""
     return f"package {entry.dist.name}" if entry.dist else entry.module
 
 
@@ -284,18 +276,17 @@ def split_specs(specs: str) -> list[str]:
 
 
 def describe(registry: Mapping[str, Component]) -> str:
-    """Return every component of a registry with its options and their defaults, for --help."""
-    if isinstance(registry, Registry):
-        return registry.describe()
+    """Return every component of a registry with its options and their defaults."""
     return " · ".join(map(_usage, registry, registry.values()))
 
 
 def _usage(name: str, component: Component) -> str:
-    written = [_written(key, option) for key, option in options(component).items()]
-    return f"{name}:{','.join(written)}" if written else name
+    given = [written(key, option) for key, option in options(component).items()]
+    return f"{name}:{','.join(given)}" if given else name
 
 
-def _written(key: str, option: Option) -> str:
+def written(key: str, option: Option) -> str:
+    """Return an option as a spec has it, with its default or the kind of its value."""
     value = option.default
     if option.required or value is None:
         text = f"{key}={option.spelled.upper().replace('TUPLE[INT, ...]', 'A+B')}"

@@ -105,6 +105,9 @@ def mnist(directory: Path | None, *, unit: bool = False) -> Data:
 def fashion_mnist(directory: Path | None, *, unit: bool = False) -> Data:
     """Fashion-MNIST: articles of clothing; otherwise as `mnist`, in the folder fashion_mnist/.
 
+    Args:
+        directory, unit: as for `mnist`.
+
     Source:
         H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", arXiv 1708.07747, 2017.
     """

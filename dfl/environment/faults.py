@@ -41,7 +41,7 @@ class RoundKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Base class of faults. Has no effect."""
+    """No faults; the base class of all."""
 
     name: ClassVar[str] = "none"
     """Its name on the command line."""

@@ -34,7 +34,7 @@ Milliseconds = Annotated[float, Interval(ge=LATENCY_MS[0], le=LATENCY_MS[1])]
 
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
-    """Base class of link models. Simulates no clock."""
+    """No links, and no simulated clock; the base class of all link models."""
 
     name: ClassVar[str] = "own"
     """What the command line calls it."""
@@ -169,7 +169,7 @@ class DSL(Uplink):
 class Datacenter(Uplink):
     """`uplink` with 10 Gbit/s and half a millisecond.
 
-    That is the round trip within a data center in Dean's numbers (LADIS 2009).
+    That is the round trip within a data center (Dean, keynote of LADIS 2009).
     """
 
     mbps: Mbps = 10_000.0

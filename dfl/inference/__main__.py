@@ -13,7 +13,8 @@ from dfl.comm.startup import first
 from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import atomically
-from dfl.core.registry import describe, split_specs
+from dfl.core.help_page import HelpPage
+from dfl.core.registry import split_specs
 from dfl.inference.frames import read_csv
 
 if TYPE_CHECKING:
@@ -96,11 +97,9 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
     from dfl.inference.estimators import ESTIMATORS
     from dfl.inference.models import MODELS
 
-    app = command_line.app("python -m dfl.inference", _ABOUT)
-    app.help_epilogue = "\n\n".join(
-        f"{flag}  {describe(registry)}"
-        for flag, registry in (("--model", MODELS), ("--estimator", ESTIMATORS))
-    )
+    app = command_line.app("inference", _ABOUT)
+    example = f"{app.name[0]} sites.csv --sites site --outcome y --covariates x"
+    page = HelpPage(components={"--model": MODELS, "--estimator": ESTIMATORS}, example=example)
 
     @app.default
     def command(
@@ -177,7 +176,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
             "out": None if out is None else str(out),
         }  # fmt: skip
 
-    settings: dict[str, Any] | None = command_line.call(app, tokens)
+    settings: dict[str, Any] | None = command_line.call(app, tokens, page)
     if settings and settings["out"] is not None:
         from dfl.store.run_directory import claim
 

@@ -7,6 +7,7 @@ so that it can be piped, kept in a cluster's log and searched.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -34,10 +35,15 @@ class Terminal(Callback):
 
     Args:
         console: a terminal or a pipe; standard output where not given.
+        quiet: whether to print warnings and the last line only.
+        verbose: whether to print a line for each evaluation on a terminal, too.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, *, quiet: bool = False, verbose: bool = False
+    ) -> None:
         self.console = console or Console(highlight=False)
+        self.quiet, self.verbose = quiet, verbose
         self.rounds = 0
         self.bar: Progress | None = None
         self.last = Row()
@@ -48,9 +54,10 @@ class Terminal(Callback):
         """Print the header, and start the bar on a terminal."""
         self.run = info.run
         self.rounds = info.run.rounds
-        self._print(header(info))
+        if not self.quiet:
+            self._print(header(info))
         self._warn(info.notes)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not (self.quiet or self.verbose):
             figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
             columns = (
                 TextColumn("round"),
@@ -81,6 +88,8 @@ class Terminal(Callback):
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=t, description=", ".join(figures))
             return
+        if self.quiet:
+            return
         seconds = row["seconds"] / t * (self.rounds - t) if t else 0.0
         left = [f"{_clock(seconds)} left"] if seconds else []
         line = ", ".join([f"round {t}/{self.rounds}", *figures, *left])
@@ -94,7 +103,8 @@ class Terminal(Callback):
         if run.until:
             met = reached(self.last, run.goal)
             goal.append(("until", f"{run.until} {'reached' if met else 'not reached'}"))
-        self._print([*goal, *summary(outcome.peers, self.last), ("files", str(run.out or "none"))])
+        lines = [*goal, *summary(outcome.peers, self.last), ("files", str(run.out or "none"))]
+        self._print([*([] if self.quiet else lines), *_look_at(run.out)])
 
     def close(self, error: BaseException | None) -> None:
         """Stop the bar; the error is printed by the caller."""
@@ -181,6 +191,14 @@ def needs(info: RunInfo) -> list[Line]:
         )
     ]
     return [*lines, ("assumes", ", ".join(method.assumes))] if method.assumes else lines
+
+
+def _look_at(out: Path | None) -> list[Line]:
+    """Return the last line of a run: the file or the folder to open, the most telling there is."""
+    if out is None:
+        return []
+    found = next((path for path in (out / "report.html", out / "figures") if path.exists()), out)
+    return [("look at", str(found))]
 
 
 def _objective(run: Run) -> list[Line]:

@@ -1,5 +1,5 @@
 """The log of each rank, `DIR/logs/rank-3.log`, written by the logger "dfl". Nothing of it is
-printed.
+printed but by `printed`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("dfl")
 LOG.addHandler(logging.NullHandler())  # else Python prints what no other handler takes
+FORM = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+"""A line of a log."""
 
 
 class Early(MemoryHandler):
@@ -59,7 +61,7 @@ class LogFile(logging.FileHandler):
         make_directory(path.parent)
         super().__init__(path, encoding="utf-8")
         self.setLevel(level)
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.setFormatter(FORM)
         self.handle(logging.LogRecord(LOG.name, logging.INFO, __file__, 0, first, None, None))
         if self.error:
             self.close()
@@ -81,6 +83,20 @@ class LogFile(logging.FileHandler):
         """Close it, whatever the disk does."""
         with suppress(OSError):
             super().close()
+
+
+@contextmanager
+def printed() -> Iterator[None]:
+    """Print on stderr what this process logs in a block, every round included."""
+    handler, before = logging.StreamHandler(), LOG.level
+    handler.setFormatter(FORM)
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        LOG.setLevel(before)
+        LOG.removeHandler(handler)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def circumstances(info: RunInfo) -> dict[str, object]:
             "dtype": info.dtype,
         },
         "versions": versions(),
-        "git": _checkout(),
+        "git": checkout(),
         "host": platform.node(),
         "platform": platform.platform(),
         "ranks": info.layout.ranks,
@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _checkout() -> dict[str, str | bool] | None:
+def checkout() -> dict[str, str | bool] | None:
     """Return the commit of this file's checkout, and whether its packages have changes."""
     here = Path(__file__)
 

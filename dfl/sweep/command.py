@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def _run_command_line(tokens: Sequence[str]) -> int | None:
-    app = command_line.app("python -m dfl.sweep", _ABOUT)
+    app = command_line.app("sweep", _ABOUT)
 
     @app.default
     def command(
@@ -120,7 +120,7 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
             return sweep.show()
         if options.table:
             return sweep.publish(sweep.states())
-        return sweep.run(options, shlex.join(["python", "-m", "dfl.sweep", *tokens]))
+        return sweep.run(options, f"{command_line.program('sweep')} {shlex.join(tokens)}")
 
     code: int | None = command_line.call(app, tokens)
     return code

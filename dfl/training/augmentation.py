@@ -24,7 +24,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Base class of augmentations, and the identity."""
+    """No augmentation; the base class of all."""
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that examples of a shape can be augmented.

@@ -37,7 +37,7 @@ def _regression(loss: Loss) -> Loss:
 
 @LOSSES.register("cross_entropy")
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy -log softmax(outputs)[label] of every example, (n,)."""
+    """-log softmax(outputs)[label] of every example, (n,): the loss of classification."""
     return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
 
 

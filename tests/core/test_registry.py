@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import pytest
 
 from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.core.catalogue import page
 from dfl.core.errors import InputError
-from dfl.core.registry import Registry, choose, describe
+from dfl.core.registry import Registry, choose
 from dfl.datasets import DATASETS
 from dfl.simulation.components import registries
 from tests.conftest import Command
@@ -104,10 +105,13 @@ def test_names_are_listed_without_imports(
     declare(packages, "dfl-extras", {"dfl.parts": {"theirs": "extras:theirs"}})
     assert list(parts) == ["ours", "theirs"]
     assert "theirs" in parts
-    assert describe(parts) == "ours · theirs (package dfl-extras)"
+    shown = page(parts, (), "dfl run", 80)
+    assert "ours" in shown
+    assert "package dfl-extras" in shown
     assert "extras" not in sys.modules
-    assert choose("--part", "theirs:size=4", parts)() == 4
+    assert "size=3" in page(parts, ["theirs"], "dfl run", 80)
     assert "extras" in sys.modules
+    assert choose("--part", "theirs:size=4", parts)() == 4
     assert refused(lambda: parts["theirs"](size="x")).startswith("--part theirs: size must be ")
 
 
@@ -164,7 +168,7 @@ def test_every_registry_has_a_group_of_entry_points() -> None:
 
 def test_components_of_a_package_run(dfl_run: Command, packages: Path) -> None:
     install(packages)
-    assert "combine_then_adapt (package dfl-example)" in " ".join(dfl_run("--help").out.split())
+    assert "combine_then_adapt\n  of package dfl-example" in dfl_run("--help", "algorithms").out
     assert not any(name.startswith("dfl_example") for name in sys.modules)
     ended = dfl_run(*SPECS, *FEW, "--out", "run")
     assert (ended.code, ended.err) == (0, "")

@@ -53,7 +53,8 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
         "round 2/3",
         "round 3/3",
     ]
-    assert lines[-1].split() == ["files", str(tmp_path / "run")]
+    assert lines[-2].split() == ["files", str(tmp_path / "run")]
+    assert lines[-1].split() == ["look", "at", str(tmp_path / "run/report.html")]
     for expected in (
         "4 on 1 rank",
         "4 edges, degree 2",

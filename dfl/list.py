@@ -1,0 +1,68 @@
+"""The command `python -m dfl.list [KIND [NAME...]]`: the components that there are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dfl.config import COMPONENTS
+from dfl.core import command_line
+from dfl.core.catalogue import find, overview, page
+from dfl.core.help_page import show, terminal_width
+
+_ABOUT = (
+    "List the components of a kind: what each is, its options, its source and an example. With "
+    "names, show all that is known of these. Without a kind, list the kinds."
+)
+DATA = "sites.csv --sites site --outcome y --covariates x"
+"""The data of examples of `dfl.inference`."""
+
+
+def main() -> int:
+    """Run the command line of this process and return the exit code: 0, 2, or 130 for Ctrl-C."""
+    return command_line.run_command(_run_command_line)
+
+
+def _run_command_line(tokens: Sequence[str]) -> None:
+    app = command_line.app("list", _ABOUT)
+
+    @app.default
+    def command(*kind: str) -> None:
+        """List.
+
+        Parameters
+        ----------
+        kind: str
+            A kind, as topologies, and names of its components.
+        """
+        show(listing(kind, terminal_width()))
+
+    command_line.call(app, tokens)
+
+
+def listing(tokens: Sequence[str], width: int) -> str:
+    """Return the kinds, the components of a kind, or some of them with all that is known of them.
+
+    Args:
+        tokens: nothing; a kind; or a kind and names.
+        width: columns of the text.
+
+    Raises:
+        InputError: there is no such kind or component.
+    """
+    from dfl.inference.estimators import ESTIMATORS
+    from dfl.inference.models import MODELS
+    from dfl.simulation.components import registries
+
+    of_runs = [registries()[name] for name in COMPONENTS]
+    every = [*of_runs, MODELS, ESTIMATORS]
+    if not tokens:
+        return overview(every, width)
+    registry = find(tokens[0], every)
+    run, inference = command_line.program("run"), command_line.program("inference")
+    start = f"{run} --peers 16" if registry in of_runs else f"{inference} {DATA}"
+    return page(registry, tokens[1:], start, width)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

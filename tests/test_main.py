@@ -1,0 +1,136 @@
+"""The console script `dfl`, and the commands that only print: list, doctor, completion."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from dfl import completion, doctor
+from dfl.__main__ import COMMANDS, main
+from dfl.config import Run
+from dfl.core.options import options
+from dfl.core.registry import flag
+from dfl.core.version import VERSION
+
+Dfl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def dfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Dfl:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*tokens: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["/usr/bin/dfl", *tokens])
+        code = main()
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_every_command_is_shown_and_is_a_module_with_a_main(dfl: Dfl) -> None:
+    code, out, err = dfl()
+    assert (code, err) == (0, "")
+    assert dfl("--help") == (code, out, err)
+    for name, (module, line) in COMMANDS.items():
+        assert f"  {name:<12}{line}\n" in out
+        assert find_spec(module), module
+    assert dfl("--version") == (0, f"dfl {VERSION}\n", "")
+
+
+def test_a_command_has_its_own_name_and_its_exit_code(dfl: Dfl) -> None:
+    assert dfl("run", "--help")[1].startswith("Usage: dfl run [OPTIONS]\n")
+    code, out, err = dfl("run", "--rounds", "many")
+    assert (code, out) == (2, "")
+    assert "--rounds" in err
+    code, out, err = dfl("rnu")
+    assert (code, out) == (2, "")
+    assert "'rnu' (did you mean run?)" in err
+
+
+def test_the_script_imports_what_a_command_needs_only() -> None:
+    code = (
+        "import sys; sys.argv = ['dfl']; from dfl.__main__ import main; main(); print(*sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0
+    known = set(ended.stdout.splitlines()[-1].split())
+    assert not known & {"torch", "numpy", "rich", "cyclopts", "dfl.run", "dfl.simulation"}
+
+
+def test_list_shows_kinds_components_and_all_of_some(dfl: Dfl) -> None:
+    assert "topologies (--topology)\n  ring, " in dfl("list")[1]
+    shown = dfl("list", "topologies")[1]
+    assert "$ dfl run --peers 16 --topology ring\n" in shown
+    assert "$ dfl inference sites.csv" in dfl("list", "estimators")[1]
+    assert "sum_j w_ij" not in dfl("list", "algorithms")[1]
+    assert "sum_j w_ij" in dfl("list", "algorithms", "choco")[1]
+    code, out, err = dfl("list", "topology", "rign")
+    assert (code, out) == (2, "")
+    assert "rign" in err
+
+
+def test_doctor_prints_what_a_report_needs(
+    dfl: Dfl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.setenv("DFL_DATA", str(tmp_path))
+    monkeypatch.setattr(doctor, "LAUNCHERS", ())
+    code, out, err = dfl("doctor")
+    assert (code, err) == (0, "")
+    facts = {line.split()[0] for line in out.splitlines()}
+    assert facts >= {
+        "dfl", "python", "packages", "system", "machine", "folder", "mpi", "launcher", "threads",
+        "blas", "gpu", "data", "slurm", "variable",
+    }  # fmt: skip
+    assert f"data       $DFL_DATA {tmp_path}: mnist\n" in out
+    assert f"variable   DFL_DATA={tmp_path}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("prints", "shown"),
+    [
+        ("echo 2; echo 2", "starts 2 ranks"),
+        ("echo 1; echo 1", "2 programs of 1 rank each"),
+        ("echo no slots >&2; exit 1", "no slots"),
+        ("exit 1", "nothing printed"),
+    ],
+)
+def test_doctor_finds_launchers_that_are_of_another_mpi(
+    prints: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\n{prints}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(doctor, "LAUNCHERS", ("mpirun",))
+    monkeypatch.setattr(doctor, "_number", lambda package: "4.0")
+    found = dict(doctor._mpi())
+    assert found["launcher"].startswith(f"{launcher}: ")
+    assert shown in found["launcher"]
+
+
+def completed(*words: str) -> set[str]:
+    """Return what bash completes the last word to."""
+    line = " ".join(f'"{word}"' for word in words)
+    code = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _dfl; echo ${{COMPREPLY[@]}}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{completion.script()}\n{code}"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return set(ended.stdout.split())
+
+
+def test_bash_completes_commands_flags_and_components() -> None:
+    assert completed("dfl", "") == set(COMMANDS)
+    assert completed("dfl", "ru") == {"run"}
+    assert completed("dfl", "run", "--top") == {"--topology"}
+    assert {flag(name) for name in options(Run)} < completed("dfl", "run", "--")
+    assert completed("dfl", "run", "--topology", "tor") == {"torus"}
+    assert completed("dfl", "run", "--engine", "") == {"auto", "batched", "loop"}
+    assert completed("dfl", "run", "--out", "") == set()
+    assert "topologies" in completed("dfl", "list", "to")
