@@ -9,6 +9,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
+import docstrings  # noqa: E402
 import generate  # noqa: E402
 import layers  # noqa: E402
 
@@ -25,15 +26,18 @@ html_static_path = ["_static"]
 html_css_files = ["dfl.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
+nb_merge_streams = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 default_role = "code"
+smartquotes = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -45,7 +49,7 @@ def setup(app: Any) -> None:
     """Write the generated pages before the sources are read."""
     app.connect("builder-inited", lambda app: generate.write())
     app.connect("source-read", _draw)
-    app.connect("autodoc-process-docstring", _escape, priority=400)
+    app.connect("autodoc-process-docstring", _as_rst, priority=400)
 
 
 def _draw(app: Any, name: str, source: list[str]) -> None:
@@ -56,6 +60,6 @@ def _draw(app: Any, name: str, source: list[str]) -> None:
         source[0] = before + picture + rest.partition(layers.END)[2]
 
 
-def _escape(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep the asterisks of a docstring, as of (P, *shape), from being read as emphasis."""
-    lines[:] = [line.replace("*", "\\*") for line in lines]
+def _as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Make equations and code of a docstring literal blocks, and its asterisks plain ones."""
+    lines[:] = docstrings.restructured(lines)

@@ -78,6 +78,21 @@ def markdown(text: str) -> str:
     return "\n".join(lines).strip()
 
 
+def restructured(lines: list[str]) -> list[str]:
+    """Return the lines of a docstring for Sphinx: indented text outside of sections is literal."""
+    found: list[str] = []
+    section = literal = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if line and not indented:
+            section, literal = bool(_SECTION.fullmatch(line)), False
+        elif indented and not section and not literal and found and not found[-1]:
+            found += ["::", ""]
+            literal = True
+        found.append(line if literal else line.replace("*", "\\*"))
+    return found
+
+
 def cell(text: str) -> str:
     """Return text for a cell of a table."""
     return _escaped(_joined(text)).replace("|", "\\|")

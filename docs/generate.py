@@ -25,7 +25,7 @@ import layers  # noqa: E402
 from columns import DESCRIBED, PEERS  # noqa: E402
 
 from dfl.config import COMPONENTS, Run  # noqa: E402
-from dfl.core.options import options  # noqa: E402
+from dfl.core.options import MOST, Option, options  # noqa: E402
 from dfl.core.registry import describe, flag  # noqa: E402
 from dfl.simulation.components import registries  # noqa: E402
 
@@ -85,12 +85,19 @@ def command_line() -> str:
         lines += [f"## {title}\n", "| flag | value | default | meaning |", "|---|---|---|---|"]
         for name in names:
             meaning = docstrings.cell(docstrings.read(said[name]).summary)
-            value = docstrings.cell(known[name].accepted)
+            value = docstrings.cell(accepted(known[name]))
             if name in COMPONENTS:
                 value = f"[{flag(name)[2:]}](#{anchor(name)})"
             default = written(known[name].default)
             lines.append(f"| `{flag(name)}` | {value} | {default} | {meaning} |")
         lines.append("")
+    lines += [
+        "## Objects of Python\n",
+        "A field of `dfl.Run` that takes a component by name also takes an object.\n",
+    ]
+    for name in parts["Components"]:
+        if about := docstrings.read(said[name]).body:
+            lines.append(f"`{name}`: {about.removeprefix('An object: ')}\n")
     lines.append("## Help texts\n")
     for command in COMMANDS:
         lines += [f"### python -m {command}\n", "```text", help_text(command), "```\n"]
@@ -143,13 +150,15 @@ def component(name: str, registry: Mapping[str, Callable[..., Any]]) -> str:
     usage = describe({name: made})
     lines = [f"### {name}\n", f"`{usage}`\n", docstrings.markdown(said.summary), "", said.body, ""]
     known, meanings = options(made), docstrings.described(made)
+    stated = bool(set(known) & set(meanings))
     if known:
-        lines += ["| option | value | default | meaning |", "|---|---|---|---|"]
-        for key, option in known.items():
-            meaning = docstrings.cell(meanings.get(key, ""))
-            value = docstrings.cell(option.accepted)
-            lines.append(f"| `{key}` | {value} | {written(option.default)} | {meaning} |")
-        lines.append("")
+        lines.append(f"| option | value | default |{' meaning |' * stated}")
+        lines.append(f"|---|---|---|{'---|' * stated}")
+    for key, option in known.items():
+        meaning = f" {docstrings.cell(meanings.get(key, ''))} |" * stated
+        value = docstrings.cell(accepted(option))
+        lines.append(f"| `{key}` | {value} | {written(option.default)} |{meaning}")
+    lines.append("")
     source = f"Source: {docstrings.markdown(said.source)}. " if said.source else ""
     lines.append(f"{source}Code: `{file_of(made)}`.\n")
     return "\n".join(lines)
@@ -159,6 +168,12 @@ def file_of(made: Callable[..., Any]) -> str:
     """Return the file of a component."""
     path = Path(inspect.getsourcefile(inspect.unwrap(made)) or "")
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def accepted(option: Option) -> str:
+    """Return the values of an option; a bound that is only the largest number is left out."""
+    low, high = option.bounds.get("ge"), option.bounds.get("le")
+    return f"{low} or more" if low is not None and high in (MOST, 2**63 - 1) else option.accepted
 
 
 def written(default: object) -> str:
@@ -223,15 +238,24 @@ def lab_book() -> dict[str, str]:
             for name in sorted(each.name for each in RESULTS.iterdir() if each.is_dir())
             if found[name].parent.name == theme
         ]
-        contents += [f"## {title}\n", "```{toctree}", ":maxdepth: 1", "", *names, "```\n"]
+        contents += [f"## {title}\n", "| experiment | question |", "|---|---|"]
+        contents += [f"| [{name}]({name}.md) | {question(found[name])} |" for name in names]
+        contents += ["\n```{toctree}", ":hidden:", ""]
+        contents += [*(f"{name} <{name}>" for name in names), "```\n"]
         made |= {f"lab-book/{name}.md": experiment(name, found[name]) for name in names}
     return {"lab-book/index.md": "\n".join(contents), **made}
 
 
+def question(path: Path) -> str:
+    """Return what an experiment compares, the first sentence of its module."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(text.partition("\n\n")[0].split()).rstrip(".")
+
+
 def experiment(name: str, path: Path) -> str:
     """Return the page of an experiment."""
-    question, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
-    title = " ".join(question.split()).rstrip(".")
+    rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[2]
+    title = question(path)
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     folder = RESULTS / name
     lines = [f"# {short(title)}\n", f"`{module}`\n"]
@@ -240,7 +264,7 @@ def experiment(name: str, path: Path) -> str:
     lines += [docstrings.markdown(rest), ""]
     if (folder / "figure.png").exists():
         lines += ["## Figure\n", f"![{title}](../../../experiments/results/{name}/figure.png)\n"]
-    for table in sorted(folder.glob("*.csv")):
+    for table in sorted(folder.glob("*.csv"), key=lambda path: (path.name != "table.csv", path)):
         lines += [f"## {table.name}\n", *rows(table), ""]
     return "\n".join(lines)
 

@@ -40,7 +40,8 @@ def imports(path: Path) -> set[str]:
 
 def label(part: str) -> str:
     """Return what a part is called in its folder."""
-    return f"{part}/" if (ROOT / "dfl" / part).is_dir() else f"{part}.py"
+    module = (ROOT / "dfl" / f"{part}.py").exists()
+    return f"{part}.py" if module else f"{part}/"
 
 
 def arrows() -> set[tuple[str, str]]:
@@ -78,7 +79,8 @@ def draw(path: Path) -> None:
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     axes = figure.subplots()
     for own, other in arrows():
-        axes.plot(place[other], place[own], "o", color="#0072B2", markersize=8)
+        if other not in ("core", "config"):
+            axes.plot(place[other], place[own], "o", color="#0072B2", markersize=8)
     ends = [sum(map(len, LAYERS[:k])) - 0.5 for k in range(1, len(LAYERS) + 1)]
     for end in ends:
         axes.axhline(end, color="0.85", linewidth=0.8, zorder=0)
