@@ -30,7 +30,7 @@ html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-nb_execution_mode = "cache"
+nb_execution_mode = "auto"
 nb_merge_streams = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
@@ -38,6 +38,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 default_role = "code"
 smartquotes = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.inference.estimators import ESTIMATORS
 from dfl.simulation.components import registries
 from dfl.simulation.settle import settle
 from dfl.store import manifest
@@ -213,6 +214,21 @@ def test_the_code_of_a_page_runs(
         assert list(names["last"].groups) == ["dfedavgm", "plain_gossip:step=0.5"]
     if page == "docs/how-to/own-graph.md":
         assert names["hub"].payload_bytes == 4 * 4810 * 28 * 5
+
+
+def test_experiments_that_pages_name_exist() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"experiments(?:\.\w+){2,}", re.sub(r"\s+", " ", text)))
+    assert len(named) > 20
+    files = {each: ROOT / (each.replace(".", "/") + ".py") for each in named}
+    members = {each: ROOT / (each.rpartition(".")[0].replace(".", "/") + ".py") for each in named}
+    assert [each for each in named if not (files[each].exists() or members[each].exists())] == []
+
+
+def test_every_method_has_its_paper() -> None:
+    text = (ROOT / "docs/papers.md").read_text()
+    named = [*registries()["algorithm"], *ESTIMATORS]
+    assert [name for name in named if not re.search(rf"^\| .*`{name}[`:]", text, re.M)] == []
 
 
 def test_pages_are_found() -> None:
