@@ -69,16 +69,16 @@ class RelaySGD(Algorithm[State]):
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, and let every tree relay and average its coordinates."""
-        z = task.train(state.x, net.t)
-        x, relayed, counts = (torch.empty_like(v) for v in (z, state.relayed, state.counts))
+        z, T = task.train(state.x, net.t), len(net.graphs)
+        x, relayed, counts = [], [], []
         for k, tree in enumerate(net.graphs):
-            own = slice(k, None, len(net.graphs))
-            before = torch.column_stack([state.relayed[:, own], state.counts[:, k]])
-            after, total = _relay(z[:, own], before, tree, slot=f"tree {k}" if k else "x")
-            relayed[:, own], counts[:, k] = after[:, :-1], after[:, -1:]
+            before = torch.column_stack([state.relayed[:, k::T], state.counts[:, k]])
+            after, total = _relay(z[:, k::T], before, tree, slot=f"tree {k}" if k else "x")
             missing = net.peers - total[:, -1:]
-            x[:, own] = (total[:, :-1] + missing * state.start[:, own]) / net.peers
-        return State(x, state.start, relayed, counts)
+            x.append((total[:, :-1] + missing * state.start[:, k::T]) / net.peers)
+            relayed.append(after[:, :-1])
+            counts.append(after[:, -1:])
+        return State(_merged(x), state.start, _merged(relayed), torch.stack(counts, 1))
 
 
 def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Tensor]:
@@ -93,9 +93,22 @@ def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Ten
     Returns:
         m_(k->i) of this round, (e, m + 1), and z_i + sum_k m_(k->i), (p, m + 1).
     """
-    z = torch.column_stack([z, z.new_ones(len(z))])
-    ahead = rows_at(z + tree.gather(before), tree.edges.owner)  # by (i, j)
-    sums = ahead - rows_at(before, tree.edges.out)
-    after = torch.zeros_like(before)
-    after[tree.edges.into] = tree.exchange(sums, per_edge=True, slot=slot).messages
+    z, edges = torch.column_stack([z, z.new_ones(len(z))]), tree.edges
+    alone = len(edges.out) == len(before)  # no other tree has an edge that this one has not
+    sent = before if alone else rows_at(before, edges.out)
+    sums = rows_at(z + tree.gather(before), edges.owner) - sent  # by (i, j)
+    after = tree.exchange(sums, per_edge=True, slot=slot).messages
+    if not alone:
+        places = torch.from_numpy(edges.into).to(before.device)
+        after = torch.zeros_like(before).index_copy_(0, places, after)
     return after, z + tree.gather(after)
+
+
+def _merged(parts: list[Tensor]) -> Tensor:
+    """Return the columns of T parts, those of part k as the columns k, k + T, k + 2T, ..."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].new_empty(len(parts[0]), sum(part.shape[1] for part in parts))
+    for k, part in enumerate(parts):
+        whole[:, k :: len(parts)] = part
+    return whole
