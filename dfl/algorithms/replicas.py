@@ -62,7 +62,7 @@ def averaged(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 
     Each peer adds up sum_j w_ij y_j over the rounds, and the rounding errors of these sums stay:
-    the mean moves by up to γ ε max|y| a round, where ε is the precision of the floats.
+    the mean moves by some γ ε max|y| a round, where ε is the precision of the floats.
 
     On a time-varying graph, or with link or peer faults, copies are kept per directed edge and
     change only when that edge delivers its message:

@@ -172,13 +172,20 @@ def test_components_of_a_package_run(dfl_run: Command, packages: Path) -> None:
     assert not any(name.startswith("dfl_example") for name in sys.modules)
     ended = dfl_run(*SPECS, *FEW, "--out", "run")
     assert (ended.code, ended.err) == (0, "")
-    shown = " ".join(dfl_run(*SPECS, *FEW, "--dry-run").out.split())
-    assert "0 rows of memory per peer, 1 message to each neighbour" in shown
-    assert dfl_run(*SPECS, *FEW, "--faults", "link_loss:p=0.2", "--attack", "alie").code == 0
-    assert "--bits 4" in dfl_run.refused(*SPECS, *FEW, "--bits", "4")
     line = dfl_run.refused("--algorithm", "combine_then_adapt:silent=-1", *FEW)
     assert line.startswith("--algorithm combine_then_adapt: silent must be at least 0, not -1")
     assert "combine_then_adapt" in dfl_run.refused("--algorithm", "combine_than_adapt", *FEW)
+
+
+def test_a_method_of_a_package_has_what_other_methods_have(
+    dfl_run: Command, packages: Path
+) -> None:
+    install(packages)
+    given = [*SPECS[:2], *FEW]
+    shown = " ".join(dfl_run(*given, "--dry-run").out.split())
+    assert "0 rows of memory per peer, 1 message to each neighbour" in shown
+    assert dfl_run(*given, "--faults", "link_loss:p=0.2", "--attack", "alie").code == 0
+    assert "--bits 4" in dfl_run.refused(*given, "--bits", "4")
 
 
 def test_a_package_with_the_name_of_a_method_of_dfl_is_refused(
