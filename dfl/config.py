@@ -177,7 +177,7 @@ class Run:
     validation: BelowOne = 0.0
     """Fraction of each peer's training examples that are set aside for validation."""
     model: ModelSpec = "mlp"
-    """The model that peers train.
+    """The model that peers train; FILE.py:FUNCTION takes it from a Python file, which is run.
 
     An object: a torch module, whose parameters are the common starting point; or several, which
     agree in the shared parameters: peer i has the one numbered i modulo their number. The run works

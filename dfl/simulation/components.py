@@ -19,6 +19,7 @@ from dfl.core.parse import shown
 from dfl.core.registry import Registry, choose, choose_several, flag
 from dfl.environment.faults import FAULTS, Fault
 from dfl.environment.link_models import LINK_MODELS, LinkModel
+from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
 from dfl.models.zoo import MODELS
 from dfl.robust.aggregators import AGGREGATORS, Aggregate
@@ -83,7 +84,7 @@ class Components:
         compressor: encodes messages.
         aggregator: (updates) -> aggregate.
         attack: what attackers send.
-        model: the caller's modules; or (shape, classes) -> module.
+        model: the caller's modules; a function in the user's file; or (shape, classes) -> module.
         loss: (outputs, labels) -> (n,).
         augment: changes the examples of a batch.
         auxiliary: an auxiliary task, or None.
@@ -98,7 +99,7 @@ class Components:
     compressor: Compressor
     aggregator: partial[Aggregate]
     attack: Attack
-    model: tuple[Module, ...] | partial[Module]
+    model: tuple[Module, ...] | ModelFile | partial[Module]
     loss: Loss
     augment: Augment
     auxiliary: Auxiliary | None
@@ -234,8 +235,10 @@ def _compressor(run: Run) -> Compressor:
     return value
 
 
-def _model(run: Run) -> tuple[Module, ...] | partial[Module]:
-    return _named(run, "model") if isinstance(run.model, str) else modules_of(run.model, "--model")
+def _model(run: Run) -> tuple[Module, ...] | ModelFile | partial[Module]:
+    if not isinstance(run.model, str):
+        return modules_of(run.model, "--model")
+    return ModelFile.of(run.model) if file_of(run.model) else _named(run, "model")
 
 
 def _loss(run: Run) -> Loss:

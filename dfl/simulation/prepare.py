@@ -26,6 +26,7 @@ from dfl.core.registry import flag
 from dfl.datasets.given import has_test_set
 from dfl.datasets.server_data import all_examples
 from dfl.evaluation.test_sets import TestSets, make_test_sets
+from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
@@ -354,6 +355,8 @@ def build(
     mine = layout.block(world.rank)
     own_module = not isinstance(components.model, partial)
     modules = setup.make_modules(run, components, common)
+    if isinstance(components.model, ModelFile) and world.size > 1:
+        check_equal(fingerprints.of_models(modules), world)
     peers, device = np.arange(mine.start, mine.stop), setup.device(run.device, world)
     task = setup.make_task(run, components, modules, common, data.own, peers, device)
     starts = data.starts or own_module
@@ -482,11 +485,13 @@ def _files(settled: Run, components: Components) -> dict[str, str]:
 
 
 def _checksums(settled: Run) -> dict[str, str]:
-    """Return checksums of the caller's objects that every rank uses, by name.
+    """Return checksums of the caller's objects and code that every rank uses, by name.
 
     The checksum of data and graph covers a topology, a mixing, a data set and a partition.
     """
     found: dict[str, str] = {}
+    if path := file_of(settled.model):
+        found |= fingerprints.of_files({f"file of --model {settled.model}": path})
     for field, value in settled.objects.items():
         if field == "model":
             found |= fingerprints.of_models(modules_of(value, flag(field)))

@@ -16,6 +16,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, one_line
 from dfl.core.options import MOST
 from dfl.core.parse import shown
+from dfl.models.model_file import ModelFile
 from dfl.models.modules import fill, frozen
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.sharing import nets_of
@@ -66,16 +67,19 @@ def make_module(build: partial[Module], shape: tuple[int, ...], classes: int) ->
 def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Module, ...]:
     """Return the kinds of model of a run, mostly one, with the nets that only training uses.
 
-    They are copies of the caller's modules, or the model that a spec names.
+    They are copies of the caller's modules, or the model that a spec names or a file makes.
 
     Raises:
         InputError: a model that is no module with values, or that does not fit the data or the
             objective; or several kinds of model where all parameters are shared, or that start from
             another run.
     """
+    shape, classes = common["inputs"].shape[1:], int(common["classes"])
+    modules: tuple[Module, ...]
     if isinstance(components.model, partial):
-        shape, classes = common["inputs"].shape[1:], int(common["classes"])
-        modules: tuple[Module, ...] = (make_module(components.model, shape, classes),)
+        modules = (make_module(components.model, shape, classes),)
+    elif isinstance(components.model, ModelFile):
+        modules = (components.model.build(shape, classes, run.seed),)
     else:
         modules = _copies(components.model)
     if len(modules) > 1 and (run.share == "all" or run.share_all_until or run.init_from):

@@ -1,0 +1,174 @@
+"""A model in a user's file: --model my_model.py:build."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dfl
+from dfl.models.model_file import LOADED, ModelFile, file_of
+from dfl.sweep import combinations, run_grid
+from tests.conftest import Command
+from tests.support.launched import here
+from tests.support.mpirun import mpirun
+from tests.support.small_run import FLAGS, small
+from tests.support.stopping import crash, same
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+OWN = Path(__file__).parents[1] / "mpi" / "own_model.py"
+"""A model with an embedding, which no rule of dfl draws."""
+REST = [flag for flag in FLAGS if not flag.startswith("--model=")]
+FIXED = """
+import torch
+from torch import nn
+
+def build(shape, classes):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes))
+    with torch.no_grad():
+        for value in module.parameters():
+            value.copy_(torch.linspace(-1, 1, value.numel()).view(value.shape))
+    return module
+"""
+SCALED = FIXED.replace("linspace(-1, 1", "linspace(-2, 2")
+
+
+def written(folder: Path, text: str, name: str = "my_model.py") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_run_is_that_of_the_same_module_given_in_python(tmp_path: Path) -> None:
+    path = written(tmp_path, FIXED)
+    module = ModelFile.of(f"{path}:build").build((1, 8, 8), 10, seed=0)
+    rows = [
+        [
+            (row.train_loss, row.accuracy_mean, row.consensus_distance)
+            for row in dfl.simulate(small(model=model))
+        ]
+        for model in (f"{path}:build", module)
+    ]
+    assert rows[0] == rows[1]
+    other = written(tmp_path, SCALED, "other.py")
+    (first, *_) = dfl.simulate(small(model=f"{other}:build"))
+    assert first.train_loss != rows[0][0][0]
+
+
+def test_values_depend_on_the_seed_alone_and_generators_stay_as_they_were() -> None:
+    file = ModelFile.of(f"{OWN}:build")
+
+    def values(seed: int) -> torch.Tensor:
+        module = file.build((1, 8, 8), 10, seed)
+        return torch.cat([value.detach().flatten() for value in module.parameters()])
+
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    first = values(0)
+    drawn = (float(torch.rand(())), float(np.random.random()), random.random())  # noqa: NPY002
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    assert drawn == (float(torch.rand(())), float(np.random.random()), random.random())  # noqa: NPY002
+    assert torch.equal(first, values(0))
+    assert not torch.equal(first, values(1))
+
+
+def test_options_follow_the_function(tmp_path: Path) -> None:
+    wide = ModelFile.of(f"{OWN}:build:width=7").build((1, 8, 8), 10, 0)
+    assert wide.get_parameter("last.weight").shape == (10, 7)
+    with pytest.raises(dfl.InputError, match=r"own_model.py build: unknown option 'wdth'.*width"):
+        ModelFile.of(f"{OWN}:build:wdth=7").build((1, 8, 8), 10, 0)
+
+
+@pytest.mark.parametrize("spec", ["mlp", "mlp:hidden=3", "own:model.py", "theirs:path=a.py"])
+def test_components_are_no_files(spec: str) -> None:
+    assert file_of(spec) is None
+
+
+BAD = {
+    "no function": ("", "my_model.py", ["my_model.py:FUNCTION"]),
+    "an empty function": ("", "my_model.py:", ["my_model.py:FUNCTION"]),
+    "no file": (None, "my_model.py:build", ["No such file"]),
+    "a syntax error": ("\n\ndef build(:\n", "my_model.py:build", ["in line 3", "SyntaxError"]),
+    "a null byte": ("a = 1\0", "my_model.py:build", ["no Python"]),
+    "an exception": ("\n1 / 0\n", "my_model.py:build", ["ZeroDivisionError"]),
+    "an import": ("import nothing_of_this_name", "my_model.py:build", ["nothing_of_this_name"]),
+    "an exit": ("raise SystemExit(0)", "my_model.py:build", ["SystemExit"]),
+    "another name": (FIXED, "my_model.py:biuld", ["biuld", "did you mean build?"]),
+    "a number": ("build = 3", "my_model.py:build", ["build"]),
+    "an exception in it": (
+        "def build(shape, classes):\n    raise KeyError('width')",
+        "my_model.py:build",
+        ["build((1, 8, 8), 10)", "KeyError", "width"],
+    ),
+    "other arguments": ("def build(): pass", "my_model.py:build", ["build((1, 8, 8), 10)"]),
+    "no module": ("def build(shape, classes):\n    return 3", "my_model.py:build", ["a int"]),
+    "another output": (
+        "from torch import nn\ndef build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes - 1))",
+        "my_model.py:build",
+        ["(2, 9)", "(2, 10)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_refused_in_one_line(dfl_run: Command, case: str) -> None:
+    text, spec, parts = BAD[case]
+    if text is not None:
+        written(dfl_run.folder, text)
+    line = dfl_run.refused(*REST, f"--model={spec}")
+    assert "model" in line
+    assert [part for part in parts if part not in line] == []
+    assert LOADED not in line
+
+
+def test_a_large_file_is_not_read(dfl_run: Command) -> None:
+    written(dfl_run.folder, "#" * (2**20 + 1))
+    assert "1,048,577 bytes" in dfl_run.refused(*REST, "--model=my_model.py:build")
+
+
+def test_a_run_is_resumed_with_the_same_file_only(tmp_path: Path) -> None:
+    path = written(tmp_path, OWN.read_text())
+    run = small(model=f"{path}:build")
+    list(dfl.simulate(replace(run, out=tmp_path / "whole")))
+    crash(replace(run, out=tmp_path / "run"), 4)
+    path.write_text(OWN.read_text() + "# another\n")
+    with pytest.raises(dfl.InputError, match=f"--model {path}:build is not the one"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+    shutil.copy(OWN, path)
+    list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+    same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_sweep_varies_its_options(tmp_path: Path) -> None:
+    specs = [f"{OWN}:build:width={width}" for width in (2, 3)]
+    cells = combinations({"peers": 4, "rounds": 1, "examples_per_peer": 10}, {"model": specs})
+    with here() as names:
+        run_grid(cells, tmp_path / "sweep")
+    found = [dfl.load(tmp_path / "sweep" / name).state["last.weight"].shape for name in names]
+    assert found == [(4, 10, 2), (4, 10, 3)]
+
+
+@pytest.mark.mpi
+def test_ranks_agree_on_the_file_or_all_end(tmp_path: Path) -> None:
+    spec = [f"--model={OWN}:build", "--peers=4", "--rounds=2", "--examples-per-peer=10"]
+    for ranks in (1, 3):
+        done = mpirun(ranks, "-m", "dfl.run", *spec, "--out", str(tmp_path / str(ranks)))
+        assert done.returncode == 0, done.stderr
+    same(tmp_path / "1", tmp_path / "3")
+    lines = "import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n"
+    path = written(tmp_path, lines + OWN.read_text())
+    done = mpirun(3, "-m", "dfl.run", f"--model={path}:build", *spec[1:], "--out", f"{tmp_path}/no")
+    assert done.returncode == 2
+    lines_shown = [line for line in done.stderr.splitlines() if line.startswith("dfl: ")]
+    assert len(lines_shown) == 1
+    assert "initial values" in lines_shown[0]
+    assert "differs between the ranks" in lines_shown[0]
