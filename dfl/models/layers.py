@@ -5,6 +5,7 @@ This module imports torch at once. Modules that check a command line import it i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -47,6 +48,22 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments that torch shows when it prints a model."""
         return f"rate={self.rate}, units={self.units}"
+
+
+class ReluConv2d(nn.Conv2d):
+    """A convolution before a ReLU, in a stack without normalisation.
+
+    Its initial weights are uniform on +-sqrt(6 / fan-in), so that the outputs of many such layers
+    neither vanish nor grow.
+
+    Attributes:
+        gain: the bound of initial weights relative to that of other layers.
+
+    Source:
+        He et al., "Delving Deep into Rectifiers", ICCV 2015, section 2.2.
+    """
+
+    gain = math.sqrt(6)
 
 
 def dropouts(module: nn.Module) -> dict[str, Dropout]:

@@ -134,8 +134,8 @@ class ParameterLayout:
 def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int]) -> Tensor:
     """Return initial rows, drawn by address from torch's default distributions.
 
-    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in);
-    normalisation layers start at one and zero.
+    Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in), weights
+    of a layer with a `gain` on that times it; normalisation layers start at one and zero.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.
@@ -158,6 +158,7 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
     n = value.numel()
     if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
         bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
+        bound *= getattr(layer, "gain", 1.0) if name.endswith("weight") else 1.0
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval
 
@@ -83,6 +83,55 @@ def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(16 * (rows // 2) * (cols // 2), 120), nn.ReLU(),
         nn.Linear(120, fc2), nn.ReLU(), nn.Linear(fc2, classes),
+    )  # fmt: skip
+
+
+@MODELS.register("resnet20")
+def resnet20(shape: Shape, classes: int, *, norm: Literal["group", "none"] = "group") -> Module:
+    """The ResNet-20 of He et al. (2016), section 4.2: 269,722 parameters on CIFAR-10, with
+    GroupNorm of two groups in place of BatchNorm, or without normalisation.
+    """
+    from dfl.models.residual import ResNet
+
+    channels, _, _ = _image("resnet20", shape, smallest=4)
+    return ResNet(channels, classes, 3, norm)
+
+
+@MODELS.register("vgg11")
+def vgg11(shape: Shape, classes: int) -> Module:
+    """The convolutions of VGG-11 (Simonyan and Zisserman 2015) and one dense layer, without
+    normalisation: 9,225,610 parameters on CIFAR-10.
+    """
+    from dfl.models.layers import ReluConv2d
+
+    nn = torch.nn
+    channels, height, width = _image("vgg11", shape, smallest=32)
+    body: list[Module] = []
+    for group in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for out in group:
+            body += [ReluConv2d(channels, out, 3, padding=1), nn.ReLU()]
+            channels = out
+        body.append(nn.MaxPool2d(2))
+    return nn.Sequential(
+        *body, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)
+    )
+
+
+@MODELS.register("har_cnn")
+def har_cnn(shape: Shape, classes: int) -> Module:
+    """Two convolutions over time and two dense layers, 274,822 parameters on HAR."""
+    nn = torch.nn
+    if len(shape) != 2 or shape[1] < 4:
+        size = "x".join(map(str, shape))
+        raise InputError(
+            f"--model har_cnn needs signals of at least 4 steps, channels x steps, not inputs of "
+            f"{size}"
+        )
+    channels, steps = shape
+    return nn.Sequential(
+        nn.Conv1d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Flatten(), nn.Linear(64 * (steps // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
 
 

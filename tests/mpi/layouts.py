@@ -13,6 +13,7 @@ from itertools import chain, combinations, islice
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,7 @@ EVERY_COMPRESSOR = ("qdfedavgm", "fedavg")
 OWN_GRAPH = ("relay_sgd", "epidemic")
 LINKS = Path(__file__).with_name("links.csv")
 """The speeds of the links of a graph of 7 peers."""
+MODEL = Path(__file__).with_name("own_model.py")
 PARTITION_SPECS = {"dirichlet": "dirichlet:alpha=0.3"}
 GRAPHS = ("ring", "small_world:k=4,p=0.3", "one_peer_exponential")
 
@@ -104,8 +106,16 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield from drawn_graphs()
     yield from kinds()
     yield "objects", small(**given())
+    yield "model-file", setting(1, model=f"{MODEL}:build:width=4", bits=4, peers=5)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
+    yield "resnet", setting(0, model="resnet20", peers=3, examples_per_peer=4, rounds=2)
+    yield (
+        "signals",
+        setting(
+            0, model="har_cnn", dataset=signals(), partition="natural", peers=5, eval_examples=20
+        ),
+    )
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
     yield (
         "threads-together",
@@ -123,6 +133,15 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         "full-batch",
         setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine"),
     )
+
+
+def signals() -> dfl.Data:
+    """Return short signals by person, of unequal numbers."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(120, 3, 8)).astype(np.float32), rng.integers(3, size=120)
+    people = np.minimum(rng.integers(9, size=120), 4)
+    data = dfl.Data(x[:90], y[:90], x[90:], y[90:], classes=3)
+    return replace(data, train_groups=people[:90], test_groups=people[90:])
 
 
 def _sending(methods: list[str], compressors: list[str]) -> Iterator[tuple[str, str]]:
