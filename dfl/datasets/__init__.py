@@ -3,9 +3,21 @@
 `DATASETS` and `PARTITIONS` are the registries that the command line reads.
 """
 
-from dfl.datasets import adult, cifar10, digits, gaussian, label_skew, mnist, quantity_skew
+from dfl.datasets import (
+    adult,
+    cifar10,
+    cifar100,
+    digits,
+    femnist,
+    gaussian,
+    har,
+    label_skew,
+    mnist,
+    quantity_skew,
+)
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partition import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
-__all__ += ["adult", "cifar10", "digits", "gaussian", "label_skew", "mnist", "quantity_skew"]
+__all__ += ["adult", "cifar10", "cifar100", "digits", "femnist", "gaussian", "har"]
+__all__ += ["label_skew", "mnist", "quantity_skew"]

@@ -77,7 +77,7 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
     """Return the folder that holds a data set's files, after a download where there is none.
 
     That is directory/name if it exists, whatever it holds, or `directory` if it holds one of the
-    files. Otherwise all files are downloaded into directory/name.
+    files. Otherwise all files are downloaded into directory/name, if the source has any.
 
     Args:
         name: the name of the data set and of its folder.
@@ -85,7 +85,7 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
         source: the files to download.
 
     Raises:
-        InputError: a download failed.
+        InputError: a download failed, or there is none.
     """
     if directory is None:
         import pooch
@@ -95,6 +95,11 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
         return directory / name
     if any(look(directory, name.removesuffix(".gz")) for name in (*source.files, *source.others)):
         return directory
+    if not source.files:
+        raise InputError(
+            f"--dataset {name}: found no {directory / name}, expected the files of {source.url} in "
+            "it: they are not downloaded"
+        )
     download(source, directory / name)
     return directory / name
 

@@ -17,7 +17,9 @@ import pytest
 from dfl.datasets import DATASETS, Data, digits, mnist
 from dfl.datasets.files import Source
 from tests.support.adult_files import write_adult
-from tests.support.cifar_files import write_batches
+from tests.support.cifar_files import write_batches, write_cifar100
+from tests.support.femnist_files import write_femnist
+from tests.support.har_files import write_har
 from tests.support.idx_files import (
     IMAGES,
     LABELS,
@@ -31,7 +33,13 @@ from tests.support.idx_files import (
     write,
 )
 
-WRITERS: dict[str, Callable[[Path], Path]] = {"adult": write_adult, "cifar10": write_batches}
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "adult": write_adult,
+    "cifar10": write_batches,
+    "cifar100": write_cifar100,
+    "femnist": write_femnist,
+    "har": write_har,
+}
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
@@ -52,8 +60,8 @@ def test_shapes_and_dtypes_are_those_of_data(data: Data) -> None:
     ):
         assert len(inputs) == len(labels) > 0
         assert inputs.flags.writeable
-        # Images, or plain numbers.
-        assert (str(inputs.dtype), inputs.ndim) in (("uint8", 4), ("float32", 2))
+        # Images, plain numbers, or signals.
+        assert (str(inputs.dtype), inputs.ndim) in (("uint8", 4), ("float32", 2), ("float32", 3))
         assert labels.dtype == np.int64
         assert 0 <= labels.min() <= labels.max() < data.classes
 

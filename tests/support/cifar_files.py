@@ -1,4 +1,4 @@
-"""Small files in the format of CIFAR-10, for the tests of data sets."""
+"""Small files in the formats of CIFAR-10 and CIFAR-100, for the tests of data sets."""
 
 from __future__ import annotations
 
@@ -49,3 +49,25 @@ def archive(files: Mapping[str, bytes], *links: tarfile.TarInfo) -> bytes:
 BATCHES = contents()
 OFFICIAL = {f"{FOLDER}/{name}": raw for name, raw in {"readme.html": b"<html>", **BATCHES}.items()}
 """The content of the archive."""
+
+
+def fine() -> dict[str, bytes]:
+    """Return the two files of CIFAR-100: records of two labels and 3,072 pixels."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, n in (("train.bin", 6), ("test.bin", 3)):
+        records = rng.integers(0, 256, (n, 3074), np.uint8)
+        records[:, 0] %= 20
+        records[:, 1] %= 100
+        found[name] = records.tobytes()
+    return found
+
+
+def write_cifar100(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, raw in FINE.items():
+        (folder / name).write_bytes(raw)
+    return folder
+
+
+FINE = fine()
