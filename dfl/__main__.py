@@ -15,7 +15,7 @@ COMMANDS = {
     "run": ("dfl.run", "Simulate a run."),
     "sweep": ("dfl.sweep.command", "Run the cells of a grid, here or on a cluster."),
     "compare": ("dfl.compare", "Compare runs in a table and a figure."),
-    "report": ("dfl.report", "Write the report of runs."),
+    "report": ("dfl.report", "Write the report of runs, sweeps and comparisons."),
     "inference": ("dfl.inference.__main__", "Fit a model to the examples of sites."),
     "list": ("dfl.list", "List the components, their options, sources and examples."),
     "doctor": ("dfl.doctor", "Print what a bug report needs."),

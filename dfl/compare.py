@@ -1,4 +1,4 @@
-"""The command `python -m dfl.compare DIR...`: a table and a figure of runs, finished or not."""
+"""The command `python -m dfl.compare DIR...`: table, figure and page of runs, finished or not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ if __name__ == "__main__":
 
     leave_on_interrupt()
 
+import csv
+import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,7 @@ from dfl.core import command_line
 from dfl.core.errors import InputError, printable
 from dfl.core.files import atomically
 from dfl.core.reading import open_regular
+from dfl.reporting.page import X, write
 from dfl.store import manifest
 from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from dfl.reporting.lines import Colour
 
-_ABOUT = "Compare runs: a table, compare.csv and compare.png."
+_ABOUT = "Compare runs: a table, compare.csv, compare.png and report.html."
 
 PLACES = ("out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level")
 """Settings that do not distinguish runs."""
@@ -85,7 +89,7 @@ def _run_command_line(tokens: Sequence[str]) -> None:
     app = command_line.app("compare", _ABOUT)
 
     @app.default
-    def command(*folders: Path, out: Path | None = None) -> None:
+    def command(*folders: Path, out: Path | None = None, report: bool = True) -> None:
         """Compare.
 
         Parameters
@@ -93,22 +97,28 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         folders: Path
             Folders of runs, one or more.
         out: Path
-            Folder for compare.csv and compare.png, new, empty or written by dfl [default: .]
+            Folder for compare.csv, compare.png and report.html, new, empty or written by dfl
+            [default: .]
+        report: bool
+            Write report.html, a page to open in a browser.
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, progress.make_console())
+        compare(list(dict.fromkeys(folders)), out, progress.make_console(), report)
 
     command_line.call(app, tokens)
 
 
-def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None:
+def compare(
+    folders: Sequence[Path], out: Path | None, console: Console, report: bool = True
+) -> None:
     """Write and print a comparison of runs.
 
     Args:
         folders: the folders of the runs.
-        out: where to write compare.csv and compare.png; the current folder where not given.
+        out: where to write; the current folder where not given.
         console: where to print.
+        report: whether to write report.html.
 
     Raises:
         InputError: a folder holds no run, or `out` holds files of another program.
@@ -123,13 +133,79 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> None
             table(runs).to_csv(part, index=False, lineterminator="\n", errors="backslashreplace")
         with atomically(out / "compare.png") as part:
             figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
+        if report:
+            write(out, page(runs, out))
     except OSError as error:
         raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
     console.print(screen(runs))
     for run in runs:
         if run.state.status == DAMAGED:
             progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
-    progress.print_line(console, f"written: {out / 'compare.csv'} and {out / 'compare.png'}")
+    names = ("compare.csv", "compare.png", *(("report.html",) if report else ()))
+    progress.print_line(console, f"written: {', '.join(str(out / name) for name in names)}")
+
+
+def write_again(out: Path) -> Path:
+    """Write the page of a comparison from its compare.csv, and return its path.
+
+    Raises:
+        InputError: compare.csv is damaged, a folder in it holds no run any more, or `out` cannot be
+            written to.
+    """
+    try:
+        with open_regular(out / "compare.csv") as file:
+            text = file.read().decode(errors="surrogateescape")
+        folders = [Path(row[FIRST[0]]) for row in csv.DictReader(StringIO(text, newline=""))]
+    except (OSError, KeyError, csv.Error) as error:
+        raise InputError(f"{out}/compare.csv cannot be read: {error}") from None
+    _refuse_foreign(out)
+    try:
+        return write(out, page(gather(folders), out))
+    except OSError as error:
+        raise InputError(f"{out} cannot be written to: {error.strerror}") from None
+
+
+def page(runs: Sequence[Compared], out: Path) -> str:
+    """Return the page of a comparison.
+
+    Args:
+        runs: the runs.
+        out: the folder of the page, from which it leads to theirs.
+    """
+    from dfl.reporting.collection import LINES, TITLES, Cell, Link, Table, collection_page
+    from dfl.reporting.page import Line, chart, columns
+
+    rows = []
+    for run in runs:
+        there = Link.to(run.folder, os.path.relpath(run.folder, out), str(run.folder))
+        figures = [
+            Cell.of(name, float(run.state.row.get(name) or "nan"))
+            for name in ("round", *TITLES, "payload_bytes")
+        ]
+        differs = map(Cell, run.differs.values())
+        rows.append([Cell(links=(there,)), Cell(run.state.status), *differs, *figures])
+    head = [*FIRST, *runs[0].differs, "round", *TITLES, "payload_bytes"]
+    table = Table("runs", "Runs", "The last evaluation of every run.", head, rows)
+    drawn = [run for run in runs if not run.rows.empty][:LINES]
+    held = [columns(run.rows, (*X, *TITLES)) for run in drawn]
+    charts = []
+    for measure, title in TITLES.items():
+        lines = [
+            Line(k, measure, run.label)
+            for k, run in enumerate(drawn)
+            if measure in run.rows and run.rows[measure].notna().any()
+        ]
+        if lines:
+            charts.append(chart(title, lines, log=measure == "consensus_distance"))
+    content = {
+        "generator": SIGNED,
+        "kind": "Comparison",
+        "title": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
+        "subtitle": f"They differ in {', '.join(runs[0].differs)}." if runs[0].differs else "",
+        "folder": str(out),
+    }
+    more = [f"The first {LINES} runs are drawn."] if len(drawn) < len(runs) else []
+    return collection_page(content, [table], (held, charts), notes=more)
 
 
 def gather(folders: Sequence[Path]) -> list[Compared]:
@@ -261,7 +337,8 @@ def _refuse_foreign(out: Path) -> None:
     Raises:
         InputError: the folder has such a file.
     """
-    for name, mark in (("compare.csv", ",".join(FIRST)), ("compare.png", SIGNED)):
+    marks = {"compare.csv": ",".join(FIRST), "compare.png": SIGNED, "report.html": SIGNED}
+    for name, mark in marks.items():
         try:
             with open_regular(out / name) as file:
                 ours = mark.encode() in file.read(1000)

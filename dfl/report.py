@@ -7,15 +7,17 @@ if __name__ == "__main__":
 
     leave_on_interrupt()
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dfl.core import command_line
 from dfl.core.errors import InputError
-from dfl.store.run_directory import refuse_foreign
+from dfl.store.manifest import NAME
+from dfl.store.run_directory import GRID
 
-_ABOUT = "Write report.html of runs from what their folders hold."
+_ABOUT = "Write report.html of runs, sweeps and comparisons from what their folders hold."
 
 
 def main() -> int:
@@ -33,10 +35,10 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         Parameters
         ----------
         folders: Path
-            Folders of runs, one or more.
+            Folders of runs, sweeps or comparisons, one or more.
         """
         if not folders:
-            raise InputError("DIR is missing: give the folders of some runs")
+            raise InputError("DIR is missing: give the folders of some runs or sweeps")
         for folder in dict.fromkeys(folders):
             print(f"written: {report(folder)}")
 
@@ -47,12 +49,21 @@ def report(folder: Path) -> Path:
     """Write the page of a folder, and return its path.
 
     Raises:
-        InputError: it holds no run, or cannot be written to.
+        InputError: it holds no run, no sweep and no comparison, or cannot be written to.
     """
-    refuse_foreign("DIR", folder)
-    from dfl.reporting.report import Report
+    if os.path.lexists(folder / NAME):
+        from dfl.reporting.report import Report
 
-    return Report(folder).write({})
+        return Report(folder).write({})
+    if os.path.lexists(folder / GRID):
+        from dfl.sweep.page import write_again
+
+        return write_again(folder)
+    if os.path.lexists(folder / "compare.csv"):
+        from dfl import compare
+
+        return compare.write_again(folder)
+    raise InputError(f"{folder} holds no run, no sweep and no comparison")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,9 @@ class Options:
     no_submit: Flag = False
     """With --slurm, write the script of the job array, and do not submit it."""
 
+    report: bool = True
+    """Write report.html into the folder of the sweep; those of cells are their own settings."""
+
     def __post_init__(self) -> None:
         for name in ("jobs", "ranks"):
             if not 1 <= getattr(self, name) <= 4096:
@@ -111,7 +114,7 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         cells = grid.read(path, job.ntasks if options.slurm else options.ranks)
         folder = options.out or Path("sweeps") / path.stem
         sweep_folder.check(folder, cells.cells)
-        sweep = Sweep(cells, folder, progress.make_console())
+        sweep = Sweep(cells, folder, progress.make_console(), options.report)
         if options.slurm:
             return sweep.submit(job, dry=options.no_submit)
         if options.dry_run:
@@ -134,11 +137,13 @@ class Sweep:
         grid: the cells.
         folder: of the cells.
         console: a terminal or a pipe.
+        report: whether to write report.html.
     """
 
     grid: grid.Grid
     folder: Path
     console: Console
+    report: bool = True
 
     def states(self) -> States:
         """Return the states of all cells."""
@@ -175,10 +180,10 @@ class Sweep:
         return 0
 
     def publish(self, states: States) -> int:
-        """Write the tables and figures."""
+        """Write the tables, the figures and the page."""
         from dfl.sweep.publish import publish
 
-        publish(self.grid, states, self.folder, self.console)
+        publish(self.grid, states, self.folder, self.console, self.report)
         return 0
 
     def run(self, options: Options, command: str) -> int:

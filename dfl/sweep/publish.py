@@ -8,22 +8,28 @@ from rich.console import Console
 
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, make_directory
+from dfl.reporting.page import write
 from dfl.store.run_directory import claim
 from dfl.sweep import plots, tables
 from dfl.sweep.folder import PATIENCE
 from dfl.sweep.grid import Grid
+from dfl.sweep.page import sweep_page
 from dfl.sweep.progress import print_line
 from dfl.sweep.status import States
 
 
-def publish(grid: Grid, states: States, folder: Path, console: Console) -> None:
-    """Write sweep.csv, summary.csv and the figures of the cells so far, and print the summary.
+def publish(
+    grid: Grid, states: States, folder: Path, console: Console, report: bool = True
+) -> None:
+    """Write sweep.csv, summary.csv, the figures and the page of the cells so far, and print the
+    summary.
 
     Args:
         grid: the cells.
         states: their states.
         folder: of the sweep.
         console: where to print.
+        report: whether to write the page.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -41,6 +47,8 @@ def publish(grid: Grid, states: States, folder: Path, console: Console) -> None:
             for name, figure in figures.items():
                 with atomically(folder / "figures" / f"{name}.png") as part:
                     figure.savefig(part, format="png", dpi=150)
+            if report:
+                write(folder, sweep_page(grid, states, folder))
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
     console.print(tables.terminal_table(summary, by))

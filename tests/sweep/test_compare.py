@@ -70,7 +70,7 @@ def test_a_table_is_printed_and_a_file_and_a_figure_are_written(
         ],
         ["ring", "done", "20", "0.5000", "0.4000", "1.8", "0.5", "2.00", "kB"],
         ["torus", "stopped", "10", "0.3000", "0.2000", "1.9", "0.5", "1.00", "kB"],
-        ["written:", "compare.csv", "and", "compare.png"],
+        ["written:", "compare.csv,", "compare.png,", "report.html"],
     ]
     written = pd.read_csv("compare.csv", dtype=str)
     assert list(written)[:4] == ["folder", "status", "topology", "round"]
@@ -82,7 +82,7 @@ def test_a_table_is_printed_and_a_file_and_a_figure_are_written(
     assert Path("new/folder/compare.png").exists()
 
 
-@pytest.mark.parametrize("name", ["compare.csv", "compare.png"])
+@pytest.mark.parametrize("name", ["compare.csv", "compare.png", "report.html"])
 def test_foreign_files_are_not_overwritten(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

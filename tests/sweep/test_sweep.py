@@ -87,7 +87,7 @@ def test_a_sweep_writes_tables_and_figures_again_without_new_runs(here: Here) ->
     ]
     assert set(table["status"]) == {"done"}
     assert {path.name for path in folder.iterdir()} == {
-        ".dfl", "grid.toml", "sweep.csv", "summary.csv", "figures", *table["name"],
+        ".dfl", "grid.toml", "sweep.csv", "summary.csv", "report.html", "figures", *table["name"],
     }  # fmt: skip
     assert (folder / "sweep.csv").read_text().splitlines()[0].endswith(",seconds")
 

@@ -108,6 +108,7 @@ FILES = (
     "grid.toml",
     "sweep.csv",
     "summary.csv",
+    "report.html",
     ".lock",
     ".sweep.csv.part",
     "figures/none.png",

@@ -1,0 +1,134 @@
+"""The page of several runs, those of a sweep or of a comparison: tables, maps and curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, to_hex
+from rich.filesize import decimal
+
+from dfl.reporting.page import NAME, X, decimals, render
+
+LINES = 60
+"""The most lines of a chart."""
+TITLES = {
+    "accuracy_mean": "Accuracy",
+    "train_loss": "Training loss",
+    "consensus_distance": "Consensus distance",
+}
+"""Headings of the columns of metrics.csv that are drawn."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A name that leads to a file."""
+
+    href: str
+    text: str
+
+    @classmethod
+    def to(cls, folder: Path, seen_from: str, text: str) -> Link:
+        """Return a link to the page of a run, or to its folder where it has none.
+
+        Args:
+            folder: of the run.
+            seen_from: the path of that folder as the page needs it.
+            text: the name.
+        """
+        page = f"/{NAME}" if (folder / NAME).exists() else "/"
+        start = "" if seen_from.startswith(("/", ".")) else "./"  # a name may look like a scheme
+        path = quote(seen_from, errors="surrogateescape")
+        return cls(f"{start}{path}{page}", text)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A field of a table: its text, the number by which it is sorted, and its links."""
+
+    text: str = ""
+    value: float | None = None
+    links: tuple[Link, ...] = ()
+
+    @classmethod
+    def of(cls, column: str, value: float, spread: float = math.nan) -> Cell:
+        """Return a number of a column, with the half width of its interval where that is known."""
+        if not math.isfinite(value):
+            return cls("–")  # noqa: RUF001
+        if column.endswith("bytes"):
+            return cls(decimal(round(value), precision=2), float(value))
+        either = f" ± {spread:.2g}" if math.isfinite(spread) else ""
+        return cls(f"{decimals(value)}{either}", float(value))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its place on the page, its heading, a note, its columns and rows."""
+
+    id: str
+    title: str
+    note: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map of two fields: its title, what its corner says, its columns, and rows of fields."""
+
+    title: str
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Mapping[str, str]]]]
+
+
+def shaded(value: float, spread: float, scale: tuple[float, float]) -> dict[str, str]:
+    """Return a field of a map: its text, its colour on a scale, and the colour of the text."""
+    if not math.isfinite(value):
+        return {"text": "none finished", "note": "", "colour": "", "ink": ""}
+    share = float(Normalize(*scale)(value)) if scale[1] > scale[0] else 0.5
+    note = f"± {spread:.2g}" if math.isfinite(spread) else ""
+    ink = "#000000" if share > 0.55 else "#ffffff"
+    return {
+        "text": decimals(value),
+        "note": note,
+        "colour": to_hex(colormaps["viridis"](share)),
+        "ink": ink,
+    }
+
+
+def collection_page(
+    content: Mapping[str, str],
+    tables: Sequence[Table],
+    curves: tuple[Sequence[Mapping[str, object]], Sequence[Mapping[str, object]]],
+    maps: Sequence[Map] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Return the page of several runs.
+
+    Args:
+        content: generator, kind, title, subtitle, folder, and map_note where there are maps.
+        tables: the first stands before the maps and the curves.
+        curves: the tables that charts draw from, and the charts.
+        maps: of two fields.
+        notes: lines above the curves.
+    """
+    first, *others = tables
+    sections = [(first.id, first.title), *([("map", "Map")] if maps else []), ("curves", "Curves")]
+    sections += [(each.id, each.title) for each in others]
+    drawn, charts = curves
+    own: dict[str, Any] = {
+        "status": None,
+        "sections": sections,
+        "tables": tables,
+        "maps": maps,
+        "points": notes,
+        "map_note": "",
+    }
+    data = {"live": False, "x": X, "tables": drawn, "charts": charts}
+    return render("runs.html", {**own, **content}, data)

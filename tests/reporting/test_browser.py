@@ -1,0 +1,304 @@
+"""Pages work in a browser: headless Chromium of the system, driven by Selenium."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dfl
+from dfl import compare
+from dfl.reporting.page import render, write
+from dfl.sweep.progress import make_console
+from tests.reporting.test_page import HOSTILE, page_of
+from tests.support.small_run import small
+
+pytestmark = pytest.mark.slow
+
+selenium = pytest.importorskip("selenium")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+WIDTHS = (1280, 768, 390)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("chromium or chromedriver is missing")
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, no_figures: None) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "ring"
+    run = small(
+        out=folder, peers=12, topology="grid", attack="sign_flip:peers=2", rounds=8,
+        partition="shards:per_peer=2", faults="link_loss:p=0.2", links="broadband",
+    )  # fmt: skip
+    list(dfl.simulate(run))
+    return folder
+
+
+@pytest.fixture
+def page(browser: Any, folder: Path) -> Iterator[Any]:
+    shown(browser, folder / "report.html")
+    yield browser
+    assert errors(browser) == []
+
+
+def errors(browser: Any) -> list[Any]:
+    """Return the messages of the console; not those on how tests read a canvas."""
+    return [line for line in browser.get_log("browser") if line["source"] != "rendering"]
+
+
+def shown(browser: Any, path: Path, width: int = 1280) -> None:
+    """Open a page afresh."""
+    browser.get("about:blank")
+    browser.set_window_size(width, 1000)
+    browser.get_log("browser")
+    browser.get(path.resolve().as_uri())
+    browser.execute_script("sessionStorage.clear(); location.reload()")
+
+
+def element(browser: Any, selector: str) -> Any:
+    return browser.find_element("css selector", selector)
+
+
+def pixels(browser: Any, canvas: str) -> str:
+    found: str = browser.execute_script(f"return document.getElementById('{canvas}').toDataURL()")
+    return found
+
+
+def slide(browser: Any, frame: int) -> float:
+    """Move the slider and return the milliseconds that it took."""
+    took: float = browser.execute_script(
+        "const slider = document.getElementById('frame'); const begun = performance.now();"
+        "slider.value = arguments[0]; slider.dispatchEvent(new Event('input'));"
+        "document.getElementById('drawing').getContext('2d').getImageData(0, 0, 1, 1);"
+        "return performance.now() - begun",
+        frame,
+    )
+    return took
+
+
+def cells(browser: Any, column: int) -> list[str]:
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll('#peer-table tbody tr')]"
+        ".map((row) => row.cells[arguments[0]].textContent)",
+        column,
+    )
+    return found
+
+
+def hover(browser: Any, target: Any, x: float = 0, y: float = 0) -> str:
+    """Move the pointer to a place beside the middle of an element; return the text that shows."""
+    from selenium.webdriver import ActionChains
+
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", target)
+    ActionChains(browser).move_to_element_with_offset(target, round(x), round(y)).perform()
+    tip: str = element(browser, "#tip").text
+    return tip
+
+
+def test_the_slider_moves_the_colours(page: Any) -> None:
+    last = pixels(page, "drawing")
+    slide(page, 0)
+    assert pixels(page, "drawing") != last
+    assert element(page, "#frame-round").text == "round 0"
+    slide(page, 4)
+    assert pixels(page, "drawing") == last
+    assert element(page, "#frame-round").text == "round 8"
+
+
+def test_every_column_colours_the_peers(page: Any) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    select = Select(element(page, "#colour"))
+    names = [option.text for option in select.options]
+    assert {"peer", "degree", "n_train", "accuracy", "train_loss", "is_attacker"} <= set(names)
+    seen = set()
+    for name in ("peer", "accuracy", "is_attacker"):
+        select.select_by_visible_text(name)
+        seen.add(pixels(page, "drawing"))
+    assert len(seen) == 3
+
+
+def test_peers_are_sorted_and_filtered(page: Any, folder: Path) -> None:
+    accuracy = [float(x) for x in cells(page, names(page).index("accuracy"))]
+    assert accuracy == sorted(accuracy)  # the worst come first
+    element(page, "th[data-name=n_train] button").click()
+    trained = [float(x) for x in cells(page, names(page).index("n_train"))]
+    assert trained == sorted(trained)
+    element(page, "th[data-name=n_train] button").click()
+    assert element(page, "th[data-name=n_train]").get_attribute("aria-sort") == "descending"
+    element(page, "#filter").send_keys("is_attacker = 1")
+    assert cells(page, 0) == ["2"]
+    element(page, "#filter").clear()
+    element(page, "#filter").send_keys("degree > 3")
+    degrees = dfl.load(folder).peers["degree"]
+    assert len(cells(page, 0)) == (degrees > 3).sum()
+    element(page, "#filter").clear()
+    element(page, "#filter").send_keys("<script>")
+    assert cells(page, 0) == []
+
+
+def names(page: Any) -> list[str]:
+    found: list[str] = page.execute_script(
+        "return [...document.querySelectorAll('#peer-table th')].map((h) => h.dataset.name)"
+    )
+    return found
+
+
+def test_the_pointer_reads_values(page: Any, folder: Path) -> None:
+    chart = element(page, "#charts figure:first-child svg")
+    tip = hover(page, chart, chart.size["width"] / 2 - 16)
+    rows = dfl.load(folder).rows
+    assert tip.startswith("round 8\n")
+    assert f"{rows['accuracy_mean'].iloc[-1]:.4g}" in tip
+    canvas = element(page, "#drawing")
+    side = canvas.size["width"] / 2
+    places = page.execute_script(
+        "const places = unpacked(data.graph.places); return [places[0], places[1]]"
+    )
+    tip = hover(page, canvas, places[0] * (side - 16), -places[1] * (side - 16))
+    assert tip.startswith("peer 0\n")
+    assert "accuracy 0." in tip
+    assert hover(page, element(page, "#label-map")).startswith("peer ")
+
+
+def test_the_x_axis_can_be_switched_and_lines_hidden(page: Any) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    select = Select(element(page, "#x-axis"))
+    assert [option.get_attribute("value") for option in select.options] == [
+        "round", "payload_bytes", "sim_seconds", "seconds",
+    ]  # fmt: skip
+    lines = page.execute_script("return document.querySelectorAll('#charts path.line').length")
+    select.select_by_value("payload_bytes")
+    assert "bytes sent" in element(page, "#charts figure svg").get_attribute("textContent")
+    element(page, "#charts figure:first-child .legend button").click()
+    drawn = page.execute_script("return document.querySelectorAll('#charts path.line').length")
+    assert drawn == lines - 1
+    page.refresh()  # what was chosen stays
+    assert Select(element(page, "#x-axis")).first_selected_option.get_attribute("value") == (
+        "payload_bytes"
+    )
+
+
+def test_the_keyboard_suffices(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    chart = element(page, "#charts figure:first-child svg")
+    page.execute_script("arguments[0].focus()", chart)
+    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert element(page, "#charts .readout").text.startswith("round 2,")
+    page.execute_script("document.getElementById('drawing').focus()")
+    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert element(page, "#chosen-peer").text.startswith("peer 0")
+    page.execute_script("document.getElementById('frame').focus()")
+    page.switch_to.active_element.send_keys(Keys.HOME)
+    assert element(page, "#frame-round").text == "round 0"
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
+def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path, text: str) -> None:
+    shown(browser, write(tmp_path, page_of(text)))
+    assert len(browser.find_elements("css selector", "script")) == 2
+    seen = element(browser, "h1").get_attribute("textContent")
+    if text.isprintable():
+        assert seen == text
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= 1280
+    blocked = [line for line in browser.get_log("browser") if "alert" in str(line)]
+    assert blocked == []
+
+
+def test_hostile_lines_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    table = {"round": [0, 1, 2], "accuracy_mean": [0.1, 0.2, 0.3]}
+    sent = [text for text in HOSTILE if text != "\udcff"]  # which the driver cannot
+    lines = [
+        {"table": 0, "y": "accuracy_mean", "name": text, "low": "", "high": ""} for text in sent
+    ]
+    charts = [{"title": HOSTILE[0], "unit": HOSTILE[1], "log": False, "x": "", "lines": lines}]
+    content = {
+        "generator": "dfl.sweep", "kind": "Sweep", "title": "t", "subtitle": "", "folder": "",
+        "status": None, "sections": [], "maps": [], "points": [], "map_note": "",
+        "tables": [{"id": "cells", "title": "Cells", "note": "", "head": [], "rows": []}],
+    }  # fmt: skip
+    data = {"live": False, "x": {"round": "round"}, "tables": [table], "charts": charts}
+    shown(browser, write(tmp_path, render("runs.html", content, data)))
+    assert [each.get_attribute("textContent") for each in legend(browser)] == sent
+    assert hover(browser, element(browser, "#charts svg")).startswith("round 1\n<script>alert")
+    assert errors(browser) == []
+
+
+def legend(browser: Any) -> list[Any]:
+    found: list[Any] = browser.find_elements("css selector", ".legend button")
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_page_fits_its_window(browser: Any, folder: Path, width: int) -> None:
+    shown(browser, folder / "report.html", width)
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    )
+    try:
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_no_accessibility_fault_is_serious(
+    browser: Any, folder: Path, tmp_path: Path, kind: str, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_core_python.selenium")
+    if kind == "comparison":
+        compare.compare([folder], tmp_path / "compared", make_console())
+    path = folder if kind == "run" else tmp_path / "compared"
+    shown(browser, path / "report.html")
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    found = axe.Axe().run(browser)
+    serious = [
+        (each["id"], [node["html"][:200] for node in each["nodes"]])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_a_thousand_peers_open_and_move_at_once(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfl.reporting.plots.figures", lambda *given: {})
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(3000, 8)).astype(np.float32), rng.integers(0, 10, 3000)
+    run = dfl.Run(
+        peers=1000, topology="geometric:radius=0.06", model="softmax", dataset=data, rounds=4,
+        eval_every=1, local_steps=1, out=tmp_path,
+    )  # fmt: skip
+    list(dfl.simulate(run))
+    begun = time.perf_counter()
+    browser.get((tmp_path / "report.html").as_uri())
+    assert len(cells(browser, 0)) == 50
+    assert time.perf_counter() - begun < 6  # 2 s on a machine that does nothing else
+    slide(browser, 0)
+    assert min(slide(browser, frame) for frame in (3, 2, 1)) < 300  # 100 ms there

@@ -1,0 +1,146 @@
+"""The pages of sweeps and comparisons have their tables, curves and links."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from dfl import compare
+from dfl.core.errors import InputError
+from dfl.report import report
+from dfl.reporting.collection import Link
+from dfl.sweep import folder as sweep_folder
+from dfl.sweep import grid, tables
+from dfl.sweep.page import half_width, sweep_page, write_again
+from dfl.sweep.progress import make_console
+from dfl.sweep.status import read_states
+from tests.reporting.test_page import HOSTILE, Seen
+from tests.sweep.test_compare import run
+
+GRID = """
+rounds = 20
+[sweep]
+topology = ["ring", "star"]
+bits = [2, 4]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    (tmp_path / "grid.toml").write_text(GRID)
+    folder = tmp_path / "swept"
+    cells = grid.read(tmp_path / "grid.toml", 4)
+    sweep_folder.write(folder, cells.cells, cells.text)
+    for k, cell in enumerate(cells.cells[:-1]):
+        (folder / cell.name).rename(folder / "moved")
+        settings: dict[str, Any] = cell.run.to_dict()
+        run(folder / cell.name, rows=2 + k % 2, **settings | {"peers": 4})
+        (folder / "moved/cell.toml").rename(folder / cell.name / "cell.toml")
+        (folder / "moved/.dfl").rename(folder / cell.name / ".dfl")
+        (folder / "moved").rmdir()
+    return folder
+
+
+def page_of(folder: Path) -> str:
+    cells = grid.read(folder / "grid.toml", 4)
+    return sweep_page(cells, read_states(folder, (cell.name for cell in cells.cells)), folder)
+
+
+def data_of(page: str) -> dict[str, Any]:
+    held = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert held is not None
+    found: dict[str, Any] = json.loads(held[1])
+    return found
+
+
+def test_every_cell_is_linked(sweep: Path) -> None:
+    (sweep / "topology=ring,bits=2,seed=0/report.html").write_text("its page")
+    page = page_of(sweep)
+    links = {unquote(link) for link in Seen(page).sources if not link.startswith("#")}
+    every = {
+        f"./topology={topology},bits={bits},seed={seed}/"
+        for topology in ("ring", "star")
+        for bits in (2, 4)
+        for seed in (0, 1)
+    }
+    first = "./topology=ring,bits=2,seed=0/"
+    assert links == every - {first} | {f"{first}report.html"}
+    assert all((sweep / link).exists() for link in links)
+
+
+def test_groups_have_means_and_intervals(sweep: Path) -> None:
+    text = Seen(page_of(sweep)).text
+    width = stats.t.ppf(0.975, 1) * pd.Series([0.3, 0.5]).std() / 2**0.5
+    assert f"0.4 ± {width:.2g}" in text
+    assert "7 of 8 cells done" in text
+    assert "1 of 2" in text
+
+
+def test_curves_are_the_means_of_groups(sweep: Path) -> None:
+    data = data_of(page_of(sweep))
+    accuracy = data["charts"][0]
+    assert [line["name"] for line in accuracy["lines"]] == [
+        f"topology={topology}, bits={bits}" for topology in ("ring", "star") for bits in (2, 4)
+    ]
+    first = data["tables"][accuracy["lines"][0]["table"]]
+    assert first["round"] == [0, 10]  # those that both cells evaluated
+    assert first["mean"] == pytest.approx([0.1, 0.3])
+
+
+def test_an_interval_is_that_of_student() -> None:
+    for n in (2, 3, 10):
+        low, high = stats.t.interval(0.95, n - 1, loc=0, scale=0.7 / n**0.5)
+        assert half_width(0.7, n) == pytest.approx((high - low) / 2)
+
+
+def test_a_sweep_without_a_finished_cell_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text(GRID)
+    cells = grid.read(tmp_path / "grid.toml", 4)
+    states = read_states(tmp_path, (cell.name for cell in cells.cells))
+    assert "No cell has finished." in sweep_page(cells, states, tmp_path)
+
+
+def test_the_page_of_a_folder_is_written_again(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert report(sweep) == write_again(sweep) == sweep / "report.html"
+    one = run(Path("runs/one"), topology="ring")
+    compare.compare([one, run(Path("runs/two"))], Path("compared"), make_console())
+    before = data_of(Path("compared/report.html").read_text())
+    Path("compared/report.html").unlink()
+    assert data_of(report(Path("compared")).read_text()) == before
+    with pytest.raises(InputError, match="runs holds no run"):
+        report(Path("runs"))
+
+
+def test_a_comparison_leads_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = compare.gather([run(Path("runs/a"), seed=1), run(Path("runs/b"), seed=2)])
+    page = compare.page(runs, Path("compared"))
+    assert {"./../runs/a/", "../runs/a/"} & set(Seen(page).sources)
+    data = data_of(page)
+    assert [line["name"] for line in data["charts"][0]["lines"]] == ["seed=1", "seed=2"]
+    assert data["tables"][0]["payload_bytes"] == [0, 1000, 2000]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "javascript:alert(1)", "//elsewhere", "a b?c#d"])
+def test_a_link_leads_to_a_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    link = Link.to(tmp_path / "none", name, name).href
+    assert link.startswith(("./", "/", "../"))
+    assert not set(link) & set("<>\"' ?#")
+
+
+def test_tables_of_a_sweep_have_intervals_for_their_measures(sweep: Path) -> None:
+    cells = grid.read(sweep / "grid.toml", 4)
+    table = tables.cells(cells, read_states(sweep, (cell.name for cell in cells.cells)))
+    summary = tables.summary(table, tables.group_fields(cells))
+    assert {f"{name}_deviation" for name in tables.measures(table)} <= set(summary)
