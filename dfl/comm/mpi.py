@@ -349,7 +349,7 @@ def _join(timeout: float) -> World:
     except ImportError as error:
         raise InputError(
             f"started under an MPI launcher, but mpi4py cannot be imported ({error}): "
-            "pip install 'dfl[mpi]'"
+            "pip install 'dfl-sim[mpi]'"
         ) from None
     if not MPI.Is_initialized():
         start.waits = lambda: True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
 from dfl.core.files import make_directory
+from dfl.core.version import DISTRIBUTION
 from dfl.store.callbacks import Callback, Row, RunInfo
 
 if TYPE_CHECKING:
@@ -66,5 +67,6 @@ def check() -> None:
     """
     if find_spec("tensorboard") is None:
         raise InputError(
-            "--tensorboard needs a package that is not installed: pip install 'dfl[tensorboard]'"
+            "--tensorboard needs a package that is not installed: "
+            f"pip install '{DISTRIBUTION}[tensorboard]'"
         )

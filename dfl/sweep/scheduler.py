@@ -254,7 +254,7 @@ def mpirun(needed_by: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     found = shutil.which("mpirun", path=path)
     if found is None:
-        raise InputError(f"{needed_by} mpirun: pip install 'dfl[mpi]'")
+        raise InputError(f"{needed_by} mpirun: pip install 'dfl-sim[mpi]'")
     return found
 
 

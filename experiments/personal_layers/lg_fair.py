@@ -267,7 +267,7 @@ def gaps(labels: NDArray[Any], decisions: NDArray[Any], group: NDArray[Any]) -> 
     try:
         from fairlearn.metrics import demographic_parity_difference, equalized_odds_difference
     except ImportError:
-        raise dfl.InputError("fairlearn is missing: pip install 'dfl[experiments]'") from None
+        raise dfl.InputError("fairlearn is missing: pip install 'dfl-sim[experiments]'") from None
     if len(np.unique(2 * labels + group)) < 4:
         return np.nan, np.nan
     given = {"y_true": labels, "y_pred": decisions, "sensitive_features": group}

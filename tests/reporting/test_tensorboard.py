@@ -67,10 +67,10 @@ def test_tensorboard_is_an_optional_package(
     tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dfl.reporting.tensorboard.find_spec", lambda name: None)
-    assert "pip install 'dfl[tensorboard]'" in dfl_run.refused(
+    assert "pip install 'dfl-sim[tensorboard]'" in dfl_run.refused(
         "--tensorboard", "--peers", "3", "--rounds", "1"
     )
-    with pytest.raises(InputError, match=r"dfl\[tensorboard\]"):
+    with pytest.raises(InputError, match=r"dfl-sim\[tensorboard\]"):
         list(dfl.simulate(run(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 

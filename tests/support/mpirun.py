@@ -16,7 +16,7 @@ def mpirun_command(ranks: int, *arguments: str) -> list[str]:
     """Return the command line that starts Python with these arguments on so many ranks."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     launcher = shutil.which("mpirun", path=path)
-    assert launcher, "mpirun is missing: pip install 'dfl[mpi]'"
+    assert launcher, "mpirun is missing: pip install 'dfl-sim[mpi]'"
     return [launcher, "-n", str(ranks), sys.executable, *arguments]
 
 
