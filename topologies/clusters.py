@@ -1,6 +1,7 @@
 """Graphs of clusters: peers with many edges inside a cluster, and few between clusters."""
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations, product
 from typing import Literal
 
@@ -18,6 +19,9 @@ Ints = NDArray[np.int64]
 
 MOST_STEPS = 100_000
 """The most attempts to swap peers of D-Cliques; the paper makes 1,000."""
+
+MOST_CLUSTERS = 1000
+"""The most clusters of a random graph, every two of which are drawn by themselves."""
 
 
 @topology
@@ -37,8 +41,10 @@ def clustered(
     """A random graph of clusters of equal size: a pair is linked with probability `inside` or
     `between` (the stochastic block model; Holland, Laskey, Leinhardt 1983).
     """
-    if not 1 <= clusters <= peers:
-        raise GraphError(f"clustered needs 1 <= clusters <= peers: clusters={clusters}")
+    if not 1 <= clusters <= min(peers, MOST_CLUSTERS):
+        raise GraphError(
+            f"clustered needs 1 <= clusters <= {min(peers, MOST_CLUSTERS):,}: clusters={clusters}"
+        )
     for name, p in (("inside", inside), ("between", between)):
         if not 0 <= p <= 1:
             raise GraphError(f"clustered: {name} must be between 0 and 1, not {p:g}")
@@ -90,9 +96,14 @@ def d_cliques(
         affordable("d_cliques", peers, min(size, peers) * peers + len(cliques) ** 2)
     used = np.zeros(peers, dtype=np.int64)
     edges = []
+
+    @cache
+    def members(group: range) -> Ints:
+        return np.sort(np.concatenate([cliques[c] for c in group]))
+
     for groups in _linked(len(cliques), between, size):
-        among = [np.sort(np.concatenate([cliques[c] for c in group])) for group in groups]
-        ends = [each[np.argmin(used[each])] for each in among]  # the lowest peer of the least used
+        # the lowest of the peers with the fewest edges
+        ends = [own[np.argmin(used[own])] for own in map(members, groups)]
         used[ends] += 1
         edges.append(ends)
     return _with_cliques(peers, cliques, np.array(edges, dtype=np.int64).reshape(-1, 2))
