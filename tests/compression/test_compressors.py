@@ -39,6 +39,11 @@ def chance(rows: slice, places: slice) -> torch.Tensor:
     return randomness.bits(3, "rows", range(10**6)[rows], 0, "x", n=places)
 
 
+def refuse(rows: slice, places: slice) -> torch.Tensor:
+    """Refuse random bits to a compressor that should need none."""
+    raise AssertionError("random bits were drawn")
+
+
 def made(spec: str, m: int) -> Any:
     """The compressor of messages of a nearly square matrix and a vector."""
     side = math.isqrt(m)

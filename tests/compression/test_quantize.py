@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfl.compression import Draw, Exact, Quantize
+from dfl.compression import Draw, Quantize
 from dfl.compression.quantize import Rounding
 from dfl.core import randomness
 from dfl.core.errors import InputError
+from tests.compression.test_compressors import refuse, through
 
 ODD_BLOCK = 7
 SIZES = (*range(1, 41), 1000, 4097)
@@ -35,20 +36,8 @@ def chance(peers: range = range(10**6), t: int = 0, slot: str = "x") -> Draw:
     return lambda rows, places: randomness.bits(5, "quantize", peers[rows], t, slot, n=places)
 
 
-def refuse(rows: slice, places: slice) -> torch.Tensor:
-    raise AssertionError("a rounding that is not stochastic drew random bits")
-
-
 def normal(q: int, m: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(q, m, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def through(
-    compressor: Quantize | Exact, messages: torch.Tensor, draw: Draw | None = None
-) -> torch.Tensor:
-    return compressor.decode(
-        compressor.encode(messages, draw or chance()), messages.shape[1], messages.dtype
-    )
 
 
 def expected_length(bits: int, block: int, m: int) -> int:
@@ -99,12 +88,6 @@ def test_the_default_payload_has_its_length(bits: int) -> None:
         assert encoded.shape == (1, expected_length(bits, block, m))
 
 
-def test_no_rows_and_no_coordinates() -> None:
-    for bits in (1, 2, 3, 4, 8, 13):
-        for q, m in ((0, 5), (3, 0), (0, 0)):
-            assert through(Quantize(bits=bits), torch.zeros(q, m)).shape == (q, m)
-
-
 def paper(x: np.ndarray, bits: int, rounding: Rounding, random: list[int]) -> list[float]:
     """Return one block by the paper, coordinate by coordinate, in exact fractions of a/s."""
     half = 2 ** (bits - 1)
@@ -141,7 +124,7 @@ def test_decoded_messages_are_those_of_the_paper(
     messages[0, 3] = -1e-20
     messages[0, 7] = messages[0].abs().max()
     messages[0, 100:110] = 0.0
-    decoded = through(Quantize(bits=bits, rounding=rounding, block=block), messages)[0]
+    decoded = through(Quantize(bits=bits, rounding=rounding, block=block), messages, chance())[0]
     random = randomness.bits(5, "quantize", [0], 0, "x", n=m)[0].tolist()
     for start in range(0, m, block):
         part = slice(start, start + block)
@@ -173,7 +156,9 @@ def test_stochastic_is_unbiased_with_at_most_a_quarter_of_variance(
         -0.01,
     ]
     x = torch.tensor(levels, dtype=dtype) * step
-    decoded = through(Quantize(bits=bits, rounding="stochastic", block=0), x.expand(draws, len(x)))
+    decoded = through(
+        Quantize(bits=bits, rounding="stochastic", block=0), x.expand(draws, len(x)), chance()
+    )
     level = x.double() / step
     fraction = level - level.floor()
     sigma = step * (fraction * (1 - fraction)).sqrt()
@@ -314,17 +299,6 @@ def test_tiny_and_huge_messages_stay_finite_and_within_their_largest(
         (decoded.double() - messages.double()).abs()
         <= messages.double().amax(1, keepdim=True) * (1 + 1e-6)
     ).all()
-
-
-def test_rows_that_are_not_finite_stay_so_and_leave_others_finite() -> None:
-    for bits in range(1, 17):
-        decoded = through(
-            Quantize(bits=bits),
-            torch.tensor([[1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, 2.0, 3.0]]),
-        )
-        assert not decoded[0].isfinite().any()
-        assert not decoded[1].isfinite().all()
-        assert decoded[2].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from dfl.compression import RandomK, TopK
 from dfl.core.errors import InputError
-from tests.compression.test_compressors import chance, normal, through
-
-
-def refuse(rows: slice, places: slice) -> torch.Tensor:
-    raise AssertionError("top_k drew random bits")
+from tests.compression.test_compressors import chance, normal, refuse, through
 
 
 def expected_bytes(k: int, m: int, itemsize: int) -> int:
