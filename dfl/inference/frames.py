@@ -303,7 +303,7 @@ def _arrays(columns: Columns, values: Mapping[str, Floats]) -> Arrays:
 
 
 def _check_sites(examples: Examples, model: Model, fitted: bool) -> None:
-    """Refuse sites that tell too little about their parameters.
+    """Refuse sites whose examples do not determine their parameters.
 
     Args:
         examples: all sites.

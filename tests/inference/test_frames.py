@@ -229,7 +229,7 @@ def test_a_bad_argument_is_refused_by_its_flag(given: dict[str, object], named: 
 
 
 def test_pooled_needs_no_estimate_of_every_site() -> None:
-    """A covariate may be constant at a site, where sites together tell its coefficient."""
+    """A covariate may be constant at a site, where all sites together determine its coefficient."""
     frame = frame_of(column(3, ["2"] * 8 + values_of(3)[8:]))
     found = fit(frame, outcome="y", covariates=["x", "w"], site="site", estimator="pooled")
     assert np.isfinite(found.params).all()

@@ -1,5 +1,6 @@
 """Scores and Hessians are those of automatic differentiation, and fits those of other packages."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -103,10 +104,10 @@ def test_cox_has_the_fit_of_phreg_with_breslows_ties() -> None:
 
 
 def test_a_site_without_an_estimate_is_nan_and_spoils_no_other() -> None:
-    good, apart = site(0), site(3)
-    apart = Site((apart.x[:, 0] > 0).double(), apart.x, apart.z, apart.offset)
+    good, other = site(0), site(3)
+    separable = replace(other, y=(other.x[:, 0] > 0).double())
     both = Site(
-        *(torch.stack([getattr(s, n) for s in (good, apart)]) for n in ("y", "x", "z", "offset"))
+        *(torch.stack([getattr(s, n) for s in (good, separable)]) for n in ("y", "x", "z", "offset"))
     )
     model = Logistic()
     found = maximize(model, both, model.start(both))
