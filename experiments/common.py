@@ -258,6 +258,13 @@ def _text(value: Any) -> str:
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
 
 
+def caption(figure: Figure, axes: Axes, title: str, columns: int) -> None:
+    """Put a title above all axes of a figure, and the legend of some of them below all."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+    figure.suptitle(title)
+
+
 def curve(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str], **style: Any) -> None:
     """Draw the mean over seeds of one column against another, a point per round."""
     x, y = columns

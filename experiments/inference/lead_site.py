@@ -185,12 +185,8 @@ def draw(table: pd.DataFrame) -> Figure:
         if column == "from_pooled":
             axes.set(xscale="log", xlim=(1e-7, 20))
     axes.invert_yaxis()
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(
-        f"The tilted score by its lead: {ALIKE.sites} sites of {ALIKE.n} examples "
-        "(bars: 2 standard errors)"
-    )
+    title = f"The tilted score by its lead: {ALIKE.sites} sites of {ALIKE.n} examples"
+    common.caption(figure, axes, f"{title} (bars: 2 standard errors)", 4)
     return figure
 
 

@@ -277,11 +277,8 @@ def draw(rows: pd.DataFrame, options: Options) -> Figure:
             )
         _label(axes, link, (options.low, options.high))
     panels[0].set_ylabel("accuracy, mean over peers and seeds")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(
-        f"Time to learn: {options.dataset}, 16 peers, two label shards each, {options.seeds} seeds"
-    )
+    peers = f"{common.PEERS} peers, two label shards each, {options.seeds} seeds"
+    common.caption(figure, panels[0], f"Time to learn: {options.dataset}, {peers}", 5)
     return figure
 
 

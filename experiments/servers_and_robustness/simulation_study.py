@@ -368,12 +368,11 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         "root mean square distance",
         log=True,
     )
-    handles, names = error.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(
+    title = (
         f"FedAvg on a logistic regression: β = {options.beta:g}, batches of one example, "
         f"one local epoch, learning rate {options.lr:g}, {options.replications} replications"
     )
+    common.caption(figure, error, title, 5)
     return figure
 
 
