@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from dfl.core.options import Count, Positive, require
 from dfl.core.registry import Registry
 from dfl.inference.exchange import Exchange, Graph
-from dfl.inference.likelihood import bias, efficient, maximize, meat
+from dfl.inference.likelihood import STEPS, bias, efficient, maximize, meat, settled
 from dfl.inference.models import Model, Site
 from dfl.inference.sites import Sites, Work
 
@@ -29,11 +29,6 @@ else:
 ESTIMATORS: Registry[type[Estimator]] = Registry("estimator", "dfl.inference.estimators")
 """Name -> frozen dataclass whose fields are the estimator's options."""
 
-STEPS = 40
-"""The most steps of Newton's method, of the centre or of a lead."""
-TOLERANCE = 1e-11
-"""The step at which they are done."""
-
 
 class Estimate(NamedTuple):
     """An estimate, as every site knows it.
@@ -41,10 +36,13 @@ class Estimate(NamedTuple):
     Attributes:
         beta: (..., k, p); k is 1 where all sites have the same, else the sites of this rank.
         covariance: (..., k, p, p).
+        step: (..., k), the last step of Newton's method over the network, the largest of all
+            coefficients, in standard errors; None where there is no such method.
     """
 
     beta: Tensor
     covariance: Tensor
+    step: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,8 @@ class Pooled(Estimator):
         γ_j = argmax L_j(β, γ),   β <- β + (sum_j I_j)^-1 sum_ij s_ij   until β stays
 
     It needs no example of another site, but a round per step: it is what the others are measured
-    by.
+    by. Messages of few bits, and few gossip rounds, keep its steps from converging to 0; else
+    there is no estimate where they do not.
     """
 
     needs_fits: ClassVar[bool] = False
@@ -114,9 +113,13 @@ class Pooled(Estimator):
             bread = unpack(packed)
             step = solve(bread, score)
             beta = beta + step
-            if net.everywhere(not (step.abs() > TOLERANCE).any()):
+            done = settled(step, net.count * score)
+            if net.everywhere(bool((done | step.isnan().any(-1)).all())):
                 break
-        return Estimate(beta, self._covariance(bread, middle, net.count))
+        covariance = self._covariance(bread, middle, net.count)
+        last = (step.abs() / covariance.diagonal(dim1=-2, dim2=-1).sqrt()).amax(-1)
+        known = done | (not net.exact)
+        return Estimate(torch.where(known[..., None], beta, float("nan")), covariance, last)
 
     def _sums(self, sites: Sites, net: Exchange, theta: Tensor) -> Sequence[Tensor]:
         """Return the means over sites of the efficient scores, I_j and `_meat`."""
@@ -173,11 +176,11 @@ class OneShot(Estimator):
         def own(site: Site, theta: Tensor) -> Tensor:
             beta, scores, information = corrected(sites, site, theta)
             covariance = self._covariance(information, self._meat(scores), 1)
-            n = theta.new_full((*beta.shape[:-1], 1), site.n)
-            return torch.cat([n * beta, pack(covariance * site.n**2), n], -1)
+            return torch.cat([site.n * beta, pack(covariance * site.n**2)], -1)
 
+        n = sizes(sites, net).mean(-1, keepdim=True)
         rows = net.mean(sites.each(own, fits(sites)), "estimates and covariances")
-        total, packed, n = rows.tensor_split((sites.width, -1), -1)
+        total, packed = rows.tensor_split((sites.width,), -1)
         return Estimate(total / n, unpack(packed) / n[..., None] ** 2 / net.count)
 
 
@@ -284,26 +287,26 @@ class Surrogate(Led):
         """See `Estimator`."""
         theta = fits(sites)
         everything = sites.with_common(theta.shape[-1])
-        point = Meta().average(everything, net, theta).beta
+        n = sizes(sites, net).mean(-1, keepdim=True)
+        found = Meta().average(everything, net, theta)
         for _ in range(self.iterations):
-            point, covariance = self._iterate(everything, net, point)
+            found = self._iterate(everything, net, n, found.beta)
         p = sites.width
-        return Estimate(point[..., :p], covariance[..., :p, :p])
+        return Estimate(found.beta[..., :p], found.covariance[..., :p, :p])
 
-    def _iterate(self, sites: Sites, net: Exchange, start: Tensor) -> Estimate:
-        """Return the estimate of θ from θ̄."""
+    def _iterate(self, sites: Sites, net: Exchange, n: Tensor, start: Tensor) -> Estimate:
+        """Return the estimate of θ from θ̄; n is N / K."""
         model, d = sites.model, sites.width
         packs = d * (d + 1) // 2 * self.second_order
 
         def own(site: Site, theta: Tensor) -> Tensor:
             score = model.score(site, theta)
-            n = theta.new_full((*score.shape[:-2], 1), site.n)
             hessian = pack(model.hessian(site, theta))[..., :packs]
-            return torch.cat([score.sum(-2), n, hessian, self._meat(score)], -1)
+            return torch.cat([score.sum(-2), hessian, self._meat(score)], -1)
 
         what = "scores and Hessians" if self.second_order else "scores"
         rows = net.mean(sites.each(own, start), what)
-        score, n, hessian, middle = rows.tensor_split((d, d + 1, d + 1 + packs), -1)
+        score, hessian, middle = rows.tensor_split((d, d + packs), -1)
 
         def solve_own(site: Site, start: Tensor, score: Tensor, hessian: Tensor) -> Tensor:
             before = model.score(site, start).mean(-2)
@@ -334,7 +337,8 @@ class TiltedScore(Led):
         U(β̃) - U(β̄) + S_N = 0
 
     A_j is that of `likelihood.efficient` at β̄ with weights w_ij: the lead's examples, tilted, stand
-    for those of site j. The start β̄ is the meta-analysis; then β̄ <- β̃, T times.
+    for those of site j. The start β̄ is the meta-analysis; then β̄ <- β̃, T times. As γ_j stay while
+    β moves, it depends on the origin of the covariates: it should be among their values.
 
     Attributes:
         iterations: T.
@@ -348,33 +352,32 @@ class TiltedScore(Led):
 
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""
-        theta = fits(sites)
+        theta, n = fits(sites), sizes(sites, net)
         found = Meta().average(sites, net, theta)
         for _ in range(self.iterations):
-            theta = at(found.beta, theta, sites.width)
-            theta = profiled(sites, found.beta, theta) if self.profile else theta
-            found = self._iterate(sites, net, found.beta, theta)
+            theta = (profiled if self.profile else at)(sites, found.beta, theta)
+            found = self._iterate(sites, net, n, found.beta, theta)
         return found
 
-    def _iterate(self, sites: Sites, net: Exchange, start: Tensor, theta: Tensor) -> Estimate:
-        """Return the estimate from β̄ and θ̄_j = (β̄, γ_j)."""
+    def _iterate(
+        self, sites: Sites, net: Exchange, n: Tensor, start: Tensor, theta: Tensor
+    ) -> Estimate:
+        """Return the estimate from n_j, β̄ and θ̄_j = (β̄, γ_j)."""
         p = sites.width
 
         def own(site: Site, theta: Tensor) -> Tensor:
             scores = efficient(sites.model, site, theta, p).scores
-            n = theta.new_full((*scores.shape[:-2], 1), site.n)
-            return torch.cat([scores.sum(-2), n, self._meat(scores)], -1)
+            return torch.cat([scores.sum(-2), self._meat(scores)], -1)
 
-        rows = sites.each(own, theta)
-        nuisances = torch.cat([theta[..., p:], rows[..., p : p + 1]], -1)
-        score, n, middle = net.mean(rows, "efficient scores").tensor_split((p, p + 1), -1)
-        table = net.table(nuisances, "nuisance parameters and sizes", self.leading(net))
+        score, middle = net.mean(sites.each(own, theta), "efficient scores").tensor_split((p,), -1)
+        table = net.table(theta[..., p:], "nuisance parameters", self.leading(net))
+        mean = n.mean(-1, keepdim=True)
 
-        def work(site: Site, start: Tensor, score: Tensor, own: Tensor, table: Tensor) -> Tensor:
-            return packed_root(tilted(sites, site, start, own, table, score), start)
+        def work(site: Site, start: Tensor, score: Tensor, own: Tensor, *every: Tensor) -> Tensor:
+            return packed_root(tilted(sites, site, start, own, every, score), start)
 
-        found = self._synthesis(sites, net, work, start, score / n, theta[..., p:], table)
-        bread = unpack(found[1]) * n[..., None]
+        found = self._synthesis(sites, net, work, start, score / mean, theta[..., p:], table, n)
+        bread = unpack(found[1]) * mean[..., None]
         return Estimate(found[0], self._covariance(bread, middle, net.count))
 
 
@@ -447,20 +450,36 @@ def fits(sites: Sites) -> Tensor:
     return sites.each(lambda site: maximize(model, site, model.start(site)))
 
 
+def sizes(sites: Sites, net: Exchange) -> Tensor:
+    """Return n_j of every site, as each knows it, (..., 1 or p, K)."""
+    n = sites.each(lambda site: site.x.new_full((*site.y.shape[:-1], 1), site.n))
+    return net.table(n, "sizes", range(net.count))
+
+
 def profiled(sites: Sites, beta: Tensor, theta: Tensor) -> Tensor:
     """Return (β, γ_j), γ_j maximizing the likelihood of site j at β, (..., p, d).
+
+    The search begins where the tangent of γ_j at another β leads, so that covariates far from 0, as
+    calendar years, do not take it far from the maximum.
 
     Args:
         sites: the sites.
         beta: (..., 1 or p, p).
-        theta: (..., p, d), with γ_j to begin at.
+        theta: (..., p, d), the other β and its γ_j.
     """
-    begin = at(beta, theta, sites.width)
-    return sites.each(lambda site, own: maximize(sites.model, site, own, sites.width), begin)
+    model, p = sites.model, sites.width
+
+    def own(site: Site, theta: Tensor, beta: Tensor) -> Tensor:
+        slope = efficient(model, site, theta, p).slope
+        gamma = theta[..., p:] - product(slope.mT, beta - theta[..., :p])
+        return maximize(model, site, torch.cat([beta.expand_as(theta[..., :p]), gamma], -1), p)
+
+    return sites.each(own, theta, beta)
 
 
-def at(beta: Tensor, theta: Tensor, p: int) -> Tensor:
+def at(sites: Sites, beta: Tensor, theta: Tensor) -> Tensor:
     """Return θ (..., p, d) with another β."""
+    p = sites.width
     return torch.cat([beta.expand(*theta.shape[:-1], p), theta[..., p:]], -1)
 
 
@@ -476,7 +495,7 @@ Equation = Callable[["Tensor"], tuple["Tensor", "Tensor"]]
 
 
 def tilted(
-    sites: Sites, site: Site, start: Tensor, own: Tensor, table: Tensor, score: Tensor
+    sites: Sites, site: Site, start: Tensor, own: Tensor, every: Sequence[Tensor], score: Tensor
 ) -> Equation:
     """Return the equation U(β) - U(β̄) + S_N = 0 of a lead; see `TiltedScore`.
 
@@ -485,24 +504,25 @@ def tilted(
         site: the lead's examples.
         start: (..., p), β̄.
         own: (..., q), the lead's γ.
-        table: (..., K (q + 1)), (γ_j, n_j) of every site.
+        every: (..., K q) and (..., K), γ_j and n_j of every site.
         score: (..., p), S_N.
     """
     model, p = sites.model, sites.width
     lead = site.alone()
-    gamma, n = table.unflatten(-1, (-1, own.shape[-1] + 1)).split((own.shape[-1], 1), -1)
-    share = n[..., 0] / n[..., 0].sum(-1, keepdim=True)  # n_j / N
+    table, n = every
+    gamma = table.unflatten(-1, (n.shape[-1], own.shape[-1]))
+    share = n / n.sum(-1, keepdim=True)  # n_j / N
 
-    def every(beta: Tensor) -> Tensor:
+    def at_all(beta: Tensor) -> Tensor:
         shape = torch.broadcast_shapes((*beta.shape[:-1], 1), gamma.shape[:-1])
         return torch.cat([beta[..., None, :].expand(*shape, p), gamma.expand(*shape, -1)], -1)
 
     here = torch.cat([start.expand(*own.shape[:-1], p), own], -1)
-    weights = ratios(model, lead, every(start), here[..., None, :])
-    slope = efficient(model, lead, every(start), p, weights).slope
+    weights = ratios(model, lead, at_all(start), here[..., None, :])
+    slope = efficient(model, lead, at_all(start), p, weights).slope
 
     def total(beta: Tensor) -> tuple[Tensor, Tensor]:
-        theta = every(beta)
+        theta = at_all(beta)
         each = torch.einsum("...n,...nd->...d", weights, model.score(lead, theta)) / site.n
         hessian = model.hessian(lead, theta, weights)[..., :p] / site.n
         value = each[..., :p] - product(slope, each[..., p:])
@@ -537,7 +557,7 @@ def packed_root(equation: Equation, point: Tensor) -> Tensor:
         value, steep = equation(point)
         step = solve(steep, value)
         point = torch.where(done[..., None], point, point + step)
-        done = done | (step.abs().amax(-1) <= TOLERANCE)
+        done = done | settled(step, value)
         if (done | step.isnan().any(-1)).all():
             break
     point = torch.where(done[..., None], point, float("nan"))

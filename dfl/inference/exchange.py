@@ -45,7 +45,7 @@ Change = Callable[["Tensor"], "Tensor"]
 
 
 class NoConsensusError(InputError):
-    """Peers move apart without end."""
+    """Consensus diverges."""
 
 
 @dataclass
@@ -99,9 +99,16 @@ class Exchange(ABC):
     def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
         """Return the rows of all sites one after the other, as some sites know them.
 
+        They cross in float64, uncompressed: counts stay whole, and what peers pass on stays exact.
+
         Returns:
             (..., 1, K m) where these know the same, else (..., p, K m).
         """
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether a mean is exact but for rounding."""
 
     @property
     def count(self) -> int:
@@ -118,8 +125,16 @@ class Exchange(ABC):
         (least,) = self.network.transport.world.minimum(int(here))
         return bool(least)
 
-    def _net(self, network: Network | None = None) -> Net:
-        return Net(network or self.network, self.t, observed=False)
+    def _net(self, clear: bool = False) -> Net:
+        """Return the network in this round; a clear one compresses no message."""
+        network = copy.copy(self.network) if clear else self.network
+        if clear:
+            network.threat_model = network.threat_model._replace(compressor=Exact())
+        return Net(network, self.t, observed=False)
+
+    @property
+    def _compressed(self) -> bool:
+        return not isinstance(self.network.threat_model.compressor, Exact)
 
     def _end_round(self) -> None:
         self.network.end_round(self.t)
@@ -154,12 +169,17 @@ class Centre(Exchange):
     def table(self, rows: Tensor, what: str, to: Sequence[int]) -> Tensor:
         """See `Exchange`."""
         since = self.t
-        received = self._collect(_flat(rows), np.arange(self.count))
+        received = self._collect(_flat(rows), np.arange(self.count), clear=True)
         self._broadcast(received.reshape(1, -1), np.array(to, np.int64))
         self._note(what, rows, since)
         return _unflat(received, rows).flatten(-2)[..., None, :]
 
-    def _collect(self, rows: Tensor, missing: NDArray[np.int64]) -> Tensor:
+    @property
+    def exact(self) -> bool:
+        """See `Exchange`."""
+        return not self._compressed
+
+    def _collect(self, rows: Tensor, missing: NDArray[np.int64], clear: bool = False) -> Tensor:
         """Return the rows of all sites, (K, m), 0 for those that were not missing.
 
         They are sent until all have arrived.
@@ -168,7 +188,7 @@ class Centre(Exchange):
         for attempt in range(TRIES):
             if attempt:
                 self._end_round()
-            net = self._net()
+            net = self._net(clear)
             group = net.group(net.present(missing))
             received, ids = net.collect(rows[group.here], group)
             everyone[torch.from_numpy(ids)] = received
@@ -198,7 +218,7 @@ class Graph(Exchange):
     A mean is a consensus, x_i <- sum_j w_ij x_j, for doubly stochastic W: exact after a period of a
     sequence of graphs whose product is the mean, geometric elsewhere. Under faults, and with
     messages of few bits, it is the averaging of public copies of quantized DFedAvgM, which keeps
-    the mean whatever is lost. A table is flooded, uncompressed.
+    the mean whatever is lost. A table is flooded.
 
     Attributes:
         rounds: gossip rounds of a mean; None until the peers agree, which a simulation can see.
@@ -237,7 +257,7 @@ class Graph(Exchange):
         self.gap = self._gap(state.x, scale)
         if not math.isfinite(self.gap):
             raise NoConsensusError(
-                f"{what}: peers move apart without end: give messages more bits, or another graph"
+                f"{what}: consensus diverges: give messages more bits, or choose another graph"
             )
         self._note(what, rows, since)
         return _unflat(state.x, rows)
@@ -250,20 +270,18 @@ class Graph(Exchange):
         known[own, torch.tensor(self.here, dtype=torch.int64)] = torch.cat(
             [torch.ones_like(flat[:, :1]), flat], 1
         )
-        clear = copy.copy(self.network)
-        clear.threat_model = self.network.threat_model._replace(compressor=Exact())
         for _ in range(MOST_ROUNDS):
             if self.everywhere(bool((known[..., 0] > 0).all())):
                 break
-            self._spread(known, clear)
+            self._spread(known)
         else:
-            raise InputError(f"--faults: some sites do not hear of others in {MOST_ROUNDS} rounds")
+            raise InputError(f"--faults: a site receives no table in {MOST_ROUNDS} rounds")
         self._note(what, rows, since)
         return torch.cat([_unflat(known[:, k, 1:], rows) for k in range(self.count)], -1)
 
-    def _spread(self, known: Tensor, clear: Network) -> None:
+    def _spread(self, known: Tensor) -> None:
         """Add to what each peer knows what its neighbours knew, in a round."""
-        net = self._net(clear)
+        net = self._net(clear=True)
         edges = net.edges
         received = net.exchange(known.flatten(1)[edges.owner], per_edge=True)
         messages = received.messages.unflatten(1, known.shape[1:])
@@ -274,9 +292,14 @@ class Graph(Exchange):
         self._end_round()
 
     @property
+    def exact(self) -> bool:
+        """See `Exchange`: peers agree on it, whatever is lost or rounded on the way."""
+        return self.rounds is None
+
+    @property
     def _method(self) -> Algorithm[Any]:
-        exact = isinstance(self.network.threat_model.compressor, Exact)
-        return DFedAvgM() if exact and not self.network.threat_model.faults else QDFedAvgM()
+        copies = self._compressed or self.network.threat_model.faults
+        return QDFedAvgM() if copies else DFedAvgM()
 
     def _wait_for_period(self) -> None:
         """Go on to the beginning of a period of the sequence of graphs."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-STEPS = 60
-"""The most steps of Newton's method."""
-HALVINGS = 12
+STEPS = 40
+"""The most steps of Newton's method. Where covariates separate the outcomes, they do not suffice."""
+HALVINGS = 40
 """The most times that a step is halved because the likelihood would fall."""
-TOLERANCE = 1e-9
-"""The step at which Newton's method is done: the next one is about its square."""
+TOLERANCE = 1e-10
+"""The step at which Newton's method is done, in standard errors: the next is about its square."""
 
 
 class Efficient(NamedTuple):
@@ -60,13 +60,12 @@ def maximize(model: Model, site: Site, theta: Tensor, first: int = 0) -> Tensor:
         information = -model.hessian(site, theta)[..., first:, first:]
         step, failed = torch.linalg.solve_ex(information, gradient)
         step = torch.where((failed > 0)[..., None], math.nan, step)
-        length = step.abs().amax(-1)
         full = torch.nn.functional.pad(step, (first, 0))
         scale = (~done).to(theta)
         best = theta + scale[..., None] * full
         new = model.log_density(site, best).sum(-1)
         for _ in range(HALVINGS):
-            worse = ~done & ~(new >= value - 1e-9 * value.abs()) & length.isfinite()
+            worse = ~done & ~(new >= value - 1e-9 * value.abs()) & step.isfinite().all(-1)
             if not worse.any():
                 break
             scale = torch.where(worse, scale / 2, scale)
@@ -74,10 +73,18 @@ def maximize(model: Model, site: Site, theta: Tensor, first: int = 0) -> Tensor:
             new = model.log_density(site, best).sum(-1)
         theta = torch.where(done[..., None], theta, best)
         value = torch.where(done, value, new)
-        done = done | ~(length > TOLERANCE * (1 + theta.abs().amax(-1)))
+        done = done | settled(step, gradient) | step.isnan().any(-1)
         if done.all():
             break
     return torch.where(done[..., None], theta, math.nan)
+
+
+def settled(step: Tensor, gradient: Tensor) -> Tensor:
+    """Return whether a step (..., d) of Newton's method up a log likelihood is its last, (...).
+
+    Its length in standard errors is the square root of step'gradient, whatever the units are.
+    """
+    return (step * gradient).sum(-1).abs() <= TOLERANCE**2
 
 
 def efficient(

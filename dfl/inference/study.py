@@ -105,9 +105,9 @@ class Study:
                 if one_intercept:
                     site = site.with_one_intercept()
                 sites = Stacked(Logistic(), site.p, site)
-                beta, covariance = estimator.estimate(sites, (net or at_centre)(self.sites))
-                errors = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-                found.append((beta[:, 0, :p].numpy(), errors[:, 0, :p].numpy()))
+                estimate = estimator.estimate(sites, (net or at_centre)(self.sites))
+                errors = estimate.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+                found.append((estimate.beta[:, 0, :p].numpy(), errors[:, 0, :p].numpy()))
         return Outcomes(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
 

@@ -21,6 +21,7 @@ from dfl.inference.estimators import (
     fits,
     profiled,
     ratios,
+    sizes,
 )
 from dfl.inference.exchange import Revealed
 from dfl.inference.likelihood import maximize
@@ -158,7 +159,9 @@ def test_over_an_exact_sequence_of_graphs_all_peers_equal_the_server_form(
     )
     period = len(net.network.schedule.weights)
     assert all(
-        each.rounds % period == 0 or "nuisance" in what for what, each in net.revealed.items()
+        each.rounds % period == 0
+        for what, each in net.revealed.items()
+        if what not in ("sizes", "nuisance parameters")
     )
 
 
@@ -224,12 +227,49 @@ def test_bytes_are_those_of_the_numbers_that_are_revealed() -> None:
     sites, net = several(Logistic(), 4), centre(4)
     TiltedScore(iterations=2).estimate(sites, net)
     assert net.revealed == {
+        "sizes": Revealed(1, 1, 1, 4 * 8),
         "estimates and information": Revealed(2 + 3, 1, 1, 4 * 5 * 8),
-        "efficient scores": Revealed(2 + 1, 2, 2, 4 * 3 * 8 * 2),
-        "nuisance parameters and sizes": Revealed(1 + 1, 2, 2, 4 * 2 * 8 * 2),
+        "efficient scores": Revealed(2, 2, 2, 4 * 2 * 8 * 2),
+        "nuisance parameters": Revealed(1, 2, 2, 4 * 8 * 2),
         "solutions of the leads": Revealed(2 + 3, 2, 2, 5 * 8 * 2),  # only the lead sends one
     }
-    assert net.network.traffic.payload.tolist() == [8 * (25), *[8 * 15] * 3]
+    assert net.network.traffic.payload.tolist() == [8 * 22, *[8 * 12] * 3]
+
+
+def test_sizes_and_nuisances_are_exact_in_messages_of_few_bits() -> None:
+    sites, net = several(Logistic()), centre(compressor=Quantize(bits=4))
+    assert sizes(sites, net)[0].tolist() == [s.n for s in sites.sites]
+    theta = fits(sites)
+    assert torch.equal(net.table(theta[:, 2:], "nuisance parameters", [0])[0], theta[:, 2])
+    assert net.network.traffic.payload.tolist() == [2 * 8] * 8
+
+
+@pytest.mark.parametrize("name", ["pooled", "tilted_score"])
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_estimates_follow_the_unit_of_the_outcome(name: str, unit: float) -> None:
+    sites = several(MODELS["linear"](), 4, "linear")
+    scaled = replace(sites, sites=[replace(s, y=s.y * unit) for s in sites.sites])
+    one, other = (ESTIMATORS[name]().estimate(each, centre(4)) for each in (sites, scaled))
+    torch.testing.assert_close(other.beta, unit * one.beta, rtol=1e-6, atol=0)
+    torch.testing.assert_close(other.covariance, unit**2 * one.covariance, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("origin", [-2000.0, 2000.0])
+def test_the_pooled_estimate_does_not_depend_on_the_origin_of_the_covariates(origin: float) -> None:
+    sites = several(Logistic(), 4)
+    moved = replace(sites, sites=[replace(s, x=s.x + origin) for s in sites.sites])
+    one, other = (Pooled().estimate(each, centre(4)) for each in (sites, moved))
+    torch.testing.assert_close(other.beta, one.beta, rtol=1e-6, atol=0)
+    torch.testing.assert_close(other.covariance, one.covariance, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["pooled", "tilted_score"])
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_estimates_follow_the_unit_of_the_covariates(name: str, unit: float) -> None:
+    sites = several(Logistic(), 4)
+    scaled = replace(sites, sites=[replace(s, x=s.x * unit) for s in sites.sites])
+    one, other = (ESTIMATORS[name]().estimate(each, centre(4)) for each in (sites, scaled))
+    torch.testing.assert_close(other.beta, one.beta / unit, rtol=1e-6, atol=0)
 
 
 def test_a_graph_form_needs_no_lead_and_agrees() -> None:

@@ -57,8 +57,10 @@ def several(model: Model, count: int = 8, kind: str = "logistic") -> Separate:
     )
 
 
-def centre(count: int = 8, faults: tuple[Fault, ...] = ()) -> Centre:
-    return Centre(network(count, (), faults=faults))
+def centre(
+    count: int = 8, faults: tuple[Fault, ...] = (), compressor: Compressor | None = None
+) -> Centre:
+    return Centre(network(count, (), faults, compressor))
 
 
 def graph(
