@@ -6,6 +6,7 @@ Rank 0 alone reads the command line and the files, and writes.
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
     from cyclopts import Parameter
 
     from dfl.inference.estimators import ESTIMATORS
+    from dfl.inference.fitting import Messaging
     from dfl.inference.models import MODELS
 
     app = command_line.app("inference", _ABOUT)
@@ -113,14 +115,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
         offset: str | None = None,
         model: str = "logistic",
         estimator: str = "tilted_score",
-        topology: str | None = None,
-        mixing: str = "metropolis",
-        gossip_rounds: int | None = None,
-        bits: int | None = None,
-        compressor: str | None = None,
-        faults: str = "none",
-        links: str = "none",
-        seed: int = 0,
+        messaging: Annotated[Messaging, Parameter(name="*")] = Messaging(),  # noqa: B008
         out: Path | None = None,
     ) -> dict[str, Any]:
         """Fit.
@@ -147,22 +142,6 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
             The model.
         estimator: str
             The estimator, or several joined by +.
-        topology: str
-            The graph over which sites send to their neighbours; without it there is a centre.
-        mixing: str
-            The mixing matrix on the graph.
-        gossip_rounds: int
-            Rounds of each mean over a graph; until sites agree where not given.
-        bits: int
-            Bits per number of a message: short for --compressor quantize:bits=B.
-        compressor: str
-            The compressor that encodes messages; exact float64 where not given.
-        faults: str
-            Faults, several joined by +.
-        links: str
-            The speeds of links.
-        seed: int
-            The seed of graph, faults and rounding.
         out: Path
             Folder for estimates.csv, sites.csv, revealed.csv, traffic.csv, summary.txt and
             forest.png, new, empty or written by dfl.
@@ -171,9 +150,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
             "files": [str(file) for file in files], "outcome": outcome, "covariates": covariates,
             "site": sites, "own_covariates": own_covariates, "intercept": intercept,
             "event": event, "offset": offset, "model": model, "estimator": estimator,
-            "topology": topology, "mixing": mixing, "gossip_rounds": gossip_rounds, "bits": bits,
-            "compressor": compressor, "faults": faults, "links": links, "seed": seed,
-            "out": None if out is None else str(out),
+            "out": None if out is None else str(out), **asdict(messaging),
         }  # fmt: skip
 
     settings: dict[str, Any] | None = command_line.call(app, tokens, page)

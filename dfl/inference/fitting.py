@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.options import options
 from dfl.core.parse import shown
-from dfl.core.registry import choose, choose_several, own
+from dfl.core.registry import Registry, choose, choose_several, own
 from dfl.environment.clock import Clock
 from dfl.environment.faults import FAULTS
 from dfl.environment.link_models import LINK_MODELS
@@ -44,21 +45,31 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-TOLERANCE = 1e-6
-"""The weights of columns may add up to 1 with this error."""
+T = TypeVar("T")
 
 
-class Wires(NamedTuple):
-    """How messages get from site to site, as flags give it; see `fit`."""
+@dataclass(frozen=True, kw_only=True)
+class Messaging:
+    """How messages cross between sites."""
 
     topology: str | None = None
+    """The graph over which sites send to their neighbours; without it there is a centre."""
     mixing: str = "metropolis"
+    """The mixing matrix on the graph, which must be doubly stochastic."""
     gossip_rounds: int | None = None
+    """Rounds of each mean over a graph; until sites agree where not given."""
     bits: int | None = None
+    """Bits per number of a message: short for --compressor quantize:bits=B."""
     compressor: str | None = None
+    """The compressor that encodes messages; exact float64 where not given, and always for tables
+    of the sites' sizes and nuisance parameters.
+    """
     faults: str = "none"
+    """Faults, several joined by +."""
     links: str = "none"
+    """The speeds of links."""
     seed: int = 0
+    """The seed of graph, faults and rounding."""
 
 
 def fit(
@@ -101,7 +112,8 @@ def fit(
         mixing: the mixing matrix on the graph; it must be doubly stochastic.
         gossip_rounds: rounds of each mean over a graph; until sites agree where not given.
         bits: bits per number of a message: short for compressor quantize:bits=B.
-        compressor: a spec of the compressor of messages; exact float64 where not given.
+        compressor: a spec of the compressor of messages; exact float64 where not given, and always
+            for tables of the sites' sizes and nuisance parameters.
         faults: specs of faults, joined by +.
         links: a spec of the speeds of links.
         seed: of the graph, of faults, and of stochastic rounding.
@@ -112,9 +124,13 @@ def fit(
     """
     world = connect()
     world.busy = True
-    wires = Wires(topology, mixing, gossip_rounds, bits, compressor, faults, links, seed)
-    method, law = estimator_of(estimator), model_of(model)
-    _check_fitting(method, law, wires)
+    messaging = Messaging(
+        topology=topology, mixing=mixing, gossip_rounds=gossip_rounds, bits=bits,
+        compressor=compressor, faults=faults, links=links, seed=seed,
+    )  # fmt: skip
+    method = component("--estimator", estimator, ESTIMATORS, Estimator)
+    law = component("--model", model, MODELS, Model)
+    _check_fitting(method, law, messaging)
     columns = Columns(
         outcome=outcome, covariates=_names("--covariates", covariates), site=site,
         own=_names("--own-covariates", own_covariates),
@@ -122,37 +138,24 @@ def fit(
         event=event, offset=offset,
     )  # fmt: skip
     with isolated(1):
-        found = _fit(frame, columns, law, method, wires, world)
+        found = _fit(frame, columns, law, method, messaging, world)
     world.busy = False
     return found
 
 
-def model_of(model: str | Model) -> Model:
-    """Return the model of a spec, or the caller's own.
+def component(flag: str, given: str | T, registry: Registry[type[T]], kind: type[Any]) -> T:
+    """Return the component of a spec, or the caller's own.
 
     Raises:
         InputError: there is none.
     """
-    if isinstance(model, str):
-        return choose("--model", model, MODELS)()
-    if not isinstance(model, Model):
-        raise InputError(f"--model must be a spec or an object of class Model, not {shown(model)}")
-    return model
-
-
-def estimator_of(estimator: str | Estimator) -> Estimator:
-    """Return the estimator of a spec, or the caller's own.
-
-    Raises:
-        InputError: there is none.
-    """
-    if isinstance(estimator, str):
-        return choose("--estimator", estimator, ESTIMATORS)()
-    if not isinstance(estimator, Estimator):
+    if isinstance(given, str):
+        return choose(flag, given, registry)()
+    if not isinstance(given, kind):
         raise InputError(
-            f"--estimator must be a spec or an object of class Estimator, not {shown(estimator)}"
+            f"{flag} must be a spec or an object of class {kind.__name__}, not {shown(given)}"
         )
-    return estimator
+    return given
 
 
 def _names(flag: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -161,7 +164,7 @@ def _names(flag: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_fitting(method: Estimator, law: Model, wires: Wires) -> None:
+def _check_fitting(method: Estimator, law: Model, messaging: Messaging) -> None:
     """Refuse what contradicts each other."""
     if method.needs_density and not law.has_density:
         others = [name for name, each in ESTIMATORS.items() if not each.needs_density]
@@ -169,15 +172,15 @@ def _check_fitting(method: Estimator, law: Model, wires: Wires) -> None:
             f"--estimator {method.name} tilts densities, and --model {_spec(law)} has none: choose "
             f"{', '.join(others)}"
         )
-    if method.needs_graph and wires.topology is None:
+    if method.needs_graph and messaging.topology is None:
         raise InputError(f"--estimator {method.name} needs a graph: give --topology")
-    if wires.topology is None and wires.gossip_rounds is not None:
-        raise InputError(f"--gossip-rounds {wires.gossip_rounds} needs a graph: give --topology")
-    if wires.gossip_rounds is not None and not 1 <= wires.gossip_rounds < 2**31:
-        raise InputError(f"--gossip-rounds must be at least 1, not {wires.gossip_rounds}")
-    if wires.bits is not None and wires.compressor is not None:
+    if messaging.topology is None and messaging.gossip_rounds is not None:
+        raise InputError(f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology")
+    if messaging.gossip_rounds is not None and not 1 <= messaging.gossip_rounds < 2**31:
+        raise InputError(f"--gossip-rounds must be at least 1, not {messaging.gossip_rounds}")
+    if messaging.bits is not None and messaging.compressor is not None:
         raise InputError(
-            f"--bits {wires.bits} and --compressor {wires.compressor} both choose a compressor"
+            f"--bits {messaging.bits} and --compressor {messaging.compressor} both choose a compressor"
         )
 
 
@@ -202,7 +205,7 @@ def _text(value: object) -> str:
 
 
 def _fit(
-    frame: Any, columns: Columns, law: Model, method: Estimator, wires: Wires, world: World
+    frame: Any, columns: Columns, law: Model, method: Estimator, messaging: Messaging, world: World
 ) -> Result:
     """Return the result on every rank."""
     root: list[Examples] = []
@@ -215,16 +218,16 @@ def _fit(
     common = json.loads(world.from_root(read))
     layout = Layout(len(common["names"]), world.size)
     sites = _scatter(root, columns, law, layout, world)
-    net = _exchange(wires, layout, world)
+    net = _exchange(messaging, layout, world)
     try:
-        params, covariance = _agreed(method.estimate(sites, net), net, world)
+        params, covariance, step = _agreed(method.estimate(sites, net), world)
     except NoConsensusError as error:
         world.from_root(partial(_explain, root, law, str(error)))
         raise
     if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
-        line = "its equation has no solution: choose another estimator or lead, or more bits"
+        line = "its equation has no solution: choose another estimator or lead, more bits or rounds"
         world.from_root(partial(_explain, root, law, f"--estimator {_spec(method)}: {line}"))
-    return _result(common, columns, (law, method), (params, covariance), sites, net)
+    return _result(common, columns, (law, method), (params, covariance, step), sites, net)
 
 
 def _scatter(
@@ -244,57 +247,55 @@ def _scatter(
     sites = [site_of({name: arrays[f"{k} {name}"] for name in names}) for k in here]
     p, q = len(columns.covariates), len(columns.own_names)
     shape = {"y": (2,), "x": (2, p), "z": (2, q), "offset": (2,), "event": (2,)}
-    nobody = site_of({name: np.ones(shape[name]) for name in names})
-    return Separate(law, p, sites, nobody)
+    return Separate(law, p, sites, site_of({name: np.ones(shape[name]) for name in names}))
 
 
-def _exchange(wires: Wires, layout: Layout, world: World) -> Exchange:
+def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
     """Return what connects the sites."""
-    spec = f"quantize:bits={wires.bits}" if wires.bits is not None else wires.compressor or "none"
-    flag = "--bits" if wires.bits is not None else "--compressor"
+    spec = f"quantize:bits={messaging.bits}" if messaging.bits is not None else messaging.compressor or "none"
+    flag = "--bits" if messaging.bits is not None else "--compressor"
     compressor: Compressor = choose(flag, spec, COMPRESSORS)()
-    every = [fault() for fault in choose_several("--faults", wires.faults, FAULTS)]
+    every = [fault() for fault in choose_several("--faults", messaging.faults, FAULTS)]
     faults = tuple(each for each in every if each.touches in ("links", "peers"))
-    weights = _weights(wires, layout.peers) if wires.topology is not None else ()
-    network = Network(layout, weights, world, ThreatModel(compressor, faults=faults), wires.seed)
-    links = choose("--links", wires.links, LINK_MODELS)()
-    edges = all_edges(weights, layout.peers) if wires.topology is not None else None
-    connections = links.connections(layout.peers, wires.seed, edges, world.from_root)
+    weights = _weights(messaging, layout.peers) if messaging.topology is not None else ()
+    network = Network(layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed)
+    links = choose("--links", messaging.links, LINK_MODELS)()
+    edges = all_edges(weights, layout.peers) if messaging.topology is not None else None
+    connections = links.connections(layout.peers, messaging.seed, edges, world.from_root)
     if connections is not None:
         network.clock = Clock(layout.peers, connections, lambda: np.zeros(layout.peers))
-    if wires.topology is None:
+    if messaging.topology is None:
         return Centre(network)
-    net = Graph(network)
-    net.rounds = wires.gossip_rounds
-    return net
+    return Graph(network, rounds=messaging.gossip_rounds)
 
 
-def _weights(wires: Wires, peers: int) -> Sequence[csr_array]:
+def _weights(messaging: Messaging, peers: int) -> Sequence[csr_array]:
     """Return the mixing matrices."""
     import topologies
 
-    assert wires.topology is not None
-    topology = choose("--topology", wires.topology, topologies.TOPOLOGIES)
-    mixing = choose("--mixing", wires.mixing, topologies.MIXINGS)
-    generator = randomness.generator(wires.seed, "topology")
+    assert messaging.topology is not None
+    topology = choose("--topology", messaging.topology, topologies.TOPOLOGIES)
+    mixing = choose("--mixing", messaging.mixing, topologies.MIXINGS)
+    generator = randomness.generator(messaging.seed, "topology")
     try:
         graph = topologies.build(topology, mixing, peers, generator)
     except topologies.GraphError as error:
-        raise InputError(f"--topology {wires.topology} with {peers} sites: {error}") from None
+        raise InputError(f"--topology {messaging.topology} with {peers} sites: {error}") from None
     if not (graph.rows_sum and graph.columns_sum):
         raise InputError(
-            f"--mixing {wires.mixing} on --topology {wires.topology} is not doubly stochastic, so "
+            f"--mixing {messaging.mixing} on --topology {messaging.topology} is not doubly stochastic, so "
             "consensus is not the mean: choose another"
         )
     return graph.weights
 
 
-def _agreed(found: Estimate, net: Exchange, world: World) -> tuple[Any, Any]:
-    """Return what the first site found, on every rank: (p,) and (p, p)."""
+def _agreed(found: Estimate, world: World) -> tuple[Any, Any, float]:
+    """Return what the first site found, on every rank: (p,), (p, p) and the last step."""
     p = found.beta.shape[-1]
-    rows = torch.cat([found.beta, found.covariance.flatten(-2)], -1)
+    step = torch.zeros_like(found.beta[:, 0]) if found.step is None else found.step
+    rows = torch.cat([step[:, None], found.beta, found.covariance.flatten(-2)], -1)
     first = world.all_gather(rows.numpy())[0]
-    return first[:p], first[p:].reshape(p, p)
+    return first[1 : p + 1], first[p + 1 :].reshape(p, p), float(first[0])
 
 
 def _explain(root: list[Examples], law: Model, otherwise: str) -> bytes:
@@ -323,7 +324,7 @@ def _result(
     common: dict[str, Any],
     columns: Columns,
     kinds: tuple[Model, Estimator],
-    found: tuple[Any, Any],
+    found: tuple[Any, Any, float],
     sites: Separate,
     net: Exchange,
 ) -> Result:
@@ -375,6 +376,7 @@ def _result(
         estimator=_spec(kinds[1]),
         outcome=columns.outcome,
         gap=net.gap,
+        step=found[2],
         lost=int(counts[-1]),
         seconds=clock.seconds if clock else float("nan"),
     )

@@ -50,6 +50,8 @@ class Result:
         model, estimator: their specs.
         outcome: the column.
         gap: the largest relative difference between sites in the last mean over a graph.
+        step: the last step of Newton's method of `pooled`, in standard errors: not near 0 where
+            messages of few bits, or few gossip rounds, keep it from converging.
         lost: messages that were lost.
         seconds: simulated time, NaN without link model.
     """
@@ -63,6 +65,7 @@ class Result:
     estimator: str
     outcome: str
     gap: float = 0.0
+    step: float = 0.0
     lost: int = 0
     seconds: float = float("nan")
 
@@ -158,6 +161,11 @@ class Result:
             notes.append(
                 f"The sites have not agreed: they differ by {self.gap:.1e} of the largest value. "
                 "More gossip rounds reach agreement."
+            )
+        if self.step > 1e-6:
+            notes.append(
+                f"Newton's method has not converged: its last step was {self.step:.1e} standard "
+                "errors. More bits, or more gossip rounds, let it converge."
             )
         if self.lost:
             notes.append(f"{self.lost:,} messages were lost.")
