@@ -41,7 +41,6 @@ import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
 import topologies
@@ -65,7 +64,7 @@ from dfl.inference.estimators import (
 from dfl.inference.exchange import Change, Exchange, Graph
 from dfl.inference.study import Outcomes, Study, at_centre
 from experiments import common
-from experiments.inference.coverage import standard_error
+from experiments.inference.coverage import relative, standard_error
 
 Connect = Callable[[int], Exchange]
 """Connect(seed) returns what connects the sites."""
@@ -166,9 +165,7 @@ def over(graph: str, messages: str, rounds: int) -> Connect:
         network = Network(
             Layout(STUDY.sites, 1), weights, World(), ThreatModel(Exact(), faults=faults), seed
         )
-        net = (ScaledGraph if messages == "8 bits" else Graph)(network)
-        net.rounds = rounds
-        return net
+        return (ScaledGraph if messages == "8 bits" else Graph)(network, rounds=rounds)
 
     return connect
 
@@ -207,12 +204,6 @@ def row(study: Study, outcomes: Outcomes, pooled: Outcomes) -> dict[str, Any]:
         "from_pooled": distance, "from_pooled_se": distance_se,
         "coverage": covers.mean(), "coverage_se": standard_error(covers.mean(1)),
     }  # fmt: skip
-
-
-def relative(values: NDArray[np.float64], to: NDArray[np.float64]) -> tuple[float, float]:
-    """Return a ratio of means and its standard error, linearized."""
-    ratio = float(values.mean() / to.mean())
-    return ratio, standard_error((values - ratio * to) / to.mean())
 
 
 def finding(table: pd.DataFrame) -> str:
@@ -266,12 +257,8 @@ def draw(table: pd.DataFrame) -> Figure:
         )
     coverage.axhline(0.95, color="0.6", linewidth=0.8)
     coverage.set(ylabel="coverage of 95 % intervals")
-    handles, labels = by_rounds.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize="small")
-    figure.suptitle(
-        f"The tilted score over graphs of {STUDY.sites} sites with {STUDY.n} examples each "
-        "(tracking: gradient tracking)"
-    )
+    title = f"The tilted score over graphs of {STUDY.sites} sites with {STUDY.n} examples each"
+    common.caption(figure, by_rounds, f"{title} (tracking: gradient tracking)", 5)
     return figure
 
 

@@ -33,15 +33,15 @@ def test_exact_consensus_is_the_form_with_a_centre() -> None:
     server, _ = graph.measured(study, TiltedScore(leads=None), graph.in_centre)
     found, sent = graph.measured(study, TiltedScoreGraph(), graph.over("complete", "float64", 1))
     np.testing.assert_allclose(found.beta, server.beta, atol=1e-10)
-    # Five means of one round, and two tables, whose marks two repetitions share.
-    table = 12 * (2 + 1 / 2)
-    assert sent == {"rounds": 7, "bytes": 11 * 8 * (3 * 14 + 2 * 5 + 2 * table)}
+    # Five means of one round, and three tables, whose marks two repetitions share.
+    table = 12 * (1 + 1 / 2)
+    assert sent == {"rounds": 8, "bytes": 11 * 8 * (3 * 14 + 2 * 4 + 3 * table)}
 
 
 def test_messages_of_8_bits_have_a_scale_per_repetition() -> None:
     study = Study(sites=graph.STUDY.sites, n=60, lowest=-1, highest=1, repetitions=2)
     _, sent = graph.measured(study, TiltedScoreGraph(), graph.over("complete", "8 bits", 1))
-    assert sent["bytes"] == 11 * (3 * (4 + 14) + 2 * (4 + 5) + 2 * 8 * 12 * (2 + 1 / 2))
+    assert sent["bytes"] == 11 * (3 * (4 + 14) + 2 * (4 + 4) + 3 * 8 * 12 * (1 + 1 / 2))
 
 
 def test_the_committed_table() -> None:
