@@ -32,8 +32,8 @@ def test_people_without_a_known_occupation_are_left_out(tmp_path: Path) -> None:
 
 
 def test_the_committed_table(table: pd.DataFrame) -> None:
-    for _, rows in table.reset_index().groupby("people"):
-        own = rows.set_index("estimator")
+    for name in ("all people", "1 of 4"):
+        own = table.loc[name]
         away, wider, sent = (own[name].to_dict() for name in ("from_pooled", "hours_se", "bytes"))
         assert away["tilted score, all lead"] < 0.05 < away["tilted score"] < away["meta"]
         graph = away["tilted score, Base-2"]
@@ -43,6 +43,20 @@ def test_the_committed_table(table: pd.DataFrame) -> None:
         assert wider["tilted score"] > 1.4 * wider["pooled"]
         assert sent["tilted score, Base-2"] > 8 * sent["tilted score, all lead"]
     assert np.isnan(table["from_pooled"].to_dict()["1 of 4", "debiased"])
+    country = table.loc["by country"]["from_pooled"].to_dict()
+    for name in ("tilted score", "tilted score, all lead", "tilted score, Base-2"):
+        assert country[name] < 0.02 < 0.15 < country["meta"] < 0.3
+    assert country["one intercept"] < 0.3
+    assert country["FedAvg, own intercepts, lr 0.1"] > 2
+
+
+@real
+def test_sites_are_the_larger_countries() -> None:
+    people = adult.by_country(adult.read(REAL))
+    sizes = people["site"].value_counts()
+    assert len(people) == 28627
+    assert sizes["United-States"] == 27405
+    assert sizes.min() == 100
 
 
 @real
