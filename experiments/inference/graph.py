@@ -5,16 +5,16 @@ Command, 52 settings of 40 studies of 12 sites, one minute of one core:
     python -m experiments.inference.graph
 
 Finding: a graph costs much more than a centre, and lost messages hurt sparse sequences most. With a
-centre, and every site leading, 448 bytes a site bring the mean square distance from the pooled
+centre, and every site leading, 424 bytes a site bring the mean square distance from the pooled
 estimate to 1.6e-5 of that estimate's mean square error. With 8 rounds to a mean Base-2 is exact
-and takes 4,106 bytes for the same, 2,042 with 8 bits, which end at 6.5e-4; the ring is at 0.25
-after 8 rounds and at 6.4e-5 after 32, for 31,462 bytes, or 9,446 with 8 bits. Too few rounds are
-worse than meta-analysis, which is at 0.44 for 112 bytes: two rounds on the ring are at 1.9 and
-cover in 0.79. With 30 % of the messages lost Base-2 needs the most rounds: after 8 only 12 of 40
-studies have an estimate, which cover in 0.38, and after 32 it is at 0.11, where the ring is at
-7.1e-4 and torus and complete graph at 1.6e-5. Gradient tracking goes on to the pooled estimate
+and takes 3,667 bytes for the same, 1,687 with 8 bits, which end at 3.1e-4; the ring is at 0.25
+after 8 rounds and at 6.4e-5 after 32, for 29,402 bytes, or 8,282 with 8 bits. Too few rounds are
+worse than meta-analysis, which is at 0.43 for 112 bytes: two rounds on the ring are at 1.9 and
+cover in 0.79. With 30 % of the messages lost Base-2 needs the most rounds: after 8 only 28 of 40
+studies have an estimate, which cover in 0.49, and after 32 it is at 0.85, where the ring is at
+7.2e-4 and torus and complete graph at 1.6e-5. Gradient tracking goes on to the pooled estimate
 itself, to 4e-8 on Base-2 for 14,080 bytes and 4e-21 on the torus for 70,400; on the ring it
-is slower, 0.007 after 200 rounds, where the tilted score is at 6.4e-5 after 172.
+is slower, 0.007 after 200 rounds, where the tilted score is at 6.4e-5 after 178.
 
 A study is that of `coverage.py` with 12 sites of 100 examples and seed 0. The estimate is that of
 the first site. `rounds_of_a_mean` are the gossip rounds of each of the five means of two
@@ -26,7 +26,7 @@ excess is within its Monte-Carlo error where the distance is small. Studies with
 left out, and `repetitions` counts the others. Standard errors are those of the studies; ten
 studies travel in one message and lose it together, so those of `30 % lost`, of four draws of
 losses, are too small. Messages of 8 bits have one scale per study; a flooded row has a mark besides
-its two numbers, which ten studies share, and which a study by itself would send alone.
+its number, which ten studies share, and which a study by itself would send alone.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_the_committed_table() -> None:
     assert found["from_pooled"]["ring", "float64", 8] > 1000 * limit
     assert found["from_pooled"]["ring", "float64", 2] > centre["from_pooled"]["meta"]
     assert found["coverage"]["ring", "float64", 2] < 0.85
-    assert found["repetitions"]["Base-2", "30 % lost", 8] == 12
+    assert found["repetitions"]["Base-2", "30 % lost", 8] == 28
     lost = found["from_pooled"].xs(("30 % lost", 32), level=("messages", "rounds_of_a_mean"))
     assert lost["Base-2"] > 100 * lost["ring"] > 1000 * lost["torus"]
     tracked = table.set_index(labels).loc["gradient tracking"]["from_pooled"]
