@@ -175,12 +175,15 @@ def _check_fitting(method: Estimator, law: Model, messaging: Messaging) -> None:
     if method.needs_graph and messaging.topology is None:
         raise InputError(f"--estimator {method.name} needs a graph: give --topology")
     if messaging.topology is None and messaging.gossip_rounds is not None:
-        raise InputError(f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology")
+        raise InputError(
+            f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology"
+        )
     if messaging.gossip_rounds is not None and not 1 <= messaging.gossip_rounds < 2**31:
         raise InputError(f"--gossip-rounds must be at least 1, not {messaging.gossip_rounds}")
     if messaging.bits is not None and messaging.compressor is not None:
         raise InputError(
-            f"--bits {messaging.bits} and --compressor {messaging.compressor} both choose a compressor"
+            f"--bits {messaging.bits} and --compressor {messaging.compressor} both choose a "
+            "compressor"
         )
 
 
@@ -252,13 +255,19 @@ def _scatter(
 
 def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
     """Return what connects the sites."""
-    spec = f"quantize:bits={messaging.bits}" if messaging.bits is not None else messaging.compressor or "none"
+    spec = (
+        f"quantize:bits={messaging.bits}"
+        if messaging.bits is not None
+        else messaging.compressor or "none"
+    )
     flag = "--bits" if messaging.bits is not None else "--compressor"
     compressor: Compressor = choose(flag, spec, COMPRESSORS)()
     every = [fault() for fault in choose_several("--faults", messaging.faults, FAULTS)]
     faults = tuple(each for each in every if each.touches in ("links", "peers"))
     weights = _weights(messaging, layout.peers) if messaging.topology is not None else ()
-    network = Network(layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed)
+    network = Network(
+        layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed
+    )
     links = choose("--links", messaging.links, LINK_MODELS)()
     edges = all_edges(weights, layout.peers) if messaging.topology is not None else None
     connections = links.connections(layout.peers, messaging.seed, edges, world.from_root)
@@ -283,8 +292,8 @@ def _weights(messaging: Messaging, peers: int) -> Sequence[csr_array]:
         raise InputError(f"--topology {messaging.topology} with {peers} sites: {error}") from None
     if not (graph.rows_sum and graph.columns_sum):
         raise InputError(
-            f"--mixing {messaging.mixing} on --topology {messaging.topology} is not doubly stochastic, so "
-            "consensus is not the mean: choose another"
+            f"--mixing {messaging.mixing} on --topology {messaging.topology} is not doubly "
+            "stochastic, so consensus is not the mean: choose another"
         )
     return graph.weights
 

@@ -17,7 +17,7 @@ else:
     from dfl.core.lazy import torch
 
 STEPS = 40
-"""The most steps of Newton's method. Where covariates separate the outcomes, they do not suffice."""
+"""The most steps of Newton's method. They do not suffice where covariates separate outcomes."""
 HALVINGS = 40
 """The most times that a step is halved because the likelihood would fall."""
 TOLERANCE = 1e-10

@@ -172,8 +172,7 @@ def test_a_site_without_estimate_is_named_over_a_graph(estimator: str) -> None:
 
 def test_pooled_states_how_far_it_is_from_convergence_where_messages_have_few_bits() -> None:
     exact, few = (
-        dfl.inference.fit(frame(), **ARGUMENTS, estimator="pooled", bits=bits)
-        for bits in (None, 2)
+        dfl.inference.fit(frame(), **ARGUMENTS, estimator="pooled", bits=bits) for bits in (None, 2)
     )
     assert exact.step < 1e-6 < 0.1 < few.step
     assert "converged" not in exact.summary()

@@ -107,7 +107,10 @@ def test_a_site_without_an_estimate_is_nan_and_spoils_no_other() -> None:
     good, other = site(0), site(3)
     separable = replace(other, y=(other.x[:, 0] > 0).double())
     both = Site(
-        *(torch.stack([getattr(s, n) for s in (good, separable)]) for n in ("y", "x", "z", "offset"))
+        *(
+            torch.stack([getattr(s, n) for s in (good, separable)])
+            for n in ("y", "x", "z", "offset")
+        )
     )
     model = Logistic()
     found = maximize(model, both, model.start(both))
