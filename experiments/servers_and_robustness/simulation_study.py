@@ -24,6 +24,14 @@ clients it is off by +0.025, +0.032, +0.040, +0.029 and +0.008. With 10 clients 
 have standard errors of 0.004 to 0.007. Where it starts does not matter: from 1, the truth, it ends
 as from 0, by both differences to four digits.
 
+The estimators of `dfl.inference` that take a message or two of each client have less bias on the
+same data. In the standard setting, where every client has an estimate in every replication, the
+surrogate likelihood is within 0.0012 of maximum likelihood on all data in the mean, the average of
+bias-corrected estimates within 0.006, and meta-analysis is below it by 0.003 with 1,000 examples of
+a client, by 0.032 with 100 and by 0.076 with 40; FedAvg is above it by 0.022 to 0.044. With 10 to 30
+examples some client has no estimate in 5 to all of 100 replications, and then they have none;
+`one_step_kept` counts the others.
+
 The study is that of slides on federated learning with which this project began: Z ~ N(1, 2), Y ~
 Bernoulli(1 / (1 + exp(-beta Z))), n = 1,000 to 10,000 examples at K = 10 to 100 clients of n / K
 each, E = 1, learning rate 0.1, and "No. of batches B = n_k". Their results are not in the text
@@ -64,10 +72,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import dfl
 from dfl.core import randomness
+from dfl.core.isolation import isolated
+from dfl.inference.estimators import Estimator, Meta, OneShot, Surrogate
+from dfl.inference.models import Logistic, Site
+from dfl.inference.sites import Stacked
+from dfl.inference.study import at_centre
 from dfl.store.callbacks import Callback, Outcome
 from experiments import common
 
 Floats = NDArray[np.float64]
+
+ONE_STEP: dict[str, Estimator] = {
+    "meta": Meta(), "one_shot": OneShot(), "surrogate": Surrogate(),
+}  # fmt: skip
+"""Estimators that take a message or two of each client: a column of the bias of each."""
 
 STANDARD = "standard"
 """The setting of most rows."""
@@ -179,6 +197,7 @@ def study(options: Options, n: int, setting: str = STANDARD) -> pd.DataFrame:
                 "each": n // k,
                 "rounds": rounds,
                 **_errors(found[:R], best[:R], options.beta),
+                **_biases(one_step(z, y, k, options.intercept is not None), options.beta),
             }
             | {
                 "descent_distance": f"{np.abs(whole - descended).max():.0e}",
@@ -205,6 +224,35 @@ def _errors(found: Floats, best: Floats, truth: float) -> dict[str, float]:
         "minus_mle": difference.mean(),
         "rms_from_mle": _root_mean_square(difference),
     }
+
+
+def one_step(z: Floats, y: Floats, clients: int, intercept: bool = False) -> dict[str, Floats]:
+    """Return the slopes (R,) by the estimators of `ONE_STEP` on examples (n, R), of which each
+    client has as many as another; NaN where some client has no estimate of its own.
+    """
+    columns = np.stack([z, np.ones_like(z)] if intercept else [z], -1)
+    x, outcomes = (
+        torch.from_numpy(np.moveaxis(each.reshape(clients, -1, *each.shape[1:]), 2, 0).copy())
+        for each in (columns, y)
+    )
+    site = Site(outcomes, x, x[..., :0], torch.zeros_like(outcomes))
+    with isolated(1):
+        sites = Stacked(Logistic(), site.p, site)
+        return {
+            name: each.estimate(sites, at_centre(clients)).beta[:, 0, 0].numpy()
+            for name, each in ONE_STEP.items()
+        }
+
+
+def _biases(found: dict[str, Floats], truth: float) -> dict[str, float]:
+    """Return the biases of estimators, and in how many replications all of them exist."""
+    kept = np.all(np.isfinite(list(found.values())), axis=0)
+    few = kept.sum() < 2
+    biases = {
+        f"{name}_bias": np.nan if few else (beta[kept] - truth).mean()
+        for name, beta in found.items()
+    }
+    return biases | {"one_step_kept": int(kept.sum())}
 
 
 def _root_mean_square(values: Floats) -> float:
@@ -310,7 +358,18 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         f"have most ({many['each']:.0f}). With batches of n_k, FedAvg is gradient descent on all "
         f"data to {off:.0e} for every n and K, and after {options.descent} rounds within "
         f"{left:.0e} of maximum likelihood in the standard setting. From maximum likelihood FedAvg "
-        f"is off in the mean by {_by_setting(everything)}."
+        f"is off in the mean by {_by_setting(everything)}. Where every client has an estimate in "
+        f"every replication, {_one_step(table, options)}."
+    )
+
+
+def _one_step(table: pd.DataFrame, options: Options) -> str:
+    """Return the biases of the estimators of one step beside that of FedAvg."""
+    rows = table[table["one_step_kept"] == options.replications]
+    names = {"bias": "FedAvg"} | {f"{name}_bias": name for name in ONE_STEP}
+    return ", ".join(
+        f"{name} has a bias of {rows[column].min():+.4f} to {rows[column].max():+.4f}"
+        for column, name in names.items()
     )
 
 
@@ -350,6 +409,10 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         bias.errorbar(own["examples"], own["bias"], 2 * own["bias_se"], capsize=2, **style)
         error.plot(own["examples"], own["rmse"], **style)
         distance.plot(own["each"], own["rms_from_mle"], **style)
+    fewest = table[table["clients"] == table["clients"].min()]
+    for name, shade in zip(ONE_STEP, ("0.35", "0.55", "0.75"), strict=True):
+        label = f"{name}, {fewest['clients'].iloc[0]} clients"
+        bias.plot(fewest["examples"], fewest[f"{name}_bias"], ":", color=shade, label=label)
     one = table.drop_duplicates("examples")
     for axes, column in ((bias, "mle_bias"), (error, "mle_rmse")):
         axes.plot(one["examples"], one[column], "k--", label="maximum likelihood, all data")
@@ -372,7 +435,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
         f"FedAvg on a logistic regression: β = {options.beta:g}, batches of one example, "
         f"one local epoch, learning rate {options.lr:g}, {options.replications} replications"
     )
-    common.caption(figure, error, title, 5)
+    common.caption(figure, bias, title, 5)
     return figure
 
 

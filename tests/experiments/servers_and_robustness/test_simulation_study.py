@@ -153,6 +153,34 @@ def test_batches_of_one_example_are_as_many_steps_as_a_client_has_examples() -> 
     )
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+def test_one_client_has_the_maximum_likelihood_estimate(intercept: bool) -> None:
+    z, y = study.sample(replace(SMALL, intercept=-0.5 if intercept else None), 600)
+    best = study.most_likely(z, y, intercept)[:5]
+    found = study.one_step(z, y, 1, intercept)
+    for name in ("meta", "surrogate"):
+        np.testing.assert_allclose(found[name], best, rtol=0, atol=1e-9)
+    assert (abs(found["one_shot"] - best) > 0).all()  # it is corrected
+    assert abs(found["one_shot"] - best).max() < 0.02
+
+
+def test_clients_share_all_examples_between_them() -> None:
+    z, y = study.sample(SMALL, 600)
+    whole, parts = study.most_likely(z, y), study.one_step(z, y, 3)
+    halves = [
+        study.most_likely(z[200 * k : 200 * k + 200], y[200 * k : 200 * k + 200]) for k in range(3)
+    ]
+    assert (parts["meta"] > np.min(halves, 0)).all()
+    assert (parts["meta"] < np.max(halves, 0)).all()
+    assert abs(parts["surrogate"] - whole).max() < abs(parts["meta"] - whole).max()
+
+
+def test_a_client_without_an_estimate_leaves_none() -> None:
+    assert all(
+        np.isnan(beta).all() for beta in study.one_step(*study.sample(SMALL, 60), 60).values()
+    )
+
+
 def test_batches_of_one_example_do_depend_on_the_clients(sampled: tuple[Floats, Floats]) -> None:
     two, six = (study.fedavg(*sampled, k, 5, SMALL, batch_size=1) for k in (2, 6))
     assert abs(two - six).max() > 1e-3
@@ -203,6 +231,8 @@ def hand_made() -> pd.DataFrame:
             "minus_mle": [0.035, 0.0051, 0.0352, -0.015], "rms_from_mle": [0.04, 0.01, 0.04, 0.02],
             "descent_distance": ["1e-16", "4e-15", "2e-16", "3e-16"],
             "descent_to_mle": ["2e-05", "3e-05", "1e-06", "1e-06"],
+            "meta_bias": [-0.02, np.nan, -0.01, -0.03], "one_shot_bias": [0.001, np.nan, 0.002, 0],
+            "surrogate_bias": [0.003, np.nan, 0, 0.004], "one_step_kept": [5, 0, 5, 5],
         }
     )  # fmt: skip
 
@@ -227,6 +257,7 @@ def test_the_finding_is_read_off_the_table() -> None:
         "gradient descent on all data to 4e-15 for every n and K, and after 30 rounds within 3e-05"
         in text
     )
+    assert "FedAvg has a bias of -0.0100 to +0.0500, meta has a bias of -0.0300 to -0.0100" in text
 
 
 def points(line: Line2D) -> list[list[float]]:
