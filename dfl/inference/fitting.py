@@ -61,9 +61,7 @@ class Messaging:
     bits: int | None = None
     """Bits per number of a message: short for --compressor quantize:bits=B."""
     compressor: str | None = None
-    """The compressor that encodes messages; exact float64 where not given, and always for tables
-    of the sites' sizes and nuisance parameters.
-    """
+    """The compressor of messages; tables of sizes and nuisance parameters are float64 always."""
     faults: str = "none"
     """Faults, several joined by +."""
     links: str = "none"

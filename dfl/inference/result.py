@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class Result:
         ]
         title = "Common coefficients of all sites".center(WIDTH).rstrip()
         page = [title, rule, *head, rule, titles, line, *rows, rule, wanted, line, *revealed, rule]
-        return "\n".join([*page, *self.notes()])
+        return "\n".join([*page, *(fill(note, WIDTH) for note in self.notes())])
 
     def notes(self) -> list[str]:
         """Return what else is to be known, one line each."""

@@ -176,7 +176,8 @@ def test_pooled_states_how_far_it_is_from_convergence_where_messages_have_few_bi
     )
     assert exact.step < 1e-6 < 0.1 < few.step
     assert "converged" not in exact.summary()
-    assert f"{few.step:.1e} standard errors" in few.summary()
+    assert f"{few.step:.1e} standard errors" in few.summary().replace("\n", " ")
+    assert max(map(len, few.summary().splitlines())) <= 80
     away = (few.params - exact.params).abs() / exact.bse
     assert few.step / 10 < away.max() < 10 * few.step
 
