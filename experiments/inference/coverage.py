@@ -29,9 +29,9 @@ The last study has 80 examples a site: of six trial studies with 60, two were le
 
 The independent computation was made before this code, in torch, from the paper and the R package
 pda (1.3.2, `odacath-misc.R`), with other random numbers; its code is not kept. A study is a
-logistic regression with beta = (1, -1, 0.5, 0), covariates N(0, I), and an intercept of each site's own,
-uniform between two bounds. Relative efficiency is the mean square error of the pooled estimate over
-that of another, over all four coefficients; coverage is that of the 95 % Wald interval, and
+logistic regression with beta = (1, -1, 0.5, 0), covariates N(0, I), and an intercept of each site's
+own, uniform between two bounds. Relative efficiency is the mean square error of the pooled estimate
+over that of another, over all four coefficients; coverage is that of the 95 % Wald interval, and
 `coverage_by_pooled_errors` takes the standard errors of the pooled estimate. `one intercept` is the
 pooled estimate of a model in which sites share the intercept, and `tilted score` is one iteration
 with each site's own estimate of its intercept, as the independent computation has it; `tilted

@@ -28,7 +28,7 @@ The estimators of `dfl.inference` that take a message or two of each client have
 same data. In the standard setting, where every client has an estimate in every replication, the
 surrogate likelihood is within 0.0012 of maximum likelihood on all data in the mean, the average of
 bias-corrected estimates within 0.006, and meta-analysis is below it by 0.003 with 1,000 examples of
-a client, by 0.032 with 100 and by 0.076 with 40; FedAvg is above it by 0.022 to 0.044. With 10 to 30
+a client, by 0.03 with 100 and by 0.076 with 40; FedAvg is above it by 0.022 to 0.044. With 10 to 30
 examples some client has no estimate in 5 to all of 100 replications, and then they have none;
 `one_step_kept` counts the others.
 
