@@ -149,7 +149,8 @@ def component(flag: str, given: str | T, registry: Registry[type[T]], kind: type
     """
     if isinstance(given, str):
         return choose(flag, given, registry)()
-    if not isinstance(given, kind):
+    fits = isinstance(given, kind)
+    if not fits:
         raise InputError(
             f"{flag} must be a spec or an object of class {kind.__name__}, not {shown(given)}"
         )

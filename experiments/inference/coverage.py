@@ -19,11 +19,12 @@ Of 36 figures of an independent computation, `INDEPENDENT`, 35 are within 3 stan
 Beyond is the coverage of the tilted score with rare outcomes, 0.965 and not 0.936. Selection is not
 the cause: 25 of 300 studies, in which some site has no estimate of its own, are left out, and
 `tilted score, all studies` keeps all 300, where such a site has no part in the start and gets the
-intercept of Firth's penalized likelihood, and covers in 0.963. Two other things are. Its standard
-errors, from the tilted examples of one lead, are 1.07 to 1.09 times those of the pooled estimate,
-with which it covers in 0.953; which ones the other computation took is not known. And chance: of
-six times as many studies it covers in 0.957 with a standard error of 0.003, and the other
-computation has one of about 0.008, so the rest is not beyond 3 of both.
+intercept of Firth's penalized likelihood, and covers in 0.963. Its standard errors, from the tilted
+examples of one lead, are part of it: by those of the pooled estimate, which are smaller, it covers
+in 0.953 of the 300. So is chance: of six times as many studies it covers in 0.956, or by the errors
+of the pooled estimate in 0.954, with a standard error of 0.003. That of the other computation is
+about 0.008, so the rest is 2.4 standard errors of both, or 2.1; its own choice of errors is not
+known.
 
 The last study has 80 examples a site: of six trial studies with 60, two were left out.
 
