@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dfl.core.errors import InputError
 from dfl.store import manifest
 from dfl.store.callbacks import Callback, Outcome, Peers, RunInfo
+from dfl.store.logs import LOG
 from dfl.store.record import ending
 
 if TYPE_CHECKING:
@@ -42,14 +43,13 @@ class Report(Callback):
         self.due = time.perf_counter() + EVERY
 
     def evaluated(self, t: int, peers: Peers) -> None:
-        """Refresh the page, unless that was done a moment ago.
-
-        Raises:
-            InputError: the folder cannot be written to.
-        """
+        """Refresh the page, unless that was done a moment ago; a run goes on without it."""
         begun = time.perf_counter()
         if begun >= self.due:
-            self.write({})
+            try:
+                self.write({})
+            except InputError as error:
+                LOG.warning("no report after round %d: %s", t, error)
             now = time.perf_counter()
             self.due = now + max(EVERY, (now - begun) / SHARE)
 

@@ -140,6 +140,7 @@ class History(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
         self.run_folder = folder
+        self.header = b""
 
     def start(self, info: RunInfo) -> None:
         """Write what the run begins with, and keep the records before its checkpoint.
@@ -165,14 +166,20 @@ class History(Callback):
         """
         figures = {name: value for name, value in peers.items() if name != "is_attacker"}
         columns = np.stack(list(figures.values())).astype("<f4")
-        with (
-            self._writing(),
-            open(self.folder / "peers.bin", "ab", opener=no_follow) as file,
-        ):
-            if not file.tell():
+        with self._writing():
+            if not self.header:
                 header = {"peers": columns.shape[1], "columns": list(figures)}
-                file.write(json.dumps(header).encode() + b"\n")
-            file.write(np.int64(t).astype("<i8").tobytes() + columns.tobytes())
+                self.header = json.dumps(header).encode() + b"\n"
+                self._begin()
+            with open(self.folder / "peers.bin", "ab", opener=no_follow) as file:
+                file.write(np.int64(t).astype("<i8").tobytes() + columns.tobytes())
+
+    def _begin(self) -> None:
+        """Write the first line, unless the records that were kept are under the same one."""
+        path = self.folder / "peers.bin"
+        if not read_bytes(path).startswith(self.header):
+            with atomically(path) as part, part.open("wb") as file:
+                file.write(self.header)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -246,7 +253,8 @@ def _before(folder: Path, t: int) -> bytes:
         return b""
     first = content.index(b"\n") + 1
     size = _record(*held.values.shape[1:]).itemsize
-    return content[: first + size * int((held.rounds < t).sum())]
+    early = (held.rounds < t) & (np.diff(held.rounds, prepend=-1) > 0)
+    return content[: first + size * int(np.cumprod(early).sum())]
 
 
 def _facts(info: RunInfo) -> dict[str, object]:

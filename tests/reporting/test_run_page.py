@@ -148,6 +148,19 @@ def test_a_page_is_not_refreshed_all_the_time(
     assert len(written) == 1
 
 
+def test_a_run_goes_on_where_its_page_cannot_be_refreshed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "EVERY", 0.0)
+    monkeypatch.setattr(report, "SHARE", 1e9)
+    rows = dfl.simulate(small(out=tmp_path))
+    next(rows)
+    (tmp_path / "history/start.safetensors").write_bytes(b"damaged")
+    assert next(rows).round == 2
+    assert "no report after round 2" in (tmp_path / "logs/rank-0.log").read_text()
+    rows.close()  # type: ignore[attr-defined]
+
+
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
     with pytest.raises(dfl.DivergedError):
         list(dfl.simulate(small(out=tmp_path, lr=1e38)))

@@ -113,3 +113,18 @@ def test_a_damaged_history_is_named(tmp_path: Path, content: bytes) -> None:
         read_evaluations(tmp_path)
     with pytest.raises(dfl.InputError, match=r"start\.safetensors is damaged"):
         read_start(tmp_path)
+
+
+def test_a_damaged_history_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path / "whole")))
+    for row in dfl.simulate(small(out=tmp_path / "cut")):
+        if row.round == 4:
+            break
+    path = tmp_path / "cut/history/peers.bin"
+    path.write_bytes(path.read_bytes().replace(b'"peers": 4', b'"peers": 2'))
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut")))
+    held, whole = read_evaluations(tmp_path / "cut"), read_evaluations(tmp_path / "whole")
+    assert held is not None
+    assert whole is not None
+    assert held.rounds.tolist() == [4, 6]
+    np.testing.assert_array_equal(held.values, whole.values[2:])

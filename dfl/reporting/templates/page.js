@@ -394,7 +394,8 @@ function graph() {
     const ratio = canvas.width / size.wide;
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.strokeStyle = pen.fillStyle = css("--faint");
-    pen.globalAlpha = Math.max(0.15, Math.min(0.6, 4000 / Math.max(1, edges.length)));
+    pen.globalAlpha = Math.max(0.12, Math.min(0.6, 2000 / Math.max(1, edges.length)));
+    pen.lineWidth = edges.length > 2000 ? 0.6 : 1;
     pen.beginPath();
     for (let e = 0; e < edges.length; e += 2) {
       const [to, from] = [at(edges[e]), at(edges[e + 1])];
