@@ -135,7 +135,9 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
     """Return initial rows, drawn by address from torch's default distributions.
 
     Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in), weights
-    of a layer with a `gain` on that times it; normalisation layers start at one and zero.
+    of a layer with a `gain` on that times it, and those of recurrent layers on +-1/sqrt(width of
+    the state); normalisation layers start at one and zero. Embeddings have a mean of 0 and a
+    variance of 1 as in torch, and are uniform.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.
@@ -160,11 +162,14 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
         bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
         bound *= getattr(layer, "gain", 1.0) if name.endswith("weight") else 1.0
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
+    if isinstance(layer, nn.RNNBase | nn.Embedding):
+        bound = 1 / math.sqrt(layer.hidden_size) if isinstance(layer, nn.RNNBase) else math.sqrt(3)
+        return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)
     raise InputError(
         f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
-        "it knows linear, convolutional and normalisation layers"
+        "it knows linear, convolutional, recurrent, embedding and normalisation layers"
     )
 
 

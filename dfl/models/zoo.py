@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -27,6 +27,15 @@ WIDEST = 1_000_000
 Shape = tuple[int, ...]
 Width = Annotated[int, Interval(ge=1, le=WIDEST)]
 Widths = tuple[Width, ...]
+Layers = Annotated[int, Interval(ge=1, le=100)]
+
+_M = TypeVar("_M", bound=Callable[..., "Module"])
+
+
+def takes_tokens(model: _M) -> _M:
+    """State that the inputs of a model are whole numbers in range(classes)."""
+    setattr(model, "takes_tokens", True)  # noqa: B010  no attribute of a function's type
+    return model
 
 
 @MODELS.register("softmax")
@@ -133,6 +142,22 @@ def har_cnn(shape: Shape, classes: int) -> Module:
         nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
         nn.Flatten(), nn.Linear(64 * (steps // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
+
+
+@MODELS.register("char_lstm")
+@takes_tokens
+def char_lstm(
+    shape: Shape, classes: int, *, embedding: Width = 8, hidden: Width = 256, layers: Layers = 2
+) -> Module:
+    """The character model of LEAF (Caldas et al. 2018), after McMahan et al. (2017): an embedding,
+    LSTM layers, and the next character from the last state; 819,920 parameters.
+    """
+    from dfl.models.recurrent import NextCharacter
+
+    if len(shape) != 1:
+        size = "x".join(map(str, shape))
+        raise InputError(f"--model char_lstm needs rows of characters, not inputs of {size}")
+    return NextCharacter(classes, embedding, hidden, layers)
 
 
 def _dropout(rate: float, units: int) -> list[Module]:

@@ -77,6 +77,7 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
     shape, classes = common["inputs"].shape[1:], int(common["classes"])
     modules: tuple[Module, ...]
     if isinstance(components.model, partial):
+        _check_tokens(run, components.model, common)
         modules = (make_module(components.model, shape, classes),)
     elif isinstance(components.model, ModelFile):
         modules = (components.model.build(shape, classes, run.seed),)
@@ -98,6 +99,21 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
     if objective is None:
         return modules
     return tuple(objective.around(each, common, run.seed) for each in modules)
+
+
+def _check_tokens(run: Run, build: partial[Module], common: Arrays) -> None:
+    """Refuse inputs that are no tokens, for a model that takes tokens."""
+    if not getattr(build.func, "takes_tokens", False):
+        return
+    inputs, classes = common["inputs"], int(common["classes"])
+    whole = inputs.dtype.kind in "iu" and inputs.min() >= 0
+    scaled = common["scale"].size != 1 or common["scale"] != 1 or common["shift"].any()
+    tokens = whole and not scaled and max(inputs.max(), common["largest"]) < classes
+    if not tokens:
+        raise InputError(
+            f"--model {run.model} takes whole numbers in range({classes}) as inputs, and those of "
+            f"--dataset {run.dataset} are {inputs.dtype} up to {float(common['largest']):g}"
+        )
 
 
 def _copies(modules: Sequence[Module]) -> tuple[Module, ...]:
@@ -390,17 +406,23 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
 
     It does not depend on the number of peers on a rank. Dense layers always gain from it, and on a
     GPU all layers do. Other models gain while they are small; convolutions do not, nor do large
-    models on several threads, which one peer keeps busy.
+    models on several threads, which one peer keeps busy. Recurrent layers of torch cannot.
+
+    Raises:
+        InputError: the run requires it of a model with recurrent layers.
     """
-    if run.engine != "auto":
+    modules = [module for module, _ in task.kinds] or [task.module]
+    layers = [layer for each in modules for layer in each.modules()]
+    recurrent = [type(layer).__name__ for layer in layers if isinstance(layer, torch.nn.RNNBase)]
+    if recurrent and run.engine == "batched":
+        raise InputError(
+            f"--engine batched: torch computes no {recurrent[0]} of several peers at once: choose "
+            "loop or auto"
+        )
+    if run.engine != "auto" or recurrent:
         return run.engine == "batched"
     small = task.parameter_layout.d * widest <= SMALL
-    modules = [module for module, _ in task.kinds] or [task.module]
-    convolves = any(
-        isinstance(layer, torch.nn.modules.conv._ConvNd)
-        for each in modules
-        for layer in each.modules()
-    )
+    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in layers)
     return (
         task.device.type != "cpu"
         or bool(task.dense and run.threads == 1)

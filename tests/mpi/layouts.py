@@ -111,6 +111,16 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "resnet", setting(0, model="resnet20", peers=3, examples_per_peer=4, rounds=2)
     yield (
+        "characters",
+        setting(
+            1,
+            model="char_lstm:hidden=6,embedding=3",
+            dataset=characters(),
+            peers=5,
+            eval_examples=20,
+        ),
+    )
+    yield (
         "signals",
         setting(
             0, model="har_cnn", dataset=signals(), partition="natural", peers=5, eval_examples=20
@@ -133,6 +143,13 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         "full-batch",
         setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine"),
     )
+
+
+def characters() -> dfl.Data:
+    """Return short rows of characters, of which the next one is the sum of the first two."""
+    x = np.random.default_rng(0).integers(8, size=(120, 7)).astype(np.uint8)
+    y = x[:, :2].sum(1, dtype=np.int64) % 8
+    return dfl.Data(x[:90], y[:90], x[90:], y[90:], classes=8)
 
 
 def signals() -> dfl.Data:

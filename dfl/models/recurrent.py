@@ -1,0 +1,30 @@
+"""Recurrent models of text.
+
+This module imports torch at once. Modules that check a command line import it in their functions.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class NextCharacter(nn.Module):
+    """An embedding of characters, LSTM layers, and a dense layer on the last of their states.
+
+    Args:
+        characters: the number of characters, of the inputs and of the outputs.
+        embedding, hidden: the width of an embedded character, and of a layer's state.
+        layers: the number of LSTM layers.
+    """
+
+    def __init__(self, characters: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.last = nn.Linear(hidden, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs (n, characters) for the numbers of the characters in x (n, steps)."""
+        states, _ = self.lstm(self.embedding(x.long()))
+        out: Tensor = self.last(states[:, -1])
+        return out
