@@ -14,10 +14,11 @@ from dfl.datasets import (
     label_skew,
     mnist,
     quantity_skew,
+    shakespeare,
 )
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partition import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
 __all__ += ["adult", "cifar10", "cifar100", "digits", "femnist", "gaussian", "har"]
-__all__ += ["label_skew", "mnist", "quantity_skew"]
+__all__ += ["label_skew", "mnist", "quantity_skew", "shakespeare"]

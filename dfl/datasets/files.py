@@ -97,8 +97,8 @@ def locate(name: str, directory: Path | None, source: Source) -> Path:
         return directory
     if not source.files:
         raise InputError(
-            f"--dataset {name}: found no {directory / name}, expected the files of {source.url} in "
-            "it: they are not downloaded"
+            f"{directory / name}: found no such folder, expected the files of {source.url} in it: "
+            "they are not downloaded"
         )
     download(source, directory / name)
     return directory / name

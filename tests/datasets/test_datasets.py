@@ -32,6 +32,7 @@ from tests.support.idx_files import (
     refused,
     write,
 )
+from tests.support.plays import write_plays
 
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "adult": write_adult,
@@ -39,6 +40,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "cifar100": write_cifar100,
     "femnist": write_femnist,
     "har": write_har,
+    "shakespeare_leaf": lambda folder: write_plays(folder.with_name("shakespeare")),
 }
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -60,8 +62,9 @@ def test_shapes_and_dtypes_are_those_of_data(data: Data) -> None:
     ):
         assert len(inputs) == len(labels) > 0
         assert inputs.flags.writeable
-        # Images, plain numbers, or signals.
-        assert (str(inputs.dtype), inputs.ndim) in (("uint8", 4), ("float32", 2), ("float32", 3))
+        # Images, characters, plain numbers, or signals.
+        kinds = (("uint8", 4), ("uint8", 2), ("float32", 2), ("float32", 3))
+        assert (str(inputs.dtype), inputs.ndim) in kinds
         assert labels.dtype == np.int64
         assert 0 <= labels.min() <= labels.max() < data.classes
 

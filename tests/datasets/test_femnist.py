@@ -69,8 +69,7 @@ def test_natural_peers_are_writers(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     message = refused(lambda: load(tmp_path))
-    assert "--dataset femnist" in message
-    assert str(tmp_path / "femnist") in message
+    assert message.startswith(f"{tmp_path / 'femnist'}: found no such folder")
     assert list(tmp_path.iterdir()) == []
 
 

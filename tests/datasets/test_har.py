@@ -95,8 +95,7 @@ def test_the_folder_of_the_archive_is_read_packed_or_not(tmp_path: Path, below: 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     message = refused(lambda: load(tmp_path))
-    assert "--dataset har" in message
-    assert str(tmp_path / "har") in message
+    assert message.startswith(f"{tmp_path / 'har'}: found no such folder")
     assert "archive.ics.uci.edu" in message
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,146 @@
+"""Shakespeare is read by role, and damaged files are refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dfl.datasets import DATASETS, PARTITIONS, Data, shakespeare, split_data
+from dfl.datasets.shakespeare import LETTERS
+from tests.support.cifar_files import PACK
+from tests.support.idx_files import refused
+from tests.support.plays import FLAT, LONG, PLAY, TEXT, write_plays
+
+REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
+FILE = "t8.shakespeare.txt"
+
+
+def load(directory: Path, **options: int) -> Data:
+    return DATASETS["shakespeare_leaf"](directory, **options)
+
+
+def text_of(window: np.ndarray) -> str:
+    return "".join(LETTERS[place] for place in window)
+
+
+def test_the_alphabet_has_80_characters() -> None:
+    assert len(set(LETTERS)) == len(LETTERS) == 80
+
+
+def test_roles_have_their_lines() -> None:
+    """A role goes on after another one, and a heading of the flat play ends a speech."""
+    found = shakespeare._roles(TEXT)
+    assert [len(lines) for lines in found] == [4, 2, 8, 3, 1]
+    assert found[1] == ["One line.", "Two lines!"]
+    assert found[0][1] == f"{LONG}   of   nothing"
+    assert found[3] == [LONG, f"  {LONG}", LONG]
+    assert found[4] == [LONG]
+
+
+def test_windows_are_in_time_and_do_not_overlap(tmp_path: Path) -> None:
+    data = load(write_plays(tmp_path / "shakespeare").parent)
+    assert data.train_groups is not None
+    assert data.test_groups is not None
+    whole = " ".join([LONG] * 8)
+    places = np.flatnonzero(data.train_groups == 1)
+    first = [text_of(data.train_inputs[k]) + LETTERS[data.train_labels[k]] for k in places]
+    n = len(whole) - 80
+    assert first == [whole[k : k + 81] for k in range(int(0.8 * n))]
+    tested = np.flatnonzero(data.test_groups == 1)
+    last = [text_of(data.test_inputs[k]) + LETTERS[data.test_labels[k]] for k in tested]
+    assert last == [whole[k : k + 81] for k in range(int(0.8 * n) + 79, n)]
+
+
+def test_spaces_are_one_and_unknown_characters_are_named(tmp_path: Path) -> None:
+    folder = write_plays(tmp_path / "shakespeare", TEXT.replace("UVWXYZ", "UV_XY#"))
+    data = load(tmp_path)
+    assert "  " not in text_of(data.train_inputs[:, 0])
+    (official, note) = data.notes
+    assert f"{folder / FILE}: 28 unknown characters" in note
+    assert "SHA-256" in official
+
+
+def test_short_roles_are_left_out(tmp_path: Path) -> None:
+    write_plays(tmp_path / "shakespeare")
+    counts = {}
+    for least in (1, 3, 4):
+        groups = load(tmp_path, min_lines=least).train_groups
+        assert groups is not None
+        counts[least] = len(np.unique(groups))
+    assert counts == {1: 4, 3: 3, 4: 2}
+
+
+def test_natural_peers_are_roles(tmp_path: Path) -> None:
+    data = load(write_plays(tmp_path / "shakespeare").parent)
+    split = split_data(PARTITIONS["natural"], data, peers=3)
+    assert data.train_groups is not None
+    assert [set(data.train_groups[own]) for own in split.train] == [{0}, {1}, {2}]
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
+def test_the_file_is_read_packed_or_not(tmp_path: Path, packing: str) -> None:
+    (tmp_path / f"{FILE}{packing}").write_bytes(PACK[packing](TEXT.replace("\n", "\r\n").encode()))
+    one, other = load(tmp_path), load(write_plays(tmp_path / "more" / "shakespeare").parent)
+    assert np.array_equal(one.train_inputs, other.train_inputs)
+
+
+RAW = TEXT.encode()
+OTHER = TEXT.replace("THE COMEDY", "A COMEDY")
+KINGS = TEXT.replace("Fool.", "KING.").replace("LEAR", "KING").replace(FLAT, "")
+DAMAGE: dict[str, tuple[str, bytes, str]] = {
+    "empty": ("", b"", "found no role"),
+    "a page": ("", b"<html>404</html>", "found no role"),
+    "the sonnets only": ("", TEXT[: TEXT.index(PLAY)].encode(), "found no role"),
+    "no author": ("", TEXT.replace("Shakespeare", "Bacon").encode(), "found no role"),
+    "one author": ("", TEXT[TEXT.index(PLAY) :].replace(FLAT, "").encode(), "found no role"),
+    "no indentation": ("", OTHER.replace("\n  ", "\n").encode(), "found no role"),
+    "tabs": ("", OTHER.replace("  ", "\t").encode(), "found no role"),
+    "one role in a play": ("", KINGS.encode(), "found no role"),
+    "short lines": ("", TEXT.replace(LONG, "Nothing.").encode(), "found no role"),
+    "one line": ("", TEXT.replace("\n", " ").encode(), "found no role"),
+    "another encoding": ("", TEXT.encode("utf-16"), "found no role"),
+    "cut before the plays": ("", RAW[:100], "found no role"),
+    "zeros": ("", bytes(1000), "found no role"),
+    "too large": ("", bytes(2**24 + 1), "more than 16,777,216"),
+    "no gzip": (".gz", RAW, "expected a readable gzipped text"),
+    "gzip cut": (".gz", gzip.compress(RAW)[:-9], "ended before"),
+    "gzip, checksum": (".gz", gzip.compress(RAW)[:-8] + bytes(8), "CRC"),
+    "a bomb": (".gz", gzip.compress(bytes(2**24 + 1)), "more than 16,777,216"),
+    "no xz": (".xz", RAW, "expected a readable xz-packed text"),
+    "xz cut": (".xz", lzma.compress(RAW)[:-9], "ended before"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    packing, raw, expected = DAMAGE[damage]
+    (tmp_path / "shakespeare").mkdir()
+    (path := tmp_path / "shakespeare" / f"{FILE}{packing}").write_bytes(raw)
+    message = refused(lambda: load(tmp_path))
+    assert message.startswith(f"{path}: ")
+    assert expected in message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refused(lambda: load(tmp_path)).startswith(f"{tmp_path / 'shakespeare'}: found no")
+    (tmp_path / "shakespeare").mkdir()
+    assert refused(lambda: load(tmp_path)).startswith(f"{tmp_path / 'shakespeare' / FILE}.gz: ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (REAL / "shakespeare").is_dir(), reason=f"no {REAL / 'shakespeare'}: set DFL_DATA"
+)
+def test_the_real_plays_have_the_roles_of_leaf() -> None:
+    with gzip.open(REAL / "shakespeare" / f"{FILE}.gz") as file:
+        roles = shakespeare._roles(file.read().decode("latin-1"))
+    assert len(roles) == 1302
+    assert sum(len(lines) > 2 for lines in roles) == 1145
+    data = load(REAL)
+    assert data.notes == ()
+    assert text_of(data.train_inputs[0]).startswith("In delivering my son from me")
