@@ -62,9 +62,9 @@ class Report(Callback):
         self.write(dict(zip(("exit", "ending"), ending(None), strict=True)))
 
     def close(self, error: BaseException | None) -> None:
-        """Write the page of a run that an error ended, if the disk takes it."""
+        """Write the page of a run that an error ended; that error is the one to report."""
         if error is not None:
-            with suppress(InputError):
+            with suppress(Exception):
                 self.write(dict(zip(("exit", "ending"), ending(error), strict=True)))
 
     def write(self, ended: Mapping[str, object]) -> Path:

@@ -61,6 +61,12 @@ CHARTED = (
     "upload_bytes", "download_bytes", "parameters_k_plus_m",
 )  # fmt: skip
 """The columns of metrics.csv that have a place on the page, or are an x axis."""
+MAIN = (
+    "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
+    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes",
+    "wire_bytes",
+)  # fmt: skip
+"""The columns that every metrics.csv has, unless another program wrote it."""
 NAMES = {"payload_bytes": "payload_bytes_sent", "download_bytes": "payload_bytes_received"}
 """Names in peers.csv of figures that have another name in the history."""
 
@@ -122,6 +128,8 @@ def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> st
     start, evaluations = read_start(folder), read_evaluations(folder)
     found = tables.read(folder / "metrics.csv") if (folder / "metrics.csv").exists() else None
     rows = tables.as_table(found.text) if found and found.values else None
+    if rows is not None:
+        rows = rows.reindex(columns=[*rows, *(name for name in MAIN if name not in rows)])
     running = record.get("exit") is None
     data: dict[str, object] = {"live": running, "x": X, "tables": [], "charts": []}
     if rows is not None:
@@ -217,11 +225,16 @@ def _cards(last: Mapping[str, float]) -> list[dict[str, str]]:
         cards.append(_card("worst peer", f"{last['accuracy_min']:.4f}", "accuracy"))
     cards.append(_card("training loss", decimals(last["train_loss"]), "mean over the peers"))
     cards.append(_card("consensus distance", decimals(last["consensus_distance"]), ""))
-    wire = f"{decimal(round(last['wire_bytes']), precision=1)} between ranks"
-    cards.append(_card("payload", decimal(round(last["payload_bytes"]), precision=2), wire))
+    wire = f"{_size(last['wire_bytes'])} between ranks"
+    cards.append(_card("payload", _size(last["payload_bytes"]), wire))
     simulated = f"{last['sim_seconds']:.4g} s simulated" if "sim_seconds" in last else ""
-    cards.append(_card("time", f"{last['seconds']:,.1f} s", simulated))
+    cards.append(_card("time", f"{decimals(last['seconds'], ',.1f')} s", simulated))
     return cards
+
+
+def _size(count: float) -> str:
+    """Return a number of bytes as text."""
+    return decimal(round(count), precision=2) if math.isfinite(count) else decimals(count)
 
 
 def _card(name: str, value: str, note: str) -> dict[str, str]:
