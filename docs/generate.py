@@ -24,15 +24,21 @@ import docstrings  # noqa: E402
 import layers  # noqa: E402
 from columns import DESCRIBED, PEERS  # noqa: E402
 
-from dfl.config import COMPONENTS, Run  # noqa: E402
+import dfl.__main__  # noqa: E402
+import topologies.__main__  # noqa: E402
+from dfl.config import COMPONENTS, SECTIONS, Run  # noqa: E402
+from dfl.core.docstrings import cited, described  # noqa: E402
 from dfl.core.options import MOST, Option, options  # noqa: E402
 from dfl.core.registry import describe, flag  # noqa: E402
 from dfl.simulation.components import registries  # noqa: E402
 
 OUT = DOCS / "_generated"
 RESULTS = ROOT / "experiments/results"
-COMMANDS = ("dfl.run", "dfl.sweep", "dfl.compare", "dfl.inference", "topologies")
-"""The commands whose --help is shown."""
+COMMANDS: dict[str, Callable[[], object]] = {
+    **{f"dfl {name}": dfl.__main__.main for name in dfl.__main__.COMMANDS},
+    "python -m topologies": lambda: topologies.__main__.main(["--help"]),
+}
+"""The commands whose --help is shown, as functions of the arguments of this process."""
 THEMES = {
     "messages_and_graphs": "Messages and graphs",
     "methods": "Methods",
@@ -69,52 +75,45 @@ def write() -> None:
 
 
 def command_line() -> str:
-    """Return the page of the commands: the settings of a run by what they are, and every --help."""
+    """Return the page of the commands: the settings of a run in sections, and every --help."""
     said = docstrings.attributes(ROOT / "dfl/config.py", "Run")
     lines = [
         "# Command line\n",
-        "The flags of `python -m dfl.run`, the keys of a TOML file (`--config`) and the fields of",
-        "`dfl.Run` are the same names. A component is written `name:key=value,key=value`.\n",
+        "The flags of `dfl run`, the keys of a TOML file (`--config`) and the fields of `dfl.Run`",
+        "are the same names. A component is written `name:key=value,key=value`. `dfl run` is",
+        "`python -m dfl.run`, and so are the other commands.",
     ]
-    known = options(Run)
-    parts = {
-        "Components": [name for name in known if name in COMPONENTS],
-        "Settings": [name for name in known if name not in COMPONENTS],
-    }
-    for title, names in parts.items():
-        lines += [f"## {title}\n", "| flag | value | default | meaning |", "|---|---|---|---|"]
-        for name in names:
-            meaning = docstrings.cell(docstrings.read(said[name]).summary)
-            value = docstrings.cell(accepted(known[name]))
-            if name in COMPONENTS:
-                value = f"[{flag(name)[2:]}](#{anchor(name)})"
-            default = written(known[name].default)
-            lines.append(f"| `{flag(name)}` | {value} | {default} | {meaning} |")
-        lines.append("")
+    for name, option in options(Run).items():
+        if name in SECTIONS:
+            lines += [f"\n## {SECTIONS[name]}\n", "| flag | value | default | meaning |"]
+            lines.append("|---|---|---|---|")
+        value = docstrings.cell(accepted(option))
+        if name in COMPONENTS:
+            value = f"[{flag(name)[2:]}](#{anchor(name)})"
+        meaning = docstrings.cell(said[name].partition("\n\n")[0])
+        lines.append(f"| `{flag(name)}` | {value} | {written(option.default)} | {meaning} |")
     lines += [
-        "## Objects of Python\n",
+        "\n## Objects of Python\n",
         "A field of `dfl.Run` that takes a component by name also takes an object.\n",
     ]
-    for name in parts["Components"]:
-        if about := docstrings.read(said[name]).body:
-            lines.append(f"`{name}`: {about.removeprefix('An object: ')}\n")
+    for name in COMPONENTS:
+        if about := said[name].partition("\n\n")[2].removeprefix("An object: "):
+            lines.append(f"`{name}`: {docstrings.markdown(about)}\n")
     lines.append("## Help texts\n")
     for command in COMMANDS:
-        lines += [f"### python -m {command}\n", "```text", help_text(command), "```\n"]
+        lines += [f"### {command}\n", "```text", help_text(command), "```\n"]
     return "\n".join(lines)
 
 
 def help_text(command: str) -> str:
     """Return what a command prints for --help, in 100 columns."""
-    import runpy
-
     shown = io.StringIO()
     before = dict(os.environ), sys.argv
     os.environ["COLUMNS"] = "100"
-    sys.argv = [command, "--help"]
+    sys.argv = [*command.split(), "--help"]
     try:
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            runpy.run_module(command, run_name="__main__", alter_sys=False)
+            COMMANDS[command]()
     finally:
         os.environ.clear()
         os.environ.update(before[0])
@@ -146,22 +145,28 @@ def components() -> str:
 def component(name: str, registry: Mapping[str, Callable[..., Any]]) -> str:
     """Return the section of one component."""
     made = registry[name]
-    said = docstrings.read(inspect.getdoc(made))
-    usage = describe({name: made})
-    lines = [f"### {name}\n", f"`{usage}`\n", docstrings.markdown(said.summary), "", said.body, ""]
-    known, meanings = options(made), docstrings.described(made)
-    stated = bool(set(known) & set(meanings))
+    said = described(made)
+    lines = [f"### {name}\n", f"`{describe({name: made})}`\n", docstrings.markdown(said.summary)]
+    lines += ["", docstrings.markdown(said.body), ""]
+    known = options(made)
     if known:
-        lines.append(f"| option | value | default |{' meaning |' * stated}")
-        lines.append(f"|---|---|---|{'---|' * stated}")
+        lines.append(f"| option | value | default |{' meaning |' * bool(said.options)}")
+        lines.append(f"|---|---|---|{'---|' * bool(said.options)}")
     for key, option in known.items():
-        meaning = f" {docstrings.cell(meanings.get(key, ''))} |" * stated
+        meaning = docstrings.cell(said.options.get(key, ""))
         value = docstrings.cell(accepted(option))
-        lines.append(f"| `{key}` | {value} | {written(option.default)} |{meaning}")
-    lines.append("")
-    source = f"Source: {docstrings.markdown(said.source)}. " if said.source else ""
-    lines.append(f"{source}Code: `{file_of(made)}`.\n")
+        more = f" {meaning} |" * bool(said.options)
+        lines.append(f"| `{key}` | {value} | {written(option.default)} |{more}")
+    module = inspect.getdoc(inspect.getmodule(inspect.unwrap(made))) or ""
+    source = said.source or "; ".join(cited(module) if alone(made, registry) else [])
+    stated = f"Source: {docstrings.markdown(source)}. " if source else ""
+    lines.append(f"\n{stated}Code: `{file_of(made)}`.\n")
     return "\n".join(lines)
+
+
+def alone(made: Callable[..., Any], registry: Mapping[str, Callable[..., Any]]) -> bool:
+    """Return whether a component is the only one of its module, whose source is then its own."""
+    return sum(file_of(other) == file_of(made) for other in registry.values()) == 1
 
 
 def file_of(made: Callable[..., Any]) -> str:

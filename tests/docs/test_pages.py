@@ -49,31 +49,18 @@ def test_every_experiment_with_results_has_a_page(generate: dict[str, Any]) -> N
         text = pages[f"lab-book/{folder.name}.md"]
         assert "python -m experiments." in text
         assert "## table.csv" in text
-        assert f"\n{folder.name}\n" in pages["lab-book/index.md"]
+        assert f"\n{folder.name} <{folder.name}>\n" in pages["lab-book/index.md"]
 
 
 def test_equations_of_docstrings_are_code() -> None:
-    read = runpy.run_path(str(DOCS / "docstrings.py"))["read"]
-    found = read(
-        """Average (A et al. 2020).
-
-        What x_i is:
-
-            x_i <- sum_j w_ij z_j
-
-        Attributes:
-            gamma, mu: the step,
-                from 0 to 1.
-
-        Source:
-            A et al. 2020.
-        """
+    docstrings = runpy.run_path(str(DOCS / "docstrings.py"))
+    text = "What x_i is:\n\n    x_i <- sum_j w_ij z_j\n\nfor (P, *shape)."
+    assert docstrings["markdown"](text) == (
+        "What x\\_i is:\n\n```text\nx_i <- sum_j w_ij z_j\n```\n\nfor (P, \\*shape)."
     )
-    assert found.summary == "Average (A et al. 2020)."
-    assert "```text\nx_i <- sum_j w_ij z_j\n```" in found.body
-    assert found.body.startswith("What x\\_i is:")
-    assert found.entries == dict.fromkeys(("gamma", "mu"), "the step, from 0 to 1.")
-    assert found.source == "A et al. 2020."
+    lines = ["A (p, *s).", "", "    x * y", "", "Args:", "    x: *y"]
+    expected = ["A (p, \\*s).", "", "::", "", "    x * y", "", "Args:", "    x: \\*y"]
+    assert docstrings["restructured"](lines) == expected
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from dfl.sweep.grid import read
 from tests.support.pages import BLOCKS, PAGES, ROOT, Block, blocks, commands
 
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-RUN = re.compile(r"python -m (dfl\.run|dfl\.sweep|dfl\.compare|dfl\.inference|topologies)\b")
+RUN = re.compile(r"python -m (dfl\.(run|sweep|compare|report|inference|list)|topologies)\b")
 WITHOUT_FILES = ("digits", "gaussian")
 """Data sets that every machine has."""
 ROUNDS = 21
@@ -119,7 +119,7 @@ def test_a_command_runs(
         Path(arguments[0]).write_text(grid.text)
         if not {"--dry-run", "--status", "--table"} & {*arguments}:
             arguments.append("--no-submit" if "--slurm" in arguments else "--dry-run")
-    elif module == "dfl.compare":
+    elif module in ("dfl.compare", "dfl.report"):
         arguments = [each.replace("*", "x") for each in arguments]
         for each in arguments:
             list(dfl.simulate(dfl.Run(peers=2, rounds=1, seed=len(each), out=Path(each))))
