@@ -126,17 +126,17 @@ def fit(
         topology=topology, mixing=mixing, gossip_rounds=gossip_rounds, bits=bits,
         compressor=compressor, faults=faults, links=links, seed=seed,
     )  # fmt: skip
-    method = component("--estimator", estimator, ESTIMATORS, Estimator)
-    law = component("--model", model, MODELS, Model)
-    _check_fitting(method, law, messaging)
+    estimator = component("--estimator", estimator, ESTIMATORS, Estimator)
+    model = component("--model", model, MODELS, Model)
+    _check_fitting(estimator, model, messaging)
     columns = Columns(
         outcome=outcome, covariates=_names("--covariates", covariates), site=site,
         own=_names("--own-covariates", own_covariates),
-        intercept=intercept and law.has_predictor and not law.timed,
+        intercept=intercept and model.has_predictor and not model.timed,
         event=event, offset=offset,
     )  # fmt: skip
     with isolated(1):
-        found = _fit(frame, columns, law, method, messaging, world)
+        found = _fit(frame, columns, model, estimator, messaging, world)
     world.busy = False
     return found
 
@@ -163,16 +163,16 @@ def _names(flag: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_fitting(method: Estimator, law: Model, messaging: Messaging) -> None:
+def _check_fitting(estimator: Estimator, model: Model, messaging: Messaging) -> None:
     """Refuse what contradicts each other."""
-    if method.needs_density and not law.has_density:
+    if estimator.needs_density and not model.has_density:
         others = [name for name, each in ESTIMATORS.items() if not each.needs_density]
         raise InputError(
-            f"--estimator {method.name} tilts densities, and --model {_spec(law)} has none: choose "
-            f"{', '.join(others)}"
+            f"--estimator {estimator.name} tilts densities, and --model {_spec(model)} has none: "
+            f"choose {', '.join(others)}"
         )
-    if method.needs_graph and messaging.topology is None:
-        raise InputError(f"--estimator {method.name} needs a graph: give --topology")
+    if estimator.needs_graph and messaging.topology is None:
+        raise InputError(f"--estimator {estimator.name} needs a graph: give --topology")
     if messaging.topology is None and messaging.gossip_rounds is not None:
         raise InputError(
             f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology"
@@ -207,33 +207,38 @@ def _text(value: object) -> str:
 
 
 def _fit(
-    frame: Any, columns: Columns, law: Model, method: Estimator, messaging: Messaging, world: World
+    frame: Any,
+    columns: Columns,
+    model: Model,
+    estimator: Estimator,
+    messaging: Messaging,
+    world: World,
 ) -> Result:
     """Return the result on every rank."""
     root: list[Examples] = []
 
     def read() -> bytes:
-        root.append(examples_of(frame, columns, law, method.needs_fits))
+        root.append(examples_of(frame, columns, model, estimator.needs_fits))
         sizes = [len(arrays["y"]) for arrays in root[0].sites]
         return json.dumps({"names": root[0].names, "sizes": sizes}).encode()
 
     common = json.loads(world.from_root(read))
     layout = Layout(len(common["names"]), world.size)
-    sites = _scatter(root, columns, law, layout, world)
+    sites = _scatter(root, columns, model, layout, world)
     net = _exchange(messaging, layout, world)
     try:
-        params, covariance, step = _agreed(method.estimate(sites, net), world)
+        params, covariance, step = _agreed(estimator.estimate(sites, net), world)
     except NoConsensusError as error:
-        world.from_root(partial(_explain, root, law, str(error)))
+        world.from_root(partial(_explain, root, model, str(error)))
         raise
     if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
         line = "its equation has no solution: choose another estimator or lead, more bits or rounds"
-        world.from_root(partial(_explain, root, law, f"--estimator {_spec(method)}: {line}"))
-    return _result(common, columns, (law, method), (params, covariance, step), sites, net)
+        world.from_root(partial(_explain, root, model, f"--estimator {_spec(estimator)}: {line}"))
+    return _result(common, columns, (model, estimator), (params, covariance, step), sites, net)
 
 
 def _scatter(
-    root: list[Examples], columns: Columns, law: Model, layout: Layout, world: World
+    root: list[Examples], columns: Columns, model: Model, layout: Layout, world: World
 ) -> Separate:
     """Return the sites of this rank."""
     from safetensors.numpy import load, save
@@ -244,12 +249,12 @@ def _scatter(
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     arrays = load(world.scatter(part))
-    names = ["y", "x", "z", "offset"] + ["event"] * law.timed
+    names = ["y", "x", "z", "offset"] + ["event"] * model.timed
     here = layout.block(world.rank)
     sites = [site_of({name: arrays[f"{k} {name}"] for name in names}) for k in here]
     p, q = len(columns.covariates), len(columns.own_names)
     shape = {"y": (2,), "x": (2, p), "z": (2, q), "offset": (2,), "event": (2,)}
-    return Separate(law, p, sites, site_of({name: np.ones(shape[name]) for name in names}))
+    return Separate(model, p, sites, site_of({name: np.ones(shape[name]) for name in names}))
 
 
 def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
@@ -306,7 +311,7 @@ def _agreed(found: Estimate, world: World) -> tuple[Any, Any, float]:
     return first[1 : p + 1], first[p + 1 :].reshape(p, p), float(first[0])
 
 
-def _explain(root: list[Examples], law: Model, otherwise: str) -> bytes:
+def _explain(root: list[Examples], model: Model, otherwise: str) -> bytes:
     """Refuse examples that have no estimate: name the site, and the column.
 
     Raises:
@@ -316,9 +321,9 @@ def _explain(root: list[Examples], law: Model, otherwise: str) -> bytes:
     names = [*examples.columns.covariates, *examples.columns.own_names]
     for name, arrays in zip(examples.names, examples.sites, strict=True):
         site = site_of(arrays)
-        if not maximize(law, site, law.start(site)).isnan().any():
+        if not maximize(model, site, model.start(site)).isnan().any():
             continue
-        column = separated(law, arrays, names)
+        column = separated(model, arrays, names)
         if column is not None:
             raise InputError(
                 f"site {name}: {column} separates the outcomes, so it has no estimate of its own: "

@@ -139,11 +139,15 @@ class Result:
         titles = (
             f"{'':<16}{'coef':>10}{'std err':>11}{'z':>11}{'P>|z|':>10}{'[0.025':>10}{'0.975]':>10}"
         )
-        rows = [
-            f"{str(row.covariate)[:16]:<16}{row.estimate:>10.4f}{row.standard_error:>11.4f}{row.z:>11.3f}"
-            f"{row.p:>10.3f}{row.low:>10.3f}{row.high:>10.3f}"
-            for row in self.table().itertuples()
-        ]
+        rows = []
+        for row in self.table().itertuples():
+            name = str(row.covariate)
+            rows += [name] * (len(name) > 16)
+            rows.append(
+                f"{name if len(name) <= 16 else '':<16}{row.estimate:>10.4f}"
+                f"{row.standard_error:>11.4f}{row.z:>11.3f}{row.p:>10.3f}{row.low:>10.3f}"
+                f"{row.high:>10.3f}"
+            )
         wanted = (
             f"{'Every site revealed':<36}{'numbers':>8}{'times':>7}{'rounds':>8}{'bytes, all':>19}"
         )

@@ -193,6 +193,14 @@ def test_messages_that_keep_no_information_are_refused_in_one_line() -> None:
         dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", bits=1)
 
 
+def test_a_long_name_has_a_line_of_its_own() -> None:
+    names = ["systolic_pressure_left", "systolic_pressure_right"]
+    table = frame().rename(columns=dict(zip(["age", "dose"], names, strict=True)))
+    lines = dfl.inference.fit(table, **ARGUMENTS | {"covariates": names}).summary().splitlines()
+    assert all(name in lines for name in names)
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_long_spec_has_a_line_of_its_own() -> None:
     spec = "tilted_score:covariance=sandwich,iterations=3,leads=0+1"
     lines = dfl.inference.fit(frame(), **ARGUMENTS, estimator=spec).summary().splitlines()
