@@ -26,8 +26,12 @@ from dfl.core.lazy import attributes
 from dfl.core.version import VERSION
 
 if TYPE_CHECKING:
+    from dfl import plot
     from dfl.api import simulate
     from dfl.datasets.data import Data
+    from dfl.reporting.live import Live
+    from dfl.reporting.mlflow_callback import MLflow
+    from dfl.reporting.wandb_callback import WeightsAndBiases
     from dfl.store.callbacks import Callback, Row
     from dfl.store.results import load
     from dfl.store.resume import resumed
@@ -38,10 +42,14 @@ __all__ = [
     "Data",
     "DivergedError",
     "InputError",
+    "Live",
+    "MLflow",
     "Row",
     "Run",
     "Suspended",
+    "WeightsAndBiases",
     "load",
+    "plot",
     "resumed",
     "simulate",
 ]
@@ -61,5 +69,9 @@ __getattr__ = attributes(
         "resumed": "dfl.store.resume",
         "Callback": "dfl.store.callbacks",
         "Row": "dfl.store.callbacks",
+        "Live": "dfl.reporting.live",
+        "MLflow": "dfl.reporting.mlflow_callback",
+        "WeightsAndBiases": "dfl.reporting.wandb_callback",
+        "plot": "dfl.plot",
     },
 )

@@ -29,12 +29,13 @@ def attributes(module: str, sources: Mapping[str, str]) -> Callable[[str], objec
 
     Args:
         module: the name of the module.
-        sources: attribute -> the module that defines it.
+        sources: attribute -> the module that defines it, or that it is.
     """
 
     def load(name: str) -> object:
         if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(sources[name]), name)
+        source = import_module(sources[name])
+        return source if sources[name] == f"{module}.{name}" else getattr(source, name)
 
     return load

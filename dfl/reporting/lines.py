@@ -36,6 +36,7 @@ MARKS = ("", "o", "s", "^", "D", "v")
 Y_LABELS = {
     "accuracy_mean": "accuracy on the test set\n(mean over the peers)",
     "train_loss": "training loss (mean)",
+    "consensus_distance": "consensus distance",
 }
 """Labels of the y axis, by column of metrics.csv."""
 

@@ -9,6 +9,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,15 @@ import numpy as np
 
 from dfl.config import Run
 from dfl.core.errors import InputError, one_line
-from dfl.core.parse import KINDS, shown
+from dfl.core.options import options
+from dfl.core.parse import KINDS, nearest, shown
 from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import MODELS
 from dfl.store import manifest, rows
+from dfl.store.html import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,6 +68,33 @@ class Result:
         except FileNotFoundError:
             raise InputError(f"{path} is missing") from None
         return rows.as_table(text) if text else pd.DataFrame(columns=["round"])
+
+    def to_frame(self, *settings: str) -> pd.DataFrame:
+        """Return the evaluations so far with some settings of the run as further columns.
+
+            pd.concat(dfl.load(folder).to_frame("topology", "bits") for folder in folders)
+
+        Args:
+            settings: fields of `Run`.
+
+        Raises:
+            InputError: there is no such field.
+        """
+        known = list(options(Run))
+        for name in settings:
+            if name not in known:
+                raise InputError(f"unknown setting {shown(name)}{nearest(str(name), known)}")
+        return self.rows.assign(**{name: getattr(self.run, name) for name in settings})
+
+    def _repr_html_(self) -> str:
+        """Return the run as a table for notebooks: how it ended, its settings, its last figures."""
+        default = Run().to_dict()
+        settings = {k: v for k, v in self.run.to_dict().items() if v != default.get(k)}
+        figures: dict[str, str] = {}
+        with suppress(InputError):  # a run that has not evaluated yet
+            last = self.rows.tail(1)
+            figures = {str(name): f"{value:.6g}" for name in last for value in last[name]}
+        return table(f"{self.folder}: {self.record['ending']}", settings | figures)
 
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
         """Return the rounds until a column reached a target, by `dfl.evaluation.metrics.rounds_to`.

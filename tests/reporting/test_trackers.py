@@ -1,0 +1,88 @@
+"""Callbacks for Weights & Biases, offline, and for MLflow, in its file store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dfl
+
+SMALL: dict[str, Any] = {"peers": 3, "rounds": 2, "eval_every": 1, "model": "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "extra"),
+    [
+        (lambda: dfl.WeightsAndBiases(), "wandb_callback", "wandb"),
+        (lambda: dfl.MLflow(), "mlflow_callback", "mlflow"),
+    ],
+)
+def test_they_are_optional_packages(
+    make: Callable[[], object], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"dfl.reporting.{module}.find_spec", lambda name: None)
+    with pytest.raises(dfl.InputError, match=rf"pip install 'dfl-sim\[{extra}\]'"):
+        make()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_gets_settings_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # files are asked for, not a database
+    uri = (tmp_path / "store").as_uri()
+    for lr in (0.1, 1e30):
+        callback = dfl.MLflow("tests", tracking_uri=uri)
+        try:
+            rows = list(dfl.simulate(dfl.Run(**SMALL, lr=lr), callbacks=[callback]))
+        except dfl.DivergedError:
+            assert lr == 1e30
+    client = mlflow.MlflowClient(uri)
+    found = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    by_lr = {each.data.params["lr"]: each for each in found}
+    assert by_lr["0.1"].data.params["model"] == "mlp"
+    assert {lr: each.info.status for lr, each in by_lr.items()} == {
+        "0.1": "FINISHED",
+        "1e+30": "FAILED",
+    }
+    history = client.get_metric_history(by_lr["0.1"].info.run_id, "accuracy_mean")
+    assert [(each.step, each.value) for each in history] == [
+        (row.round, row.accuracy_mean) for row in rows
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_gets_settings_and_rows_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    callback = dfl.WeightsAndBiases("tests", mode="offline", dir=str(tmp_path))
+    logged: list[tuple[dict[str, float], int]] = []
+    begin = wandb.init
+
+    def init(**given: Any) -> Any:
+        run = begin(**given)
+        log = run.log
+
+        def keep(values: dict[str, float], step: int) -> None:
+            logged.append((values, step))
+            log(values, step=step)
+
+        monkeypatch.setattr(run, "log", keep)
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    rows = list(dfl.simulate(dfl.Run(**SMALL), callbacks=[callback]))
+    assert callback.log.config["model"] == "mlp"
+    assert [(values["accuracy_mean"], step) for values, step in logged] == [
+        (row.accuracy_mean, row.round) for row in rows
+    ]
+    assert all("round" not in values for values, _ in logged)
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert next(folder.glob("*.wandb")).stat().st_size > 0
