@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -199,3 +201,14 @@ def test_a_page_of_a_thousand_peers_is_small_and_written_at_once(tmp_path: Path)
     begun = time.perf_counter()
     Report(tmp_path).write({})
     assert time.perf_counter() - begun < 3  # a second, on a machine that does nothing else
+
+
+@pytest.mark.slow
+def test_the_start_of_a_run_does_not_wait_for_its_page() -> None:
+    """What a page needs is imported when it is written."""
+    code = (
+        "import sys, dfl.run, dfl.api, dfl.reporting.report, dfl.store.history;"
+        "print([name for name in ('jinja2', 'matplotlib', 'networkx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

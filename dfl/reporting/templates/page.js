@@ -15,7 +15,7 @@ const PAGE = 50; // rows of a table at a time
 
 // What a reader has chosen survives a reload, where the browser keeps it.
 const KEY = "dfl " + location.pathname;
-const state = { x: "round", colour: "", frame: null, hidden: {}, sort: "", down: false, filter: "" };
+const state = { x: "round", colour: "", frame: null, own: false, hidden: {}, sort: "", down: false, filter: "" };
 try {
   Object.assign(state, JSON.parse(sessionStorage.getItem(KEY)));
 } catch { /* without storage */ }
@@ -425,7 +425,7 @@ function graph() {
       drawEdges();
     }
     pen.drawImage(lines, 0, 0, wide, high);
-    const [low, top] = peers.columns.get(state.colour).range;
+    const [low, top] = range();
     const ground = css("--ground");
     const grey = css("--faint");
     pen.lineWidth = radius > 4 ? 1 : 0.4;
@@ -462,6 +462,12 @@ function graph() {
     slider.setAttribute("aria-valuetext", `round ${peers.rounds[frame()]}`);
   }
 
+  function range() {
+    const { values, moves, range: whole } = peers.columns.get(state.colour);
+    if (!state.own || !moves) return whole;
+    return extent(values.subarray(frame() * peers.count, (frame() + 1) * peers.count)) ?? [0, 0];
+  }
+
   function nearest(event) {
     const box = canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -484,6 +490,12 @@ function graph() {
 
   select.addEventListener("change", () => {
     state.colour = select.value;
+    keep();
+    draw(false);
+  });
+  get("own-range").checked = state.own;
+  get("own-range").addEventListener("change", () => {
+    state.own = get("own-range").checked;
     keep();
     draw(false);
   });
