@@ -74,18 +74,20 @@ def _sprung(places: Floats, both: csr_array, steps: int) -> Floats:
     peers = len(places)
     ends, others = both.tocoo().coords
     length = np.float32(np.sqrt(4 / peers))  # of an edge, for peers that fill the square
-    x = places.astype(np.float32)
+    x = places.T.astype(np.float32)
     for step in range(steps):
-        apart = x[:, None] - x
-        squares = np.maximum(np.einsum("ijk,ijk->ij", apart, apart), np.float32(1e-4) * length**2)
-        force = np.einsum("ijk,ij->ik", apart, length**2 / squares)
-        edges = x[ends] - x[others]
-        pull = edges * (np.linalg.norm(edges, axis=1, keepdims=True) / length)
-        for axis in range(2):
-            force[:, axis] -= np.bincount(ends, pull[:, axis], peers).astype(np.float32)
-        size = np.maximum(np.linalg.norm(force, axis=1, keepdims=True), np.float32(1e-9))
-        x += force / size * np.minimum(size, np.float32(0.2 * (1 - step / steps)))
-    return x.astype(np.float64)
+        apart = x[:, :, None] - x[:, None]
+        near = np.float32(1e-4) * length**2
+        push = length**2 / np.maximum(apart[0] ** 2 + apart[1] ** 2, near)
+        edges = x[:, ends] - x[:, others]
+        pull = edges * (np.hypot(*edges) / length)
+        force = np.stack([
+            np.einsum("ij,ij->i", apart[axis], push) - np.bincount(ends, pull[axis], peers)
+            for axis in range(2)
+        ])  # fmt: skip
+        size = np.maximum(np.hypot(*force), 1e-9)
+        x += (force / size * np.minimum(size, 0.2 * (1 - step / steps))).astype(np.float32)
+    return x.T.astype(np.float64)
 
 
 def _pivots(both: csr_array, pivots: int = 50) -> Floats:
