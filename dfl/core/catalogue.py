@@ -14,7 +14,14 @@ from dfl.core.options import MOST, Component, Option, options
 from dfl.core.parse import nearest, shown
 from dfl.core.registry import Registry, package_of, written
 
-_SAMPLES = {"int": "2", "float": "0.5", "Path": "FILE"}
+_SAMPLES = {
+    "int": "2",
+    "float": "0.5",
+    "bool": "true",
+    "str": "NAME",
+    "Path": "FILE",
+    "tuple[int, ...]": "1+2",
+}
 """Values of options without a default in examples, by kind."""
 
 Registries = Iterable[Registry[Any]]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from dfl.core.catalogue import find, kind_of, page
+from dfl.core.catalogue import _SAMPLES, find, kind_of, page
 from dfl.core.docstrings import described
 from dfl.core.errors import InputError
 from dfl.core.options import options
+from dfl.core.parse import KINDS
 from dfl.core.registry import Registry, choose
 from dfl.inference.estimators import ESTIMATORS
 from dfl.inference.models import MODELS
@@ -34,6 +35,12 @@ def test_every_component_has_a_line_its_options_and_an_example(registry: Registr
         assert example[:3] == ["dfl", "run", registry.flag]
         choose(registry.flag, example[3], registry)
         assert max(map(len, entry.split("\n")[:-1])) <= 80
+
+
+def test_every_kind_of_option_has_a_sample_of_its_kind() -> None:
+    assert _SAMPLES.keys() == KINDS.keys()
+    for kind, sample in _SAMPLES.items():
+        KINDS[kind].read(sample)
 
 
 def test_a_docstring_is_taken_apart() -> None:

@@ -79,7 +79,8 @@ def test_help_of_a_kind_shows_its_components(dfl_run: Command) -> None:
 
 def test_quiet_prints_one_line_and_verbose_every_round(dfl_run: Command) -> None:
     ended = dfl_run(*FEW, "--quiet", "--out", "quiet")
-    assert (ended.code, ended.out, ended.err) == (0, "look at    quiet/figures\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "look at    quiet/report.html\n", "")
+    assert dfl_run(*FEW, "--quiet", "--no-report", "--out", "b").out == "look at    b/figures\n"
     ended = dfl_run(*FEW, "--verbose", "--out", "verbose")
     assert ended.code == 0
     assert "round 2/2" in ended.out
