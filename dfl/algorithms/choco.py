@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Interval
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.replicas import Replicas, averaged, begun
+from dfl.algorithms.replicas import Replicas, average_replicas, initial_replicas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Choco(Algorithm[Replicas]):
 
     With Q the identity and γ = 1 it is D-PSGD. Public copies x̂ start at x where all peers start at
     the same point, else at zero, as in the paper. On a time-varying graph, or with link or peer
-    faults, they are kept per directed edge (`replicas.averaged`), which keeps the mean.
+    faults, they are kept per directed edge (`average_replicas`), which keeps the mean.
 
     Attributes:
         gamma: γ; the coarser Q, the smaller it must be.
@@ -45,12 +45,12 @@ class Choco(Algorithm[Replicas]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> Replicas:
         """Start at x, with public copies `copies`."""
-        return begun(x, copies, net)
+        return initial_replicas(x, copies, net)
 
     def round(self, state: Replicas, task: Task, net: Net) -> Replicas:
         """Train, send the difference to the public copy, and average the public copies."""
         half = task.train(state.x, net.t)
-        return averaged(state, half, net, self.gamma)
+        return average_replicas(state, half, net, self.gamma)
 
     def observe(self, state: Replicas) -> dict[str, Tensor]:
         """Return the relative errors of the last messages."""

@@ -31,8 +31,10 @@ class DFedAvgM(Algorithm[State]):
 
         z_i = K heavy-ball steps from x_i,   x_i <- sum_j w_ij z_j
 
-    An aggregator other than the mean takes the place of the sum over the closed neighbourhood. With
-    one local step and no momentum it is D-PSGD (Lian et al. 2017) in adapt-then-combine order.
+    The run gives K, η, θ and the batch size. `dfl.training.sgd` takes the steps; the momentum of a
+    peer is 0 before the first step of each round. An aggregator other than the mean takes the place
+    of the sum over the closed neighbourhood. With one local step and no momentum it is D-PSGD (Lian
+    et al. 2017) in adapt-then-combine order.
     """
 
     applies: ClassVar[tuple[str, ...]] = ("aggregator",)

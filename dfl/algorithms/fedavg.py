@@ -43,9 +43,10 @@ class State:
 @ALGORITHMS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm[State]):
-    """Federated averaging (McMahan et al. 2017, Algorithm 1, with erratum 4).
+    """Federated averaging (McMahan et al. 2017, Algorithm 1; weights over S_t only, as its
+    arXiv version 4 corrects).
 
-    C is 1 by default; the run gives B and E.
+    C is 1 by default; the run gives B, E and η, and `dfl.training.sgd` takes the local steps.
 
         S_t = max(round(C P), 1) peers (halves to even),   z_k = local steps from w for k in S_t
         v <- β v + sum_{k in S_t} n_k (z_k - w) / sum_{k in S_t} n_k,   w <- w + η_s v

@@ -250,7 +250,7 @@ class Net(Protocol):
             sent: (e, m), y_(i->k) for every outgoing edge of the union graph.
         """
 
-    def gather(self, received: Tensor, /) -> Tensor:
+    def sum_incoming(self, received: Tensor, /) -> Tensor:
         """Return sum_j y_(j->i), (p, m), over the incoming edges of this round.
 
         Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import Interval
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.replicas import Replicas, State, averaged, begun
+from dfl.algorithms.replicas import Replicas, State, average_replicas, initial_replicas
 from dfl.core.errors import InputError
 from dfl.core.options import Positive
 
@@ -33,7 +33,7 @@ class QDFedAvgM(Algorithm[State]):
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 
     On a time-varying graph, or with link or peer faults, copies are kept per directed edge
-    (`replicas.averaged`). With Q the identity and γ = 1 it is DFedAvgM.
+    (`average_replicas`). With Q the identity and γ = 1 it is DFedAvgM.
 
     exchange=paper: the published form, x_i <- x_i + α sum_j w_ij Q(z_j - x_j), which never averages
     the x_j: if W has an eigenvalue λ < 0, the consensus distance grows without bound.
@@ -68,13 +68,13 @@ class QDFedAvgM(Algorithm[State]):
         """Start at x, with public copies `copies`."""
         if self.exchange == "paper":
             return State(x, torch.zeros(len(x), dtype=torch.float64))
-        return begun(x, copies, net)
+        return initial_replicas(x, copies, net)
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, and exchange by public copies or by the published form."""
         z = task.train(state.x, net.t)
         if isinstance(state, Replicas):
-            return averaged(state, z, net, self.gamma)
+            return average_replicas(state, z, net, self.gamma)
         received = net.exchange(z - state.x)  # Q(z_j - x_j)
         return State(state.x + self.alpha * received.average(), received.error)
 

@@ -96,12 +96,12 @@ def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Ten
     z, edges = torch.column_stack([z, z.new_ones(len(z))]), tree.edges
     alone = len(edges.out) == len(before)  # no other tree has an edge that this one has not
     sent = before if alone else rows_at(before, edges.out)
-    sums = rows_at(z + tree.gather(before), edges.owner) - sent  # by (i, j)
+    sums = rows_at(z + tree.sum_incoming(before), edges.owner) - sent  # by (i, j)
     after = tree.exchange(sums, per_edge=True, slot=slot).messages
     if not alone:
         places = torch.from_numpy(edges.into).to(before.device)
         after = torch.zeros_like(before).index_copy_(0, places, after)
-    return after, z + tree.gather(after)
+    return after, z + tree.sum_incoming(after)
 
 
 def _merged(parts: list[Tensor]) -> Tensor:

@@ -47,7 +47,7 @@ class Replicas(State):
     received: Tensor
 
 
-def begun(x: Tensor, copies: Tensor, net: Net) -> Replicas:
+def initial_replicas(x: Tensor, copies: Tensor, net: Net) -> Replicas:
     """Return models x (p, m) with public copies (p, m), per edge where the graph is not fixed."""
     error = torch.zeros(len(x), dtype=torch.float64)
     if net.fixed:
@@ -56,7 +56,7 @@ def begun(x: Tensor, copies: Tensor, net: Net) -> Replicas:
     return Replicas(x, error, sent, received)
 
 
-def averaged(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
+def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     """Return the state after peers at z (p, m) send differences to their copies and average these.
 
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)

@@ -1,4 +1,7 @@
-"""Plans of a round in which faults take peers or messages away."""
+"""Plans of a round in which faults take peers or messages away.
+
+`dfl.environment.faults` decides which; here is what becomes of the weights of lost messages.
+"""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class Net:
         """
         return weighted_sum(self.edges.push, sent)
 
-    def gather(self, received: Tensor) -> Tensor:
+    def sum_incoming(self, received: Tensor) -> Tensor:
         """Return sum_j y_(j->i), (p, m), over the incoming edges of this round.
 
         Args:

@@ -2,8 +2,9 @@
 ranks.
 
 The checkpoint of round t is written before round t is evaluated: a resumed run first makes that
-evaluation, if one is due. Nothing in it depends on the launch.
-`dfl.store.checkpoint_files` is about its files.
+evaluation, if one is due. Nothing in it depends on the launch. It holds the tensors of the method's
+`State`, the personal parameters, the counters of traffic and the rows of metrics.csv.
+`dfl.store.checkpoint_files` reads and writes its files and has the number of its format.
 """
 
 from __future__ import annotations

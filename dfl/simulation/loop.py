@@ -93,7 +93,7 @@ def _rounds(
     prepared: Prepared, callback: Callback | None, files: RunFiles | None
 ) -> Generator[Row, None, None]:
     run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
-    table = files.table if files else str
+    table = files.table if files else _no_table
     shared = prepared.task.parameter_layout.shared
     with monitor.monitored(prepared, callback) as watch:
         moment = checkpointing.restore(begin(prepared), prepared, watch)
@@ -108,17 +108,17 @@ def _rounds(
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
             moment = Moment(t + 1, task, state)
-            number = _agree(moment, prepared)
-            checkpointing.keep(moment, prepared, watch, table, number)
+            signal = _check_round(moment, prepared)
+            checkpointing.keep(moment, prepared, watch, table, signal)
             yield from watch.evaluate(moment)
     network.close()
 
 
-def _agree(moment: Moment, prepared: Prepared) -> int:
-    """Return the signal that stops the run on some rank, 0 for none; end it if a model is not
-    finite.
+def _check_round(moment: Moment, prepared: Prepared) -> int:
+    """Check that the models are finite after a round, except those of attackers.
 
-    Attackers' models are not checked for finiteness.
+    Returns:
+        The number of the signal that stops the run on some rank; 0 for none.
 
     Raises:
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
@@ -132,11 +132,16 @@ def _agree(moment: Moment, prepared: Prepared) -> int:
     honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
     none = prepared.layout.peers
     first = int(honest[0]) if len(honest) else none
-    peer, negative = world.minimum(first, -world.stop_signal)
+    peer, minus_signal = world.minimum(first, -world.stop_signal)
     if server_broken or peer < none:
         whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(
             f"{whose}'s model is no longer finite after round {moment.t}: try a smaller --lr "
             f"(it is {prepared.run.lr}) or other messages"
         )
-    return -negative
+    return -minus_signal
+
+
+def _no_table() -> str:
+    """Return the rows of a run that writes no metrics.csv."""
+    return ""

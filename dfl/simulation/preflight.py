@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
-from dfl.algorithms.replicas import averaged, begun
+from dfl.algorithms.replicas import average_replicas, initial_replicas
 from dfl.comm.mpi import World
 from dfl.comm.net import Net
 from dfl.comm.network import Network
@@ -301,10 +301,10 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
         (network.layout.peers, coordinates)
     )
     x = torch.from_numpy(start)
-    state = begun(x, torch.zeros_like(x), Net(network, 0))
+    state = initial_replicas(x, torch.zeros_like(x), Net(network, 0))
     spread = [float(x.std(0).square().mean())]
     for t in range(rounds):
-        state = averaged(state, state.x, Net(network, t, observed=False), step)
+        state = average_replicas(state, state.x, Net(network, t, observed=False), step)
         spread.append(float(state.x.std(0).square().mean()))
     return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
 

@@ -115,7 +115,7 @@ def broken(moment, prepared):
     if moment.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0
-loop._agree = broken
+loop._check_round = broken
 for row in dfl.simulate(dfl.Run(peers=6, rounds=10**6, model="softmax")):
     print("round", row["round"], flush=True)
 """

@@ -138,7 +138,7 @@ def test_a_failure_is_logged_with_its_traceback(
     def broken(*given: Any) -> int:
         raise RuntimeError("deliberately broken")
 
-    monkeypatch.setattr("dfl.simulation.loop._agree", broken)
+    monkeypatch.setattr("dfl.simulation.loop._check_round", broken)
     with pytest.raises(RuntimeError):
         list(dfl.simulate(run(tmp_path / "run")))
     level, text = logged(tmp_path / "run")[-1]
@@ -226,13 +226,13 @@ WARNING = """
 import sys, warnings, dfl
 from dfl.simulation import loop
 from pathlib import Path
-agreed = loop._agree
+checked = loop._check_round
 def warning(moment, prepared):
     warnings.warn("warning of every rank", stacklevel=1)
     if moment.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
-    return agreed(moment, prepared)
-loop._agree = warning
+    return checked(moment, prepared)
+loop._check_round = warning
 run = dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")
 for row in dfl.simulate(run):
     pass
