@@ -222,7 +222,7 @@ def test_the_nearest_option_is_named(dfl_run: Command) -> None:
     [
         (
             "--round 3",
-            "unknown flag '--round' (did you mean --rounds?); choose from --help, --topology, ",
+            "unknown flag '--round' (did you mean --rounds?); choose from --help, --peers, ",
         ),
         (
             "--local_stepz=3",
