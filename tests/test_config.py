@@ -214,7 +214,7 @@ def test_unknown_settings_are_refused() -> None:
         "unknown setting 'roundz' (did you mean rounds?)"
     )
     assert refused(lambda: Run.from_dict({"": 3})).startswith(
-        "unknown setting ''; choose from topology, "
+        "unknown setting ''; choose from peers, "
     )
 
 

@@ -101,7 +101,7 @@ def test_impossible_combinations_are_refused(
 SETTINGS: dict[str, tuple[str | bytes, str]] = {
     "unknown.toml": (
         "roundz = 3",
-        "unknown setting 'roundz' (did you mean rounds?); choose from topology, ",
+        "unknown setting 'roundz' (did you mean rounds?); choose from peers, ",
     ),
     "hyphen.toml": ("local-steps = 3", "unknown setting 'local-steps' (did you mean local_steps?)"),
     "text.toml": ('rounds = "3"', "--rounds must be a whole number, not '3'"),

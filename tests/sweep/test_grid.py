@@ -77,7 +77,7 @@ def test_peers_default_to_the_ranks(tmp_path: Path) -> None:
         (BASE + "sweep = 3\n", "a table [sweep] "),
         (
             BASE + "[sweep]\nsed = [1]\n",
-            "[sweep]: unknown setting 'sed' (did you mean seed?); choose from topology",
+            "[sweep]: unknown setting 'sed' (did you mean seed?); choose from peers",
         ),
         (BASE + "[sweep]\nout = ['a']\n", "[sweep]: unknown setting 'out'"),
         (BASE + "[sweep]\nseed = 3\n", "[sweep] seed must be a list of values, not 3"),
