@@ -55,7 +55,7 @@ METHODS = {
     ),
     "d2": Method(title="D2", algorithm="d2", rate=0.1),
     "relay_sgd": Method(
-        title="RelaySGD, chain", algorithm="relay_sgd", rate=0.3, setting={"topology": "path"}
+        title="RelaySGD, chain", algorithm="relay_sgd", rate=0.3, setting={"topology": "chain"}
     ),
     "all_reduce": Method(
         title="all-reduce, momentum", algorithm="dsgdm", rate=0.01, momentum=MOMENTUM,

@@ -137,7 +137,7 @@ def order(options: Options) -> list[tuple[str, int, str]]:
 def write(options: Options, tried: pd.DataFrame, seeds: pd.DataFrame) -> None:
     """Write the results of the methods that have run."""
     table = tabulate(options, seeds)
-    common.publish(options, table, draw(table, seeds), finding(table), seeds)
+    common.publish(options, table, draw(table, seeds), finding(table, options), seeds)
     tried.to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
 
 
@@ -263,23 +263,22 @@ def _row(case: str, method: str, seeds: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def finding(table: pd.DataFrame) -> str:
+def finding(table: pd.DataFrame, options: Options) -> str:
     """Return the finding: the worst peers of every case in order, and what has not run."""
-    parts = []
-    for case, own in common.groups(table, ["case"]):
-        ranked = own[own["seeds"] > 0].sort_values("worst_peer", ascending=False)
-        listed = ", ".join(
-            f"{row['method']} {row['worst_peer']:.1f}" for row in ranked.to_dict("records")
-        )
-        parts.append(f"{case}: {listed or 'NOT run'}")
-    missing = table[table["seeds"] == 0]
-    left = "; ".join(
-        f"{case}: {', '.join(own['method'])}" for case, own in common.groups(missing, ["case"])
-    )
+    parts = [f"{case}: {_ranked(own)}" for case, own in common.groups(table, ["case"])]
     return (
-        f"percent right of the worst peer, mean over the seeds. {'; '.join(parts)}. "
-        f"Not run: {left or 'nothing'}."
+        f"percent right of the worst peer, mean over the seeds; {table['seeds'].sum()} of "
+        f"{options.seeds * len(table)} runs have finished. {'; '.join(parts)}."
     )
+
+
+def _ranked(table: pd.DataFrame) -> str:
+    ran = table[table["seeds"] > 0].sort_values("worst_peer", ascending=False)
+    listed = ", ".join(f"{row['method']} {row['worst_peer']:.1f}" for row in ran.to_dict("records"))
+    left = ", ".join(table[table["seeds"] == 0]["method"])
+    if not left:
+        return listed
+    return f"{listed} (NOT run: {left})" if listed else "NOT run"
 
 
 def draw(table: pd.DataFrame, seeds: pd.DataFrame) -> Figure:

@@ -37,7 +37,8 @@ def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(published: Path) -
     assert table["seeds"].eq(1).all()
     assert table["worst_peer"].between(0, 100).all()
     assert (table["worst_peer"] <= table["mean_peer"]).all()
-    assert "Not run: nothing." in (published / "table.md").read_text()
+    assert "4 of 4 runs have finished" in (published / "table.md").read_text()
+    assert "NOT run" not in (published / "table.md").read_text()
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert not list(published.glob("**/state.safetensors"))
 
@@ -138,7 +139,7 @@ def test_published_figures_are_those_of_methods_that_run() -> None:
 
 
 def test_a_table_states_what_is_missing_and_what_diverged() -> None:
-    options = experiment.Options(cases=("ring8_4",))
+    options = experiment.Options(cases=("ring8_4", "ring8_1"))
     common = {"case": "ring8_4", "lr": "0.01", "mean_peer": 0.6, "consensus_distance": 1.0}
     seeds = pd.DataFrame(
         [
@@ -147,13 +148,15 @@ def test_a_table_states_what_is_missing_and_what_diverged() -> None:
             {**common, "method": "decentlam", "seed": 0, "worst_peer": np.nan},
         ]
     )
-    table = experiment.tabulate(options, seeds).set_index("method")
+    whole = experiment.tabulate(options, seeds)
+    table = whole[whole["case"] == "8 peers, 4 classes each"].set_index("method")
     assert table["seeds"].tolist() == [2, 0, 1, 0]
     assert table.loc["DSGDm", "worst_peer"] == pytest.approx(40)
     assert table.loc["DecentLaM", "diverged"] == 1
     assert table["published_full_setting"].tolist() == [35.6, 49.4, 54.9, 66.8]
-    text = experiment.finding(table.reset_index())
-    assert text.endswith("Not run: 8 peers, 4 classes each: QG-DSGDm, momentum tracking.")
+    text = experiment.finding(whole, options)
+    assert "3 of 45 runs have finished" in text
+    assert "(NOT run: QG-DSGDm, momentum tracking); 8 peers, alpha = 1: NOT run." in text
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
