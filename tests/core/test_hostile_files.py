@@ -22,7 +22,7 @@ import pytest
 import dfl
 from dfl.core.errors import InputError
 from dfl.core.reading import open_regular, read_bounded
-from dfl.datasets import DATASETS, adult, cifar10, idx
+from dfl.datasets import DATASETS, adult, cifar, idx
 from dfl.environment.link_files import of_edges
 from tests.conftest import Command
 from tests.support.adult_files import write_adult
@@ -94,7 +94,7 @@ def replaced(path: Path, kind: str) -> None:
 def test_a_hostile_file_of_data_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
-    monkeypatch.setattr(cifar10, "MOST", 3073 * 5000)  # its files have no header with a size
+    monkeypatch.setattr(cifar, "MOST", 5000)  # its files have no header with a size
     file = {"mnist": IMAGES, "cifar10": NAMES[1], "adult": "adult.data"}[name]
     writers: dict[str, Callable[[Path], Path]] = {
         "mnist": write,
@@ -143,7 +143,7 @@ ARCHIVES: dict[str, Callable[[], bytes]] = {
 def test_a_hostile_archive_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(cifar10, "MOST", 3073 * 5000)
+    monkeypatch.setattr(cifar, "MOST", 5000)
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(ARCHIVES[kind]())
     with little_memory():

@@ -254,5 +254,7 @@ def test_a_run_that_diverges_ends_with_code_3_and_keeps_its_rows(dfl_run: Comman
         ".dfl",
         "run.json",
         "metrics.csv",
+        "history",
+        "report.html",
         "logs",
     }
