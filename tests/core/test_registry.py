@@ -207,7 +207,7 @@ def test_methods_of_a_package_are_registered_algorithms(packages: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_an_installed_package_runs_from_the_command_line(tmp_path: Path) -> None:
-    """A package that pip installed runs on 1 and 3 ranks and in a sweep, and is in --help."""
+    """A package that pip installed runs on 1 and 3 ranks and in a sweep, and is in the help."""
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     python = str(environment / "bin" / "python")
@@ -236,7 +236,8 @@ def test_an_installed_package_runs_from_the_command_line(tmp_path: Path) -> None
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    assert "combine_then_adapt (package dfl-example)" in " ".join(dfl("dfl.run", "--help").split())
+    shown = dfl("dfl.run", "--help", "algorithms")
+    assert "combine_then_adapt\n  of package dfl-example" in shown
     states = []
     for ranks in (1, 3):
         dfl("dfl.run", *SPECS, *FEW, "--out", f"run{ranks}", ranks=ranks)

@@ -126,6 +126,8 @@ def test_a_command_runs(
     elif module == "dfl.inference":
         patients().to_csv(arguments[0], index=False)
     monkeypatch.setattr("sys.argv", [module, *arguments])
+    for loaded in (module, f"{module}.__main__"):  # of a loaded module, runpy warns
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     assert not ended.value.code

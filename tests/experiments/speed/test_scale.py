@@ -218,7 +218,7 @@ def test_a_failed_launch_is_refused_with_its_message(ranks: int) -> None:
 
 def test_several_ranks_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *arguments, **more: None)
-    with pytest.raises(InputError, match=r"2 ranks need mpirun: pip install 'dfl\[mpi\]'"):
+    with pytest.raises(InputError, match=r"2 ranks need mpirun: .*\[mpi\]"):
         launch.launch(2, "-c", "pass")
 
 
