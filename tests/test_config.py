@@ -90,7 +90,7 @@ def test_a_run_is_read_back_from_json_and_toml(run: Run) -> None:
 
 
 @given(runs)
-@settings(quick, max_examples=25)  # each builds the command line twice
+@settings(quick, max_examples=12)  # each builds the command line twice
 def test_a_run_is_read_back_from_a_command_line(dfl_run: Command, run: Run) -> None:
     from dfl.run import read_command
 

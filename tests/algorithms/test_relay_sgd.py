@@ -87,6 +87,7 @@ def test_several_trees_share_the_bytes_of_a_message() -> None:
     assert info(setting).payload_shared == 2 * 8 * (4 + 3) * 8
 
 
+@pytest.mark.slow
 def test_two_trees_of_a_torus_reach_the_optimum_of_unequal_peers() -> None:
     setting, optimum = uneven(topology="spanning_tree:of=torus,count=2", algorithm="relay_sgd")
     one, other = setting.network.schedule.weights

@@ -157,7 +157,7 @@ def test_a_damaged_packed_file_is_refused(tmp_path: Path) -> None:
     assert "ended before" in message
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", [pytest.param("loop", marks=pytest.mark.slow), "batched"])
 def test_a_run_learns_the_activities(tmp_path: Path, engine: Literal["loop", "batched"]) -> None:
     """Each activity is a frequency; every peer is a person, of unequal numbers of windows."""
     rng = generator(0, "test of har")

@@ -151,6 +151,7 @@ def test_few_colours_suit_colour_blind_readers() -> None:
     assert len(set(shades(30))) == 30
 
 
+@pytest.mark.slow
 def test_crowded_lines_are_split_over_panels() -> None:
     many = {"topology": list("abcd"), "bits": ("none", 16, 8, 4), "seed": (0, 1)}
     rows, _ = swept(many)
