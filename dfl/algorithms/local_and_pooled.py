@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.dfedavgm import State
+from dfl.algorithms.gossip.dfedavgm import State
 from dfl.datasets.server_data import all_examples
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.algorithms.dfedavgm import DFedAvgM
-from dfl.algorithms.qdfedavgm import QDFedAvgM
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
+from dfl.algorithms.gossip.qdfedavgm import QDFedAvgM
 from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.schedule import endless

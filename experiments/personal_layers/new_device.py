@@ -17,8 +17,8 @@ from torch.nn import Module, Sequential
 
 import dfl
 from dfl.algorithms import ALGORITHMS, Algorithm
-from dfl.algorithms.fedavg import FedAvg
-from dfl.algorithms.fedprox import FedProx
+from dfl.algorithms.server.fedavg import FedAvg
+from dfl.algorithms.server.fedprox import FedProx
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.datasets import Data

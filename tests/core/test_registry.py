@@ -193,7 +193,7 @@ def test_a_package_with_the_name_of_a_method_of_dfl_is_refused(
 ) -> None:
     declare(packages, "dfl-extras", {"dfl.algorithms": {"fedavg": "extras:FedAvg"}})
     line = dfl_run.refused(*FEW)
-    assert line.startswith("--algorithm fedavg is both dfl.algorithms.fedavg:FedAvg and ")
+    assert line.startswith("--algorithm fedavg is both dfl.algorithms.server.fedavg:FedAvg and ")
     assert "package dfl-extras" in line
 
 

@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 
 from dfl.algorithms import assumptions as of
 from dfl.algorithms.assumptions import Assumption, Conditions
-from dfl.algorithms.dfedavgm import DFedAvgM
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.errors import InputError
 from dfl.environment.faults import FAULTS
 from tests.support.quadratic import digits, info, quadratic

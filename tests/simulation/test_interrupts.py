@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import dfl
-from dfl.algorithms.dfedavgm import DFedAvgM
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core import command_line
 from dfl.datasets import DATASETS
 from tests.comm.test_startup import running

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dfl
-from dfl.algorithms.dfedavgm import DFedAvgM, State
-from dfl.algorithms.fedavg import FedAvg
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
+from dfl.algorithms.server.fedavg import FedAvg
 from dfl.compression import Exact, Quantize
 from dfl.datasets.given import as_data
 from dfl.datasets.partition import Assignment, Labels

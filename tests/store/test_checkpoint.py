@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dfl
-from dfl.algorithms.dfedavgm import DFedAvgM, State
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.protocols import Net, Task
 from dfl.comm.mpi import World
 from dfl.datasets.data import Data

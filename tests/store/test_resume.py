@@ -197,7 +197,7 @@ def test_resumed_refuses_other_settings(cut: Path) -> None:
 def test_a_signal_ends_a_run_after_its_round(
     dfl_run: Command, whole: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    from dfl.algorithms.qdfedavgm import QDFedAvgM
+    from dfl.algorithms.gossip.qdfedavgm import QDFedAvgM
 
     known, before = QDFedAvgM.round, signal.getsignal(number)
 

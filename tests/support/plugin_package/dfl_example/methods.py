@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge
 
 from dfl.algorithms import Algorithm
-from dfl.algorithms.dfedavgm import State
+from dfl.algorithms.gossip.dfedavgm import State
 
 if TYPE_CHECKING:
     from torch import Tensor

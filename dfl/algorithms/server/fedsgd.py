@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dfl.algorithms.base import ALGORITHMS
-from dfl.algorithms.fedavg import FedAvg
+from dfl.algorithms.server.fedavg import FedAvg
 from dfl.core.errors import InputError
 
 if TYPE_CHECKING:

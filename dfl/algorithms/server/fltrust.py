@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.base import ALGORITHMS
-from dfl.algorithms.fedavg import FedAvg
+from dfl.algorithms.server.fedavg import FedAvg
 from dfl.core.options import Count, Share
 from dfl.datasets.server_data import biased_sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfl.algorithms.fedavg import State
     from dfl.algorithms.protocols import Net, Task
+    from dfl.algorithms.server.fedavg import State
     from dfl.datasets.server_data import ServerDataRule
 
 

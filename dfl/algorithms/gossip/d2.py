@@ -17,7 +17,7 @@ from dfl.algorithms.assumptions import (
     Assumption,
 )
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.gradient_tracking import State
+from dfl.algorithms.gossip.gradient_tracking import State
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.assumptions import POSITIVE_RATE, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.dsgdm import State
+from dfl.algorithms.gossip.dsgdm import State
 from dfl.core.options import Share
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.assumptions import Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.gradient_tracking import GradientTracking
+from dfl.algorithms.gossip.gradient_tracking import GradientTracking
 
 if TYPE_CHECKING:
     import torch

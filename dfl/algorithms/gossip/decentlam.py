@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.assumptions import PEERS_STAY, POSITIVE_RATE, SYMMETRIC, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.dsgdm import State
+from dfl.algorithms.gossip.dsgdm import State
 
 if TYPE_CHECKING:
     import torch

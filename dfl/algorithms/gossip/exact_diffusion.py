@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.assumptions import FULL_WORK, STATIC, SYMMETRIC, Assumption
 from dfl.algorithms.base import ALGORITHMS
-from dfl.algorithms.d2 import D2
+from dfl.algorithms.gossip.d2 import D2
 
 if TYPE_CHECKING:
     from torch import Tensor

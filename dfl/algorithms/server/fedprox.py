@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dfl.algorithms.base import ALGORITHMS
-from dfl.algorithms.fedavg import FedAvg
+from dfl.algorithms.server.fedavg import FedAvg
 from dfl.core.options import NotNegative
 
 if TYPE_CHECKING:

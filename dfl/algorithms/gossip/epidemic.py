@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dfl.algorithms.base import ALGORITHMS
-from dfl.algorithms.dfedavgm import DFedAvgM
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.options import Count
 
 

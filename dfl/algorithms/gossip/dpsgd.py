@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
-from dfl.algorithms.dfedavgm import State
+from dfl.algorithms.gossip.dfedavgm import State
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,1 @@
+"""Methods in which peers send messages to their neighbours, one file each."""

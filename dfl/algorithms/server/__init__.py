@@ -1,0 +1,1 @@
+"""Methods in which clients send messages to a server, one file each."""
