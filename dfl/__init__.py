@@ -27,10 +27,10 @@ from dfl.core.version import VERSION
 
 if TYPE_CHECKING:
     from dfl import plot
-    from dfl.api import simulate
     from dfl.datasets.data import Data
     from dfl.reporting.live import Live
     from dfl.reporting.mlflow_callback import MLflow
+    from dfl.reporting.simulate import simulate
     from dfl.reporting.wandb_callback import WeightsAndBiases
     from dfl.store.callbacks import Callback, Row
     from dfl.store.results import load
@@ -63,7 +63,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 __getattr__ = attributes(
     __name__,
     {
-        "simulate": "dfl.api",
+        "simulate": "dfl.reporting.simulate",
         "load": "dfl.store.results",
         "Data": "dfl.datasets.data",
         "resumed": "dfl.store.resume",

@@ -124,7 +124,7 @@ def _execute(command: Command, run: Run, world: "World") -> None:
 
 
 def _simulate(command: Command, run: Run, world: "World") -> None:
-    from dfl.api import simulate
+    from dfl.reporting.simulate import simulate
     from dfl.store.logs import printed
 
     callbacks: list[Callback] = []

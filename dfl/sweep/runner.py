@@ -172,7 +172,7 @@ def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
 
 def _simulate(folder: Path, run: Run) -> str:
     """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
-    from dfl.api import simulate
+    from dfl.reporting.simulate import simulate
     from dfl.simulation.settle import settle
 
     begun = time.perf_counter()

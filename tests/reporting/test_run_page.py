@@ -216,7 +216,7 @@ def test_a_page_of_a_thousand_peers_is_small_and_written_at_once(tmp_path: Path)
 def test_the_start_of_a_run_does_not_wait_for_its_page() -> None:
     """What a page needs is imported when it is written."""
     code = (
-        "import sys, dfl.run, dfl.api, dfl.reporting.report, dfl.store.history;"
+        "import sys, dfl.run, dfl.reporting.simulate, dfl.reporting.report, dfl.store.history;"
         "print([name for name in ('jinja2', 'matplotlib', 'networkx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

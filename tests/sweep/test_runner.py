@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import dfl
-import dfl.api
+import dfl.reporting.simulate
 from dfl.core.errors import InputError, Suspended
 from dfl.store import manifest
 from dfl.sweep import Cell, combinations, run_grid, scheduler
@@ -35,13 +35,13 @@ def cells(*seeds: int, **changes: Any) -> tuple[Cell, ...]:
 def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The seeds of the runs that are simulated in this process."""
     seeds: list[int] = []
-    simulate = dfl.api.simulate
+    simulate = dfl.reporting.simulate.simulate
 
     def recording(run: dfl.Run) -> Iterator[dict[str, float]]:
         seeds.append(run.seed)
         return simulate(run)
 
-    monkeypatch.setattr("dfl.api.simulate", recording)
+    monkeypatch.setattr("dfl.reporting.simulate.simulate", recording)
     return seeds
 
 
