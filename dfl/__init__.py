@@ -26,8 +26,8 @@ from dfl.core.lazy import attributes
 from dfl.core.version import VERSION
 
 if TYPE_CHECKING:
-    from dfl import plot
     from dfl.datasets.data import Data
+    from dfl.reporting import notebook as plot
     from dfl.reporting.live import Live
     from dfl.reporting.mlflow_callback import MLflow
     from dfl.reporting.simulate import simulate
@@ -72,6 +72,6 @@ __getattr__ = attributes(
         "Live": "dfl.reporting.live",
         "MLflow": "dfl.reporting.mlflow_callback",
         "WeightsAndBiases": "dfl.reporting.wandb_callback",
-        "plot": "dfl.plot",
+        "plot": "dfl.reporting.notebook",
     },
 )

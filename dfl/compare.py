@@ -21,17 +21,16 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from dfl.config import Run
 from dfl.core import command_line
 from dfl.core.errors import InputError, printable
 from dfl.core.files import atomically
 from dfl.core.reading import open_regular
+from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
 from dfl.store import manifest
 from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
 from dfl.sweep import progress
-from dfl.sweep.grid import shown
 from dfl.sweep.status import DAMAGED, DONE, CellState, read_state
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 _ABOUT = "Compare runs: a table, compare.csv, compare.png and report.html."
 
-PLACES = ("out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level")
-"""Settings that do not distinguish runs."""
 FIRST = ("folder", "status")
 """The first columns of compare.csv, which mark a file as written by this command."""
 SIGNED = "dfl.compare"
@@ -225,25 +222,6 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
             table = table.reindex(columns=[*table, *missing])
         found.append(Compared(folder, differs, state, table))
     return found
-
-
-def differences(
-    settings: Sequence[Mapping[str, object]], folders: Sequence[Path]
-) -> list[dict[str, str]]:
-    """Return the settings by which runs differ, with folder names if these do not suffice.
-
-    Args:
-        settings: the settings, as run.json has them.
-        folders: the folders of the runs.
-    """
-    names = [name for name in Run.__dataclass_fields__ if name not in PLACES]
-    differ = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
-    found = [{name: shown(each.get(name)) for name in differ} for each in settings]
-    if differ and len({str(each) for each in found}) == len(found):
-        return found
-    short = [folder.resolve().name for folder in folders]
-    unique = short if len(set(short)) == len(short) else list(map(str, folders))
-    return [{"run": name} | each for name, each in zip(unique, found, strict=True)]
 
 
 def table(runs: Sequence[Compared]) -> pd.DataFrame:

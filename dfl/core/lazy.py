@@ -36,6 +36,6 @@ def attributes(module: str, sources: Mapping[str, str]) -> Callable[[str], objec
         if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         source = import_module(sources[name])
-        return source if sources[name] == f"{module}.{name}" else getattr(source, name)
+        return getattr(source, name, source)
 
     return load

@@ -109,3 +109,10 @@ def shown(value: object) -> str:
         text = ""
     short = isinstance(value, str) or (0 < len(text) <= 80 and text.isprintable())
     return text if short else f"a value of type {type(value).__name__}"
+
+
+def unquoted(value: object) -> str:
+    """Return a value as settings have it, without quotes."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

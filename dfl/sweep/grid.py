@@ -32,7 +32,7 @@ from typing import Any, get_args, get_type_hints
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.options import options
-from dfl.core.parse import nearest
+from dfl.core.parse import nearest, unquoted
 from dfl.core.reading import SETTINGS, read_bounded
 
 SET_BY_SWEEP = ("out", "resume")
@@ -194,13 +194,6 @@ def _cells(
         yield Cell(values, run)
 
 
-def shown(value: object) -> str:
-    """Return a value as it is written in a grid, without quotes."""
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def name_of(values: Mapping[str, object]) -> str:
     """Return the name of a cell: its values in characters that suit every disk and every shell.
 
@@ -208,7 +201,7 @@ def name_of(values: Mapping[str, object]) -> str:
     or a value is too long, a checksum of all values follows, so that different cells have different
     names in every grid.
     """
-    texts = {name: shown(value) for name, value in values.items()}
+    texts = {name: unquoted(value) for name, value in values.items()}
     plain = ",".join(f"{name}={text}" for name, text in texts.items())
     kept = {name: re.sub(r"^(\w+):", r"\1-", text, flags=re.ASCII) for name, text in texts.items()}
     short = {name: re.sub(r"[^\w.+=,-]+", "-", text, flags=re.ASCII) for name, text in kept.items()}

@@ -13,6 +13,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from dfl.core.errors import InputError
+from dfl.core.parse import unquoted
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.reporting.collection import (
     LINES,
@@ -29,7 +30,7 @@ from dfl.reporting.page import Line, chart, columns, write
 from dfl.store.run_directory import CELL, GRID
 from dfl.sweep import grid as grids
 from dfl.sweep import tables
-from dfl.sweep.grid import Grid, shown
+from dfl.sweep.grid import Grid
 from dfl.sweep.plots import map_axes
 from dfl.sweep.status import DONE, States, read_states
 
@@ -103,8 +104,8 @@ def _groups(grid: Grid, summary: pd.DataFrame, by: Sequence[str], folder: Path) 
     names = [name for name in (*tables.MEASURES, "train_loss") if name in summary]
     members: dict[tuple[str, ...], list[Link]] = {}
     for cell in grid.cells:
-        key = tuple(shown(cell.values[name]) for name in by)
-        label = shown(cell.values["seed"]) if "seed" in cell.values else "open"
+        key = tuple(unquoted(cell.values[name]) for name in by)
+        label = unquoted(cell.values["seed"]) if "seed" in cell.values else "open"
         members.setdefault(key, []).append(Link.to(folder / cell.name, cell.name, label))
     rows = []
     for row in summary.to_dict("records"):

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from dfl.core.errors import printable
 from dfl.core.files import atomically
+from dfl.core.parse import unquoted
 from dfl.store.rows import as_table
-from dfl.sweep.grid import Grid, shown
+from dfl.sweep.grid import Grid
 from dfl.sweep.status import DONE, States
 
 CLOCKS = ("seconds",)
@@ -40,7 +41,7 @@ def cells(grid: Grid, states: States) -> pd.DataFrame:
     rows = []
     for cell in grid.cells:
         state = states[cell.name]
-        varies = {field: shown(value) for field, value in cell.values.items()}
+        varies = {field: unquoted(value) for field, value in cell.values.items()}
         rows.append({"name": cell.name, **varies, "status": state.status, **state.row})
     table = pd.DataFrame(rows, dtype=object)
     clocks = [name for name in CLOCKS if name in table]
@@ -61,7 +62,7 @@ def curves(grid: Grid, states: States) -> pd.DataFrame:
     for cell in grid.cells:
         state = states[cell.name]
         if state.status == DONE and state.row:
-            varies = {field: shown(value) for field, value in cell.values.items()}
+            varies = {field: unquoted(value) for field, value in cell.values.items()}
             tables.append(as_table(state.table).assign(cell=cell.name, **varies))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from dfl import compare
-from dfl.compare import differences, figure, gather, screen, table
+from dfl.compare import figure, gather, screen, table
 from dfl.store import manifest
 
 HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,payload_bytes\n"
@@ -122,30 +122,6 @@ def test_bad_input_is_refused(
     assert error.startswith(f"dfl: {line}")
     assert error.count("\n") == 1
     assert not Path("compare.csv").exists()
-
-
-def test_labels_are_the_settings_that_differ() -> None:
-    folders = [Path("x/a"), Path("x/b"), Path("y/b")]
-    assert differences([{"seed": 0, "lr": 1}, {"seed": 1, "lr": 1}, {"seed": 2}], folders) == [
-        {"lr": "1", "seed": "0"}, {"lr": "1", "seed": "1"}, {"lr": "none", "seed": "2"},
-    ]  # fmt: skip
-    other_settings = {
-        "out": "here",
-        "timeout": 3,
-        "data_dir": "d",
-        "checkpoint_every": 3,
-        "resume": "r",
-        "log_level": "debug",
-    }
-    assert differences([{"seed": 0}, {"seed": 0} | other_settings], folders[:2]) == [
-        {"run": "a"},
-        {"run": "b"},
-    ]
-    assert differences([{"seed": 0}, {"seed": 0}], folders[1:]) == [{"run": "x/b"}, {"run": "y/b"}]
-    assert differences([{"seed": 0}, {"seed": 1}, {"seed": 1}], folders) == [
-        {"run": "x/a", "seed": "0"}, {"run": "x/b", "seed": "1"}, {"run": "y/b", "seed": "1"},
-    ]  # fmt: skip
-    assert differences([{"seed": 0}], [Path("x/a")]) == [{"run": "a"}]
 
 
 def test_each_run_has_lines_of_its_own(two: list[Path]) -> None:

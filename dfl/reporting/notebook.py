@@ -1,4 +1,4 @@
-"""Figures of runs for notebooks: dfl.plot.accuracy(runs).
+"""`dfl.plot`: figures of runs for notebooks, as dfl.plot.accuracy(runs).
 
 A run is what `dfl.load` returns, or the folder of one, finished or not. A figure is matplotlib's; a
 notebook shows it without pyplot.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from matplotlib.figure import Figure
 
-from dfl.compare import differences
 from dfl.core.errors import InputError
 from dfl.core.parse import shown
+from dfl.reporting.differences import differences
 from dfl.reporting.lines import Y_LABELS, draw, label_x, plain, shades, title
 from dfl.store.results import Result, load
 

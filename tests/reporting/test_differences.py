@@ -1,0 +1,29 @@
+"""Runs are distinguished by the settings by which they differ."""
+
+from pathlib import Path
+
+from dfl.reporting.differences import differences
+
+
+def test_labels_are_the_settings_that_differ() -> None:
+    folders = [Path("x/a"), Path("x/b"), Path("y/b")]
+    assert differences([{"seed": 0, "lr": 1}, {"seed": 1, "lr": 1}, {"seed": 2}], folders) == [
+        {"lr": "1", "seed": "0"}, {"lr": "1", "seed": "1"}, {"lr": "none", "seed": "2"},
+    ]  # fmt: skip
+    other_settings = {
+        "out": "here",
+        "timeout": 3,
+        "data_dir": "d",
+        "checkpoint_every": 3,
+        "resume": "r",
+        "log_level": "debug",
+    }
+    assert differences([{"seed": 0}, {"seed": 0} | other_settings], folders[:2]) == [
+        {"run": "a"},
+        {"run": "b"},
+    ]
+    assert differences([{"seed": 0}, {"seed": 0}], folders[1:]) == [{"run": "x/b"}, {"run": "y/b"}]
+    assert differences([{"seed": 0}, {"seed": 1}, {"seed": 1}], folders) == [
+        {"run": "x/a", "seed": "0"}, {"run": "x/b", "seed": "1"}, {"run": "y/b", "seed": "1"},
+    ]  # fmt: skip
+    assert differences([{"seed": 0}], [Path("x/a")]) == [{"run": "a"}]
