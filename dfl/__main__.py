@@ -1,27 +1,16 @@
-"""The console script `dfl COMMAND`, the same as `python -m dfl.COMMAND`."""
+"""The console script `dfl COMMAND`, the same as `python -m dfl COMMAND`."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 
+from dfl.commands import COMMANDS
 from dfl.core import command_line
 from dfl.core.command_line import HELP, SCRIPT
 from dfl.core.errors import InputError
 from dfl.core.parse import nearest, shown
 from dfl.core.version import VERSION
-
-COMMANDS = {
-    "run": ("dfl.run", "Simulate a run."),
-    "sweep": ("dfl.sweep.command", "Run the cells of a grid, here or on a cluster."),
-    "compare": ("dfl.compare", "Compare runs in a table and a figure."),
-    "report": ("dfl.report", "Write the report of runs, sweeps and comparisons."),
-    "inference": ("dfl.inference.__main__", "Fit a model to the examples of sites."),
-    "list": ("dfl.list", "List the components, their options, sources and examples."),
-    "doctor": ("dfl.doctor", "Print what a bug report needs."),
-    "completion": ("dfl.completion", "Print a script that completes commands in a shell."),
-}
-"""Command -> the module whose `main` it is, and what it does."""
 
 
 def main() -> int:
@@ -52,7 +41,7 @@ def usage() -> str:
         "Usage: dfl COMMAND [OPTIONS]", "",
         "  Simulate federated learning without a server.", "",
         "Commands", *rows, "",
-        "  dfl COMMAND --help describes one. python -m dfl.COMMAND is the same.",
+        "  dfl COMMAND --help describes one. python -m dfl COMMAND is the same.",
     ])  # fmt: skip
 
 

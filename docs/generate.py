@@ -25,6 +25,7 @@ import layers  # noqa: E402
 from columns import DESCRIBED, PEERS  # noqa: E402
 
 import dfl.__main__  # noqa: E402
+import dfl.commands  # noqa: E402
 import topologies.__main__  # noqa: E402
 from dfl.config import COMPONENTS, SECTIONS, Run  # noqa: E402
 from dfl.core.docstrings import cited, described  # noqa: E402
@@ -35,7 +36,7 @@ from dfl.simulation.components import registries  # noqa: E402
 OUT = DOCS / "_generated"
 RESULTS = ROOT / "experiments/results"
 COMMANDS: dict[str, Callable[[], object]] = {
-    **{f"dfl {name}": dfl.__main__.main for name in dfl.__main__.COMMANDS},
+    **{f"dfl {name}": dfl.__main__.main for name in dfl.commands.COMMANDS},
     "python -m topologies": lambda: topologies.__main__.main(["--help"]),
 }
 """The commands whose --help is shown, as functions of the arguments of this process."""
@@ -81,7 +82,7 @@ def command_line() -> str:
         "# Command line\n",
         "The flags of `dfl run`, the keys of a TOML file (`--config`) and the fields of `dfl.Run`",
         "are the same names. A component is written `name:key=value,key=value`. `dfl run` is",
-        "`python -m dfl.run`, and so are the other commands.",
+        "`python -m dfl.run`, and every `dfl COMMAND` is `python -m dfl COMMAND`.",
     ]
     for name, option in options(Run).items():
         if name in SECTIONS:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dfl import completion, doctor
-from dfl.__main__ import COMMANDS, main
+from dfl.__main__ import main
+from dfl.commands import COMMANDS, completion, doctor
 from dfl.config import Run
 from dfl.core.options import options
 from dfl.core.registry import flag

@@ -1,4 +1,4 @@
-"""The components that there are to choose from as text: `--help KIND`, `python -m dfl.list`."""
+"""The components that there are to choose from as text: `--help KIND`, `dfl list`."""
 
 from __future__ import annotations
 

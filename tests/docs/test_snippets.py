@@ -29,7 +29,7 @@ from dfl.sweep.grid import read
 from tests.support.pages import BLOCKS, PAGES, ROOT, Block, blocks, commands
 
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-RUN = re.compile(r"python -m (dfl\.(run|sweep|compare|report|inference|list)|topologies)\b")
+RUN = re.compile(r"python -m (dfl( list|\.(run|sweep|compare|report|inference))|topologies)\b")
 WITHOUT_FILES = ("digits", "gaussian")
 """Data sets that every machine has."""
 ROUNDS = 21

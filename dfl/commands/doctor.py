@@ -1,4 +1,4 @@
-"""The command `python -m dfl.doctor`: what a bug report needs to know of this machine."""
+"""The command `dfl doctor`: what a bug report needs to know of this machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _versions() -> Iterator[Fact]:
 
     git = checkout()
     of = f", commit {git['commit']}{', changed' if git['dirty'] else ''}" if git else ""
-    yield "dfl", f"{VERSION}{of}, in {Path(__file__).parent}"
+    yield "dfl", f"{VERSION}{of}, in {Path(__file__).parents[1]}"
     yield "python", f"{platform.python_version()}, {sys.executable}"
     yield (
         "packages",
@@ -173,7 +173,3 @@ def _run(*command: str) -> subprocess.CompletedProcess[str] | str:
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired) as error:
         return one_line(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The command `python -m dfl.completion`: a script by which bash and zsh complete `dfl`.
+"""The command `dfl completion`: a script by which bash and zsh complete `dfl`.
 
     source <(dfl completion)
 
@@ -8,10 +8,9 @@ It completes commands, the flags of `dfl run` with their components and choices,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from dfl.__main__ import COMMANDS
+from dfl.commands import COMMANDS
 from dfl.config import COMPONENTS, Run
 from dfl.core import command_line
 from dfl.core.catalogue import kind_of
@@ -82,7 +81,3 @@ def script() -> str:
         .replace("@KINDS@", " ".join(map(kind_of, kinds.values())))
         .replace("@FLAGS@", " ".join(flags))
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

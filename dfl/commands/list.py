@@ -1,8 +1,7 @@
-"""The command `python -m dfl.list [KIND [NAME...]]`: the components that there are."""
+"""The command `dfl list [KIND [NAME...]]`: the components that there are."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from dfl.config import COMPONENTS
@@ -62,7 +61,3 @@ def listing(tokens: Sequence[str], width: int) -> str:
     run, inference = command_line.program("run"), command_line.program("inference")
     start = f"{run} --peers 16" if registry in of_runs else f"{inference} {DATA}"
     return page(registry, tokens[1:], start, width)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
