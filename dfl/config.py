@@ -256,6 +256,10 @@ class Run:
     """The lowest level of the messages in each rank's log."""
     tensorboard: bool = False
     """Also write the rows of metrics.csv for TensorBoard."""
+    profile: bool = False
+    """Measure the seconds of each rank by phase of its rounds; print a table, and write it and a
+    trace for chrome://tracing into the folder `profile` of the run directory.
+    """
     report: bool = True
     """Write report.html into the run directory, and refresh it while the run goes on."""
 

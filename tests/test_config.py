@@ -59,11 +59,12 @@ runs = st.builds(
     ensemble=st.booleans(),
     tensorboard=st.booleans(),
     report=st.booleans(),
+    profile=st.booleans(),
     threads=st.integers(1, 1024),
     engine=st.sampled_from(["auto", "batched", "loop"]),
 )
 
-SWITCHES = ("--ensemble", "--tensorboard", "--report")
+SWITCHES = ("--ensemble", "--tensorboard", "--report", "--profile")
 """Flags that take no value as a token of its own."""
 
 
@@ -98,11 +99,7 @@ def test_a_run_is_read_back_from_a_command_line(dfl_run: Command, run: Run) -> N
     tokens = [f"{flag(name)}={value}" for name, value in run.to_dict().items()]
     assert read_command(tokens, 1).run == run
     separate = [
-        token
-        for t in tokens
-        for token in (
-            [t] if t.startswith(("--ensemble", "--tensorboard", "--report")) else t.split("=", 1)
-        )
+        token for t in tokens for token in ([t] if t.startswith(SWITCHES) else t.split("=", 1))
     ]
     assert read_command(separate, 1).run == run
 

@@ -32,6 +32,7 @@ from dfl.comm.heartbeat import Pulse, complain, until
 from dfl.comm.shared_memory import remove_unused
 from dfl.comm.startup import RANKS, TIMEOUT, Start, first
 from dfl.core.errors import DivergedError, InputError
+from dfl.core.profiling import in_phase
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -80,6 +81,7 @@ class World:
     def __post_init__(self) -> None:
         self.pulse = Pulse(self.rank, self.size)
 
+    @in_phase("wait")
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Return on every rank what rank 0 makes.
 
@@ -213,6 +215,7 @@ class World:
         if link is not None:
             self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
 
+    @in_phase("wait")
     def minimum(self, *numbers: int) -> tuple[int, ...]:
         """Return the smallest of the ranks' numbers, for each of several, on every rank."""
         if self.size == 1:

@@ -22,6 +22,7 @@ from dfl.comm.received import Received, error, without_lost
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.layout import Group
+from dfl.core.profiling import in_phase, phase
 from dfl.robust.aggregators import Aggregate
 
 if TYPE_CHECKING:
@@ -130,12 +131,14 @@ class Net:
         columns = network.transport.to_columns(
             received, group, everyone / everyone.sum(), reference
         )
-        aggregate = network.threat_model.rule(columns)
+        with phase("mix"):
+            aggregate = network.threat_model.rule(columns)
         if world.size > 1:  # the coordinates that other ranks aggregate, and the result
             elsewhere = updates.shape[1] - len(aggregate.row)
             traffic.wire += len(updates) * elsewhere * updates.element_size()
             traffic.wire += aggregate.row.nbytes
-        row = torch.from_numpy(world.all_gather(aggregate.row)).to(updates)
+        with phase("send"):
+            row = torch.from_numpy(world.all_gather(aggregate.row)).to(updates)
         if aggregate.scores is not None:
             scores[group.here] = torch.from_numpy(aggregate.scores[self._span(group.counts)])
         return ServerAggregate(row[None], scores)
@@ -159,7 +162,8 @@ class Net:
         received = self._decode(encoded[arrives], messages)
         if world.size > 1:
             self.network.traffic.wire += received.nbytes
-        everyone = torch.from_numpy(world.all_gather(received.cpu().numpy()))
+        with phase("send"):
+            everyone = torch.from_numpy(world.all_gather(received.cpu().numpy()))
         return everyone.to(messages), group.ids
 
     def broadcast(self, row: Tensor, to: Group) -> Tensor:
@@ -330,6 +334,7 @@ class Net:
             network.clock.aggregate(encoded.shape[1], group.ids)
         return encoded
 
+    @in_phase("encode")
     def _encode(self, messages: Tensor, kind: str, ids: NDArray[np.int64], slot: str) -> Tensor:
         """Return messages as bytes.
 
@@ -346,6 +351,7 @@ class Net:
 
         return self.network.threat_model.compressor.encode(messages, draw)
 
+    @in_phase("decode")
     def _decode(self, encoded: Tensor, like: Tensor) -> Tensor:
         return self.network.threat_model.compressor.decode(encoded, like.shape[1], like.dtype)
 

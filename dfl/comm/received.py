@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.weighting import weighted_sum
+from dfl.core.profiling import in_phase
 from dfl.core.rows import rows_at
 from dfl.robust.aggregators import Aggregate, Updates, mean
 
@@ -73,6 +74,7 @@ class Received:
         kept = self.plan.kept
         return self._weighted(self.plan, self.plan.near if kept is None else kept())
 
+    @in_phase("mix")
     def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return what a rule makes of every closed neighbourhood, (p, m); the mean is `average`.
 

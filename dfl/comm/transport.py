@@ -11,6 +11,7 @@ import numpy as np
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.traffic import Traffic
 from dfl.core.layout import Group, columns
+from dfl.core.profiling import in_phase
 from dfl.robust.aggregators import Rows, Updates
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Transport:
         self._lanes.move_to_end(key)
         return self._lanes[key]
 
+    @in_phase("send")
     def carry(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Tensor:
         """Exchange messages between ranks.
 
@@ -136,6 +138,7 @@ class Transport:
             )
         return routes[width]
 
+    @in_phase("send")
     def to_columns(
         self,
         rows: Tensor,
@@ -161,6 +164,7 @@ class Transport:
             lambda parts: np.add.reduce(self.world.all_gather(parts), axis=0),
         )
 
+    @in_phase("send")
     def to_rows(self, columns_here: Rows, like: Tensor, counts: list[int]) -> Tensor:
         """Return the rows of this rank; the inverse of `to_columns`.
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dfl.core.profiling import in_phase
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -21,6 +23,7 @@ TILE = 1 << 20
 """Numbers that are stacked at a time, which bounds memory."""
 
 
+@in_phase("mix")
 def weighted_sum(weights: csr_array, *rows: Tensor) -> Tensor:
     """Return weights (p, q) times rows (q, m).
 

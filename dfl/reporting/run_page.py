@@ -52,7 +52,7 @@ SECTIONS = (
     ("again", "Run it again"), ("environment", "Environment"),
 )  # fmt: skip
 """Sections of the page."""
-UNTOLD = ("out", "resume", "report", "tensorboard")
+UNTOLD = ("out", "resume", "report", "tensorboard", "profile")
 """The settings that are no part of a command that repeats a run."""
 CHARTED = (
     *X, "wire_bytes", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max",

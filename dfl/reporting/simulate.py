@@ -36,10 +36,13 @@ def default_callbacks(run: Run) -> tuple[Callback, ...]:
     Raises:
         InputError: `tensorboard` is set without `out`, or the package is not installed.
     """
-    if not isinstance(run, Run) or (run.out is None and not run.tensorboard):
+    if not isinstance(run, Run):
         return ()
     if run.out is None:
-        raise InputError("--tensorboard writes into the folder of the run: give --out")
+        for name in ("tensorboard", "profile"):
+            if getattr(run, name):
+                raise InputError(f"--{name} writes into the folder of the run: give --out")
+        return ()
     from dfl.reporting.figures import Figures
     from dfl.reporting.report import Report
     from dfl.store.history import History
@@ -50,4 +53,8 @@ def default_callbacks(run: Run) -> tuple[Callback, ...]:
 
         tensorboard.check()
         callbacks.append(tensorboard.TensorBoard(run.out / "tensorboard"))
+    if run.profile:
+        from dfl.reporting.profile import ProfileFiles
+
+        callbacks.append(ProfileFiles(run.out / "profile"))
     return (*callbacks, *((Report(run.out),) if run.report else ()))

@@ -18,6 +18,7 @@ from rich.text import Text
 from dfl.config import Run
 from dfl.evaluation.goals import reached
 from dfl.reporting.distribution import distribution, ends, span
+from dfl.reporting.profile import table
 from dfl.store.callbacks import Callback, Outcome, Peers, Row, RunInfo
 from dfl.store.logs import LOG
 
@@ -104,7 +105,10 @@ class Terminal(Callback):
             met = reached(self.last, run.goal)
             goal.append(("until", f"{run.until} {'reached' if met else 'not reached'}"))
         lines = [*goal, *summary(outcome.peers, self.last), ("files", str(run.out or "none"))]
-        self._print([*([] if self.quiet else lines), *_look_at(run.out)])
+        self._print([] if self.quiet else lines)
+        if outcome.profile is not None:
+            self.console.print(table(outcome.profile), soft_wrap=True, markup=False)
+        self._print(_look_at(run.out))
 
     def close(self, error: BaseException | None) -> None:
         """Stop the bar; the error is printed by the caller."""

@@ -22,6 +22,7 @@ import numpy as np
 from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
+from dfl.core.profiling import in_phase
 from dfl.simulation.distribute import pack, unpack
 from dfl.simulation.moment import Moment, narrowed, tensors
 from dfl.store import checkpoint_files
@@ -82,6 +83,7 @@ def due(t: int, run: Run) -> bool:
     return every is not None and (t % every == 0 or t == run.rounds)
 
 
+@in_phase("write")
 def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> None:
     """Write a checkpoint; called on every rank. Checkpoints that are too old are removed.
 

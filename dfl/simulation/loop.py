@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError
 from dfl.core.isolation import isolated
 from dfl.core.parse import shown
+from dfl.core.profiling import Profile, profiled
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, monitor
 from dfl.simulation.liveness import alive
@@ -24,6 +27,11 @@ from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks
 from dfl.store.resume import finished
 from dfl.store.run_directory import refuse_unusable
 from dfl.store.run_files import RunFiles
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from dfl.core.lazy import torch
 
 
 def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
@@ -45,9 +53,10 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
             prepared = prepare(run, world)
             watched = _callbacks(prepared, callbacks)
         rows = _rounds(prepared, *watched)
+        profile = _profile(prepared) if run.profile else None
         try:
             while True:
-                with logs.listening(world, run), isolated(run.threads):
+                with logs.listening(world, run), isolated(run.threads), profiled(profile):
                     row = next(rows, None)
                 if row is None:
                     break
@@ -140,6 +149,14 @@ def _check_round(moment: Moment, prepared: Prepared) -> int:
             f"(it is {prepared.run.lr}) or other messages"
         )
     return -minus_signal
+
+
+def _profile(prepared: Prepared) -> Profile:
+    """Return a profile that waits for the device of this rank, if calls to it return at once."""
+    device = prepared.task.device
+    if device.type != "cuda":
+        return Profile()
+    return Profile(partial(torch.cuda.synchronize, device))
 
 
 def _no_table() -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core.errors import DivergedError
+from dfl.core.profiling import Profiles, active, phase
 from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
 from dfl.evaluation.goals import reached
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dfl.comm.mpi import World
     from dfl.simulation.prepare import Prepared
     from dfl.training.task import Task
 else:
@@ -106,7 +108,8 @@ class Monitor:
             self.since = time.perf_counter()
             return
         begun = time.perf_counter()
-        figures, peers = _row(moment, self.prepared)
+        with phase("evaluate"):
+            figures, peers = _row(moment, self.prepared)
         logs.LOG.info("evaluation after round %d in %.2f s", t, time.perf_counter() - begun)
 
         def pass_on() -> bytes:
@@ -114,8 +117,9 @@ class Monitor:
                 return json.dumps({"wrong": wrong}).encode()
             text = json.dumps({"round": t, "seconds": time.perf_counter() - self.begun} | figures)
             if self.callback and peers is not None:
-                self.callback.row(Row(json.loads(text)))
-                self.callback.evaluated(t, peers)
+                with phase("write"):
+                    self.callback.row(Row(json.loads(text)))
+                    self.callback.evaluated(t, peers)
             logs.LOG.info("%s", text)
             return text.encode()
 
@@ -141,12 +145,13 @@ class Monitor:
             return
         moment, peers = self.last
         models = gathered(moment, self.prepared)
+        profile = _profiles(self.prepared.world)
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
                 named = by_name(moment.task, torch.from_numpy(models))
                 state = {name: np.ascontiguousarray(v.numpy()) for name, v in named.items()}
-                self.callback.finish(Outcome(peers, state))
+                self.callback.finish(Outcome(peers, state, profile))
                 self.callback.close(None)
             return b""
 
@@ -156,6 +161,20 @@ class Monitor:
         """Return what is not finite among the figures of honest peers, on rank 0."""
         info = self.prepared.info
         return metrics.not_finite(peers, info.sizes, info.classes) if peers and info else ""
+
+
+def _profiles(world: World) -> Profiles | None:
+    """Return the profiles of all ranks on rank 0, if the run is profiled; None elsewhere."""
+    profile = active()
+    if profile is None:
+        return None
+    events = profile.events()
+    mine = np.full((len(events), 1), world.rank)
+    tables, everything = (
+        world.gather(profile.table()[None]),
+        world.gather(np.hstack([mine, events])),
+    )
+    return None if tables is None or everything is None else Profiles(tables, everything)
 
 
 def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.Figures | None]:

@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
+from dfl.core.profiling import Profiles
 
 Peers = Mapping[str, NDArray[np.float64]]
 """Figures of all peers, (P,) each, by name."""
@@ -209,10 +210,12 @@ class Outcome:
     Attributes:
         peers: figures of all peers.
         state: the models by parameter name, axis 0 = peers, or one row where all have the same.
+        profile: what the ranks have spent in each phase; None without `--profile`.
     """
 
     peers: Peers
     state: Mapping[str, NDArray[np.floating]]
+    profile: Profiles | None = None
 
 
 class Callback:

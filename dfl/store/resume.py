@@ -14,7 +14,7 @@ from dfl.store.run_directory import outputs
 
 FREE = (
     "rounds", "eval_every", "eval_last", "checkpoint_every", "timeout", "log_level", "tensorboard",
-    "report",
+    "report", "profile",
 )  # fmt: skip
 """The settings that may change when a run is resumed."""
 PLACES = ("out", "resume", "data_dir")

@@ -26,7 +26,7 @@ CONTENT = b"dfl writes to this folder\n"
 """The content of the marker."""
 FILES = ("run.json", "metrics.csv", "peers.csv", "state.safetensors")
 """The files that a run writes to its folder."""
-FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard", "history")
+FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard", "history", "profile")
 """The folders that a run makes in its folder."""
 OUTPUTS = (*FILES, *FOLDERS[:2])
 """What shows that a folder has a run. A sweep writes to the folder of a cell before that."""

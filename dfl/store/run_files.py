@@ -10,6 +10,7 @@
     DIR/report.html         `dfl.reporting.report`
     DIR/history/            `dfl.store.history`: the peers at every evaluation, for the report
     DIR/tensorboard/        `dfl.reporting.tensorboard`
+    DIR/profile/            `dfl.reporting.profile`
     DIR/logs/rank-3.log     `dfl.store.logs`, of every rank
     DIR/checkpoint/         `dfl.simulation.checkpointing`
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dfl.core import profiling
 from dfl.training.batches import batches, groups
 from dfl.training.gradients import update_velocity
 from dfl.training.problem import Parameters, Problem, Step
@@ -92,16 +93,22 @@ def _descend(
         start = {name: value for name, value in taken.items() if name in layout.shared_parameters}
         c = {} if correction is None else layout.take(correction, group)
         shift = {name: value.mul_(unit) for name, value in c.items()}
-        for batch in batches(problem, t, group):
-            a = len(batch.index)
+        for step in profiling.each("batches", _steps(problem, t, group)):
+            a = len(step.batch.index)
             y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
-            _step(v, y, start, shift, Step.of(problem, batch), unit, moves=rate > 0)
+            _step(v, y, start, shift, step, unit, moves=rate > 0)
         layout.put(whole, z, group)
         if momentum is not None:
             layout.put({name: value.div_(-unit) for name, value in last.items()}, kept, group)
         if problem.train_seconds is not None:
             _add_seconds(problem.train_seconds, problem, group, begun)
     return z, kept
+
+
+def _steps(problem: Problem, t: int, group: NDArray[np.int64]) -> Iterator[Step]:
+    """Yield the examples of the local steps of a group in round t."""
+    for batch in batches(problem, t, group):
+        yield Step.of(problem, batch)
 
 
 def _add_seconds(
@@ -150,12 +157,14 @@ def _step(
     solver = step.problem.solver
     for names in step.problem.turns:
         moving = {name: v[name] for name in names}
-        at = _ascended(y, names, step) if solver.sam_rho else y
-        update_velocity(moving, at, step, rate)
-        _proximal(moving, y, start, rate * solver.prox_mu)
-        _correct(moving, shift)
-        if moves:
-            _move(y, moving)
+        with profiling.phase("forward and backward"):
+            at = _ascended(y, names, step) if solver.sam_rho else y
+            update_velocity(moving, at, step, rate)
+        with profiling.phase("update"):
+            _proximal(moving, y, start, rate * solver.prox_mu)
+            _correct(moving, shift)
+            if moves:
+                _move(y, moving)
 
 
 def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:

@@ -65,6 +65,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
 """Values of the fields that choose no component."""
 UNTRIED = {
     "data_dir", "init_from", "out", "resume", "timeout", "log_level", "tensorboard", "report",
+    "profile",
 }  # fmt: skip
 """Fields of files and launches, which keep their defaults."""
 

@@ -351,7 +351,7 @@ def test_links_in_a_runs_folder_are_not_followed(
         "history/peers.bin",
         "history/start.safetensors",
     ]
-    folders = ["logs", "checkpoint", "figures", "tensorboard", "history"]
+    folders = ["logs", "checkpoint", "figures", "tensorboard", "history", "profile"]
     for name in [*files, *folders]:
         folder = tmp_path / "run"
         claim(folder)
@@ -364,6 +364,7 @@ def test_links_in_a_runs_folder_are_not_followed(
             examples_per_peer=5,
             checkpoint_every=1,
             tensorboard=True,
+            profile=True,
             out=folder,
         )
         with suppress(dfl.InputError):
@@ -383,7 +384,7 @@ def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 PLANTED = (
     ".run.json.part", "run.json", "metrics.csv", "peers.csv", "state.safetensors",
-    "checkpoint", "figures", "tensorboard", "report.html",
+    "checkpoint", "figures", "tensorboard", "profile", "report.html",
 )  # fmt: skip
 """Names of a run's files and folders that are written after round 0."""
 
@@ -406,6 +407,7 @@ def test_links_planted_during_a_run_are_not_followed(
         out=folder,
         checkpoint_every=None if name != "checkpoint" else 2,
         tensorboard=name == "tensorboard",
+        profile=name == "profile",
     )
     rows = iter(dfl.simulate(run))
     if name != "tensorboard":
