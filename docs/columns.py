@@ -4,7 +4,8 @@ DESCRIBED = {
     "sim_seconds": ("`--links`", "simulated seconds so far, of the slowest peer"),
     "quantization_error": (
         "quantized methods",
-        "the largest ‖Q(x) - x‖² / ‖x‖² of a peer's last message",
+        "relative squared error of a message, ‖Q(x) - x‖² / ‖x‖², without a unit: the largest of "
+        "the peers' last messages; 0 is exact, and a run is warned of 1 or more",
     ),
     "upload_bytes": ("a server", "bytes of the uploads so far"),
     "download_bytes": ("a server", "bytes of the downloads so far"),

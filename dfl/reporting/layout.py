@@ -10,12 +10,10 @@ from scipy.sparse.csgraph import shortest_path
 
 Floats = NDArray[np.float64]
 
-SMALL = 100
-"""The most peers that are placed by the slow layout."""
 FEW = 40
-"""The most peers that `quick_layout` places by the slow layout."""
+"""The most peers that are placed by the slow layout."""
 WORK = 2 * 10**7
-"""About the most pairs of peers that the springs of `quick_layout` move apart."""
+"""About the most pairs of peers that the springs move apart, which takes less than a second."""
 
 
 def layout(receives: csr_array) -> Floats:
@@ -23,7 +21,7 @@ def layout(receives: csr_array) -> Floats:
 
     A circulant graph is drawn on a circle. Otherwise few peers are placed by Kamada and Kawai's
     layout, and more by Brandes and Pich's PivotMDS, followed by as many spring steps as take a
-    second or two.
+    fraction of a second.
 
     Args:
         receives: (P, P), entry (i, j) where peer i receives from peer j; no diagonal.
@@ -33,32 +31,11 @@ def layout(receives: csr_array) -> Floats:
         angles = np.pi / 2 - 2 * np.pi * np.arange(peers) / peers
         return np.stack([np.cos(angles), np.sin(angles)], axis=1)
     both = csr_array(receives + receives.T)
-    network = nx.from_scipy_sparse_array(both)
-    if peers <= SMALL:
-        placed = nx.kamada_kawai_layout(network, weight=None)
+    if peers <= FEW:
+        placed = nx.kamada_kawai_layout(nx.from_scipy_sparse_array(both), weight=None)
+        places = np.array([placed[i] for i in range(peers)])
     else:
-        placed = dict(enumerate(_pivots(both)))
-        if steps := min(50, 10**7 // peers**2):
-            placed = nx.spring_layout(
-                network, pos=placed, iterations=steps, method="force", weight=None, seed=0
-            )
-    places = np.array([placed[i] for i in range(peers)])
-    places -= (places.min(0) + places.max(0)) / 2
-    return np.asarray(places / np.abs(places).max())
-
-
-def quick_layout(receives: csr_array) -> Floats:
-    """Return positions as `layout` does, in a fraction of a second for any number of peers.
-
-    Args:
-        receives: (P, P), entry (i, j) where peer i receives from peer j; no diagonal.
-    """
-    peers = receives.shape[0]
-    if peers <= FEW or _circulant(receives):
-        return layout(receives)
-    both = csr_array(receives + receives.T)
-    places = _pivots(both)
-    places = _sprung(places, both, min(50, WORK // peers**2))
+        places = _sprung(_pivots(both), both, min(50, WORK // peers**2))
     places -= (places.min(0) + places.max(0)) / 2
     return np.asarray(places / np.abs(places).max())
 

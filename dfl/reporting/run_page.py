@@ -57,8 +57,8 @@ UNTOLD = ("out", "resume", "report", "tensorboard", "profile")
 CHARTED = (
     *X, "wire_bytes", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max",
     "accuracy_std", "accuracy_mean_model", "local_accuracy_mean", "consensus_distance",
-    "accuracy_ensemble", "accuracy_vote", "backdoor_success_mean", "peers_up", "messages_lost",
-    "upload_bytes", "download_bytes", "parameters_k_plus_m",
+    "accuracy_ensemble", "accuracy_vote", "backdoor_success_mean", "upload_bytes",
+    "download_bytes", "parameters_k_plus_m",
 )  # fmt: skip
 """The columns of metrics.csv that have a place on the page, or are an x axis."""
 MAIN = (
@@ -67,6 +67,21 @@ MAIN = (
     "wire_bytes",
 )  # fmt: skip
 """The columns that every metrics.csv has, unless another program wrote it."""
+OTHER_CHARTS = {
+    "peers_up": ("Peers that are up", "number of peers", "peers up"),
+    "messages_lost": ("Messages lost so far", "number of messages", "messages lost"),
+    "quantization_error": (
+        "Relative squared error of messages",
+        "‖Q(x) - x‖² / ‖x‖², without a unit",
+        "largest of the peers' last messages",
+    ),
+    "validation_accuracy_mean": (
+        "Validation accuracy", "share of a peer's own validation examples", "mean over the peers"
+    ),
+    "trust_mean": ("Trust in honest peers", "score by the rule", "mean over the honest peers"),
+    "trust_mean_attackers": ("Trust in attackers", "score by the rule", "mean over the attackers"),
+}  # fmt: skip
+"""Column of metrics.csv with a chart of its own -> title, unit and the name of the line."""
 NAMES = {"payload_bytes": "payload_bytes_sent", "download_bytes": "payload_bytes_received"}
 """Names in peers.csv of figures that have another name in the history."""
 
@@ -98,12 +113,12 @@ def draw(start: Start) -> Drawing:
         known = "graph" in start.facts
         note = f"{start.facts['graph']['edges']:,} edges, not drawn." if known else ""
         return Drawing(_rows(peers), *none, note, np.zeros(0))
-    from dfl.reporting.layout import quick_layout
+    from dfl.reporting.layout import layout
 
     receives = csr_array(abs(weights))
     receives.setdiag(0)
     receives.eliminate_zeros()
-    places = quick_layout(receives)
+    places = layout(receives)
     receivers, senders = (part.astype(np.int64) for part in receives.tocoo().coords)
     back = np.isin(senders * peers + receivers, receivers * peers + senders)
     kept = ~back | (receivers < senders)
@@ -262,15 +277,17 @@ def _curves(rows: pd.DataFrame, settings: Record) -> dict[str, object]:
     charts = []
     if has_accuracy:
         charts.append(chart("Accuracy", accuracy, unit="share of the test set"))
-    charts.append(chart("Training loss", [Line(0, "train_loss", "mean over the peers")]))
+    loss = Line(0, "train_loss", "mean over the peers")
+    charts.append(chart("Training loss", [loss], unit="on a peer's own training examples"))
     if (rows["consensus_distance"] > 0).any():
         distance = Line(0, "consensus_distance", "distance of the peers from their mean")
-        charts.append(chart("Consensus distance", [distance], log=True))
-    named = (("peers_up", "Peers that are up"), ("messages_lost", "Messages lost so far"))
-    other = [(name, name.replace("_", " ")) for name in map(str, rows) if name not in CHARTED]
-    for name, title in (*named, *other):
+        unit = "root mean square, in units of parameters"
+        charts.append(chart("Consensus distance", [distance], unit=unit, log=True))
+    unknown = [name for name in map(str, rows) if name not in (*CHARTED, *OTHER_CHARTS)]
+    named = {**OTHER_CHARTS, **{name: (name.replace("_", " "), "", name) for name in unknown}}
+    for name, (title, unit, label) in named.items():
         if name in rows and rows[name].notna().any():
-            charts.append(chart(title, [Line(0, name, name)]))
+            charts.append(chart(title, [Line(0, name, label)], unit=unit))
     return {"tables": [columns(rows, map(str, rows))], "charts": charts}
 
 
