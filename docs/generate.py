@@ -11,6 +11,7 @@ import csv
 import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -49,6 +50,8 @@ THEMES = {
     "speed": "Speed",
 }
 """Folder of `experiments` -> heading in the lab book."""
+NAMES = ("dfl", "f")
+"""Words that begin a sentence as they are."""
 
 
 def pages() -> dict[str, str]:
@@ -236,7 +239,10 @@ def lab_book() -> dict[str, str]:
     contents = [
         "# Lab book\n",
         "Every experiment of `experiments/`: what it compares, its command, its finding, its table",
-        "and its figure, as they are in the repository.\n",
+        "and its figure, as they are in the repository. The first sentence of the finding stands",
+        "here. A figure at the end of a run is the mean over the last tenth of its rounds, then",
+        "over seeds, unless a page states otherwise. Columns `published_full_setting` are figures",
+        "of a paper in its own setting, which is larger than ours.\n",
     ]
     for theme, title in THEMES.items():
         names = [
@@ -244,8 +250,10 @@ def lab_book() -> dict[str, str]:
             for name in sorted(each.name for each in RESULTS.iterdir() if each.is_dir())
             if found[name].parent.name == theme
         ]
-        contents += [f"## {title}\n", "| experiment | question |", "|---|---|"]
-        contents += [f"| [{name}]({name}.md) | {question(found[name])} |" for name in names]
+        contents += [f"## {title}\n", "| question | finding |", "|---|---|"]
+        for name in names:
+            asked = docstrings.cell(question(found[name]))
+            contents.append(f"| [{asked}]({name}.md) | {docstrings.cell(finding(found[name]))} |")
         contents += ["\n```{toctree}", ":hidden:", ""]
         contents += [*(f"{name} <{name}>" for name in names), "```\n"]
         made |= {f"lab-book/{name}.md": experiment(name, found[name]) for name in names}
@@ -256,6 +264,15 @@ def question(path: Path) -> str:
     """Return what an experiment compares, the first sentence of its module."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return " ".join(text.partition("\n\n")[0].split()).rstrip(".")
+
+
+def finding(path: Path) -> str:
+    """Return the first sentence of the finding of an experiment."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    paragraph = text.partition("\nFinding: ")[2].partition("\n\n")[0]
+    sentence = re.split(r"(?<=\.) (?=[A-Z0-9])", " ".join(paragraph.split()))[0]
+    word = sentence.partition(" ")[0]
+    return sentence if word in NAMES else sentence[:1].upper() + sentence[1:] or "None yet."
 
 
 def experiment(name: str, path: Path) -> str:

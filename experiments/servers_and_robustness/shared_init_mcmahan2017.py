@@ -8,11 +8,11 @@ Command, half a minute a seed and initialization on a free core:
 
     python -m experiments.servers_and_robustness.shared_init_mcmahan2017 --data-dir DIR
 
-Finding: as published. From a common initialization the average of both parents has a lower loss
-than either for 3 of 3 seeds, 0.406 in the mean where the parents have 0.476; from independent
-initializations it has a higher one for 3 of 3, 0.950 against 0.474. The best mixture from a
-common initialization lies near the middle (theta 0.40 to 0.60), from independent ones next to a
-parent (0.09 or 0.89).
+Finding: as published, averages are useful from a common initialization only. From a common
+initialization the average of both parents has a lower loss than either for 3 of 3 seeds, 0.406 in
+the mean where the parents have 0.476; from independent initializations it has a higher one for 3
+of 3, 0.950 against 0.474. The best mixture from a common initialization lies near the middle
+(theta 0.40 to 0.60), from independent ones next to a parent (0.09 or 0.89).
 
 Grid: two 2NNs, trained on two disjoint IID sets of 600 examples of MNIST, each by 240 updates (20
 epochs, batches of 50, learning rate 0.1, momentum 0), from a common or from independent random

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,14 @@ def test_every_flag_is_on_the_page(
 
 def test_every_experiment_with_results_has_a_page(generate: dict[str, Any]) -> None:
     pages = generate["lab_book"]()
+    contents = pages["lab-book/index.md"]
     for folder in (ROOT / "experiments/results").iterdir():
         text = pages[f"lab-book/{folder.name}.md"]
         assert "python -m experiments." in text
         assert "## table.csv" in text
-        assert f"\n{folder.name} <{folder.name}>\n" in pages["lab-book/index.md"]
+        assert f"\n{folder.name} <{folder.name}>\n" in contents
+        (row,) = re.findall(rf"^\| \[.+\]\({folder.name}\.md\) \| (.+)\. \|$", contents, re.M)
+        assert row == "None yet" or row[1:] in " ".join(text.split())
 
 
 def test_equations_of_docstrings_are_code() -> None:
