@@ -28,10 +28,10 @@ from dfl.core.version import VERSION
 if TYPE_CHECKING:
     from dfl.datasets.data import Data
     from dfl.reporting import notebook as plot
-    from dfl.reporting.live import Live
-    from dfl.reporting.mlflow_callback import MLflow
+    from dfl.reporting.callbacks.live import Live
+    from dfl.reporting.callbacks.mlflow import MLflow
+    from dfl.reporting.callbacks.wandb import WeightsAndBiases
     from dfl.reporting.simulate import simulate
-    from dfl.reporting.wandb_callback import WeightsAndBiases
     from dfl.store.callbacks import Callback, Row
     from dfl.store.results import load
     from dfl.store.resume import resumed
@@ -69,9 +69,9 @@ __getattr__ = attributes(
         "resumed": "dfl.store.resume",
         "Callback": "dfl.store.callbacks",
         "Row": "dfl.store.callbacks",
-        "Live": "dfl.reporting.live",
-        "MLflow": "dfl.reporting.mlflow_callback",
-        "WeightsAndBiases": "dfl.reporting.wandb_callback",
+        "Live": "dfl.reporting.callbacks.live",
+        "MLflow": "dfl.reporting.callbacks.mlflow",
+        "WeightsAndBiases": "dfl.reporting.callbacks.wandb",
         "plot": "dfl.reporting.notebook",
     },
 )

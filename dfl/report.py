@@ -52,7 +52,7 @@ def report(folder: Path) -> Path:
         InputError: it holds no run, no sweep and no comparison, or cannot be written to.
     """
     if os.path.lexists(folder / NAME):
-        from dfl.reporting.report import Report
+        from dfl.reporting.callbacks.report import Report
 
         return Report(folder).write({})
     if os.path.lexists(folder / GRID):

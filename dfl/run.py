@@ -129,7 +129,7 @@ def _simulate(command: Command, run: Run, world: "World") -> None:
 
     callbacks: list[Callback] = []
     if world.rank == 0:
-        from dfl.reporting.terminal import Terminal
+        from dfl.reporting.callbacks.terminal import Terminal
 
         callbacks.append(Terminal(quiet=command.quiet, verbose=command.verbose))
     with printed() if command.verbose and world.rank == 0 else nullcontext():
@@ -145,7 +145,7 @@ def _show(run: Run, world: "World") -> None:
     with alive(world, None, run.timeout):
         info = prepare(run, world).info
         if info:
-            from dfl.reporting.terminal import Terminal
+            from dfl.reporting.callbacks.terminal import Terminal
 
             Terminal().dry_run(info)
 
@@ -232,7 +232,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
     """
     from cyclopts import Parameter
 
-    from dfl.reporting import tensorboard
+    from dfl.reporting.callbacks import tensorboard
     from dfl.simulation.components import check, registries
     from dfl.simulation.settle import settle
 

@@ -1,1 +1,1 @@
-"""Callbacks that report on a run: terminal, figures, TensorBoard."""
+"""Reports on runs: callbacks, figures and pages, and `dfl.simulate`, which adds the callbacks."""

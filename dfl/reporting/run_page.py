@@ -17,6 +17,7 @@ from scipy.sparse import csr_array
 
 from dfl.config import Run
 from dfl.core.registry import flag
+from dfl.reporting.callbacks.terminal import NO_CONTRACTION
 from dfl.reporting.page import (
     Line,
     X,
@@ -29,7 +30,6 @@ from dfl.reporting.page import (
     render,
     spread,
 )  # fmt: skip
-from dfl.reporting.terminal import NO_CONTRACTION
 from dfl.store import rows as tables
 from dfl.store.history import Evaluations, Start, read_evaluations, read_start
 

@@ -43,18 +43,18 @@ def default_callbacks(run: Run) -> tuple[Callback, ...]:
             if getattr(run, name):
                 raise InputError(f"--{name} writes into the folder of the run: give --out")
         return ()
-    from dfl.reporting.figures import Figures
-    from dfl.reporting.report import Report
+    from dfl.reporting.callbacks.figures import Figures
+    from dfl.reporting.callbacks.report import Report
     from dfl.store.history import History
 
     callbacks: list[Callback] = [History(run.out), Figures(run.out)]
     if run.tensorboard:
-        from dfl.reporting import tensorboard
+        from dfl.reporting.callbacks import tensorboard
 
         tensorboard.check()
         callbacks.append(tensorboard.TensorBoard(run.out / "tensorboard"))
     if run.profile:
-        from dfl.reporting.profile import ProfileFiles
+        from dfl.reporting.callbacks.profile import ProfileFiles
 
         callbacks.append(ProfileFiles(run.out / "profile"))
     return (*callbacks, *((Report(run.out),) if run.report else ()))

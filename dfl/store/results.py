@@ -1,6 +1,6 @@
 """`dfl.load(DIR)`: the rows, the peers and the models of a run, read from its folder.
 
-Everything comes from the files that `dfl.reporting.report` wrote; nothing is unpickled.
+Everything comes from the files that `dfl.store.run_files` wrote; nothing is unpickled.
 """
 
 from __future__ import annotations

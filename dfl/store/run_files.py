@@ -7,10 +7,10 @@
     DIR/peers.csv           a row per peer, at the end
     DIR/state.safetensors   the models by parameter name, axis 0 = peers
     DIR/figures/*.png       `dfl.reporting.plots`
-    DIR/report.html         `dfl.reporting.report`
+    DIR/report.html         `dfl.reporting.callbacks.report`
     DIR/history/            `dfl.store.history`: the peers at every evaluation, for the report
-    DIR/tensorboard/        `dfl.reporting.tensorboard`
-    DIR/profile/            `dfl.reporting.profile`
+    DIR/tensorboard/        `dfl.reporting.callbacks.tensorboard`
+    DIR/profile/            `dfl.reporting.callbacks.profile`
     DIR/logs/rank-3.log     `dfl.store.logs`, of every rank
     DIR/checkpoint/         `dfl.simulation.checkpointing`
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import dfl
 from dfl.comm.net import Net
-from dfl.reporting.terminal import header
+from dfl.reporting.callbacks.terminal import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
@@ -274,7 +274,7 @@ def test_faults_that_have_a_part_run(dfl_run: Command) -> None:
 
 
 def test_a_dry_run_counts_the_memory_of_copies_per_edge() -> None:
-    from dfl.reporting.terminal import Terminal
+    from dfl.reporting.callbacks.terminal import Terminal
 
     sizes = []
     for faults in ("none", "link_loss"):

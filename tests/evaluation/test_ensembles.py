@@ -27,7 +27,7 @@ from dfl.sweep import Cell, run_grid
 from dfl.training.examples import normalize
 from dfl.training.task import Task
 from tests.conftest import Command
-from tests.reporting.test_terminal import shown
+from tests.reporting.callbacks.test_terminal import shown
 from tests.support.quadratic import FEW, digits, moments
 
 BOTH = ["accuracy_ensemble", "accuracy_vote"]

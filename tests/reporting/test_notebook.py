@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.reporting.live import drawing
+from dfl.reporting.callbacks.live import drawing
 
 SMALL: dict[str, Any] = {"peers": 3, "rounds": 4, "eval_every": 1, "model": "softmax"}
 
@@ -84,7 +84,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     vars(stand_in).update(display=display, HTML=str)
     monkeypatch.setitem(sys.modules, "IPython.display", stand_in)
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setattr("dfl.reporting.live.find_spec", lambda name: True)
+    monkeypatch.setattr("dfl.reporting.callbacks.live.find_spec", lambda name: True)
     return pages
 
 
@@ -119,7 +119,7 @@ def test_drawn_points_are_those_of_the_rows() -> None:
 
 
 def test_it_needs_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfl.reporting.live.find_spec", lambda name: None)
+    monkeypatch.setattr("dfl.reporting.callbacks.live.find_spec", lambda name: None)
     with pytest.raises(dfl.InputError, match="IPython"):
         list(dfl.simulate(dfl.Run(**SMALL), callbacks=[dfl.Live()]))
 

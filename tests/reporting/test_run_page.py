@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import dfl
-from dfl.reporting import report, run_page
-from dfl.reporting.report import Report
+from dfl.reporting import run_page
+from dfl.reporting.callbacks import report
+from dfl.reporting.callbacks.report import Report
 from dfl.run import read_command
 from dfl.store.history import History, read_evaluations
 from tests.conftest import Command
@@ -216,7 +217,8 @@ def test_a_page_of_a_thousand_peers_is_small_and_written_at_once(tmp_path: Path)
 def test_the_start_of_a_run_does_not_wait_for_its_page() -> None:
     """What a page needs is imported when it is written."""
     code = (
-        "import sys, dfl.run, dfl.reporting.simulate, dfl.reporting.report, dfl.store.history;"
+        "import sys, dfl.run, dfl.reporting.simulate, dfl.reporting.callbacks.report;"
+        "import dfl.store.history;"
         "print([name for name in ('jinja2', 'matplotlib', 'networkx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

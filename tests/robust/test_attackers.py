@@ -20,7 +20,7 @@ from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
-from tests.reporting.test_report import small
+from tests.reporting.callbacks.test_report import small
 from tests.support.quadratic import digits, moments, quadratic, states
 
 RULES = {

@@ -9,10 +9,10 @@ import pytest
 
 import dfl
 from dfl.evaluation.metrics import rounds_to
-from dfl.reporting.terminal import size
+from dfl.reporting.callbacks.terminal import size
 from tests.conftest import Command
-from tests.reporting.test_report import small
-from tests.reporting.test_terminal import dry, shown
+from tests.reporting.callbacks.test_report import small
+from tests.reporting.callbacks.test_terminal import dry, shown
 
 
 def rows(**settings: Any) -> list[dict[str, float]]:

@@ -66,7 +66,7 @@ def test_a_resumed_run_shows_every_round_once(tmp_path: Path) -> None:
 def test_tensorboard_is_an_optional_package(
     tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dfl.reporting.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("dfl.reporting.callbacks.tensorboard.find_spec", lambda name: None)
     assert "pip install 'dfl-sim[tensorboard]'" in dfl_run.refused(
         "--tensorboard", "--peers", "3", "--rounds", "1"
     )

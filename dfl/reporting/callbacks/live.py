@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from dfl.core.errors import InputError
-from dfl.reporting.figures import title
-from dfl.reporting.terminal import size
+from dfl.reporting.callbacks.figures import title
+from dfl.reporting.callbacks.terminal import size
 from dfl.store.callbacks import Callback, Outcome, Row, RunInfo
 
 WIDTH, HEIGHT = 480, 120

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from dfl.config import Run
 from dfl.evaluation.goals import reached
+from dfl.reporting.callbacks.profile import table
 from dfl.reporting.distribution import distribution, ends, span
-from dfl.reporting.profile import table
 from dfl.store.callbacks import Callback, Outcome, Peers, Row, RunInfo
 from dfl.store.logs import LOG
 

@@ -10,7 +10,7 @@ import pytest
 
 import dfl
 from dfl.core.profiling import PHASES, Profiles
-from dfl.reporting.profile import table, trace
+from dfl.reporting.callbacks.profile import table, trace
 from dfl.reporting.simulate import default_callbacks
 from dfl.store.callbacks import Callback, Outcome
 from tests.conftest import Command

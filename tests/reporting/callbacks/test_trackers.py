@@ -14,17 +14,14 @@ SMALL: dict[str, Any] = {"peers": 3, "rounds": 2, "eval_every": 1, "model": "mlp
 
 
 @pytest.mark.parametrize(
-    ("make", "module", "extra"),
-    [
-        (lambda: dfl.WeightsAndBiases(), "wandb_callback", "wandb"),
-        (lambda: dfl.MLflow(), "mlflow_callback", "mlflow"),
-    ],
+    ("make", "package"),
+    [(lambda: dfl.WeightsAndBiases(), "wandb"), (lambda: dfl.MLflow(), "mlflow")],
 )
 def test_they_are_optional_packages(
-    make: Callable[[], object], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"dfl.reporting.{module}.find_spec", lambda name: None)
-    with pytest.raises(dfl.InputError, match=rf"pip install 'dfl-sim\[{extra}\]'"):
+    monkeypatch.setattr(f"dfl.reporting.callbacks.{package}.find_spec", lambda name: None)
+    with pytest.raises(dfl.InputError, match=rf"pip install 'dfl-sim\[{package}\]'"):
         make()
 
 
