@@ -234,7 +234,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
 
     from dfl.reporting.callbacks import tensorboard
     from dfl.simulation.components import check, registries
-    from dfl.simulation.settle import settle
+    from dfl.simulation.defaults import settle
 
     result = Command()
     given: set[str] = set()

@@ -23,7 +23,7 @@ from dfl.core.options import options
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import choose, describe, flag
 from dfl.simulation.components import registries
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from tests.conftest import Command
 
 KINDS = registries()

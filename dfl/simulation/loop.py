@@ -18,10 +18,10 @@ from dfl.core.parse import shown
 from dfl.core.profiling import Profile, profiled
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, monitor
+from dfl.simulation.defaults import settle
 from dfl.simulation.liveness import alive
 from dfl.simulation.moment import Moment, begin, narrowed
 from dfl.simulation.prepare import Prepared, prepare
-from dfl.simulation.settle import settle
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks
 from dfl.store.resume import finished

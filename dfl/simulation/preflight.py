@@ -32,7 +32,7 @@ from dfl.core.registry import flag
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
-from dfl.simulation.settle import compresses
+from dfl.simulation.defaults import compresses
 
 if TYPE_CHECKING:
     import torch

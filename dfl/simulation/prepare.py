@@ -30,8 +30,8 @@ from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
 from dfl.simulation import cost, distribute, initialization, setup
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
+from dfl.simulation.defaults import settle
 from dfl.simulation.preflight import check_assumptions, rehearse
-from dfl.simulation.settle import settle
 from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo, Memory, MethodInfo, RunInfo

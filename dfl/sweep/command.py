@@ -155,8 +155,8 @@ class Sweep:
         Raises:
             InputError: some cells cannot be run; the line names them all, and why the first cannot.
         """
+        from dfl.simulation.defaults import settle
         from dfl.simulation.prepare import read_on_root
-        from dfl.simulation.settle import settle
 
         states = self.states()
         refused = dict[str, str]()

@@ -167,7 +167,7 @@ def _cells(
         InputError: one cannot be run, or is the same as another.
     """
     from dfl.simulation.components import check
-    from dfl.simulation.settle import settle
+    from dfl.simulation.defaults import settle
 
     optional = {name for name, hint in get_type_hints(Run).items() if NoneType in get_args(hint)}
     names: dict[Run, str] = {}

@@ -97,7 +97,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
         InputError: there is one, or two have the same name, or the arguments exclude each other.
     """
     from dfl.simulation.components import check
-    from dfl.simulation.settle import settle
+    from dfl.simulation.defaults import settle
 
     if min(jobs, ranks) < 1:
         raise InputError(f"jobs and ranks must be at least 1, not {jobs} and {ranks}")
@@ -173,7 +173,7 @@ def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
 def _simulate(folder: Path, run: Run) -> str:
     """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
     from dfl.reporting.simulate import simulate
-    from dfl.simulation.settle import settle
+    from dfl.simulation.defaults import settle
 
     begun = time.perf_counter()
     rows: list[dict[str, float]] = []

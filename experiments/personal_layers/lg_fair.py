@@ -70,7 +70,7 @@ from dfl.datasets.partition import DataSplit
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute
 from dfl.simulation.components import sources_of
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from dfl.store.results import Result
 from dfl.store.run_directory import refuse_foreign
 from experiments import common

@@ -22,7 +22,7 @@ from dfl.core.options import options
 from dfl.core.parse import KINDS as VALUES
 from dfl.core.registry import flag
 from dfl.simulation.components import check, registries
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from tests.conftest import Command
 
 KINDS = registries()

@@ -21,7 +21,7 @@ from dfl.core.options import options
 from dfl.core.registry import flag
 from dfl.run import _new_folder
 from dfl.simulation.components import registries
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from tests.conftest import Command
 
 KINDS = registries()

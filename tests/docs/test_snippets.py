@@ -22,7 +22,7 @@ import pytest
 import dfl
 from dfl.inference.estimators import ESTIMATORS
 from dfl.simulation.components import registries
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep.grid import read

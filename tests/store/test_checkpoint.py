@@ -17,8 +17,8 @@ from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.protocols import Net, Task
 from dfl.comm.mpi import World
 from dfl.datasets.data import Data
+from dfl.simulation.defaults import settle
 from dfl.simulation.prepare import prepare
-from dfl.simulation.settle import settle
 from dfl.store import checkpoint_files, manifest, progress
 from dfl.store.progress import progress_of
 from dfl.store.results import load

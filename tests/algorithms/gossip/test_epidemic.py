@@ -8,8 +8,8 @@ import torch
 
 from dfl.config import Run
 from dfl.core.errors import InputError
+from dfl.simulation.defaults import settle
 from dfl.simulation.initialization import start
-from dfl.simulation.settle import settle
 from tests.algorithms.test_oracle import sgd
 from tests.support.quadratic import centres, final, quadratic, states
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dfl
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from experiments import common
 from experiments.messages_and_graphs import faults as module
 from experiments.messages_and_graphs.faults import METHODS, Options

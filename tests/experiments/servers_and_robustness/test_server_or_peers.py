@@ -9,7 +9,7 @@ import pytest
 
 import dfl
 from dfl.core.errors import InputError
-from dfl.simulation.settle import settle
+from dfl.simulation.defaults import settle
 from experiments import common
 from experiments.messages_and_graphs.graphs import network
 from experiments.servers_and_robustness import server_or_peers as experiment

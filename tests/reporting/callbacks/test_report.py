@@ -17,9 +17,9 @@ import torch
 import dfl
 from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
+from dfl.simulation.defaults import settle
 from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
-from dfl.simulation.settle import settle
 from dfl.store import manifest
 from dfl.store.results import Result
 from dfl.store.run_directory import OUTPUTS, claim
