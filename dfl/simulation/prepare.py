@@ -28,7 +28,7 @@ from dfl.datasets.server_data import all_examples
 from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
-from dfl.simulation import cost, distribute, initialization, setup
+from dfl.simulation import build_task, cost, distribute, initialization
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
 from dfl.simulation.defaults import settle
 from dfl.simulation.preflight import check_assumptions, rehearse
@@ -354,17 +354,17 @@ def build(
     algorithm, sizes = components.algorithm, common["sizes"][:, 0]
     mine = layout.block(world.rank)
     own_module = not isinstance(components.model, partial)
-    modules = setup.make_modules(run, components, common)
+    modules = build_task.make_modules(run, components, common)
     if isinstance(components.model, ModelFile) and world.size > 1:
         check_equal(fingerprints.of_models(modules), world)
-    peers, device = np.arange(mine.start, mine.stop), setup.device(run.device, world)
-    task = setup.make_task(run, components, modules, common, data.own, peers, device)
+    peers, device = np.arange(mine.start, mine.stop), build_task.device(run.device, world)
+    task = build_task.make_task(run, components, modules, common, data.own, peers, device)
     starts = data.starts or own_module
     initialization.check(run, task, starts, algorithm.has_server, layout.widest, world)
-    task = setup.tried(run, task, common, own_module)
+    task = build_task.tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
         pools = algorithm.server_data_rule is all_examples
-        task = setup.with_server(task, data.server, sizes, pools)
+        task = build_task.with_server(task, data.server, sizes, pools)
     network = Network(
         layout,
         graph.weights,

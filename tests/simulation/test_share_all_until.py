@@ -14,9 +14,9 @@ from dfl.core.registry import choose
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS
 from dfl.simulation import cost
+from dfl.simulation.build_task import make_module
 from dfl.simulation.moment import Moment, narrowed
 from dfl.simulation.prepare import Prepared
-from dfl.simulation.setup import make_module
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, info, moments
 

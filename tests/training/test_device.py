@@ -15,7 +15,7 @@ from dfl.comm.mpi import World
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.simulation import setup
+from dfl.simulation import build_task
 from dfl.simulation.monitor import COLUMNS
 from dfl.simulation.prepare import prepare
 from tests.conftest import Command
@@ -60,7 +60,7 @@ def rows(**settings: Any) -> list[dict[str, float]]:
 def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"engine": "batched", **RUNS[name]}
     here = rows(**settings)
-    monkeypatch.setattr(setup, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
     with Standin() as standin:
         there = rows(**settings)
     np.testing.assert_equal(there, here)
@@ -77,7 +77,7 @@ def test_frozen_parameters_are_on_the_device(
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
     module[1].requires_grad_(False)
     here = list(dfl.simulate(replace(run, model=module)))
-    monkeypatch.setattr(setup, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
     with Standin() as standin:
         there = list(dfl.simulate(replace(replace(run, out=tmp_path / "there"), model=module)))
     assert [row["train_loss"] for row in there] == [row["train_loss"] for row in here]
@@ -123,25 +123,25 @@ def test_rows_are_weighted_equally_on_every_device(dtype: torch.dtype) -> None:
 
 def test_auto_is_the_cpu_on_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert setup.device("auto", World()) == torch.device("cpu")
+    assert build_task.device("auto", World()) == torch.device("cpu")
     with pytest.raises(InputError, match="cuda:1: every rank can have 0 GPUs"):
-        setup.device("cuda:1", World())
+        build_task.device("cuda:1", World())
 
 
 def test_ranks_of_a_machine_are_spread_over_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     world = World()
-    assert setup.device("cpu", world) == torch.device("cpu")
+    assert build_task.device("cpu", world) == torch.device("cpu")
     for beside, index in ((0, 0), (1, 1), (2, 0)):
         world.local_rank = beside
         assert (
-            setup.device("auto", world)
-            == setup.device("cuda", world)
+            build_task.device("auto", world)
+            == build_task.device("cuda", world)
             == torch.device("cuda", index)
         )
-    assert setup.device("cuda:1", world) == torch.device("cuda", 1)
+    assert build_task.device("cuda:1", world) == torch.device("cuda", 1)
     with pytest.raises(InputError, match="can have 2 GPUs"):
-        setup.device("cuda:2", world)
+        build_task.device("cuda:2", world)
 
 
 def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def minimum(self, *numbers: int) -> tuple[int, ...]:
             return (0,)
 
-    assert setup.device("auto", Poorer()) == torch.device("cpu")
+    assert build_task.device("auto", Poorer()) == torch.device("cpu")
     with pytest.raises(InputError, match="every rank can have 0 GPUs"):
-        setup.device("cuda", Poorer())
+        build_task.device("cuda", Poorer())
 
 
 def test_auto_trains_peers_together_on_a_gpu() -> None:

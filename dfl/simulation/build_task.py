@@ -1,4 +1,4 @@
-"""The learning problem of a rank before round 0: models, task, and device."""
+"""Builds the learning problem of a rank before round 0: models, task and device."""
 
 from __future__ import annotations
 
