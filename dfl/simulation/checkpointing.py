@@ -23,7 +23,7 @@ from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
 from dfl.core.profiling import in_phase
-from dfl.simulation.distribute import pack, unpack
+from dfl.simulation.distribute_data import pack, unpack
 from dfl.simulation.moment import Moment, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions

@@ -13,7 +13,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.models.modules import frozen
 from dfl.models.parameter_layout import draw
-from dfl.simulation.distribute import pack, scatter, unpack
+from dfl.simulation.distribute_data import pack, scatter, unpack
 from dfl.store.results import load
 from dfl.training.task import Task
 

@@ -28,7 +28,7 @@ from dfl.datasets.server_data import all_examples
 from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
-from dfl.simulation import build_task, cost, distribute, initialization
+from dfl.simulation import build_task, cost, distribute_data, initialization
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
 from dfl.simulation.defaults import settle
 from dfl.simulation.preflight import check_assumptions, rehearse
@@ -211,16 +211,16 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
             raise InputError(
                 "--partition as indices needs a --dataset with a test set: give (train, test)"
             )
-    data, split = distribute.read(run, sources, rule)
-    labels = distribute.count_labels(data, split)
+    data, split = distribute_data.read(run, sources, rule)
+    labels = distribute_data.count_labels(data, split)
     graph = _graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         _check_sums(run, algorithm, graph)
     weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
     possible = graph.possible if graph else None
     warnings = rehearse(run, components, data, weights, stationary, possible)
-    common = distribute.pack(distribute.known_to_all(data, split, weights, stationary))
-    fingerprint = distribute.fingerprint(common, data, split) if run.out else ""
+    common = distribute_data.pack(distribute_data.known_to_all(data, split, weights, stationary))
+    fingerprint = distribute_data.fingerprint(common, data, split) if run.out else ""
     given = {**_files(settled, components), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
     notes = (*progress.notes, *data.notes)
@@ -239,7 +239,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     facts = RootFacts(
         graph=_graph_info(graph) if graph else None,
         label_counts=labels,
-        sizes=distribute.sizes(split),
+        sizes=distribute_data.sizes(split),
         shape=data.train_inputs.shape[1:],
         n_test=len(data.test_labels),
         notes=notes,
@@ -260,9 +260,9 @@ def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) ->
     Raises:
         InputError: on every rank, if the ranks do not draw the same.
     """
-    sent = distribute.matrices(common)
-    if distribute.ENDLESS not in common:
-        return Graph(sent, distribute.stationary(common), None)
+    sent = distribute_data.matrices(common)
+    if distribute_data.ENDLESS not in common:
+        return Graph(sent, distribute_data.stationary(common), None)
     graph = _graph(settled, sources_of(settled), examine=False)
     first = zip(sent, graph.weights[: len(sent)], strict=True)
     (same,) = world.minimum(int(all((one != other).nnz == 0 for one, other in first)))
@@ -287,7 +287,7 @@ def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, Arra
         root.append(read())
         return root[0].common
 
-    arrays = distribute.unpack(world.from_root(common))
+    arrays = distribute_data.unpack(world.from_root(common))
     return (root[0] if root else None), arrays
 
 
@@ -316,13 +316,13 @@ def scatter(
 
     def examples(peers: range) -> Arrays:
         assert root is not None
-        return distribute.owned(
+        return distribute_data.owned(
             root.data, root.split, peers, threat_model.attack, threat_model.attackers
         )
 
-    own = distribute.scatter(world, layout, examples)
+    own = distribute_data.scatter(world, layout, examples)
     starts = initialization.given(run, world, layout)
-    return RankData(own, distribute.server(root.data, root.split) if root else None, starts)
+    return RankData(own, distribute_data.server(root.data, root.split) if root else None, starts)
 
 
 def build(

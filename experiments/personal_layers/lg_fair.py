@@ -68,7 +68,7 @@ from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.datasets.partition import DataSplit
 from dfl.models.parameter_layout import ParameterLayout, draw
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 from dfl.simulation.defaults import settle
 from dfl.store.results import Result
@@ -184,7 +184,7 @@ def trained(
 ) -> tuple[Result, Data, DataSplit]:
     """Return a run, its data and their split; it is run unless its folder holds it."""
     run = run_of(options, partition, method, seed)
-    data, split = distribute.read(run, sources_of(settle(run, 1)), None)
+    data, split = distribute_data.read(run, sources_of(settle(run, 1)), None)
     module = narrow(data.train_inputs.shape[1], seed) if method in BEHIND else None
     folder = options.out / "cells" / f"partition={partition},method={method},seed={seed}"
     if not (folder / "state.safetensors").exists():

@@ -14,7 +14,7 @@ from dfl.comm.net import Net
 from dfl.comm.plan import peer_plan
 from dfl.core.layout import Layout
 from dfl.evaluation import metrics
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.prepare import prepare
 from tests.support.quadratic import digits
 from topologies import MIXINGS, TOPOLOGIES, build
@@ -103,7 +103,9 @@ def test_rows_that_are_not_finite_are_found(value: float) -> None:
 def test_a_lone_rank_receives_its_examples_without_a_copy() -> None:
     given = {"train inputs": np.arange(3)}
     assert (
-        distribute.scatter(World(), Layout(5, 1), lambda peers: given if peers == range(5) else {})
+        distribute_data.scatter(
+            World(), Layout(5, 1), lambda peers: given if peers == range(5) else {}
+        )
         is given
     )
 

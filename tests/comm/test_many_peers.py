@@ -17,7 +17,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets import DATASETS, partition, split_data
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.prepare import prepare
 from tests.support.mpirun import mpirun
 from topologies import MIXINGS, TOPOLOGIES, build
@@ -132,10 +132,11 @@ def test_the_broadcast_facts_do_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
     split = split_data(partition.iid, data, peers=PEERS)
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
-    message = distribute.pack(distribute.known_to_all(data, split, graph.weights))
+    message = distribute_data.pack(distribute_data.known_to_all(data, split, graph.weights))
     assert len(message) < data.train_inputs.nbytes
     owned = [
-        distribute.owned(data, split, range(first, first + 500)) for first in range(0, PEERS, 500)
+        distribute_data.owned(data, split, range(first, first + 500))
+        for first in range(0, PEERS, 500)
     ]
     assert sum(len(own["train labels"]) for own in owned) == PEERS * EACH
     places = [own["train inputs"] for own in owned]

@@ -18,7 +18,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.datasets import DATASETS, Data, adult
 from dfl.datasets.files import Source
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 from tests.support.adult_files import ORDER, people, text, write_adult
 from tests.support.idx_files import official, refused, same, serve
@@ -292,7 +292,7 @@ OWN = Data(
 
 def read(data: Data) -> None:
     run = Run(peers=2, dataset=data)
-    distribute.read(run, sources_of(run), None)
+    distribute_data.read(run, sources_of(run), None)
 
 
 def test_valid_and_missing_attributes_are_accepted() -> None:

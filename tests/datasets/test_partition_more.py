@@ -22,7 +22,7 @@ from dfl.datasets.data import Data
 from dfl.datasets.label_skew import biased, dirichlet
 from dfl.datasets.partition import Assignment, DataSplit, Labels
 from dfl.datasets.quantity_skew import natural, quantity
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 from tests.datasets.test_partition import (
     MNIST_TEST,
@@ -271,7 +271,7 @@ def test_bad_groups_are_refused(change: dict[str, Any], peers: int, message: str
 
 def read(run: Run, data: Data) -> tuple[Data, DataSplit]:
     run = replace(run, dataset=data)
-    return distribute.read(run, sources_of(run), None)
+    return distribute_data.read(run, sources_of(run), None)
 
 
 # --- labels that are no classes

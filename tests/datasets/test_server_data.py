@@ -19,7 +19,7 @@ from dfl.datasets import PARTITIONS, Data, DataSplit, split_data
 from dfl.datasets.partition import iid
 from dfl.datasets.server_data import all_examples, biased_sample
 from dfl.robust.attacks import ATTACKS, Attack
-from dfl.simulation import distribute
+from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 
 Ints = NDArray[np.int64]
@@ -195,18 +195,18 @@ def test_all_examples_are_those_that_the_peers_learn_from(each: int | None) -> N
 def test_the_servers_arrays_have_the_dtypes_of_the_data() -> None:
     data = made()
     split = split_data(iid, data, peers=4, server_rule=SMALL)
-    arrays = distribute.server(data, split)
+    arrays = distribute_data.server(data, split)
     assert sorted(arrays) == ["inputs", "labels"]
     assert arrays["inputs"].dtype == np.uint8
     assert numbers(arrays["inputs"]) == split.server.tolist()
     assert np.array_equal(arrays["labels"], split.server % 10)
-    assert distribute.server(data, split_data(iid, data, peers=4))["inputs"].shape == (0, 2)
+    assert distribute_data.server(data, split_data(iid, data, peers=4))["inputs"].shape == (0, 2)
 
 
 @pytest.mark.parametrize(("rule", "size"), [(SMALL, 40), (None, 0)])
 def test_the_rule_of_the_algorithm_chooses_the_servers_data(rule: Any, size: int) -> None:
     run = Run(peers=4, dataset=made())
-    _, split = distribute.read(run, sources_of(run), rule)
+    _, split = distribute_data.read(run, sources_of(run), rule)
     assert len(split.server) == size
     assert sum(map(len, split.train)) == 400 - size
 
@@ -235,8 +235,8 @@ def own(arrays: Arrays, split: DataSplit, peers: range, peer: int) -> tuple[NDAr
 def test_attackers_get_poisoned_examples(peers: range, bad: Any) -> None:
     data = made(403)
     split = split_data(PARTITIONS["dirichlet"], data, peers=6, validation=0.2)
-    arrays = distribute.owned(data, split, peers, Poison(), bad)
-    clean = distribute.owned(data, split, peers)
+    arrays = distribute_data.owned(data, split, peers, Poison(), bad)
+    clean = distribute_data.owned(data, split, peers)
     for peer in peers:
         inputs, labels = own(arrays, split, peers, peer)
         if peer not in bad:
@@ -254,8 +254,8 @@ def test_attackers_get_poisoned_examples(peers: range, bad: Any) -> None:
 def test_attackers_that_change_messages_learn_from_their_own_examples() -> None:
     data = made()
     split = split_data(iid, data, peers=4)
-    arrays = distribute.owned(data, split, range(4), ATTACKS["sign_flip"](), (1, 2))
-    clean = distribute.owned(data, split, range(4))
+    arrays = distribute_data.owned(data, split, range(4), ATTACKS["sign_flip"](), (1, 2))
+    clean = distribute_data.owned(data, split, range(4))
     assert all(np.array_equal(arrays[name], clean[name]) for name in clean)
 
 
@@ -270,4 +270,4 @@ def test_poisoned_examples_must_have_the_same_shape_and_dtype(change: Any) -> No
     data = made()
     split = split_data(iid, data, peers=4)
     with pytest.raises(AssertionError, match="keeps shape and dtype"):
-        distribute.owned(data, split, range(4), Wrong(), (1,))
+        distribute_data.owned(data, split, range(4), Wrong(), (1,))

@@ -14,7 +14,7 @@ from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.datasets.partition import DataSplit
-from dfl.simulation import cost, distribute, initialization
+from dfl.simulation import cost, distribute_data, initialization
 from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import digits, info, points
 
@@ -48,12 +48,12 @@ def test_owned_examples_are_concatenated_by_peer() -> None:
         [np.array([1]), none, none],
         [np.array([2]), np.array([0, 1]), np.array([3])],
     )
-    arrays = distribute.owned(whole, split, range(1, 3))
+    arrays = distribute_data.owned(whole, split, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
     np.testing.assert_array_equal(arrays["train labels"], whole.train_labels[[0, 7, 8, 9]])
     assert arrays["held inputs"].shape == (0, 4)
     assert arrays["test"].tolist() == [0, 1, 3]
-    assert distribute.owned(whole, split, range(0))["train inputs"].shape == (0, 4)
+    assert distribute_data.owned(whole, split, range(0))["train inputs"].shape == (0, 4)
 
 
 def test_arrays_are_unpacked_as_they_were_packed() -> None:
@@ -62,7 +62,7 @@ def test_arrays_are_unpacked_as_they_were_packed() -> None:
         "b": np.array(0.5),
         "c": np.zeros((0, 4), np.float32),
     }
-    back = distribute.unpack(distribute.pack(arrays))
+    back = distribute_data.unpack(distribute_data.pack(arrays))
     assert set(back) == set(arrays)
     for name, value in arrays.items():
         np.testing.assert_array_equal(back[name], value)
@@ -209,7 +209,7 @@ def test_a_model_in_float64_stays_in_float64() -> None:
 def test_sizes_are_counted_by_peer() -> None:
     none = np.zeros(0, np.int64)
     split = DataSplit([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
-    assert distribute.sizes(split).tolist() == [[3, 0, 4], [2, 1, 0]]
+    assert distribute_data.sizes(split).tolist() == [[3, 0, 4], [2, 1, 0]]
 
 
 def test_the_payload_of_a_directed_graph_counts_every_edge() -> None:
