@@ -159,14 +159,14 @@ def sources_of(run: Run) -> Sources:
         InputError: an unknown component or option, a bad value, or an object of another kind.
     """
     from dfl.datasets.given import as_partition
-    from dfl.simulation import objects
+    from dfl.simulation import given_objects
 
     regression = is_regression(_loss(run))
     return Sources(
-        topology=_one_of(run, "topology", objects.topology),
-        mixing=_one_of(run, "mixing", objects.mixing),
+        topology=_one_of(run, "topology", given_objects.topology),
+        mixing=_one_of(run, "mixing", given_objects.mixing),
         dataset=_one_of(
-            run, "dataset", partial(objects.dataset, seed=run.seed, regression=regression)
+            run, "dataset", partial(given_objects.dataset, seed=run.seed, regression=regression)
         ),
         partition=_one_of(run, "partition", as_partition),
     )

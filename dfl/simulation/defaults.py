@@ -96,7 +96,7 @@ def _peers(run: Run) -> int | None:
         return run.peers
     if isinstance(run.topology, str | None) and isinstance(run.mixing, str | None):
         return None
-    from dfl.simulation.objects import peers_of
+    from dfl.simulation.given_objects import peers_of
 
     return peers_of(run.topology, run.mixing)
 
@@ -107,7 +107,7 @@ def _topology(run: Run, method: Method) -> TopologySpec:
         return method.topology
     if isinstance(run.mixing, str | None) or callable(run.mixing):
         return method.default_topology
-    from dfl.simulation.objects import graphs_of
+    from dfl.simulation.given_objects import graphs_of
 
     return graphs_of(run.mixing)
 

@@ -27,7 +27,7 @@ from dfl.reporting import plots
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
 from tests.models.test_kinds import FEW, WAYS, Half
-from tests.simulation.test_objects import given, small
+from tests.simulation.test_given_objects import given, small
 from tests.support.protected import shaded
 
 METHODS = {

@@ -443,7 +443,7 @@ def test_objects_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
 UNEQUAL = """
 import os
 import dfl, torch
-from tests.simulation.test_objects import small
+from tests.simulation.test_given_objects import small
 torch.manual_seed(os.getpid())
 list(dfl.simulate(small(model=torch.nn.Linear(6, 4))))
 """
