@@ -139,7 +139,7 @@ def _simulate(command: Command, run: Run, world: "World") -> None:
 
 def _show(run: Run, world: "World") -> None:
     """Prepare a run and print its graph, its data and the cost of a round."""
-    from dfl.simulation.liveness import alive
+    from dfl.simulation.heartbeats import alive
     from dfl.simulation.prepare import prepare
 
     with alive(world, None, run.timeout):

@@ -19,7 +19,7 @@ from dfl.core.profiling import Profile, profiled
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, monitor
 from dfl.simulation.defaults import settle
-from dfl.simulation.liveness import alive
+from dfl.simulation.heartbeats import alive
 from dfl.simulation.moment import Moment, begin, narrowed
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import logs

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from dfl.comm.mpi import World
 from dfl.comm.stalls import read
 from dfl.core.layout import Layout, columns
-from dfl.simulation.liveness import alive
+from dfl.simulation.heartbeats import alive
 
 pytestmark = pytest.mark.mpi
 

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from dfl.comm.mpi import World
-from dfl.simulation.liveness import alive
+from dfl.simulation.heartbeats import alive
 
 
 def test_one_rank_writes_no_heartbeat(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shows the ranks of a run to each other while it is prepared and simulated."""
+"""Heartbeats of the ranks of a run, in its folder: they show each other that they are alive."""
 
 from __future__ import annotations
 
