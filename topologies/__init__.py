@@ -6,9 +6,9 @@
 >>> round(graph.spectrum.gap, 4)
 0.0507
 
-`graphs`, `hops`, `random_graphs`, `trees`, `clusters`, `base_graph` and `epidemic` have the graphs,
-`files` graphs from a user's file, `mixings` and `optimal` the rules for weights, `spectra` their
-spectra. A new graph or rule is one function with the decorator `topology` or `mixing`.
+`graphs`, `hops`, `random_graphs`, `trees`, `clusters`, `base_k_graphs` and `epidemic` have the
+graphs, `files` graphs from a user's file, `mixings` and `optimal` the rules for weights, `spectra`
+their spectra. A new graph or rule is one function with the decorator `topology` or `mixing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 # These register their topologies and rules.
-from topologies import base_graph as base_graph
+from topologies import base_k_graphs as base_k_graphs
 from topologies import clusters as clusters
 from topologies import epidemic as epidemic
 from topologies import files as files

@@ -65,7 +65,7 @@ SINGLE = (
 )
 RANDOM = ("regular", "erdos_renyi", "small_world", "barabasi_albert", "spanning_tree", "clustered")
 OWN_WEIGHTS = ("edges", "base_graph", "equitopo", "teleportation")
-"""Graphs that come with weights: see test_base_graph, test_families."""
+"""Graphs that come with weights: see test_base_k_graphs, test_families."""
 ENDLESS = ("random_matching", "random_out", "random_regular", "teleportation")
 """Graphs that every round draws anew: see test_sequences."""
 RULES = [rule for rule in MIXINGS if rule != "fastest"]
