@@ -18,7 +18,7 @@ import numpy as np
 
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.algorithms.gossip.qdfedavgm import QDFedAvgM
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.comm.network import Network
 from dfl.comm.schedule import endless
 from dfl.compression.exact import Exact

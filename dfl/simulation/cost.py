@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.comm.schedule import examples
 
 if TYPE_CHECKING:

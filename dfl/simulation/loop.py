@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import connect
-from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError
 from dfl.core.isolation import isolated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.simulation import initialization
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
 from dfl.algorithms.replicas import average_replicas, initial_replicas
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.schedule import Schedule, endless, examples
 from dfl.comm.threat_model import ThreatModel

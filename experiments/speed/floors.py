@@ -21,8 +21,8 @@ from cyclopts import App, Parameter
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World, connect
-from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.core.layout import Layout
 from dfl.simulation.prepare import prepare

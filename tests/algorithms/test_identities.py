@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start

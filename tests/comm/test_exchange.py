@@ -9,8 +9,8 @@ import torch
 
 import dfl
 from dfl.comm import heartbeat
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.comm.plan import peer_plan
 from dfl.core.layout import Layout
 from dfl.evaluation import metrics

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dfl
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.weighting import weighted_sum
 from dfl.compression import COMPRESSORS

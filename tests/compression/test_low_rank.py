@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.compression import LowRank, fitted
 from dfl.compression.matrices import matrices
 from tests.compression.test_compressors import chance, normal, through

@@ -14,8 +14,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from dfl import Data, InputError, Run
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared, prepare
 from tests.algorithms.test_oracle import dense, sgd

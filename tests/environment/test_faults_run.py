@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import dfl
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.reporting.callbacks.terminal import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dfl import Data, Run
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.core.errors import InputError
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import merge_shared, shared_names, split_shared

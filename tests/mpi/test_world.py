@@ -7,8 +7,8 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, Quantize

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dfl
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.evaluation import metrics
 from dfl.robust.aggregators import AGGREGATORS, Updates
 from dfl.robust.attacks import ATTACKS

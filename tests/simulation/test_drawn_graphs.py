@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 
 import dfl
 import topologies
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.comm.schedule import Schedule, endless, examples
 from dfl.core import randomness
 from dfl.core.errors import InputError

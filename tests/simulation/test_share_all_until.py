@@ -9,7 +9,7 @@ import torch
 
 from dfl import Run, simulate
 from dfl.algorithms import ALGORITHMS
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.core.registry import choose
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS

@@ -25,7 +25,7 @@ from tests.support.standin import DEVICE, Held, Standin
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 ALLOWED = {
-    "comm/net.py",
+    "comm/exchange.py",
     "comm/transport.py",
     "comm/received.py",
     "evaluation/metrics.py",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
 from tests.algorithms.test_oracle import dense, sgd

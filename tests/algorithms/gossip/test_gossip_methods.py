@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.core.errors import InputError
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dfl import Run
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.core.errors import InputError
 from dfl.simulation.cost import payload_per_round
 from dfl.simulation.moment import begin

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfl.comm.net import Net
+from dfl.comm.exchange import Net
 from dfl.simulation.initialization import start
 from tests.support.quadratic import STILL, H, centres, final, quadratic, states
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dfl import Data, Run
+from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.net import Net
 from dfl.core.layout import Layout
 from dfl.robust import aggregators
 from dfl.simulation.initialization import start
