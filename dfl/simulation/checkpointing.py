@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.comm.mpi import World
-    from dfl.simulation.monitor import Monitor
+    from dfl.simulation.evaluator import Evaluator
     from dfl.simulation.prepare import Prepared
 else:
     from dfl.core.lazy import torch
@@ -50,13 +50,15 @@ SERVER_PERSONAL = "personal of the server"
 """Name of the personal parameters of the server's own task, which rank 0 has."""
 
 
-def keep(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table, number: int) -> None:
+def keep(
+    moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table, number: int
+) -> None:
     """Write a checkpoint if one is due or a signal stops the run; in that case, raise `Suspended`.
 
     Args:
         moment: where the run is.
         prepared: the run.
-        monitor: what has been evaluated.
+        evaluator: what has been evaluated.
         table: returns metrics.csv so far, on rank 0.
         number: the signal, 0 for none.
 
@@ -66,7 +68,7 @@ def keep(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table, num
     """
     run = prepared.run
     if run.out is not None and (number or due(moment.t, run)):
-        save(moment, prepared, monitor, table)
+        save(moment, prepared, evaluator, table)
     if number:
         resume = (
             f"go on with --resume {run.out}"
@@ -84,7 +86,7 @@ def due(t: int, run: Run) -> bool:
 
 
 @in_phase("write")
-def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> None:
+def save(moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table) -> None:
     """Write a checkpoint; called on every rank. Checkpoints that are too old are removed.
 
     Raises:
@@ -109,8 +111,8 @@ def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> 
         "round": moment.t,
         "run": replace(run, resume=None).to_dict(),
         "shared": task.parameter_layout.shared,
-        "sharing_all": monitor.sharing_all,
-        "seconds": time.perf_counter() - monitor.begun,
+        "sharing_all": evaluator.sharing_all,
+        "seconds": time.perf_counter() - evaluator.begun,
         "parameters": traffic.parameters,
     }
 
@@ -129,12 +131,12 @@ def save(moment: Moment, prepared: Prepared, monitor: Monitor, table: Table) -> 
     logging.getLogger("dfl").info("checkpoint after round %d in %.2f s", moment.t, seconds)
 
 
-def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
+def restore(moment: Moment, prepared: Prepared, evaluator: Evaluator) -> Moment:
     """Return where a run goes on: at the checkpoint that rank 0 has found, else where it begins.
 
     Args:
         moment: where it begins; its state has the form of this rank's state.
-        prepared, monitor: the run; what has been counted is put back into them.
+        prepared, evaluator: the run; what has been counted is put back into them.
 
     Raises:
         InputError: on every rank, if the checkpoint holds another state.
@@ -165,8 +167,8 @@ def restore(moment: Moment, prepared: Prepared, monitor: Monitor) -> Moment:
     if network.clock:
         network.clock.now = rows.pop(CLOCK)
     traffic.parameters = content["parameters"]
-    monitor.sharing_all = content["sharing_all"]
-    monitor.begun -= content["seconds"]
+    evaluator.sharing_all = content["sharing_all"]
+    evaluator.begun -= content["seconds"]
     values = {
         name: torch.from_numpy(value).to(getattr(state, name).device)
         for name, value in rows.items()

@@ -17,7 +17,7 @@ from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.core.profiling import Profile, profiled
 from dfl.evaluation import metrics
-from dfl.simulation import checkpointing, monitor
+from dfl.simulation import checkpointing, evaluator
 from dfl.simulation.defaults import settle
 from dfl.simulation.heartbeats import alive
 from dfl.simulation.moment import Moment, begin, narrowed
@@ -104,14 +104,14 @@ def _rounds(
     run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
     table = files.table if files else _no_table
     shared = prepared.task.parameter_layout.shared
-    with monitor.monitored(prepared, callback) as watch:
+    with evaluator.opened(prepared, callback) as watch:
         moment = checkpointing.restore(begin(prepared), prepared, watch)
         yield from watch.evaluate(moment)
         while not watch.done:
             if not watch.sharing_all and moment.task.parameter_layout.shared != shared:
                 moment = narrowed(moment, prepared)
             t, task, state = moment
-            observed = monitor.due(t + 1, run) or checkpointing.due(t + 1, run)
+            observed = evaluator.due(t + 1, run) or checkpointing.due(t + 1, run)
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)

@@ -16,8 +16,8 @@ from dfl.datasets.data import Data
 from dfl.evaluation import metrics
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
-from dfl.simulation import monitor
-from dfl.simulation.monitor import COLUMNS
+from dfl.simulation import evaluator
+from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import moments
 
@@ -55,7 +55,7 @@ def own(setting: Prepared, examples: Any, i: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_peer_is_evaluated_on_its_own_examples(engine: str) -> None:
     setting, last = trained(engine=engine)
-    peers = monitor.measure(last, setting)
+    peers = evaluator.measure(last, setting)
     assert peers is not None
     test_sets = setting.test_sets
     all_labels = np.arange(10)
@@ -80,14 +80,16 @@ def test_every_peer_is_evaluated_on_its_own_examples(engine: str) -> None:
 
 def test_the_row_summarizes_the_peers() -> None:
     setting, last = trained(bits=4)
-    peers = monitor.measure(last, setting)
+    peers = evaluator.measure(last, setting)
     assert peers is not None
     row = metrics.summary(peers, setting.algorithm.columns)
     accuracy = peers["accuracy"]
     for name in ("mean", "min", "max", "std"):
         assert row[f"accuracy_{name}"] == getattr(accuracy, name)()
     assert row["quantization_error"] == float(last.state.error.max())
-    assert monitor.traffic(peers, None) == {"payload_bytes": setting.network.traffic.payload.sum()}
+    assert evaluator.traffic(peers, None) == {
+        "payload_bytes": setting.network.traffic.payload.sum()
+    }
 
 
 def test_consensus_distance_and_mean_model_agree_with_numpy() -> None:
@@ -109,10 +111,10 @@ def test_equal_models_have_the_accuracy_of_one_alone() -> None:
 
 def test_metrics_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     setting, last = trained()
-    whole = monitor.measure(last, setting)
+    whole = evaluator.measure(last, setting)
     monkeypatch.setattr(metrics, "CHUNK", 37)
     monkeypatch.setattr(metrics, "MODELS", 2)
-    parts = monitor.measure(last, setting)
+    parts = evaluator.measure(last, setting)
     assert whole is not None
     assert parts is not None
     for name in whole:
@@ -134,7 +136,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     setting, last = trained(eval_examples=203)
     again, _ = trained(eval_examples=203)
     other, _ = trained(eval_examples=203, seed=1)
-    peers = monitor.measure(last, setting)
+    peers = evaluator.measure(last, setting)
     assert peers is not None
     everything, chosen = setting.task.examples, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))

@@ -16,7 +16,7 @@ from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.simulation import build_task
-from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
 from tests.conftest import Command
 from tests.support.quadratic import FEW
@@ -30,7 +30,7 @@ ALLOWED = {
     "comm/received.py",
     "evaluation/metrics.py",
     "evaluation/ensembles.py",
-    "simulation/monitor.py",
+    "simulation/evaluator.py",
 }
 """The only files that may move a tensor to the CPU."""
 

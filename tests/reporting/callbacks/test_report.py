@@ -18,7 +18,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
 from dfl.simulation.defaults import settle
-from dfl.simulation.monitor import COLUMNS
+from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import manifest
 from dfl.store.results import Result

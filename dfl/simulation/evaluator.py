@@ -50,23 +50,23 @@ def due(t: int, run: Run) -> bool:
 
 
 @contextmanager
-def monitored(prepared: Prepared, callback: Callback | None) -> Iterator[Monitor]:
+def opened(prepared: Prepared, callback: Callback | None) -> Iterator[Evaluator]:
     """Start the callback, log the run, and close the callback with the error that ends the run, if
     any.
     """
-    monitor = Monitor(prepared, callback)
+    evaluator = Evaluator(prepared, callback)
     notes = prepared.info.notes if prepared.info else ()
     try:
         with logs.opened(prepared.run, prepared.world, notes):
-            yield monitor
-            monitor.finish()
+            yield evaluator
+            evaluator.finish()
     except BaseException as error:
         if callback:
             callback.close(error)
         raise
 
 
-class Monitor:
+class Evaluator:
     """Evaluates states when it is due, and passes the figures to a callback, which only rank 0 has.
 
     Attributes:
