@@ -24,7 +24,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
 from dfl.core.profiling import in_phase
 from dfl.simulation.distribute_data import pack, unpack
-from dfl.simulation.moment import Moment, narrowed, tensors
+from dfl.simulation.run_state import RunState, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions
 
@@ -51,12 +51,12 @@ SERVER_PERSONAL = "personal of the server"
 
 
 def keep(
-    moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table, number: int
+    run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: Table, number: int
 ) -> None:
     """Write a checkpoint if one is due or a signal stops the run; in that case, raise `Suspended`.
 
     Args:
-        moment: where the run is.
+        run_state: where the run is.
         prepared: the run.
         evaluator: what has been evaluated.
         table: returns metrics.csv so far, on rank 0.
@@ -67,8 +67,8 @@ def keep(
         Suspended: on every rank, if a signal stops the run.
     """
     run = prepared.run
-    if run.out is not None and (number or due(moment.t, run)):
-        save(moment, prepared, evaluator, table)
+    if run.out is not None and (number or due(run_state.t, run)):
+        save(run_state, prepared, evaluator, table)
     if number:
         resume = (
             f"go on with --resume {run.out}"
@@ -76,7 +76,7 @@ def keep(
             else "it has no folder, so no checkpoint is kept"
         )
         name = Signals(number).name
-        raise Suspended(f"stopped by {name} after round {moment.t} of {run.rounds}: {resume}")
+        raise Suspended(f"stopped by {name} after round {run_state.t} of {run.rounds}: {resume}")
 
 
 def due(t: int, run: Run) -> bool:
@@ -86,14 +86,14 @@ def due(t: int, run: Run) -> bool:
 
 
 @in_phase("write")
-def save(moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table) -> None:
+def save(run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: Table) -> None:
     """Write a checkpoint; called on every rank. Checkpoints that are too old are removed.
 
     Raises:
         InputError: on every rank, if it cannot be written; earlier checkpoints stay.
     """
     world, network, run = prepared.world, prepared.network, prepared.run
-    task, state, traffic = moment.task, moment.state, network.traffic
+    task, state, traffic = run_state.task, run_state.state, network.traffic
     replicated = prepared.algorithm.replicated
     begun = time.perf_counter()
     arrays: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def save(moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table)
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
     counts = world.gather(np.array([[traffic.wire, traffic.lost]]))
     content = {
-        "round": moment.t,
+        "round": run_state.t,
         "run": replace(run, resume=None).to_dict(),
         "shared": task.parameter_layout.shared,
         "sharing_all": evaluator.sharing_all,
@@ -128,14 +128,14 @@ def save(moment: Moment, prepared: Prepared, evaluator: Evaluator, table: Table)
 
     world.from_root(write)
     seconds = time.perf_counter() - begun
-    logging.getLogger("dfl").info("checkpoint after round %d in %.2f s", moment.t, seconds)
+    logging.getLogger("dfl").info("checkpoint after round %d in %.2f s", run_state.t, seconds)
 
 
-def restore(moment: Moment, prepared: Prepared, evaluator: Evaluator) -> Moment:
+def restore(run_state: RunState, prepared: Prepared, evaluator: Evaluator) -> RunState:
     """Return where a run goes on: at the checkpoint that rank 0 has found, else where it begins.
 
     Args:
-        moment: where it begins; its state has the form of this rank's state.
+        run_state: where it begins; its state has the form of this rank's state.
         prepared, evaluator: the run; what has been counted is put back into them.
 
     Raises:
@@ -146,11 +146,11 @@ def restore(moment: Moment, prepared: Prepared, evaluator: Evaluator) -> Moment:
     last = prepared.progress.found if prepared.progress else None
     message = world.from_root(lambda: json.dumps(last.content).encode() if last else b"")
     if not message:
-        return moment
+        return run_state
     content = json.loads(message)
-    if content["shared"] != moment.task.parameter_layout.shared:
-        moment = narrowed(moment, prepared)
-    task, state = moment.task, moment.state
+    if content["shared"] != run_state.task.parameter_layout.shared:
+        run_state = narrowed(run_state, prepared)
+    task, state = run_state.task, run_state.state
     like = {name: value.cpu().numpy() for name, value in tensors(state).items()}
     like[COUNTERS] = np.stack([traffic.payload, traffic.downloaded], axis=1)
     like |= {CLOCK: network.clock.now} if network.clock else {}
@@ -173,7 +173,7 @@ def restore(moment: Moment, prepared: Prepared, evaluator: Evaluator) -> Moment:
         name: torch.from_numpy(value).to(getattr(state, name).device)
         for name, value in rows.items()
     }
-    return Moment(content["round"], task, replace(state, **values))
+    return RunState(content["round"], task, replace(state, **values))
 
 
 def _scatter(

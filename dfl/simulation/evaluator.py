@@ -20,7 +20,7 @@ from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
 from dfl.evaluation.goals import reached
 from dfl.models.modules import frozen
-from dfl.simulation.moment import Moment, is_global
+from dfl.simulation.run_state import RunState, is_global
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Outcome, Row
 
@@ -80,7 +80,7 @@ class Evaluator:
         self.callback = callback
         self.begun = time.perf_counter()
         self.since = self.begun
-        self.last: tuple[Moment, metrics.Figures | None] | None = None
+        self.last: tuple[RunState, metrics.Figures | None] | None = None
         self.done = False
         self.sharing_all = True
         self.watched = bool(prepared.world.from_root(self._start))
@@ -91,13 +91,13 @@ class Evaluator:
         self.callback.start(self.prepared.info)
         return b"watched"
 
-    def evaluate(self, moment: Moment) -> Iterator[Row]:
+    def evaluate(self, run_state: RunState) -> Iterator[Row]:
         """Yield a row of figures on the models after t rounds, if one is due.
 
         Raises:
             DivergedError: on every rank, if a loss or an accuracy of an honest peer is not finite.
         """
-        run, world, t = self.prepared.run, self.prepared.world, moment.t
+        run, world, t = self.prepared.run, self.prepared.world, run_state.t
         world.pulse.round = t
         logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
         if isinstance(run.share_all_goal, int):
@@ -109,7 +109,7 @@ class Evaluator:
             return
         begun = time.perf_counter()
         with phase("evaluate"):
-            figures, peers = _row(moment, self.prepared)
+            figures, peers = _row(run_state, self.prepared)
         logs.LOG.info("evaluation after round %d in %.2f s", t, time.perf_counter() - begun)
 
         def pass_on() -> bytes:
@@ -134,7 +134,7 @@ class Evaluator:
         if not isinstance(run.share_all_goal, int) and reached(row, run.share_all_goal):
             self.sharing_all = False
         if self.done:  # not before: the state would be kept beside those to come
-            self.last = moment, peers
+            self.last = run_state, peers
         yield row
         self.since = time.perf_counter()
 
@@ -143,13 +143,13 @@ class Evaluator:
         self.prepared.world.pulse.round = None
         if not self.watched or self.last is None:
             return
-        moment, peers = self.last
-        models = gathered(moment, self.prepared)
+        run_state, peers = self.last
+        models = gathered(run_state, self.prepared)
         profile = _profiles(self.prepared.world)
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
-                named = by_name(moment.task, torch.from_numpy(models))
+                named = by_name(run_state.task, torch.from_numpy(models))
                 state = {name: np.ascontiguousarray(v.numpy()) for name, v in named.items()}
                 self.callback.finish(Outcome(peers, state, profile))
                 self.callback.close(None)
@@ -177,7 +177,9 @@ def _profiles(world: World) -> Profiles | None:
     return None if tables is None or everything is None else Profiles(tables, everything)
 
 
-def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.Figures | None]:
+def _row(
+    run_state: RunState, prepared: Prepared
+) -> tuple[dict[str, float], metrics.Figures | None]:
     """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank
     0.
     """
@@ -186,8 +188,8 @@ def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.
     if prepared.run.ensemble:
         attackers = np.asarray(network.threat_model.attackers)
         ensemble = Ensemble.of(world, prepared.layout, attackers)
-    peers = measure(moment, prepared, ensemble)
-    distance, mean = consensus(moment, prepared)
+    peers = measure(run_state, prepared, ensemble)
+    distance, mean = consensus(run_state, prepared)
     counts = world.gather(np.array([[network.traffic.wire, network.traffic.lost]]))
     if peers is None or mean is None or counts is None:
         return {}, None
@@ -195,14 +197,14 @@ def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.
     row = metrics.summary(peers, algorithm.columns)
     row |= traffic(peers, network.traffic.parameters if algorithm.has_server else None)
     row |= {"consensus_distance": distance, "wire_bytes": wire}
-    effects = network.fault_effects(max(moment.t - 1, 0))  # of the round that ended here
+    effects = network.fault_effects(max(run_state.t - 1, 0))  # of the round that ended here
     if effects is not None:
         row |= {"peers_up": int(effects.up.sum()), "messages_lost": lost}
-    if is_global(moment.task, has_server=algorithm.has_server):
+    if is_global(run_state.task, has_server=algorithm.has_server):
         row["accuracy_mean_model"] = row["accuracy_mean"]
     else:
         row["accuracy_mean_model"] = metrics.mean_model_accuracy(
-            mean, moment.task, prepared.test_sets
+            mean, run_state.task, prepared.test_sets
         )
     if ensemble:
         row |= ensemble.figures(row["accuracy_mean"])
@@ -213,25 +215,25 @@ def _row(moment: Moment, prepared: Prepared) -> tuple[dict[str, float], metrics.
 
 
 def measure(
-    moment: Moment, prepared: Prepared, ensemble: Ensemble | None = None
+    run_state: RunState, prepared: Prepared, ensemble: Ensemble | None = None
 ) -> metrics.Figures | None:
     """Return all peers' figures, (P,) each by name, on rank 0; None elsewhere.
 
     Args:
-        moment: the task and the state of this rank.
+        run_state: the task and the state of this rank.
         prepared: the run.
         ensemble: receives the outputs on the common test set.
     """
-    network, task, algorithm = prepared.network, moment.task, prepared.algorithm
+    network, task, algorithm = prepared.network, run_state.task, prepared.algorithm
     own = metrics.peer_figures(
-        moment.models,
+        run_state.models,
         task,
         prepared.test_sets,
         prepared.world,
         is_global=is_global(task, has_server=algorithm.has_server),
         ensemble=ensemble,
     )
-    observed = algorithm.observe(moment.state)
+    observed = algorithm.observe(run_state.state)
     own |= {name: value.double().cpu().numpy() for name, value in observed.items()}
     own["payload_bytes"] = network.traffic.payload.astype(np.float64)
     own["download_bytes"] = network.traffic.downloaded.astype(np.float64)
@@ -240,15 +242,15 @@ def measure(
     return None if everyone is None else dict(zip(own, everyone.T, strict=True))
 
 
-def consensus(moment: Moment, prepared: Prepared) -> tuple[float, Tensor | None]:
+def consensus(run_state: RunState, prepared: Prepared) -> tuple[float, Tensor | None]:
     """Return the consensus distance of the honest peers and their mean model.
 
     Models of several kinds are compared in the shared parameters.
     """
-    task = moment.task
+    task = run_state.task
     if is_global(task, has_server=prepared.algorithm.has_server):
-        return 0.0, moment.state.x[0]
-    x = moment.models[:, : task.parameter_layout.shared] if task.kinds else moment.models
+        return 0.0, run_state.state.x[0]
+    x = run_state.models[:, : task.parameter_layout.shared] if task.kinds else run_state.models
     attackers = prepared.network.threat_model.attackers
     return metrics.consensus_distance(x, prepared.world, prepared.layout, attackers)
 
@@ -271,12 +273,12 @@ def traffic(peers: Mapping[str, NDArray[np.float64]], parameters: int | None) ->
     }
 
 
-def gathered(moment: Moment, prepared: Prepared) -> NDArray[np.floating] | None:
+def gathered(run_state: RunState, prepared: Prepared) -> NDArray[np.floating] | None:
     """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None
     elsewhere.
     """
-    world, models = prepared.world, moment.models
-    if world.rank and is_global(moment.task, has_server=prepared.algorithm.has_server):
+    world, models = prepared.world, run_state.models
+    if world.rank and is_global(run_state.task, has_server=prepared.algorithm.has_server):
         models = models[:0]
     return world.gather(models.cpu().numpy())
 

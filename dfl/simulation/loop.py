@@ -20,8 +20,8 @@ from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, evaluator
 from dfl.simulation.defaults import settle
 from dfl.simulation.heartbeats import alive
-from dfl.simulation.moment import Moment, begin, narrowed
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.run_state import RunState, begin, narrowed
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks
 from dfl.store.resume import finished
@@ -105,25 +105,25 @@ def _rounds(
     table = files.table if files else _no_table
     shared = prepared.task.parameter_layout.shared
     with evaluator.opened(prepared, callback) as watch:
-        moment = checkpointing.restore(begin(prepared), prepared, watch)
-        yield from watch.evaluate(moment)
+        run_state = checkpointing.restore(begin(prepared), prepared, watch)
+        yield from watch.evaluate(run_state)
         while not watch.done:
-            if not watch.sharing_all and moment.task.parameter_layout.shared != shared:
-                moment = narrowed(moment, prepared)
-            t, task, state = moment
+            if not watch.sharing_all and run_state.task.parameter_layout.shared != shared:
+                run_state = narrowed(run_state, prepared)
+            t, task, state = run_state
             observed = evaluator.due(t + 1, run) or checkpointing.due(t + 1, run)
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
-            moment = Moment(t + 1, task, state)
-            signal = _check_round(moment, prepared)
-            checkpointing.keep(moment, prepared, watch, table, signal)
-            yield from watch.evaluate(moment)
+            run_state = RunState(t + 1, task, state)
+            signal = _check_round(run_state, prepared)
+            checkpointing.keep(run_state, prepared, watch, table, signal)
+            yield from watch.evaluate(run_state)
     network.close()
 
 
-def _check_round(moment: Moment, prepared: Prepared) -> int:
+def _check_round(run_state: RunState, prepared: Prepared) -> int:
     """Check that the models are finite after a round, except those of attackers.
 
     Returns:
@@ -132,8 +132,8 @@ def _check_round(moment: Moment, prepared: Prepared) -> int:
     Raises:
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
-    world, task = prepared.world, moment.task
-    shared = metrics.not_finite_rows(moment.state.x)
+    world, task = prepared.world, run_state.task
+    shared = metrics.not_finite_rows(run_state.state.x)
     personal = metrics.not_finite_rows(task.personal)
     has_server = prepared.algorithm.has_server
     server_broken = has_server and len(shared) > 0
@@ -145,7 +145,7 @@ def _check_round(moment: Moment, prepared: Prepared) -> int:
     if server_broken or peer < none:
         whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(
-            f"{whose}'s model is no longer finite after round {moment.t}: try a smaller --lr "
+            f"{whose}'s model is no longer finite after round {run_state.t}: try a smaller --lr "
             f"(it is {prepared.run.lr}) or other messages"
         )
     return -minus_signal

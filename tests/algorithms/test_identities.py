@@ -12,8 +12,8 @@ from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
-from dfl.simulation.moment import begin
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.run_state import begin
 from tests.support.quadratic import digits, final, quadratic, spread
 
 

@@ -111,8 +111,8 @@ def test_other_bad_input_is_printed_once(bad: list[str]) -> None:
 FAILING = """
 import sys, time, dfl
 from dfl.simulation import loop
-def broken(moment, prepared):
-    if moment.t == 3 and prepared.world.rank == 1:
+def broken(run_state, prepared):
+    if run_state.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0
 loop._check_round = broken

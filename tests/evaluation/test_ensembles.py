@@ -28,7 +28,7 @@ from dfl.training.examples import normalize
 from dfl.training.task import Task
 from tests.conftest import Command
 from tests.reporting.callbacks.test_terminal import shown
-from tests.support.quadratic import FEW, digits, moments
+from tests.support.quadratic import FEW, digits, run_states
 
 BOTH = ["accuracy_ensemble", "accuracy_vote"]
 ALONE: dict[str, Any] = {
@@ -258,7 +258,7 @@ def test_examples_with_a_trigger_are_not_in_the_ensemble() -> None:
     no_attackers = np.array([], np.int64)
     together = Ensemble.of(setting.world, setting.layout, no_attackers)
     assert "backdoor_success" in (
-        evaluator.measure(list(moments(setting, 1))[-1], setting, together) or {}
+        evaluator.measure(list(run_states(setting, 1))[-1], setting, together) or {}
     )
     assert together.examples == len(setting.test_sets.labels) == 359
 

@@ -19,7 +19,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import evaluator
 from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
-from tests.support.quadratic import moments
+from tests.support.quadratic import run_states
 
 ENGINES = ("batched", "loop")
 
@@ -35,7 +35,7 @@ def trained(**settings: Any) -> tuple[Prepared, Any]:
         }
     )
     setting = prepare(run, World())
-    *_, last = moments(setting, 3)
+    *_, last = run_states(setting, 3)
     return setting, last
 
 

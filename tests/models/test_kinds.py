@@ -14,7 +14,7 @@ from dfl import InputError, Run, load, simulate
 from dfl.comm.mpi import World
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
-from tests.support.quadratic import final, moments
+from tests.support.quadratic import final, run_states
 
 FEW: dict[str, Any] = {
     "peers": 7,
@@ -192,8 +192,8 @@ def test_kinds_of_different_dtypes_are_refused(kinds: list[nn.Module]) -> None:
 @pytest.mark.parametrize("method", ["momentum_tracking", "d2", "dfedsam:rho=0.1"])
 def test_memory_of_methods_is_of_the_shared_part(kinds: list[nn.Module], method: str) -> None:
     setting = setting_of(kinds, algorithm=method)
-    moment = list(moments(setting, 3))[-1]
-    assert all(value.shape == (7, 90) for value in vars(moment.state).values())
+    run_state = list(run_states(setting, 3))[-1]
+    assert all(value.shape == (7, 90) for value in vars(run_state.state).values())
     loop, batched = (
         final(setting_of(kinds, algorithm=method, engine=each), 3) for each in ("loop", "batched")
     )

@@ -17,7 +17,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import evaluator
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.training.sgd import sgd
-from tests.support.quadratic import digits, final, moments, states
+from tests.support.quadratic import digits, final, run_states, states
 
 NAMES = ["0.weight", "0.bias", "2.weight", "conv.weight", "5.bias"]
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
@@ -237,7 +237,7 @@ def test_bad_combinations_are_refused(settings: dict[str, Any], message: str) ->
 
 def test_figures_of_a_run_with_personal_parts_are_of_every_peer() -> None:
     setting = digits(algorithm="fedavg", share="head:1", **MLP)
-    *_, last = moments(setting, 2)
+    *_, last = run_states(setting, 2)
     peers = evaluator.measure(last, setting)
     assert peers is not None
     assert len(np.unique(peers["accuracy"])) > 1

@@ -21,7 +21,7 @@ from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.reporting.callbacks.test_report import small
-from tests.support.quadratic import digits, moments, quadratic, states
+from tests.support.quadratic import digits, quadratic, run_states, states
 
 RULES = {
     "median": {},
@@ -149,7 +149,7 @@ def test_only_the_attackers_examples_are_poisoned() -> None:
 
 def test_figures_are_over_honest_peers() -> None:
     setting = digits(attack="sign_flip:peers=0+4")
-    *_, last = moments(setting, 3)
+    *_, last = run_states(setting, 3)
     peers = evaluator.measure(last, setting)
     assert peers is not None
     assert peers["is_attacker"].tolist() == [1, 0, 0, 0, 1, 0]
@@ -170,7 +170,7 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     inputs, labels = setting.test_sets.triggered
     assert set(labels.tolist()) == {3}
     assert len(labels) == (setting.test_sets.labels != 3).sum()
-    *_, last = moments(setting, 2)
+    *_, last = run_states(setting, 2)
     peers = evaluator.measure(last, setting)
     assert peers is not None
     predicted = setting.task.outputs(

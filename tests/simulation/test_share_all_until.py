@@ -15,10 +15,10 @@ from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS
 from dfl.simulation import cost
 from dfl.simulation.build_task import make_module
-from dfl.simulation.moment import Moment, narrowed
 from dfl.simulation.prepare import Prepared
+from dfl.simulation.run_state import RunState, narrowed
 from dfl.training.sgd import sgd
-from tests.support.quadratic import digits, final, info, moments
+from tests.support.quadratic import digits, final, info, run_states
 
 MLP: dict[str, Any] = {"model": "mlp:hidden=12+8"}
 
@@ -43,15 +43,15 @@ def test_all_parameters_are_shared_until_a_round_or_a_goal() -> None:
     assert [row["consensus_distance"] > 0 for row in until].index(True) == turns + 1
 
 
-def after_a_round(setting: Prepared) -> Moment:
-    """The moment after one round in which all parameters are shared."""
-    *_, moment = moments(replace(setting, run=replace(setting.run, share_all_until="1")), 1)
-    return moment
+def after_a_round(setting: Prepared) -> RunState:
+    """The run after one round in which all parameters are shared."""
+    *_, run_state = run_states(replace(setting, run=replace(setting.run, share_all_until="1")), 1)
+    return run_state
 
 
-def after_the_next(setting: Prepared, moment: Moment) -> Any:
-    net = Net(setting.network, moment.t)
-    return setting.algorithm.round(moment.state, moment.task, net)
+def after_the_next(setting: Prepared, run_state: RunState) -> Any:
+    net = Net(setting.network, run_state.t)
+    return setting.algorithm.round(run_state.state, run_state.task, net)
 
 
 def test_the_server_momentum_continues_for_shared_parameters() -> None:

@@ -12,8 +12,8 @@ from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.simulation.moment import Moment, begin
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.run_state import RunState, begin
 from dfl.store.callbacks import RunInfo
 
 H = 0.7
@@ -79,25 +79,25 @@ def _half(out: Tensor, labels: Tensor) -> Tensor:
     return out.square().sum(-1) / 2
 
 
-def moments(setting: Prepared, rounds: int) -> Iterator[Moment]:
-    """Yield the start and the moment after each round; personal parameters are the latest."""
-    moment = begin(setting)
-    yield moment
+def run_states(setting: Prepared, rounds: int) -> Iterator[RunState]:
+    """Yield the run before round 0 and after each round; personal parameters are the latest."""
+    run_state = begin(setting)
+    yield run_state
     for t in range(rounds):
         net = Net(setting.network, t)
-        state = setting.algorithm.round(moment.state, moment.task.paced(net.work), net)
-        moment = Moment(t + 1, moment.task, state)
-        yield moment
+        state = setting.algorithm.round(run_state.state, run_state.task.paced(net.work), net)
+        run_state = RunState(t + 1, run_state.task, state)
+        yield run_state
 
 
 def states(setting: Prepared, rounds: int) -> Iterator[Any]:
     """Yield the state at the start and after each round."""
-    return (moment.state for moment in moments(setting, rounds))
+    return (run_state.state for run_state in run_states(setting, rounds))
 
 
 def final(setting: Prepared, rounds: int) -> Tensor:
     """Return the models (P, d) after some rounds."""
-    return list(moments(setting, rounds))[-1].models
+    return list(run_states(setting, rounds))[-1].models
 
 
 class _Still:

@@ -13,7 +13,7 @@ import pytest
 
 import dfl
 from dfl.simulation import checkpointing
-from dfl.simulation.moment import Moment
+from dfl.simulation.run_state import RunState
 from dfl.store import manifest
 
 CLOCKS = ["seconds", "wire_bytes"]
@@ -29,9 +29,9 @@ def cut_after(t: int) -> Iterator[None]:
     """Let runs crash after their round t, after the checkpoint that may be due then."""
     known = checkpointing.keep
 
-    def keep(moment: Moment, *more: Any) -> None:
-        known(moment, *more)
-        if moment.t == t:
+    def keep(run_state: RunState, *more: Any) -> None:
+        known(run_state, *more)
+        if run_state.t == t:
             raise Cut
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ from dfl.comm.exchange import Net
 from dfl.core.errors import InputError
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
-from tests.support.quadratic import H, centres, digits, final, info, moments, quadratic, states
+from tests.support.quadratic import H, centres, digits, final, info, quadratic, run_states, states
 
 ROUNDS = 12
 RATE = 0.1
@@ -267,11 +267,11 @@ def test_a_method_sees_and_sends_the_shared_part_only(method: str) -> None:
     setting = digits(algorithm=method, share="first:1")
     shared, d = setting.task.parameter_layout.shared, setting.task.parameter_layout.d
     assert shared < d
-    moment = list(moments(setting, 3))[-1]
-    assert all(value.shape == (6, shared) for value in vars(moment.state).values())
+    run_state = list(run_states(setting, 3))[-1]
+    assert all(value.shape == (6, shared) for value in vars(run_state.state).values())
     first = start(setting.run, setting.task, False)
     assert all(
-        (moment.models - first).abs().amax(0)[part].max() > 0
+        (run_state.models - first).abs().amax(0)[part].max() > 0
         for part in (slice(shared), slice(shared, d))
     )
 

@@ -15,8 +15,8 @@ from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.simulation.cost import payload_per_round
-from dfl.simulation.moment import begin
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.run_state import begin
 from tests.algorithms.test_oracle import dense
 from tests.support.quadratic import (
     STILL,
@@ -25,8 +25,8 @@ from tests.support.quadratic import (
     final,
     half_square,
     info,
-    moments,
     points,
+    run_states,
     spread,
 )
 
@@ -66,8 +66,8 @@ def test_it_is_the_recursion_on_dense_matrices(topology: str, mixing: str, rank:
         (int(i), int(j)): right[:, 4:].T  # columns of the right factor
         for i, j, right in zip(owner, other, begin(setting).state.factors, strict=True)
     }
-    for moment in list(moments(setting, 12))[1:]:
-        odd = moment.t % 2 == 0
+    for run_state in list(run_states(setting, 12))[1:]:
+        odd = run_state.t % 2 == 0
         Z = X - 0.1 * H * (X - C)
         M = Z[:, :24].view(8, *SHAPE)
         M = M.mT if odd else M
@@ -80,15 +80,15 @@ def test_it_is_the_recursion_on_dense_matrices(topology: str, mixing: str, rank:
             step[i, 24:] += W[i, j] * (Z[j] - Z[i])[24:]
             factors[i, j] = S
         X = Z + step
-        assert torch.allclose(moment.models, X, rtol=0, atol=1e-10)
+        assert torch.allclose(run_state.models, X, rtol=0, atol=1e-10)
 
 
 def test_where_nothing_is_shared_nothing_is_sent() -> None:
     setting = sheets(share="nothing", algorithm="power_gossip")
     alone = sheets(algorithm="local_only")
     assert info(setting).payload_shared == 0
-    *_, moment = moments(setting, 3)
-    assert torch.equal(moment.task.personal, final(alone, 3))
+    *_, run_state = run_states(setting, 3)
+    assert torch.equal(run_state.task.personal, final(alone, 3))
 
 
 @pytest.mark.parametrize("topology", ["ring", "star"])
@@ -135,15 +135,15 @@ def test_both_ends_of_an_edge_remember_the_same() -> None:
     setting = sheets(topology="erdos_renyi:p=0.5", algorithm="power_gossip:rank=2")
     out = setting.network.schedule.union.out
     back = np.searchsorted(out, out % 8 * 8 + out // 8)
-    for moment in moments(setting, 5):
-        assert torch.equal(moment.state.factors, moment.state.factors[back])
+    for run_state in run_states(setting, 5):
+        assert torch.equal(run_state.state.factors, run_state.state.factors[back])
 
 
 @pytest.mark.parametrize(("rank", "even", "odd"), [(1, 4, 6), (3, 12, 18), (4, 24, 24)])
 def test_its_messages_are_products_and_vectors(rank: int, even: int, odd: int) -> None:
     setting = sheets(algorithm=f"power_gossip:rank={rank}")
     payload = setting.network.traffic.payload
-    sent = [int(payload.sum()) for _ in moments(setting, 3)]
+    sent = [int(payload.sum()) for _ in run_states(setting, 3)]
     assert np.diff(sent).tolist() == [16 * 8 * (n + 3) for n in (even, odd, even)]
     estimate = payload_per_round(setting.algorithm, setting.network, D, torch.float64)
     assert estimate == 16 * 8 * ((even + odd) / 2 + 3)

@@ -1,4 +1,4 @@
-"""A moment of a run between two rounds: where it begins, and what is shared from then on."""
+"""The state of a run between two rounds: where it begins, and what is shared from then on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     from dfl.core.lazy import torch
 
 
-class Moment(NamedTuple):
+class RunState(NamedTuple):
     """Where a run is between two rounds.
 
     Attributes:
@@ -43,7 +43,7 @@ def is_global(task: Task, *, has_server: bool) -> bool:
     return has_server and not task.personal.shape[1]
 
 
-def begin(prepared: Prepared) -> Moment:
+def begin(prepared: Prepared) -> RunState:
     """Return where a run begins."""
     run, algorithm = prepared.run, prepared.algorithm
     layout = prepared.task.parameter_layout
@@ -55,18 +55,18 @@ def begin(prepared: Prepared) -> Moment:
         x = x[:1]
     agree = initialization.agree(run, prepared.starts)
     state = algorithm.init(x, x if agree else torch.zeros_like(x), Net(prepared.network, 0))
-    return Moment(0, task, state)
+    return RunState(0, task, state)
 
 
-def narrowed(moment: Moment, prepared: Prepared) -> Moment:
-    """Return the same moment where only the part of `--share` is shared from now on.
+def narrowed(run_state: RunState, prepared: Prepared) -> RunState:
+    """Return the same state where only the part of `--share` is shared from now on.
 
     The state keeps the shared coordinates, axis 1 of its tensors; each peer keeps its own copy of
     the others.
     """
     shared = prepared.task.parameter_layout.shared
-    task, _ = moment.task.split(moment.models, shared)
-    return Moment(moment.t, task, cut(moment.state, shared))
+    task, _ = run_state.task.split(run_state.models, shared)
+    return RunState(run_state.t, task, cut(run_state.state, shared))
 
 
 def cut(state: State, shared: int) -> Any:
