@@ -122,14 +122,14 @@ class FedAvg(Algorithm[State]):
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return a message for each peer that is on time, and a row for each that is chosen."""
-        m, slow = self._sizes(peers)
-        messages = m - slow if self.straggler_policy == "drop" else m
-        return messages, peers if self.broadcast_to == "everyone" else m
+        clients, slow = self._sizes(peers)
+        messages = clients - slow if self.straggler_policy == "drop" else clients
+        return messages, peers if self.broadcast_to == "everyone" else clients
 
     def _sizes(self, peers: int) -> tuple[int, int]:
         """Return the number of peers that are chosen, and the number of stragglers among them."""
-        m = max(round(self.fraction * peers), 1)
-        return m, min(round(self.stragglers * m), m - 1)
+        clients = max(round(self.fraction * peers), 1)
+        return clients, min(round(self.stragglers * clients), clients - 1)
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Draw the peers of a round.
@@ -138,9 +138,9 @@ class FedAvg(Algorithm[State]):
             The peers that receive the model; those that send an update; and the local epochs or
             steps (a,) of the latter on this rank, or None for those of the run.
         """
-        m, slow = self._sizes(net.peers)
+        clients, slow = self._sizes(net.peers)
         drawn = randomness.generator(task.seed, "clients", net.t).permutation(net.peers)
-        order = net.present(drawn)[:m]
+        order = net.present(drawn)[:clients]
         chosen = net.group(order)
         slow = max(min(slow, len(order) - 1), 0)
         if self.straggler_policy == "drop" or not slow:
