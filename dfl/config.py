@@ -162,7 +162,9 @@ class Run:
 
     An object: a `dfl.Data`; a pair of arrays (inputs, labels) or a torch Dataset, of which a fifth,
     drawn at random, becomes the common test set; or two of these, (train, test). Labels of arrays
-    that are whole numbers are classes, unless the loss is one of regression.
+    that are whole numbers are classes, unless the loss is one of regression. Inputs of several
+    parts are a tuple of arrays; a model takes them as its arguments. Labels at every place of a
+    sequence are those of a `dfl.Data`.
     """
     data_dir: Path | None = None
     """Folder of the data sets; default $DFL_DATA, or a download to the cache without it."""

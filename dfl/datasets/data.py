@@ -17,10 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from dfl.core.arrays import Array, Arrays
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
+from dfl.core.parts import Parts, map_parts, parts_of, shape_of, shown_shape
 from dfl.core.registry import Registry
 
 MOST_CLASSES = 1_000_000
 """The largest number of labels."""
+IGNORED = -100
+"""The label of a place of a sequence that counts nowhere: one that is padded, or has no answer."""
 
 DATASETS: Registry[Callable[..., Data]] = Registry("dataset", "dfl.datasets")
 """Name -> f(directory, *, options) -> Data; `directory` is a Path, or None for the user's cache.
@@ -35,13 +38,19 @@ class Data:
 
     A caller may give lists and torch tensors in place of arrays; `checked` turns them into arrays.
 
+    Sequences of unequal length are padded: a label of -100 (`IGNORED`) is no prediction. Loss and
+    accuracy are means over all other places, so that a token counts, and no padded place.
+
     Attributes:
-        train_inputs: (n, *shape) uint8 or float; images are (n, channels, height, width).
-        train_labels: (n,) int64 in range(classes); any target of the loss where classes is 0.
+        train_inputs: (n, *shape) integers or floats; images are (n, channels, height, width). A
+            tuple of such arrays where an input has several parts: a model takes each part as an
+            argument.
+        train_labels: (n,) int64 in range(classes), or (n, *places) where there is a label at every
+            place, such as the next character; any target of the loss where classes is 0.
         test_inputs, test_labels: the common test set, in the same form.
         classes: how many labels there are; 0 where labels are no classes.
         scale, shift: a batch enters a model as float(x) * scale + shift; numbers, or arrays that
-            broadcast over the shape of one example.
+            broadcast over the shape of one example. A tuple of them is one for each part.
         train_groups, test_groups: (n,) int64, the person, author or place that an example came
             from, by the same numbers in both halves; None where that is not known.
         train_protected, test_protected: (n, k) int64 of 0 and 1, the k protected attributes of
@@ -50,19 +59,24 @@ class Data:
         notes: warnings to show before a run, one line each.
     """
 
-    train_inputs: Array
+    train_inputs: Parts
     train_labels: Array
-    test_inputs: Array
+    test_inputs: Parts
     test_labels: Array
     classes: int
-    scale: float | NDArray[np.float32] = 1.0
-    shift: float | NDArray[np.float32] = 0.0
+    scale: float | NDArray[np.float32] | tuple[float | NDArray[np.float32], ...] = 1.0
+    shift: float | NDArray[np.float32] | tuple[float | NDArray[np.float32], ...] = 0.0
     train_groups: NDArray[np.int64] | None = None
     test_groups: NDArray[np.int64] | None = None
     train_protected: NDArray[np.int64] | None = None
     test_protected: NDArray[np.int64] | None = None
     protected: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether an example has a label at each of several places."""
+        return bool(self.classes) and self.train_labels.ndim > 1
 
 
 def checked(data: Data) -> Data:
@@ -71,9 +85,9 @@ def checked(data: Data) -> Data:
     Raises:
         InputError: no `Data`; values that are no numbers, or not finite in inputs, scale or shift;
             unequal lengths or no examples; test inputs of another shape than the training inputs;
-            labels that are not whole numbers in range(classes); groups that are not one whole
-            number per example; or protected attributes that are not one 0 or 1 per example and
-            name.
+            labels that are not whole numbers in range(classes), or an example without a label;
+            groups that are not one whole number per example; or protected attributes that are not
+            one 0 or 1 per example and name.
     """
     if not isinstance(data, Data):
         raise InputError(
@@ -86,7 +100,7 @@ def checked(data: Data) -> Data:
     names = ("inputs", "labels", "groups", "protected")
     optional = ("groups", "protected")
     arrays: dict[str, Any] = {
-        name: as_array(name, value)
+        name: _arrays(name, value)
         for name in (f"{half}_{name}" for half in ("train", "test") for name in names)
         if (value := getattr(data, name)) is not None or not name.endswith(optional)
     }
@@ -95,15 +109,24 @@ def checked(data: Data) -> Data:
         arrays |= _whole_numbers(half, arrays, int(data.classes))
     _check_same_form(arrays["train_inputs"], arrays["test_inputs"])
     _check_protected(data, arrays)
-    shape = arrays["train_inputs"].shape[1:]
-    normalization: dict[str, Any] = {
-        name: _factor(name, getattr(data, name), shape) for name in ("scale", "shift")
+    normalization = {
+        name: _factors(name, getattr(data, name), arrays["train_inputs"])
+        for name in ("scale", "shift")
     }
     return replace(data, classes=int(data.classes), **arrays, **normalization)
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _arrays(name: str, value: Any) -> Parts:
+    """Return a caller's values as an array, or inputs of several parts as a tuple of arrays."""
+    if not (isinstance(value, tuple) and name.endswith("inputs")):
+        return as_array(name, value)
+    if len(value) < 2:
+        raise InputError(f"{name} is a tuple of {len(value)} arrays: give two parts, or an array")
+    return tuple(as_array(f"{name}[{k}]", part) for k, part in enumerate(value))
 
 
 def as_array(name: str, value: Any) -> Array:
@@ -131,21 +154,27 @@ def as_array(name: str, value: Any) -> Array:
     return array.astype(np.uint8 if kind == "b" else array.dtype.newbyteorder("="), copy=False)
 
 
-def _check_examples(half: str, inputs: Array, labels: Array) -> None:
+def _check_examples(half: str, values: Parts, labels: Array) -> None:
     """Raise an error for unequal numbers of examples and labels, empty examples, and inputs that
     are not finite.
     """
+    for k, part in enumerate(parts_of(values)):
+        name = f"{half}_inputs[{k}]" if isinstance(values, tuple) else f"{half}_inputs"
+        _check_part(half, name, part, labels)
+
+
+def _check_part(half: str, name: str, inputs: Array, labels: Array) -> None:
     if len(inputs) != len(labels) or not len(labels):
         raise InputError(
             f"{len(inputs)} {half} inputs with {len(labels)} labels: as many of each, and at least "
             "one"
         )
     if not inputs.size:
-        raise InputError(f"{half}_inputs of shape {inputs.shape} have examples without numbers")
+        raise InputError(f"{name} of shape {inputs.shape} have examples without numbers")
     # A NaN is the minimum and the maximum.
     if inputs.dtype.kind == "f" and not np.isfinite([inputs.min(), inputs.max()]).all():
         place = tuple(np.argwhere(~np.isfinite(inputs))[0].tolist())
-        raise InputError(f"{half}_inputs has {inputs[place]} at {place}: inputs must be finite")
+        raise InputError(f"{name} has {inputs[place]} at {place}: inputs must be finite")
 
 
 def _whole_numbers(half: str, arrays: Arrays, classes: int) -> dict[str, NDArray[np.int64]]:
@@ -153,14 +182,7 @@ def _whole_numbers(half: str, arrays: Arrays, classes: int) -> dict[str, NDArray
     whole: dict[str, NDArray[np.int64]] = {}
     labels, n = arrays[f"{half}_labels"], len(arrays[f"{half}_labels"])
     if classes:
-        right = labels.dtype.kind in "iu" and labels.ndim == 1
-        if not (right and labels.min() >= 0 and labels.max() < classes):
-            ends = f"from {labels.min()} to {labels.max()} " if labels.size else ""
-            raise InputError(
-                f"{half}_labels {ends}of shape {labels.shape} as {labels.dtype}: they must be "
-                f"whole numbers in range({classes}) of shape ({n},), or classes=0 and a loss of "
-                "your own"
-            )
+        _check_classes(half, labels, arrays["train_labels"].shape[1:], classes)
         whole[f"{half}_labels"] = labels.astype(np.int64, copy=False)
     if (groups := arrays.get(f"{half}_groups")) is not None:
         if groups.dtype.kind not in "iu" or groups.shape != (n,):
@@ -172,17 +194,48 @@ def _whole_numbers(half: str, arrays: Arrays, classes: int) -> dict[str, NDArray
     return whole
 
 
-def _check_same_form(train: Array, test: Array) -> None:
+def _check_classes(half: str, labels: Array, places: tuple[int, ...], classes: int) -> None:
+    """Raise an error for labels that are no whole numbers in range(classes) at some places."""
+    sequences = labels.ndim > 1
+    good = labels.dtype.kind in "iu" and labels.size and labels.shape[1:] == places
+    if good:
+        counted = labels[labels != IGNORED] if sequences else labels
+        good = bool(counted.size) and counted.min() >= 0 and counted.max() < classes
+    if not good and labels.shape[1:] != places:
+        raise InputError(
+            f"test_labels of shape {labels.shape} and train_labels with {shown_shape(places) or 1} "
+            "for an example: as many in both halves"
+        )
+    if not good:
+        ends = f"from {labels.min()} to {labels.max()} " if labels.size else ""
+        or_padded = f" or {IGNORED}" if sequences else ""
+        raise InputError(
+            f"{half}_labels {ends}of shape {labels.shape} as {labels.dtype}: they must be "
+            f"whole numbers in range({classes}){or_padded} of shape "
+            f"{(len(labels), *places)}, or classes=0 and a loss of your own"
+        )
+    if sequences:
+        empty = (labels == IGNORED).reshape(len(labels), -1).all(1)
+        if empty.any():
+            raise InputError(
+                f"{half}_labels of example {int(empty.argmax())} are all {IGNORED}: leave out "
+                "examples without a label"
+            )
+
+
+def _check_same_form(train: Parts, test: Parts) -> None:
     """Raise an error unless both halves have one shape, and both floats or both not."""
-    if train.shape[1:] != test.shape[1:]:
+    if shape_of(train) != shape_of(test):
         raise InputError(
-            f"test_inputs have examples of shape {test.shape[1:]}, and train_inputs of "
-            f"{train.shape[1:]}"
+            f"test_inputs have examples of shape {shown_shape(shape_of(test))}, and train_inputs "
+            f"of {shown_shape(shape_of(train))}"
         )
-    if (train.dtype.kind == "f") != (test.dtype.kind == "f"):
-        raise InputError(
-            f"test_inputs are {test.dtype}, and train_inputs {train.dtype}: both floats or both not"
-        )
+    for one, other in zip(parts_of(train), parts_of(test), strict=True):
+        if (one.dtype.kind == "f") != (other.dtype.kind == "f"):
+            raise InputError(
+                f"test_inputs are {other.dtype}, and train_inputs {one.dtype}: both floats or both "
+                "not"
+            )
 
 
 def _check_protected(data: Data, arrays: Arrays) -> None:
@@ -207,6 +260,13 @@ def _check_protected(data: Data, arrays: Arrays) -> None:
                 f": it must be 0 or 1, one for each of {n} examples and each name"
             )
         arrays[name] = z.astype(np.int64, copy=False)
+
+
+def _factors(name: str, value: Any, inputs: Parts) -> Parts:
+    """Return a scale or shift for inputs, or one for each of their parts."""
+    if isinstance(inputs, tuple) and isinstance(value, tuple) and len(value) != len(inputs):
+        raise InputError(f"{name} has {len(value)} parts, and inputs have {len(inputs)}")
+    return map_parts(lambda part, one: _factor(name, one, part.shape[1:]), inputs, value)
 
 
 def _factor(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from dfl.core import randomness
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
+from dfl.core.parts import Parts, map_parts, parts_of
 from dfl.datasets.data import Data, as_array
 from dfl.datasets.partition import Assignment, Labels, Partition
 
@@ -23,7 +24,8 @@ def as_data(value: Any, seed: int, regression: bool = False) -> Data:
 
     Args:
         value: a `Data`; a pair of arrays (inputs, labels), or a torch Dataset of such pairs; or two
-            of these, (train, test). Without a test set, a fifth of the examples, at least one,
+            of these, (train, test). Inputs of several parts are a tuple; items of a Dataset may
+            also be (part, part, label). Without a test set, a fifth of the examples, at least one,
             becomes it: drawn at random (address "common test set") and announced in a note.
         seed: of the run.
         regression: whether labels of arrays are numbers to predict, also where they are whole.
@@ -42,13 +44,15 @@ def as_data(value: Any, seed: int, regression: bool = False) -> Data:
             f"Dataset, or two of these, (train, test), not {shown(value)}"
         )
     inputs, labels = _examples(value)
-    n = len(inputs)
+    n = len(labels)
     order = randomness.generator(seed, "common test set").permutation(n)
     held = max(1, round(TEST_SHARE * n))
     last = np.sort(order[:held])
     rest = np.sort(order[held:])
     note = f"{held} of {n} examples, drawn at random, are the common test set"
-    train, test = ((inputs[part], labels[part]) for part in (rest, last))
+    train, test = (
+        (map_parts(lambda part, own=own: part[own], inputs), labels[own]) for own in (rest, last)
+    )
     return _data(train, test, regression, (note,))
 
 
@@ -61,7 +65,9 @@ def has_test_set(value: object) -> bool:
 def _is_examples(value: object) -> bool:
     """Return whether a value is a pair of arrays or a map-style torch Dataset."""
     if isinstance(value, tuple | list):
-        return len(value) == 2 and all(hasattr(each, "shape") for each in value)
+        return len(value) == 2 and all(
+            hasattr(part, "shape") for part in (*parts_of(value[0]), value[1])
+        )
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value)
 
 
@@ -69,26 +75,36 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | bytes | dict) or hasattr(value, "shape")
 
 
-def _examples(value: Any) -> tuple[Array, Array]:
-    """Return inputs (n, *shape) and labels (n,).
+def _examples(value: Any) -> tuple[Parts, Array]:
+    """Return inputs (n, *shape), or a tuple of them, and labels (n,).
 
     Raises:
         InputError: unequal lengths, no example, or items that are no pairs of equal shapes.
     """
     if isinstance(value, tuple | list):
-        inputs, labels = (_whole(each) for each in value)
+        inputs, labels = map_parts(_whole, value[0]), _whole(value[1])
     else:
         try:
-            pairs = [(_array(x), _array(y)) for x, y in (value[i] for i in range(len(value)))]
-            inputs, labels = (np.stack(each) for each in zip(*pairs, strict=True))
+            items = [_item(value[i]) for i in range(len(value))]
+            *stacked, labels = (np.stack(column) for column in zip(*items, strict=True))
         except Exception as error:
             raise InputError(f"--dataset cannot be read: {one_line(error)}") from error
-    if inputs.ndim < 1 or labels.ndim < 1 or len(inputs) != len(labels) or len(inputs) < 2:
+        inputs = tuple(stacked) if len(stacked) > 1 else stacked[0]
+    arrays = (*parts_of(inputs), labels)
+    if min(part.ndim for part in arrays) < 1 or len({len(part) for part in arrays} | {1}) != 2:
+        shapes = " and ".join(str(part.shape) for part in parts_of(inputs))
         raise InputError(
             f"--dataset must have two examples or more, with a label each, not inputs of shape "
-            f"{inputs.shape} and labels of shape {labels.shape}"
+            f"{shapes} and labels of shape {labels.shape}"
         )
     return inputs, labels
+
+
+def _item(item: Any) -> tuple[Array, ...]:
+    """Return the parts of the input of an item of a torch Dataset, and its label."""
+    *inputs, label = item
+    parts = inputs if len(inputs) > 1 else parts_of(inputs[0])
+    return (*map(_array, parts), _array(label))
 
 
 def _whole(value: object) -> Array:
@@ -103,8 +119,8 @@ def _array(value: object) -> Array:
 
 
 def _data(
-    train: tuple[Array, Array],
-    test: tuple[Array, Array],
+    train: tuple[Parts, Array],
+    test: tuple[Parts, Array],
     regression: bool,
     notes: tuple[str, ...] = (),
 ) -> Data:

@@ -33,7 +33,7 @@ class Labels:
     """What a partition depends on.
 
     Attributes:
-        train, test: labels, (n,) int64 each, from 0 up.
+        train, test: labels, (n,) int64 each, from 0 up; (n, *places) of sequences.
         train_groups, test_groups: (n,) int64 each, the person, author or place that an example
             came from; None where that is not known.
     """

@@ -6,14 +6,17 @@ in peer order, so that no figure depends on the number of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.layout import Layout, blocks, columns
+from dfl.core.parts import Parts, map_parts
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +34,8 @@ CHUNK = 512
 """Examples that are evaluated at a time; fixed, since the last bits of the results depend on it."""
 MODELS = 256
 """Models that are evaluated at a time."""
+MOST_OUTPUTS = 2**27
+"""The most outputs at a time; fewer models are evaluated at once where these would be more."""
 
 Floats = NDArray[np.float64]
 Figures = dict[str, Floats]
@@ -42,7 +47,8 @@ def common_accuracy(
 ) -> Floats:
     """Return the accuracy of models on the common test set, (p,).
 
-    It is NaN where labels are no classes, and for a model that returns NaN. If all rows are the
+    Of sequences, it is the share of the places with a label that are predicted correctly. It is NaN
+    where labels are no classes, and for a model that returns NaN. If all rows are the
     same, as before round 0, one is evaluated.
 
     Args:
@@ -57,39 +63,63 @@ def common_accuracy(
     rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
     correct = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
     has_nan = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-    for inputs, labels in zip(
-        test_sets.inputs.split(CHUNK), test_sets.labels.split(CHUNK), strict=True
-    ):
-        outputs = _outputs(rows, task, inputs)
+    models, chunk = _models(task), _examples_at_a_time(test_sets.labels, task)
+    predicted = 0
+    for first_example in range(0, len(test_sets.labels), chunk):
+        some = slice(first_example, first_example + chunk)
+        labels = test_sets.labels[some]
+        outputs = _outputs(rows, task, map_parts(itemgetter(some), test_sets.inputs))
+        if labels.dim() > 1:
+            counts = labels >= 0
+            outputs, labels = _at(counts, outputs), labels[counts]
         if ensemble is not None:
             outputs = iter(ensemble.add(outputs, labels))
-        for first, out in zip(range(0, len(rows), MODELS), outputs, strict=True):
+        for first, out in zip(range(0, len(rows), models), outputs, strict=True):
             largest, label = out.max(2)
-            correct[first : first + MODELS] += (label == labels).sum(1)
-            has_nan[first : first + MODELS] |= largest.isnan().any(1)
-    accuracy = correct.cpu().numpy() / len(test_sets.labels)
+            correct[first : first + models] += (label == labels).sum(1)
+            has_nan[first : first + models] |= largest.isnan().any(1)
+        predicted += len(labels)
+    accuracy = correct.cpu().numpy() / predicted
     return np.broadcast_to(np.where(has_nan.cpu().numpy(), np.nan, accuracy), len(x))
 
 
-def _outputs(rows: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
-    """Yield the outputs of models (a, d) for inputs, MODELS models at a time."""
+def _models(task: Task) -> int:
+    """Return how many models are evaluated at a time."""
+    return max(2, min(MODELS, MOST_OUTPUTS // (CHUNK * max(task.classes, 1))))
+
+
+def _examples_at_a_time(labels: Tensor, task: Task) -> int:
+    """Return how many examples are evaluated at a time: CHUNK, or as many as have CHUNK labels."""
+    places = math.prod(labels.shape[1:]) if task.is_sequence else 1
+    return max(1, CHUNK // places)
+
+
+def _at(counts: Tensor, outputs: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Yield the outputs (a, k, classes) at the k places (n, *places) that count."""
+    return (out[:, counts] for out in outputs)
+
+
+def _outputs(rows: Tensor, task: Task, inputs: Parts) -> Iterator[Tensor]:
+    """Yield the outputs of models (a, d) for inputs, `_models` models at a time."""
     if task.kinds:
         yield from _outputs_by_kind(rows, task, inputs)
         return
     normalized = task.inputs(inputs)
-    for first in range(0, len(rows), MODELS):
-        models = task.parameter_layout.views(rows[first : first + MODELS])
+    most = _models(task)
+    for first in range(0, len(rows), most):
+        models = task.parameter_layout.views(rows[first : first + most])
         yield task.outputs(models, normalized, each=False)
 
 
-def _outputs_by_kind(x: Tensor, task: Task, inputs: Tensor) -> Iterator[Tensor]:
+def _outputs_by_kind(x: Tensor, task: Task, inputs: Parts) -> Iterator[Tensor]:
     """Yield the outputs for all peers of this rank, whose models are of several kinds."""
     by_peer: dict[int, Tensor] = {}
     for here, same_kind in task.by_kind():
         outputs = (each for some in _outputs(x[here], same_kind, inputs) for each in some)
         by_peer |= dict(zip(here.tolist(), outputs, strict=True))
-    for first in range(0, len(x), MODELS):
-        yield torch.stack([by_peer[i] for i in range(first, min(first + MODELS, len(x)))])
+    most = _models(task)
+    for first in range(0, len(x), most):
+        yield torch.stack([by_peer[i] for i in range(first, min(first + most, len(x)))])
 
 
 def own_loss_and_accuracy(
@@ -97,7 +127,8 @@ def own_loss_and_accuracy(
 ) -> tuple[Floats, Floats]:
     """Return mean loss and accuracy of every peer's model on its own examples, (p,) each.
 
-    Both are NaN for a peer without examples. Accuracy is NaN where the loss is.
+    Of sequences, they are means over all places of a peer that have a label. Both are NaN for a
+    peer without examples. Accuracy is NaN where the loss is.
 
     Args:
         x: (p, d), the models; or (1, d), the one that all have.
@@ -108,15 +139,15 @@ def own_loss_and_accuracy(
         shared: whether x is one model for all.
     """
     starts = examples.starts
-    loss, correct = np.zeros((2, len(starts)))
+    loss, correct, predicted = np.zeros((3, len(starts)))
     if task.kinds:
         for here, same_kind in task.by_kind():
             loss[here], correct[here] = own_loss_and_accuracy(
                 x[here], same_kind, examples.only(here), longest
             )
         return loss, correct
-    chunk = _chunk(longest)
-    models = 1 if shared else MODELS
+    chunk = _chunk(longest, _examples_at_a_time(examples.labels, task))
+    models = 1 if shared else _models(task)
     row = task.parameter_layout.views(x[0]) if shared else {}
     for first in range(0, int(examples.sizes.max(initial=0)), chunk):
         counts = np.clip(examples.sizes - first, 0, chunk)
@@ -127,26 +158,51 @@ def own_loss_and_accuracy(
             inputs, labels = examples.at(torch.from_numpy(index).to(task.device))
             inputs = task.inputs(inputs)
             if shared:
-                out = task.output(row, inputs[0])[None]
+                out = task.output(row, map_parts(itemgetter(0), inputs))[None]
             else:
                 out = task.outputs(task.parameter_layout.take(x, here), inputs)
-            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(len(here), chunk)
+            if task.is_sequence:
+                out, labels, real = _flat(out, labels, real)
+            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(real.shape)
             loss[here] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
+            predicted[here] += real.sum(1)
             if task.classes:
                 correct[here] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1)
             else:
                 correct[here] = np.nan
     correct[np.isnan(loss)] = np.nan
     with np.errstate(invalid="ignore"):
-        return loss / examples.sizes, correct / examples.sizes
+        return loss / predicted, correct / predicted
 
 
-def _chunk(longest: int) -> int:
-    """Return the number of examples to evaluate at a time, at most CHUNK.
+def _flat(
+    out: Tensor, labels: Tensor, real: NDArray[np.bool_]
+) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
+    """Return sequences as so many examples, of which those are real that have a label.
+
+    Args:
+        out: (a, n, *places, classes).
+        labels: (a, n, *places).
+        real: (a, n), whether an example is no padding.
+
+    Returns:
+        (a, k, classes), (a, k) and (a, k).
+    """
+    last = labels.dim() - 1
+    counts = (labels.flatten(2) >= 0).cpu().numpy() & real[..., None]
+    return (
+        out.flatten(1, last),
+        labels.flatten(1).clamp_min(0),
+        counts.reshape(len(real), -1),
+    )
+
+
+def _chunk(longest: int, most: int) -> int:
+    """Return the number of examples to evaluate at a time, at most `most`.
 
     It splits `longest` examples into chunks of about equal size.
     """
-    return -(-longest // -(-longest // CHUNK))
+    return -(-longest // -(-longest // most))
 
 
 def not_finite_rows(x: Tensor) -> NDArray[np.int64]:

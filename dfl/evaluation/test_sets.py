@@ -11,6 +11,7 @@ import numpy as np
 from dfl.core import randomness
 from dfl.core.arrays import Array
 from dfl.core.options import MOST
+from dfl.core.parts import Parts, joined, map_parts
 from dfl.training.examples import Examples, as_tensor, normalize_floats
 from dfl.training.task import Task
 
@@ -37,7 +38,7 @@ class TestSets:
             without a backdoor.
     """
 
-    inputs: Tensor
+    inputs: Parts
     labels: Tensor
     train: Examples
     local: Examples
@@ -46,7 +47,7 @@ class TestSets:
     longest: int
     longest_train: int
     validates: bool
-    triggered: tuple[Tensor, Tensor] | None
+    triggered: tuple[Parts, Tensor] | None
 
 
 def make_test_sets(
@@ -74,20 +75,22 @@ def make_test_sets(
     """
     everyone = common["sizes"]
     sizes = everyone[task.peers]
-    inputs, labels = _on_device(task, common["inputs"], common["labels"])
-    held_inputs, held_labels = _on_device(task, own["held inputs"], own["held labels"])
-    local = Examples.of(inputs[own["test"]], labels[own["test"]], sizes[:, 2])
+    raw = joined(common, "inputs")
+    inputs, labels = _on_device(task, raw, common["labels"])
+    held_inputs, held_labels = _on_device(task, joined(own, "held inputs"), own["held labels"])
+    of_peers = map_parts(lambda part: part[own["test"]], inputs)
+    local = Examples.of(of_peers, labels[own["test"]], sizes[:, 2])
     held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
     train = task.examples
     longest = longest_train = int(everyone.max())
     if eval_examples:
         order = randomness.generator(seed, "eval-examples").permutation(len(labels))
         chosen = np.sort(order[:eval_examples])
-        inputs, labels = inputs[chosen], labels[chosen]
+        inputs, labels = map_parts(lambda part: part[chosen], inputs), labels[chosen]
         bound = per_peer(eval_examples, len(everyone))
         train = _bounded(task, bound, seed)
         longest_train = min(int(everyone[:, 0].max()), bound)
-    shown = attack.triggered(common["inputs"], common["labels"])
+    shown = attack.triggered(raw, common["labels"])
     triggered = None if shown is None else _on_device(task, *shown)
     return TestSets(
         inputs=inputs,
@@ -119,7 +122,7 @@ def _bounded(task: Task, bound: int, seed: int) -> Examples:
     )
 
 
-def _on_device(task: Task, inputs: Array, labels: Array) -> tuple[Tensor, Tensor]:
+def _on_device(task: Task, inputs: Parts, labels: Array) -> tuple[Parts, Tensor]:
     """Return examples on the device of the task, floats normalized."""
-    moved = as_tensor(inputs).to(task.device)
+    moved = map_parts(lambda part: as_tensor(part).to(task.device), inputs)
     return normalize_floats(moved, task.scale, task.shift), as_tensor(labels).to(task.device)

@@ -9,22 +9,29 @@ from torch import Tensor, nn
 
 
 class NextCharacter(nn.Module):
-    """An embedding of characters, LSTM layers, and a dense layer on the last of their states.
+    """An embedding of characters, LSTM layers, and a dense layer on the last of their states, or on
+    all of them.
 
     Args:
         characters: the number of characters, of the inputs and of the outputs.
         embedding, hidden: the width of an embedded character, and of a layer's state.
         layers: the number of LSTM layers.
+        everywhere: whether every state gives an output, in place of the last.
     """
 
-    def __init__(self, characters: int, embedding: int, hidden: int, layers: int) -> None:
+    def __init__(
+        self, characters: int, embedding: int, hidden: int, layers: int, everywhere: bool = False
+    ) -> None:
         super().__init__()
+        self.everywhere = everywhere
         self.embedding = nn.Embedding(characters, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.last = nn.Linear(hidden, characters)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, characters) for the numbers of the characters in x (n, steps)."""
+        """Return the outputs (n, characters), or (n, steps, characters), for the numbers of the
+        characters in x (n, steps).
+        """
         states, _ = self.lstm(self.embedding(x.long()))
-        out: Tensor = self.last(states[:, -1])
+        out: Tensor = self.last(states if self.everywhere else states[:, -1])
         return out

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
 from dfl.core.errors import InputError
 from dfl.core.options import BelowOne
+from dfl.core.parts import Shape, shown_shape
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -19,12 +21,17 @@ else:
     from dfl.core.lazy import torch
 
 MODELS: Registry[Callable[..., Module]] = Registry("model", "dfl.models")
-"""Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs."""
+"""Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs.
+
+A model states by `takes_several_parts` that it takes inputs of several parts: `shape` is a tuple of
+their shapes then. It states by `takes_places` that it has outputs at every place of a sequence; it
+is called as f(shape, classes, places, *, options), where `places` is the shape of an example's
+labels, or () where it has one label.
+"""
 
 WIDEST = 1_000_000
 """The most units of a layer."""
 
-Shape = tuple[int, ...]
 Width = Annotated[int, Interval(ge=1, le=WIDEST)]
 Widths = tuple[Width, ...]
 Layers = Annotated[int, Interval(ge=1, le=100)]
@@ -36,6 +43,44 @@ def takes_tokens(model: _M) -> _M:
     """State that the inputs of a model are whole numbers in range(classes)."""
     setattr(model, "takes_tokens", True)  # noqa: B010  no attribute of a function's type
     return model
+
+
+def takes_several_parts(model: _M) -> _M:
+    """State that the inputs of a model have several parts, which are its arguments."""
+    setattr(model, "takes_parts", True)  # noqa: B010  no attribute of a function's type
+    return model
+
+
+def takes_places(model: _M) -> _M:
+    """State that a model predicts a label at every place where the data have one."""
+    setattr(model, "predicts_places", True)  # noqa: B010  no attribute of a function's type
+    return model
+
+
+def takes_parts(model: object) -> bool:
+    """Return whether a model states that its inputs have several parts."""
+    return bool(getattr(model, "takes_parts", False))
+
+
+def predicts_places(model: object) -> bool:
+    """Return whether a model states that it predicts a label at every place."""
+    return bool(getattr(model, "predicts_places", False))
+
+
+def without_values(
+    build: partial[Module], shape: Shape, classes: int, places: tuple[int, ...] = ()
+) -> Module:
+    """Return a built-in model on the meta device.
+
+    Args:
+        build: the model, its options bound.
+        shape: of an example.
+        classes: the number of labels.
+        places: the shape of an example's labels where they are several.
+    """
+    arguments = (shape, classes, places) if predicts_places(build.func) else (shape, classes)
+    with torch.device("meta"):
+        return build(*arguments)
 
 
 @MODELS.register("softmax")
@@ -131,10 +176,9 @@ def har_cnn(shape: Shape, classes: int) -> Module:
     """Two convolutions over time and two dense layers, 274,822 parameters on HAR."""
     nn = torch.nn
     if len(shape) != 2 or shape[1] < 4:
-        size = "x".join(map(str, shape))
         raise InputError(
             f"--model har_cnn needs signals of at least 4 steps, channels x steps, not inputs of "
-            f"{size}"
+            f"{shown_shape(shape)}"
         )
     channels, steps = shape
     return nn.Sequential(
@@ -146,18 +190,41 @@ def har_cnn(shape: Shape, classes: int) -> Module:
 
 @MODELS.register("char_lstm")
 @takes_tokens
+@takes_places
 def char_lstm(
-    shape: Shape, classes: int, *, embedding: Width = 8, hidden: Width = 256, layers: Layers = 2
+    shape: Shape,
+    classes: int,
+    places: tuple[int, ...] = (),
+    *,
+    embedding: Width = 8,
+    hidden: Width = 256,
+    layers: Layers = 2,
 ) -> Module:
     """The character model of LEAF (Caldas et al. 2018), after McMahan et al. (2017): an embedding,
-    LSTM layers, and the next character from the last state; 819,920 parameters.
+    LSTM layers, and the next character from the last state, or from every state where the data
+    have a label at every place; 819,920 parameters.
     """
     from dfl.models.recurrent import NextCharacter
 
     if len(shape) != 1:
-        size = "x".join(map(str, shape))
-        raise InputError(f"--model char_lstm needs rows of characters, not inputs of {size}")
-    return NextCharacter(classes, embedding, hidden, layers)
+        raise InputError(
+            f"--model char_lstm needs rows of characters, not inputs of {shown_shape(shape)}"
+        )
+    check_places("char_lstm", shape, places)
+    return NextCharacter(classes, embedding, hidden, layers, everywhere=bool(places))
+
+
+def check_places(name: str, shape: Shape, places: tuple[int, ...]) -> None:
+    """Refuse data with labels at other places than those of the inputs.
+
+    Raises:
+        InputError: an example has several labels, and not one for each of its inputs.
+    """
+    if places and places != shape:
+        raise InputError(
+            f"--model {name} predicts a label at every place of {shown_shape(shape)}, not at "
+            f"{shown_shape(places)}"
+        )
 
 
 def _dropout(rate: float, units: int) -> list[Module]:
@@ -168,9 +235,9 @@ def _dropout(rate: float, units: int) -> list[Module]:
 
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        size = "x".join(map(str, shape))
         raise InputError(
-            f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of {size}"
+            f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of "
+            f"{shown_shape(shape)}"
         )
     channels, height, width = shape
     return channels, height, width

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.config import Run
-from dfl.core.arrays import Arrays
+from dfl.core.arrays import Array, Arrays
 from dfl.core.errors import InputError, one_line
 from dfl.core.options import MOST
 from dfl.core.parse import shown
+from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
 from dfl.models.model_file import ModelFile
 from dfl.models.modules import fill, frozen
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.sharing import nets_of
+from dfl.models.zoo import MODELS, predicts_places, takes_parts, without_values
 from dfl.simulation.components import Components
 from dfl.training.batches import widths
 from dfl.training.examples import Examples, as_tensor, normalize_floats
@@ -42,13 +44,16 @@ batched engine.
 """
 
 
-def make_module(build: partial[Module], shape: tuple[int, ...], classes: int) -> Module:
+def make_module(
+    build: partial[Module], shape: Shape, classes: int, places: tuple[int, ...] = ()
+) -> Module:
     """Build a model of the zoo on the meta device: its weights are drawn later.
 
     Args:
         build: (shape, classes) -> module.
         shape: of an example.
         classes: number of labels; 0 where labels are no classes.
+        places: the shape of an example's labels; () where it has one.
 
     Raises:
         InputError: there is no such model for data of this kind.
@@ -60,8 +65,29 @@ def make_module(build: partial[Module], shape: tuple[int, ...], classes: int) ->
             else "labels that are no classes (classes=0)"
         )
         raise InputError(f"--model cannot be built for {kind}: give a module of your own")
-    with torch.device("meta"):
-        return build(shape, classes)
+    return without_values(build, shape, classes, places)
+
+
+def _check_form(run: Run, build: partial[Module], shape: Shape, places: tuple[int, ...]) -> None:
+    """Refuse a built-in model for other parts of inputs, or other labels, than it takes."""
+    several = bool(shape) and isinstance(shape[0], tuple)
+    if several != takes_parts(build.func):
+        wanted = "one part" if several else "several parts"
+        raise InputError(
+            f"--model {run.model} takes inputs of {wanted}, not of {shown_shape(shape)}"
+            f"{_choices(takes_parts) if several else ''}"
+        )
+    if places and not predicts_places(build.func):
+        raise InputError(
+            f"--model {run.model} predicts one label of an example, not {shown_shape(places)}"
+            f"{_choices(predicts_places)}"
+        )
+
+
+def _choices(fits: Callable[[object], bool]) -> str:
+    """Return the built-in models that fit, as the end of a message."""
+    names = ", ".join(name for name, function in MODELS.items() if fits(function))
+    return f": choose {names}, or give a module of your own" if names else ""
 
 
 def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Module, ...]:
@@ -74,11 +100,13 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
             objective; or several kinds of model where all parameters are shared, or that start from
             another run.
     """
-    shape, classes = common["inputs"].shape[1:], int(common["classes"])
+    shape, classes = shape_of(joined(common, "inputs")), int(common["classes"])
+    places = common["labels"].shape[1:] if classes else ()
     modules: tuple[Module, ...]
     if isinstance(components.model, partial):
+        _check_form(run, components.model, shape, places)
         _check_tokens(run, components.model, common)
-        modules = (make_module(components.model, shape, classes),)
+        modules = (make_module(components.model, shape, classes, places),)
     elif isinstance(components.model, ModelFile):
         modules = (components.model.build(shape, classes, run.seed),)
     else:
@@ -98,6 +126,12 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
     objective = components.objective
     if objective is None:
         return modules
+    if places or "inputs" not in common:
+        raise InputError(
+            "--auxiliary and --fairness-adversary need inputs of one part and one label of an "
+            f"example, not inputs of {shown_shape(shape)} and labels of "
+            f"{shown_shape(places or (1,))}"
+        )
     return tuple(objective.around(each, common, run.seed) for each in modules)
 
 
@@ -105,7 +139,9 @@ def _check_tokens(run: Run, build: partial[Module], common: Arrays) -> None:
     """Refuse inputs that are no tokens, for a model that takes tokens."""
     if not getattr(build.func, "takes_tokens", False):
         return
-    inputs, classes = common["inputs"], int(common["classes"])
+    inputs, classes = common.get("inputs"), int(common["classes"])
+    if inputs is None:  # which a model refuses or takes by itself
+        return
     whole = inputs.dtype.kind in "iu" and inputs.min() >= 0
     scaled = common["scale"].size != 1 or common["scale"] != 1 or common["shift"].any()
     tokens = whole and not scaled and max(inputs.max(), common["largest"]) < classes
@@ -160,8 +196,11 @@ def make_task(
     module = modules[0]
     layout = replace(layouts[0], d=max(each.d for each in layouts))
     dtype = next(module.parameters()).dtype
-    scale, shift = (as_tensor(common[name]).to(device, dtype) for name in ("scale", "shift"))
-    inputs, labels = (as_tensor(own[f"train {name}"]).to(device) for name in ("inputs", "labels"))
+    scale, shift = (
+        map_parts(lambda factor: as_tensor(factor).to(device, dtype), joined(common, name))
+        for name in ("scale", "shift")
+    )
+    inputs, labels = _on_device(own, "train ", device)
     solver = components.algorithm.solver(_solver(run, components.lr_schedule))
     padded = widths(sizes, solver.batch_size)
     examples = Examples.of(
@@ -185,7 +224,7 @@ def make_task(
         kinds=tuple(zip(modules, layouts, strict=True)) if len(modules) > 1 else (),
         augment=components.augment,
         objective=components.objective,
-        personal=scale.new_zeros(len(peers), layout.d - layout.shared),
+        personal=torch.zeros(len(peers), layout.d - layout.shared, dtype=dtype, device=device),
     )
     batched = _is_batched(run, task, int(padded.max()))
     return replace(task, solver=replace(task.solver, batched=batched))
@@ -260,28 +299,30 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             a shape other than (n, outputs) or (n,).
     """
     two = [0, len(common["labels"]) - 1]
-    inputs = normalize_floats(
-        as_tensor(common["inputs"][two]).to(task.device), task.scale, task.shift
-    )
-    inputs = task.inputs(inputs)
+    inputs = map_parts(lambda part: as_tensor(part[two]).to(task.device), joined(common, "inputs"))
+    inputs = task.inputs(normalize_floats(inputs, task.scale, task.shift))
     labels = as_tensor(common["labels"][two]).to(task.device)
+    places = tuple(labels.shape[1:]) if task.is_sequence else ()
     kinds = task.kinds or ((task.module, task.parameter_layout),)
     batched = task.solver.batched
-    shapes: list[tuple[int, ...]] = [] if given else [(len(two), task.classes)]
+    shapes: list[tuple[int, ...]] = [] if given else [(len(two), *places, task.classes)]
     generator = torch.get_rng_state()
     try:
         for module, layout in kinds if given else ():
             row = layout.row(module).to(task.device)
             part = replace(task, module=module, parameter_layout=layout, kinds=())
             try:
-                shapes.append(_try_model(part, row, inputs, len(labels)))
+                shapes.append(_try_model(part, row, inputs, (len(two), *places)))
             except InputError:
                 if run.engine != "auto" or not batched:
                     raise
                 batched = False
                 part = replace(part, solver=replace(part.solver, batched=False))
-                shapes.append(_try_model(part, row, inputs, len(labels)))
-        _try_loss(task.loss, torch.zeros(shapes[0], dtype=task.dtype, device=task.device), labels)
+                shapes.append(_try_model(part, row, inputs, (len(two), *places)))
+        zeros = torch.zeros(shapes[0], dtype=task.dtype, device=task.device)
+        if places:
+            zeros, labels = zeros.flatten(0, len(places)), labels.flatten().clamp_min(0)
+        _try_loss(task.loss, zeros, labels)
         if not torch.equal(generator, torch.get_rng_state()):
             raise InputError(
                 "the model or the loss draws from torch's own generator, which no seed of the run "
@@ -297,22 +338,26 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     return replace(task, solver=replace(task.solver, batched=batched))
 
 
-def _try_model(task: Task, row: Tensor, inputs: Tensor, n: int) -> tuple[int, ...]:
-    """Return the shape of a model's outputs for n examples, after differentiating it on them."""
-    name, shape = type(task.module).__name__, tuple(inputs.shape)
+def _try_model(task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a model's outputs for labels of shape `places`, (n,) or (n, *places),
+    after differentiating it on them.
+    """
+    name = type(task.module).__name__
+    shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
     leaves = {
         key: value.detach()[None].requires_grad_()
         for key, value in task.parameter_layout.views(row).items()
     }
     try:
-        outputs = task.outputs(leaves, inputs[None])[0]
+        outputs = task.outputs(leaves, map_parts(lambda part: part[None], inputs))[0]
     except Exception as error:
         raise InputError(
             f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
         ) from error
     form = tuple(outputs.shape)
-    if form[:1] != (n,) or (task.classes and (len(form) != 2 or form[1] < task.classes)):
-        wanted = f"({n}, {task.classes})" if task.classes else f"({n}, ...)"
+    k = len(places)
+    if form[:k] != places or (task.classes and (len(form) != k + 1 or form[k] < task.classes)):
+        wanted = str((*places, task.classes)) if task.classes else f"({places[0]}, ...)"
         raise InputError(
             f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}"
         )
@@ -365,7 +410,7 @@ def with_server(task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool)
         pools: whether the server has the examples of all peers, and makes as many local epochs as a
             peer; else it makes as many local steps as the peer that makes most.
     """
-    inputs, labels = (as_tensor(data[name]).to(task.device) for name in ("inputs", "labels"))
+    inputs, labels = _on_device(data, "", task.device)
     held = np.array([len(labels)])
     solver = task.solver
     if not pools:
@@ -385,7 +430,7 @@ def with_server(task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool)
         examples=examples,
         padded=widths(held, solver.batch_size),
         solver=solver,
-        personal=task.scale.new_zeros(1, layout.d - layout.shared),
+        personal=torch.zeros(1, layout.d - layout.shared, dtype=task.dtype, device=task.device),
     )
     return replace(task, server=server)
 
@@ -455,6 +500,15 @@ def device(name: str, world: World) -> torch.device:
 
 def _rate(run: Run, factor: Callable[[int, int], float], t: int) -> float:
     return run.lr * factor(t, run.rounds)
+
+
+def _on_device(arrays: Arrays, which: str, device: torch.device) -> tuple[Parts, Tensor]:
+    """Return inputs and labels of some examples as tensors."""
+
+    def moved(values: Array) -> Tensor:
+        return as_tensor(values).to(device)
+
+    return map_parts(moved, joined(arrays, f"{which}inputs")), moved(arrays[f"{which}labels"])
 
 
 def _protected(arrays: Arrays, which: str, device: torch.device) -> Tensor | None:

@@ -7,6 +7,7 @@ All ranks get the common test set and the mixing matrices.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
+from dfl.core.parts import Parts, joined, map_parts, named, parts_of
 from dfl.datasets.data import Data, checked
 from dfl.datasets.partition import DataSplit, by_label, split_data
-from dfl.datasets.server_data import ServerDataRule
+from dfl.datasets.server_data import ServerDataRule, all_examples
 from dfl.robust.attacks import Attack
 from dfl.simulation.components import Sources
 
@@ -57,6 +59,16 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
             f"--partition {run.partition} partitions by label, and these labels are no classes: "
             f"choose iid, quantity or natural"
         )
+    if data.is_sequence and by_label(sources.partition):
+        raise InputError(
+            f"--partition {run.partition} partitions by label, and these examples have "
+            f"{math.prod(data.train_labels.shape[1:])} labels each: choose iid, quantity or natural"
+        )
+    if data.is_sequence and server_data not in (None, all_examples):
+        raise InputError(
+            f"--algorithm {run.algorithm} chooses the server's examples by their label, and these "
+            f"have {math.prod(data.train_labels.shape[1:])} labels each"
+        )
     assert run.peers is not None, "the run is not settled"
     split = split_data(
         sources.partition,
@@ -76,13 +88,16 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
 
 
 def count_labels(data: Data, split: DataSplit) -> NDArray[np.int64]:
-    """Return the training examples of every label at every peer, (P, classes)."""
+    """Return the training examples of every label at every peer, (P, classes).
+
+    It is (P, 0) where labels are no classes, or an example has several.
+    """
     return (
         np.array(
             [np.bincount(data.train_labels[own], minlength=data.classes) for own in split.train],
             dtype=np.int64,
         )
-        if data.classes
+        if data.classes and not data.is_sequence
         else np.zeros((len(split.train), 0), np.int64)
     )
 
@@ -109,10 +124,15 @@ def known_to_all(
     For a mixing matrix that is not doubly stochastic, pi with pi W = pi comes with it, if there is
     one. Of a sequence without a period only the first rounds come; every rank draws all by itself.
     """
+    largest = max(np.asarray(part.max(), np.float64) for part in parts_of(data.train_inputs))
+    scale, shift = (
+        map_parts(lambda factor: np.asarray(factor, np.float64), factors)
+        for factors in (data.scale, data.shift)
+    )
     arrays = {
-        "inputs": data.test_inputs, "labels": data.test_labels, "classes": np.array(data.classes),
-        "scale": np.asarray(data.scale, np.float64), "shift": np.asarray(data.shift, np.float64),
-        "sizes": sizes(split), "largest": np.asarray(data.train_inputs.max(), np.float64),
+        **named("inputs", data.test_inputs), "labels": data.test_labels,
+        "classes": np.array(data.classes), **named("scale", scale), **named("shift", shift),
+        "sizes": sizes(split), "largest": np.asarray(largest),
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     if endless(weights):
@@ -134,7 +154,7 @@ def fingerprint(common: bytes, data: Data, split: DataSplit) -> str:
     """Return a checksum of what all ranks get, of the training examples, and of the partition."""
     checksum = hashlib.sha256(common)
     for values in (
-        data.train_inputs,
+        *parts_of(data.train_inputs),
         data.train_labels,
         *split.train,
         *split.validation,
@@ -176,10 +196,12 @@ def owned(
         for part in (split.train, split.validation, split.test)
     )
     arrays = {
-        "train inputs": data.train_inputs[train], "train labels": data.train_labels[train],
-        "held inputs": data.train_inputs[held], "held labels": data.train_labels[held],
+        **named("train inputs", _rows(data.train_inputs, train)),
+        "train labels": data.train_labels[train],
+        **named("held inputs", _rows(data.train_inputs, held)),
+        "held labels": data.train_labels[held],
         "test": test,
-    }  # fmt: skip
+    }
     arrays |= (
         {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     )
@@ -192,18 +214,26 @@ def owned(
 
 def _poison(arrays: Arrays, places: slice, attack: Attack, classes: int) -> None:
     """Replace one attacker's training examples by poisoned ones."""
-    inputs, labels = arrays["train inputs"], arrays["train labels"]
-    new = attack.poison(inputs[places], labels[places], classes)
-    for old, poisoned in zip((inputs, labels), new, strict=True):
+    inputs, labels = joined(arrays, "train inputs"), arrays["train labels"]
+    new_inputs, new_labels = attack.poison(_rows(inputs, places), labels[places], classes)
+    whole, new = (*parts_of(inputs), labels), (*parts_of(new_inputs), new_labels)
+    for old, poisoned in zip(whole, new, strict=True):
         assert (poisoned.shape, poisoned.dtype) == (old[places].shape, old.dtype), (
             "an attack keeps shape and dtype"
         )
         old[places] = poisoned
 
 
+def _rows(inputs: Parts, places: NDArray[np.int64] | slice) -> Parts:
+    return map_parts(lambda part: part[places], inputs)
+
+
 def server(data: Data, split: DataSplit) -> Arrays:
     """Return the server's own examples: inputs (n, *shape) and labels (n,)."""
-    arrays = {"inputs": data.train_inputs[split.server], "labels": data.train_labels[split.server]}
+    arrays = {
+        **named("inputs", _rows(data.train_inputs, split.server)),
+        "labels": data.train_labels[split.server],
+    }
     return arrays | (
         {"protected": data.train_protected[split.server]}
         if data.train_protected is not None

@@ -191,7 +191,7 @@ def check(
             parameters, or differ in those of a server; or no rule draws a parameter.
     """
     (room,) = world.minimum(memory())
-    if (needed := peers * task.parameter_layout.d * task.scale.element_size()) > room:
+    if (needed := peers * task.parameter_layout.d * task.dtype.itemsize) > room:
         raise InputError(
             f"--model {run.model} has {task.parameter_layout.d:,} parameters: "
             f"for {peers:,} peers on one rank they take "

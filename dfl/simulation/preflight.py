@@ -28,11 +28,13 @@ from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
+from dfl.core.parts import map_parts, shape_of, shown_shape
 from dfl.core.registry import flag
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
 from dfl.simulation.defaults import compresses
+from dfl.training.augmentation import NO_AUGMENTATION
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +87,7 @@ def rehearse(
     assert run.peers is not None
     algorithm, attack = components.algorithm, components.attack
     lossy = _lossy(run, components)
-    components.augment.check(data.train_inputs.shape[1:])
+    _check_augmentation(run, components, data)
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
         if "accuracy" in goal and not data.classes:
             raise InputError(
@@ -104,7 +106,8 @@ def rehearse(
             run, components, counts, reference if weights or algorithm.server_data_rule else None
         )
     if len(attackers):
-        attack.poison(data.train_inputs[:1].copy(), data.train_labels[:1].copy(), data.classes)
+        one = map_parts(lambda part: part[:1].copy(), data.train_inputs)
+        attack.poison(one, data.train_labels[:1].copy(), data.classes)
     if attack.per_edge and not (weights and "aggregator" in algorithm.applies):
         raise InputError(
             f"--attack {run.attack} sends each neighbour a message of its own: choose --algorithm "
@@ -136,6 +139,16 @@ def rehearse(
         *_check_copies(run, components, schedule, lossy, error),
         *_check_compressor(run, components, error, bias),
     )
+
+
+def _check_augmentation(run: Run, components: Components, data: Data) -> None:
+    """Refuse an augmentation of inputs that it cannot change, or of several parts."""
+    shape = shape_of(data.train_inputs)
+    if isinstance(data.train_inputs, tuple) and components.augment != NO_AUGMENTATION:
+        raise InputError(
+            f"--augment {run.augment} needs images, not inputs of {shown_shape(shape)}"
+        )
+    components.augment.check(shape)
 
 
 def check_assumptions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
+from dfl.core.parts import Shape, parts_of, shape_of
 from dfl.core.registry import flag
 from dfl.datasets.given import has_test_set
 from dfl.datasets.server_data import all_examples
@@ -92,7 +94,7 @@ class RootFacts(NamedTuple):
     graph: GraphInfo | None
     label_counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    shape: tuple[int, ...]
+    shape: Shape
     n_test: int
     notes: tuple[str, ...]
     progress: Progress
@@ -240,7 +242,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         graph=_graph_info(graph) if graph else None,
         label_counts=labels,
         sizes=distribute_data.sizes(split),
-        shape=data.train_inputs.shape[1:],
+        shape=shape_of(data.train_inputs),
         n_test=len(data.test_labels),
         notes=notes,
         progress=progress,
@@ -411,7 +413,7 @@ def _run_info(
     facts: RootFacts,
 ) -> RunInfo:
     """Return the facts that callbacks receive."""
-    layout, dtype, progress = network.layout, task.scale.dtype, facts.progress
+    layout, dtype, progress = network.layout, task.dtype, facts.progress
 
     def payload(coordinates: int) -> float:
         return cost.payload_per_round(algorithm, network, coordinates, dtype)
@@ -430,6 +432,7 @@ def _run_info(
         batch_size=task.solver.batch_size,
         classes=test_sets.classes,
         shape=facts.shape,
+        places=tuple(test_sets.labels.shape[1:]) if task.is_sequence else (),
         label_counts=facts.label_counts,
         sizes=facts.sizes,
         n_test=facts.n_test,
@@ -456,14 +459,14 @@ def _memory(
     """Return the estimated bytes on the fullest rank, from those on this one."""
     starts = np.asarray(network.layout.starts)
     hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
-    dtype = task.scale.dtype
+    dtype = task.dtype
     state = cost.memory_of_state(
         algorithm, network, (len(task.peers), task.parameter_layout), dtype
     )
     work = WORK_ROWS * hosted * task.parameter_layout.d * dtype.itemsize
     ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])
-    values = test_sets.inputs.element_size() * int(np.prod(facts.shape))
-    example = values + test_sets.labels.element_size()
+    tensors = (*parts_of(test_sets.inputs), test_sets.labels)
+    example = sum(each.element_size() * math.prod(each.shape[1:]) for each in tensors)
     return Memory(
         models=round((state + work) / hosted * widest),
         examples=int(np.diff(ends[starts]).max()) * example,

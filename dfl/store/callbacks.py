@@ -19,6 +19,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
+from dfl.core.parts import Shape
 from dfl.core.profiling import Profiles
 
 Peers = Mapping[str, NDArray[np.float64]]
@@ -160,7 +161,8 @@ class RunInfo:
         local_steps: (P,), local steps of every peer in a round.
         batch_size: examples per local step; 0 is all that a peer has.
         classes: number of labels; 0 where labels are no classes.
-        shape: shape of one example.
+        shape: shape of one example; a tuple of shapes where it has several parts.
+        places: shape of an example's labels where they are several; else ().
         label_counts: (P, classes) training examples; (P, 0) where labels are no classes.
         sizes: (P, 3) training, validation and own test examples.
         n_test: examples of the common test set.
@@ -187,7 +189,8 @@ class RunInfo:
     local_steps: NDArray[np.int64]
     batch_size: int
     classes: int
-    shape: tuple[int, ...]
+    shape: Shape
+    places: tuple[int, ...]
     label_counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     n_test: int

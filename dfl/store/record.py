@@ -32,6 +32,7 @@ def circumstances(info: RunInfo) -> dict[str, object]:
             "own_module": info.own_module,
             "shape": list(info.shape),
             "classes": info.classes,
+            **({"places": list(info.places)} if info.places else {}),
             "parameters": info.parameters,
             "dtype": info.dtype,
         },

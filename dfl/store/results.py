@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of
 from dfl.models.sharing import nets_of
-from dfl.models.zoo import MODELS
+from dfl.models.zoo import MODELS, without_values
 from dfl.store import manifest, rows
 from dfl.store.html import table
 
@@ -224,9 +224,9 @@ class Result:
             raise InputError(
                 f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)"
             )
-        build: Callable[..., Module] = choose(flag("model"), str(self.run.model), MODELS)
-        with torch.device("meta"):
-            return build(tuple(made["shape"]), made["classes"])
+        build = choose(flag("model"), str(self.run.model), MODELS)
+        shape = (tuple(each) if isinstance(each, list) else each for each in made["shape"])
+        return without_values(build, tuple(shape), made["classes"], tuple(made.get("places", ())))
 
     def _whole(self, name: str, growing: bool = False) -> Path:
         """The path of a file that is as the run vouches for it; nothing vouches for one that grows.

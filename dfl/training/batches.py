@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core import randomness
+from dfl.core.parts import numbers_of
 from dfl.training.batch import Batch
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def groups(problem: Problem) -> list[Ints]:
     capacity = GROUP_NUMBERS.get(problem.device.type, GROUP_NUMBERS["cpu"])
     found: list[Ints] = []
     for same_width in np.split(order, np.flatnonzero(np.diff(padded[order])) + 1):
-        example = problem.examples.inputs[:1].numel()
+        example = numbers_of(problem.examples.inputs)
         numbers = max(problem.parameter_layout.d, int(padded[same_width[0]]) * example)
         most = max(2, capacity // numbers)
         found += np.split(same_width, range(most, len(same_width), most))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.arrays import Array
+from dfl.core.parts import Parts, map_parts
 
 if TYPE_CHECKING:
     import torch
@@ -30,14 +31,15 @@ class Examples:
     """Examples of this rank's peers, one peer after the other, on the device where they are used.
 
     Attributes:
-        inputs: (n, *shape), integers in the dtype of the files, or normalized floats.
+        inputs: (n, *shape), integers in the dtype of the files, or normalized floats; or a tuple
+            of such parts.
         labels: (n, ...).
         sizes: (p,), examples per peer; in host memory.
         starts: (p,), where each peer's examples begin; in host memory.
         protected: (n, k), k protected attributes of each example, 0 or 1; None if there are none.
     """
 
-    inputs: Tensor
+    inputs: Parts
     labels: Tensor
     sizes: Ints
     starts: Ints
@@ -45,7 +47,7 @@ class Examples:
 
     @classmethod
     def of(
-        cls, inputs: Tensor, labels: Tensor, sizes: Ints, protected: Tensor | None = None
+        cls, inputs: Parts, labels: Tensor, sizes: Ints, protected: Tensor | None = None
     ) -> Examples:
         """Return the examples of peers that lie one after the other, of sizes (p,)."""
         return cls(inputs, labels, sizes, np.cumsum(sizes) - sizes, protected)
@@ -58,24 +60,29 @@ class Examples:
         """Return the examples at some positions (sizes[i],) among those of each peer."""
         index = [start + each for start, each in zip(self.starts, chosen, strict=True)]
         flat = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *index])).to(
-            self.inputs.device
+            self.labels.device
         )
-        inputs = self.inputs.index_select(0, flat)
+        inputs = map_parts(lambda part: part.index_select(0, flat), self.inputs)
         labels = self.labels.index_select(0, flat)
         return Examples.of(inputs, labels, np.array([len(each) for each in index], np.int64))
 
-    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, index: Tensor) -> tuple[Parts, Tensor]:
         """Return inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""
         flat = index.flatten()
-        inputs = self.inputs.index_select(0, flat)
-        labels = self.labels.index_select(0, flat)
-        inputs = inputs.view(*index.shape, *inputs.shape[1:])
-        return inputs, labels.view(*index.shape, *labels.shape[1:])
+
+        def rows(part: Tensor) -> Tensor:
+            return part.index_select(0, flat).view(*index.shape, *part.shape[1:])
+
+        return map_parts(rows, self.inputs), rows(self.labels)
 
 
-def normalize_floats(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def normalize_floats(inputs: Parts, scale: Parts, shift: Parts) -> Parts:
     """Return floats normalized, and integers unchanged: these are normalized batch by batch."""
-    return normalize(inputs, scale, shift) if inputs.is_floating_point() else inputs
+
+    def normalized(part: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return normalize(part, scale, shift) if part.is_floating_point() else part
+
+    return map_parts(normalized, inputs, scale, shift)
 
 
 def as_tensor(values: Array) -> Tensor:

@@ -64,7 +64,7 @@ def _by_products(v: Parameters, y: Parameters, step: Step, rate: float) -> None:
         x, w = activations[-1], y[layer.weight].mT
         out = torch.baddbmm(y[layer.bias].unsqueeze(1), x, w) if layer.bias else torch.bmm(x, w)
         activations.append(out.relu_() if layer.relu else out)
-    weight = step.batch.weight * -rate
+    weight = step.weight * -rate
     g = _output_gradient(activations[-1], step.labels, weight, problem)
     for k, layer in reversed(list(enumerate(problem.dense))):
         if layer.relu:
@@ -93,7 +93,7 @@ def _by_autograd(moving: Collection[str], y: Parameters, step: Step) -> Paramete
     """Return the gradients of all parameters, by torch's autograd; see `Objective.gradients`."""
     leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
     out = step.problem.outputs(leaves | masks(step.problem, step.batch), step.inputs)
-    loss = mean_loss(out, step.labels, step.batch.weight, step.problem.loss)
+    loss = mean_loss(out, step.labels, step.weight, step.problem.loss)
     # Zeros for a parameter that the model does not use.
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))

@@ -66,10 +66,27 @@ def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor
     depends on one model only.
 
     Args:
-        out: (a, b, ...), outputs.
-        labels: (a, b, ...).
-        weight: (a, b) or (1, b), the weight of each example in its peer's mean.
-        loss: the loss of examples.
+        out: (a, b, ...), outputs; (a, b, *places, ...) of sequences.
+        labels: (a, b, ...); (a, b, *places) of sequences.
+        weight: (a, b) or (1, b), the weight of each example in its peer's mean; (a, b, *places),
+            that of every place of a sequence.
+        loss: the loss of examples, or of places.
     """
-    losses = loss(out.flatten(0, 1), labels.flatten(0, 1))
-    return (losses.view(out.shape[:2]) * weight).sum()
+    last = weight.dim() - 1
+    losses = loss(out.flatten(0, last), labels.flatten(0, last))
+    return (losses.view(out.shape[: last + 1]) * weight).sum()
+
+
+def place_weights(labels: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight of every place of sequences in its peer's mean loss, (a, b, *places).
+
+    Places that count have one over their number in the batch of the peer; places whose label is
+    negative, and those of examples that are padding, have 0.
+
+    Args:
+        labels: (a, b, *places).
+        weight: (a, b) or (1, b), 0 for examples that are padding.
+    """
+    counts = (labels >= 0) & (weight > 0).view(*weight.shape, *[1] * (labels.dim() - 2))
+    number = counts.flatten(1).sum(1).clamp_min(1)
+    return counts.to(weight.dtype) / number.view(-1, *[1] * (labels.dim() - 1))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dfl.core.parts import Parts, map_parts, parts_of, shape_of
 from dfl.models.modules import Dense, dense_layers
 from dfl.training.augmentation import NO_AUGMENTATION, Augment
 from dfl.training.batch import Batch
 from dfl.training.examples import Examples, normalize
-from dfl.training.losses import Loss
+from dfl.training.losses import Loss, place_weights
 from dfl.training.solver import Solver
 
 if TYPE_CHECKING:
@@ -62,22 +64,28 @@ class Step:
 
     Attributes:
         problem: their problem.
-        batch: the weights of the examples; it draws their random numbers.
-        inputs: (a, b, *shape), the batch as the model sees it.
+        batch: the examples; it draws their random numbers.
+        inputs: (a, b, *shape), the batch as the model sees it; or a tuple of such parts.
         labels: (a, b, ...).
+        weight: (a, b) or (1, b), the weight of each example in its peer's mean loss; (a, b,
+            *places), that of every place of a sequence. It is 0 on padding.
     """
 
     problem: Problem
     batch: Batch
-    inputs: Tensor
+    inputs: Parts
     labels: Tensor
+    weight: Tensor
 
     @classmethod
     def of(cls, problem: Problem, batch: Batch) -> Step:
         """Return the examples of a batch, augmented."""
         raw, labels = problem.examples.at(batch.index)
         inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
-        return cls(problem, batch, inputs, labels)
+        if not problem.is_sequence:
+            return cls(problem, batch, inputs, labels, batch.weight)
+        weight = place_weights(labels, batch.weight)
+        return cls(problem, batch, inputs, labels.clamp_min(0), weight)
 
 
 @dataclass(frozen=True)
@@ -87,14 +95,14 @@ class Problem:
     Attributes:
         module: the model. Its own parameters are never read: each peer's row takes their place.
         parameter_layout: where each parameter lies in a row.
-        loss: (outputs, labels) -> (n,), the loss of every example.
+        loss: (outputs, labels) -> (n,), the loss of every example, or of every place of a sequence.
         peers: (p,), global ids of this rank's peers, ascending.
         examples: their training examples.
         padded: (p,), the width to which each peer's batches are padded when peers train together;
             it does not depend on the ranks.
         classes: number of labels; 0 where labels are no classes.
-        scale, shift: the model's inputs are float(x) * scale + shift. Their dtype and device are
-            those of the models.
+        scale, shift: the model's inputs are float(x) * scale + shift, or so for each part. Their
+            dtype and device are those of the models.
         solver: the solver of local training.
         seed: the run's seed.
         kinds: where peers have models of several kinds, the module and the row layout of each. All
@@ -113,8 +121,8 @@ class Problem:
     examples: Examples
     padded: Ints
     classes: int
-    scale: Tensor
-    shift: Tensor
+    scale: Parts
+    shift: Parts
     solver: Solver
     seed: int
     kinds: tuple[tuple[Module, ParameterLayout], ...] = ()
@@ -174,17 +182,26 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the models."""
-        return self.scale.dtype
+        dtype: torch.dtype = parts_of(self.scale)[0].dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the models and the examples."""
-        return self.scale.device
+        device: torch.device = parts_of(self.scale)[0].device
+        return device
+
+    @cached_property
+    def is_sequence(self) -> bool:
+        """Whether an example has a label at each of several places."""
+        return bool(self.classes) and self.examples.labels.dim() > 1
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:
         """The layers of the model if it is a plain stack of dense layers, else ()."""
-        return dense_layers(self.module, self.examples.inputs.shape[1:])
+        if isinstance(self.examples.inputs, tuple):
+            return ()
+        return dense_layers(self.module, shape_of(self.examples.inputs))
 
     @cached_property
     def dropouts(self) -> dict[str, Dropout]:
@@ -213,18 +230,25 @@ class Problem:
         ]
         return bool(widths) and min(*widths, *self.padded) > 1 and self._one_thread
 
-    def inputs(self, raw: Tensor) -> Tensor:
+    def inputs(self, raw: Parts) -> Parts:
         """Return the model's inputs, float(x) * scale + shift.
 
         Floats are returned as they are: they were normalized during set-up.
         """
-        return raw if raw.is_floating_point() else normalize(raw, self.scale, self.shift)
+
+        def normalized(part: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            return part if part.is_floating_point() else normalize(part, scale, shift)
+
+        return map_parts(normalized, raw, self.scale, self.shift)
 
     @cached_property
-    def zero(self) -> Tensor:
+    def zero(self) -> Parts:
         """The value that a raw zero has among the training examples."""
-        inputs = self.examples.inputs
-        return self.shift if inputs.is_floating_point() else inputs.new_zeros(())
+
+        def zero(part: Tensor, shift: Tensor) -> Tensor:
+            return shift if part.is_floating_point() else part.new_zeros(())
+
+        return map_parts(zero, self.examples.inputs, self.shift)
 
     @cached_property
     def turns(self) -> tuple[tuple[str, ...], ...]:
@@ -237,7 +261,7 @@ class Problem:
         return (self.parameter_layout.names,)
 
     def outputs(
-        self, parameters: dict[str, Tensor], inputs: Tensor, each: bool = True, part: str = ""
+        self, parameters: dict[str, Tensor], inputs: Parts, each: bool = True, part: str = ""
     ) -> Tensor:
         """Return the outputs of models.
 
@@ -246,7 +270,8 @@ class Problem:
 
         Args:
             parameters: name -> (a, *shape), one model per row.
-            inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all.
+            inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all; or a tuple
+                of such parts.
             each: whether inputs are each model's own.
             part: the part of a `dfl.models.layers.Split` to evaluate; the whole model if empty.
 
@@ -258,21 +283,26 @@ class Problem:
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
             return torch.stack(
-                [forward(row, inputs[i] if each else inputs) for i, row in enumerate(rows)]
+                [
+                    forward(row, map_parts(itemgetter(i), inputs) if each else inputs)
+                    for i, row in enumerate(rows)
+                ]
             )
         if a == 1:
             parameters = {
                 name: value.expand(2, *value.shape[1:]) for name, value in parameters.items()
             }
-            inputs = inputs.expand(2, *inputs.shape[1:]) if each else inputs
+            if each:
+                inputs = map_parts(lambda part: part.expand(2, *part.shape[1:]), inputs)
         stacked = torch.func.vmap(forward, in_dims=(0, 0 if each else None))
         out: Tensor = stacked(parameters, inputs)
         return out[:a]
 
-    def output(self, parameters: dict[str, Tensor], inputs: Tensor, part: str = "") -> Tensor:
+    def output(self, parameters: dict[str, Tensor], inputs: Parts, part: str = "") -> Tensor:
         """Return the outputs (n, ...) of one model, or of a part of it, for inputs (n, *shape)."""
+        arguments = parts_of(inputs)
         out: Tensor = torch.func.functional_call(
-            self.module, parameters, (inputs, part) if part else (inputs,)
+            self.module, parameters, (*arguments, part) if part else arguments
         )
         return out
 

@@ -111,7 +111,7 @@ class Task(Problem):
         k = np.arange(1, max(1, self.steps.max(initial=1)) + 1)
         moved = np.cumsum(np.cumsum(momentum ** (k - 1)))
         found = self.rate(t) * moved[np.maximum(self.steps, 1) - 1]
-        return torch.from_numpy(found)[:, None].to(self.scale)
+        return torch.from_numpy(found)[:, None].to(self.device, self.dtype)
 
     @property
     def momentum(self) -> float:

@@ -29,6 +29,7 @@ from dfl.robust.attacks import ATTACKS
 from tests.models.test_kinds import FEW, WAYS, Half
 from tests.simulation.test_given_objects import given, small
 from tests.support.protected import shaded
+from tests.support.sequences import TwoParts, sequences, two_parts
 
 METHODS = {
     "choco": ["choco:gamma=0.2"],
@@ -121,6 +122,12 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
             eval_examples=20,
         ),
     )
+    recurrent = "char_lstm:hidden=6,embedding=3"
+    yield (
+        "sequences",
+        setting(0, model=recurrent, dataset=sequences(), peers=5, eval_examples=20, ensemble=True),
+    )
+    yield "two-parts", setting(1, model=TwoParts(), dataset=two_parts(), peers=5, bits=4)
     yield (
         "signals",
         setting(

@@ -58,9 +58,10 @@ class FedAvg(Algorithm[State]):
     Attributes:
         fraction: C, the fraction of the peers that take part in a round, drawn in every round from
             those that are up.
-        weighting: examples, the weights n_k above; uniform, equal weights; or gradient,
-            ||z_k - w||^2 in place of n_k, since the update is η times the sum of the gradients
-            (LG-FedAvg, section 2.2). An attacker's weight is that of its honest update.
+        weighting: examples, the weights n_k above, where a sequence is one example; uniform, equal
+            weights; or gradient, ||z_k - w||^2 in place of n_k, since the update is η times the sum
+            of the gradients (LG-FedAvg, section 2.2). An attacker's weight is that of its honest
+            update.
         broadcast_to: chosen, the server sends its model to the peers of S_t; or everyone, to all
             peers, as the published LG-FedAvg does and counts. The resulting models are the same.
         server_lr: η_s.

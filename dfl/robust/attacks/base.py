@@ -20,6 +20,7 @@ from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
 from dfl.core.options import Share, require
+from dfl.core.parts import Parts
 from dfl.core.registry import Registry
 from dfl.robust.aggregators import Rows, Updates
 
@@ -139,12 +140,12 @@ class Attack:
         """Return the attack with the largest value of the training inputs known to it."""
         return self
 
-    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
+    def poison(self, inputs: Parts, labels: Array, classes: int) -> tuple[Parts, Array]:
         """Return the inputs and labels on which an attacker trains.
 
         Args:
-            inputs: (n, *shape), those of its own examples.
-            labels: (n,), theirs.
+            inputs: (n, *shape), those of its own examples; or a tuple of such parts.
+            labels: (n,), theirs; (n, *places) of sequences, negative where they do not count.
             classes: the number of classes; 0 where labels are not classes.
         """
         return inputs, labels
@@ -165,7 +166,7 @@ class Attack:
         """
         return self.falsify(view)[np.searchsorted(view.ids, edges[:, 0])]
 
-    def triggered(self, inputs: Array, labels: Array) -> tuple[Array, Array] | None:
+    def triggered(self, inputs: Parts, labels: Array) -> tuple[Parts, Array] | None:
         """Return test examples on which the accuracy is the attack's success rate.
 
         None for an attack without a success rate.

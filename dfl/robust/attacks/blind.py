@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.options import Count, Index, Positive, require
+from dfl.core.parts import Parts, shape_of, shown_shape
 from dfl.robust.aggregators import Rows
 from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise
 
@@ -23,14 +24,14 @@ from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise
 class LabelFlip(Attack):
     """Train on wrong labels, classes - 1 - l in place of l, and send the result unchanged."""
 
-    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
+    def poison(self, inputs: Parts, labels: Array, classes: int) -> tuple[Parts, Array]:
         """Return the same inputs with reversed labels.
 
         Raises:
             InputError: labels are not classes.
         """
         _check_classes("label_flip", classes)
-        return inputs, classes - 1 - labels
+        return inputs, np.where(labels < 0, labels, classes - 1 - labels)
 
 
 @ATTACKS.register("sign_flip")
@@ -118,14 +119,20 @@ class Backdoor(Attack):
         object.__setattr__(known, "white", largest)
         return known
 
-    def poison(self, inputs: Array, labels: Array, classes: int) -> tuple[Array, Array]:
+    def poison(self, inputs: Parts, labels: Array, classes: int) -> tuple[Parts, Array]:
         """Return the attacker's examples, a share of them with trigger and target.
 
         Raises:
-            InputError: labels are not classes, the target is none of them, or the square does not
-                fit.
+            InputError: labels are not classes, the target is none of them, the square does not
+                fit, or examples have several parts or labels.
         """
         _check_classes("backdoor", classes)
+        if isinstance(inputs, tuple) or labels.ndim > 1:
+            raise InputError(
+                "--attack backdoor needs inputs of one part and one label of an example, not "
+                f"inputs of {shown_shape(shape_of(inputs))} and labels of "
+                f"{shown_shape(labels.shape[1:] or (1,))}"
+            )
         accepted = f"a label, from 0 to {classes - 1}"
         require(self.target < classes, "--attack backdoor: target", accepted, self.target)
         count = math.ceil(self.share * len(labels))
@@ -136,7 +143,7 @@ class Backdoor(Attack):
         targets[places] = self.target
         return poisoned, targets
 
-    def triggered(self, inputs: Array, labels: Array) -> tuple[Array, Array]:
+    def triggered(self, inputs: Parts, labels: Array) -> tuple[Parts, Array]:
         """Return the examples of other labels than the target, with trigger, labelled with it."""
         others = labels != self.target
         return self._marked(inputs)[others], np.full_like(labels[others], self.target)
