@@ -64,8 +64,8 @@ class Data:
     test_inputs: Parts
     test_labels: Array
     classes: int
-    scale: float | NDArray[np.float32] | tuple[float | NDArray[np.float32], ...] = 1.0
-    shift: float | NDArray[np.float32] | tuple[float | NDArray[np.float32], ...] = 0.0
+    scale: Parts = 1.0
+    shift: Parts = 0.0
     train_groups: NDArray[np.int64] | None = None
     test_groups: NDArray[np.int64] | None = None
     train_protected: NDArray[np.int64] | None = None

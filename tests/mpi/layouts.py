@@ -127,7 +127,10 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         "sequences",
         setting(0, model=recurrent, dataset=sequences(), peers=5, eval_examples=20, ensemble=True),
     )
-    yield "two-parts", setting(1, model=TwoParts(), dataset=two_parts(), peers=5, bits=4)
+    yield (
+        "two-parts",
+        setting(1, model=TwoParts(), dataset=two_parts(), peers=5, bits=4, eval_examples=20),
+    )
     yield (
         "signals",
         setting(

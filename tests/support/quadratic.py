@@ -111,7 +111,8 @@ STILL: Any = _Still()
 
 def centres(setting: Prepared) -> Tensor:
     """Return the point of each peer, (P, d)."""
-    return setting.task.examples.inputs
+    points: Tensor = setting.task.examples.inputs
+    return points
 
 
 def spread(x: Tensor) -> float:
