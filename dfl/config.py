@@ -21,6 +21,7 @@ from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import flag, own
 from dfl.evaluation.goals import GOALS, Goal
+from dfl.models.sharing import NormStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,6 +207,13 @@ class Run:
     share: str = "all"
     """The shared parameters: all, nothing, head:K or first:K layers, or patterns of names joined by
     +.
+    """
+    norm_stats: NormStats = "refuse"
+    """Running statistics of BatchNorm: refuse such models, keep statistics local, share them as
+    parameters, or recompute them after mixing, on each peer's own examples.
+
+    `local` is FedBN's, of statistics; the affine parameters are shared as `share` states. Messages
+    hold statistics with `share` alone.
     """
     share_all_until: str | None = None
     """Share all parameters at first: for a number of rounds, or until a figure, accuracy=0.975."""

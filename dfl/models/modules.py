@@ -55,17 +55,35 @@ def fill(module: Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module, changed in place.
-        values: the new values by the first name of a parameter; other parameters stay.
+        values: the new values by the first name of a parameter, or the name of a running statistic;
+            others stay.
     """
+    for name in running_statistics(module).keys() & values.keys():
+        path, _, kind = name.rpartition(".")
+        setattr(module.get_submodule(path), kind, values[name])
     named = dict(module.named_parameters())
     new = {
         id(named[name]): torch.nn.Parameter(value, requires_grad=named[name].requires_grad)
         for name, value in values.items()
+        if name in named
     }
     for layer in module.modules():
         for name, old in layer._parameters.items():
             if id(old) in new:
                 setattr(layer, name, new[id(old)])
+
+
+def running_statistics(module: Module) -> dict[str, Tensor]:
+    """Return the running means and variances of the BatchNorm layers of a module, by name."""
+    from dfl.models.normalization import STATISTICS, TORCHS
+
+    return {
+        name: value
+        for layer, each in module.named_modules()
+        if type(each) in TORCHS
+        for name, value in each.named_buffers(layer, recurse=False)
+        if name.rpartition(".")[2] in STATISTICS
+    }
 
 
 def frozen(module: Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.rows import rows_at
-from dfl.models.sharing import shared_names
+from dfl.models.sharing import NormStats, shared_names
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,16 @@ class ParameterLayout:
     """Names, shapes and offsets of the parameters in a row of d numbers.
 
     The first `shared` of the d are those that peers share (`dfl.models.sharing`). Within the shared
-    and within the personal parameters, the order is that of the module.
+    and within the personal parameters, the order is that of the module, and running statistics
+    follow the others.
+
+    Attributes:
+        names, shapes, offsets: of the parameters, in the order of the row.
+        d: the numbers of the row.
+        shared: how many of them peers share.
+        statistics: the names that are running statistics: training sets them by its forward pass,
+            and no gradient, velocity or decay acts on them.
+        own: the last numbers of the row, which no setting shares: statistics that stay with peers.
     """
 
     names: tuple[str, ...]
@@ -41,22 +50,32 @@ class ParameterLayout:
     offsets: tuple[int, ...]
     d: int
     shared: int
+    statistics: tuple[str, ...] = ()
+    own: int = 0
 
     @classmethod
-    def of(cls, module: Module, share: str = "all", nets: Sequence[str] = ()) -> ParameterLayout:
+    def of(
+        cls,
+        module: Module,
+        share: str = "all",
+        nets: Sequence[str] = (),
+        norm_stats: NormStats = "refuse",
+    ) -> ParameterLayout:
         """Read the layout off a module.
 
         Args:
             module: the model.
             share: which of its parameters are shared, in the syntax of `--share`.
             nets: its children that only training uses, which do not count as layers.
+            norm_stats: what happens to running statistics, as `--norm-stats`.
 
         Frozen parameters (`requires_grad=False`) have no place in a row. Tied weights have one
         place, under their first name, and are shared if any of their names is.
 
         Raises:
-            InputError: the module has no parameters to train, has buffers that averaging would
-                corrupt (BatchNorm), or draws from torch's own generator (dropout).
+            InputError: the module has no parameters to train, has buffers that are no running
+                statistics or that `norm_stats` refuses, or draws from torch's own generator
+                (dropout).
         """
         draws = [name for name, layer in module.named_modules() if _draws(layer)]
         if draws:
@@ -64,12 +83,7 @@ class ParameterLayout:
                 f"the model's layer {draws[0]} drops units at random, independently of the run's "
                 "seed: set p=0, or take dfl.models.layers.Dropout"
             )
-        buffers = [name for name, _ in module.named_buffers()]
-        if buffers:
-            raise InputError(
-                f"the model keeps running statistics ({buffers[0]}) that averaging would corrupt: "
-                "use GroupNorm in place of BatchNorm"
-            )
+        statistics = _statistics(module, norm_stats)
         named = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if not named:
             frozen = len(list(module.parameters()))
@@ -82,17 +96,30 @@ class ParameterLayout:
             for name, value in module.named_parameters(remove_duplicate=False)
             if id(value) in first
         }
-        chosen = {first_names[name] for name in shared_names(share, list(first_names), nets)}
-        shared = [name for name in named if name in chosen]
-        names = (*shared, *(name for name in named if name not in chosen))
-        shapes = tuple(tuple(named[name].shape) for name in names)
+        known = list(first_names)
+        if norm_stats == "share":
+            first_names |= {name: name for name in statistics}
+            known = [name for name in module.state_dict(keep_vars=True) if name in first_names]
+        chosen = {first_names[name] for name in shared_names(share, known, nets)}
+        whole: dict[str, Tensor] = {**named, **statistics}
+        shared = [name for name in whole if name in chosen]
+        names = (*shared, *(name for name in whole if name not in chosen))
+        shapes = tuple(tuple(whole[name].shape) for name in names)
         ends = [0, *accumulate(map(math.prod, shapes))]
-        return cls(names, shapes, tuple(ends[:-1]), ends[-1], ends[len(shared)])
+        own = sum(value.numel() for value in statistics.values()) if norm_stats != "share" else 0
+        return cls(
+            names, shapes, tuple(ends[:-1]), ends[-1], ends[len(shared)], tuple(statistics), own
+        )
 
     @property
     def all_shared(self) -> ParameterLayout:
-        """The same layout with all parameters shared."""
-        return replace(self, shared=self.d)
+        """The same layout with all shared that any setting shares."""
+        return replace(self, shared=self.d - self.own)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the parameters that gradients move."""
+        return tuple(name for name in self.names if name not in self.statistics)
 
     @property
     def shared_parameters(self) -> tuple[str, ...]:
@@ -126,8 +153,11 @@ class ParameterLayout:
         rows[_span(which)] = torch.cat([values[name].flatten(1) for name in self.names], dim=1)
 
     def row(self, module: Module) -> Tensor:
-        """Return the values of the module's parameters as one row (d,)."""
-        named = dict(module.named_parameters())
+        """Return the values of the module's parameters and statistics as one row (d,)."""
+        named: dict[str, Tensor] = {
+            **dict(module.named_parameters()),
+            **dict(module.named_buffers()),
+        }
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
 
@@ -136,8 +166,8 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
 
     Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in), weights
     of a layer with a `gain` on that times it, and those of recurrent layers on +-1/sqrt(width of
-    the state); normalisation layers start at one and zero. Embeddings have a mean of 0 and a
-    variance of 1 as in torch, and are uniform.
+    the state); normalisation layers start at one and zero, running variances at one. Embeddings
+    have a mean of 0 and a variance of 1 as in torch, and are uniform.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.
@@ -147,7 +177,8 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
     """
     columns = {}
     for name, layer in module.named_modules():
-        for kind, value in layer.named_parameters(recurse=False):
+        own = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+        for kind, value in own:
             full = f"{name}.{kind}" if name else kind
             if full in layout.names:
                 columns[full] = _draw_one(layer, f"{name}.{kind}", value, seed, peers)
@@ -156,6 +187,8 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
 
 def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequence[int]) -> Tensor:
     """Return values (len(peers), n) for one parameter of a layer; `name` is in their address."""
+    from dfl.models.normalization import BatchNorm
+
     nn = torch.nn
     n = value.numel()
     if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
@@ -165,12 +198,40 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
     if isinstance(layer, nn.RNNBase | nn.Embedding):
         bound = 1 / math.sqrt(layer.hidden_size) if isinstance(layer, nn.RNNBase) else math.sqrt(3)
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
-    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
-        return torch.full((len(peers), n), 1.0 if name.endswith("weight") else 0.0)
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm | BatchNorm):
+        one = name.endswith(("weight", "running_var"))
+        return torch.full((len(peers), n), 1.0 if one else 0.0)
     raise InputError(
         f"--init independent cannot draw the parameter {name} of a {type(layer).__name__}: "
         "it knows linear, convolutional, recurrent, embedding and normalisation layers"
     )
+
+
+def _statistics(module: Module, norm_stats: NormStats) -> dict[str, Tensor]:
+    """Return the running statistics of a module, by name.
+
+    Raises:
+        InputError: they are refused, or the module has buffers that are none.
+    """
+    from dfl.models.normalization import STATISTICS, batch_norms
+
+    statistics = {
+        f"{name}.{kind}" if name else kind: getattr(layer, kind)
+        for name, layer in batch_norms(module).items()
+        for kind in STATISTICS
+    }
+    others = [name for name, _ in module.named_buffers() if name not in statistics]
+    if others and norm_stats != "refuse":
+        raise InputError(
+            f"--norm-stats {norm_stats} is for the running statistics of torch's BatchNorm, and "
+            f"the model keeps {others[0]}, which is none of them"
+        )
+    if others:
+        raise InputError(
+            f"the model keeps running statistics ({others[0]}) that averaging would corrupt: "
+            "choose --norm-stats local, recompute or share, or GroupNorm in place of BatchNorm"
+        )
+    return statistics
 
 
 def _draws(layer: Module) -> bool:

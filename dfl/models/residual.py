@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Norm = Literal["group", "none"]
-"""What follows a convolution: GroupNorm with two groups, or nothing."""
+Norm = Literal["group", "batch", "none"]
+"""What follows a convolution: GroupNorm with two groups, BatchNorm, or nothing."""
 
 
 class ResNet(nn.Module):
@@ -63,4 +63,6 @@ class Block(nn.Module):
 def _convolution(a: int, b: int, stride: int, norm: Norm) -> nn.Sequential:
     """Return a convolution of 3 x 3 pixels and its normalisation, which has the bias."""
     layer = nn.Conv2d(a, b, 3, stride=stride, padding=1, bias=norm == "none")
-    return nn.Sequential(layer, nn.GroupNorm(2, b)) if norm == "group" else nn.Sequential(layer)
+    if norm == "none":
+        return nn.Sequential(layer)
+    return nn.Sequential(layer, nn.GroupNorm(2, b) if norm == "group" else nn.BatchNorm2d(b))

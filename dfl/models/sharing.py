@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dfl.core.errors import InputError
 from dfl.core.parse import nearest, shown
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     from dfl.core.lazy import torch
+
+NormStats = Literal["refuse", "local", "share", "recompute"]
+"""What happens to running statistics: the values of `--norm-stats`."""
 
 NETS = ("auxiliary", "adversary")
 """Parts of a model that only training uses, and that are no layers. The names of their parameters

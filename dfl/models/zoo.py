@@ -141,9 +141,11 @@ def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
 
 
 @MODELS.register("resnet20")
-def resnet20(shape: Shape, classes: int, *, norm: Literal["group", "none"] = "group") -> Module:
+def resnet20(
+    shape: Shape, classes: int, *, norm: Literal["group", "batch", "none"] = "group"
+) -> Module:
     """The ResNet-20 of He et al. (2016), section 4.2: 269,722 parameters on CIFAR-10, with
-    GroupNorm of two groups in place of BatchNorm, or without normalisation.
+    GroupNorm of two groups in place of BatchNorm, with BatchNorm, or without normalisation.
     """
     from dfl.models.residual import ResNet
 

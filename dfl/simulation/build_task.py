@@ -17,6 +17,7 @@ from dfl.core.errors import InputError, one_line
 from dfl.core.options import MOST
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
+from dfl.core.registry import flag
 from dfl.models.model_file import ModelFile
 from dfl.models.modules import fill, frozen
 from dfl.models.parameter_layout import ParameterLayout
@@ -123,6 +124,7 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
             f"{setting} with {len(modules)} kinds of model: name with --share the part that they "
             "have in common"
         )
+    modules = _with_statistics(run, modules)
     objective = components.objective
     if objective is None:
         return modules
@@ -133,6 +135,32 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
             f"{shown_shape(places or (1,))}"
         )
     return tuple(objective.around(each, common, run.seed) for each in modules)
+
+
+def _with_statistics(run: Run, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """Return models whose running statistics are part of their rows, where the run takes such.
+
+    Raises:
+        InputError: the models have none, or there is an auxiliary task or an adversary, whose
+            passes would count, too.
+    """
+    from dfl.models.normalization import batch_norms, converted
+
+    if run.norm_stats == "refuse":
+        return modules
+    modules = tuple(converted(module) for module in modules)
+    if not any(batch_norms(module) for module in modules):
+        raise InputError(
+            f"--norm-stats {run.norm_stats} has no part in --model {run.model}, which keeps no "
+            "running statistics: leave it out"
+        )
+    for field in ("auxiliary", "fairness_adversary"):
+        if (value := getattr(run, field)) != "none":
+            raise InputError(
+                f"{flag(field)} {value} passes through a model several times in a step, and "
+                f"--norm-stats {run.norm_stats} is for one pass"
+            )
+    return modules
 
 
 def _check_tokens(run: Run, build: partial[Module], common: Arrays) -> None:
@@ -225,6 +253,7 @@ def make_task(
         augment=components.augment,
         objective=components.objective,
         personal=torch.zeros(len(peers), layout.d - layout.shared, dtype=dtype, device=device),
+        recomputes=run.norm_stats == "recompute",
     )
     batched = _is_batched(run, task, int(padded.max()))
     return replace(task, solver=replace(task.solver, batched=batched))
@@ -238,7 +267,7 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
             float32 nor float64.
     """
     nets = nets_of(str(run.auxiliary), str(run.fairness_adversary))
-    layouts = [ParameterLayout.of(module, run.share, nets) for module in modules]
+    layouts = [ParameterLayout.of(module, run.share, nets, run.norm_stats) for module in modules]
     for module in modules:
         _check_dtype(module)
     common = [

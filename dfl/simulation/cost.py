@@ -70,7 +70,8 @@ def parameters_k_plus_m(
     """
     first, then = rounds
     answers, _ = algorithm.traffic(peers, 0)
-    return int(peers + answers) * (first * parameter_layout.d + then * parameter_layout.shared)
+    whole = parameter_layout.all_shared.shared
+    return int(peers + answers) * (first * whole + then * parameter_layout.shared)
 
 
 def rows_of_state(algorithm: Method, network: Network, shared: int) -> float:

@@ -116,6 +116,8 @@ def _rounds(
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
+            if observed:  # training does not read them
+                task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
             signal = _check_round(run_state, prepared)
             checkpointing.keep(run_state, prepared, watch, table, signal)

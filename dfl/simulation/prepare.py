@@ -203,6 +203,11 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     last = find_checkpoint(run, components.lr_schedule)
     # The data come before the graph: too many peers are refused at once.
     rule = algorithm.server_data_rule
+    if rule is all_examples and run.norm_stats == "local":
+        raise InputError(
+            f"--norm-stats local keeps statistics with peers, and --algorithm {run.algorithm} "
+            "trains the server's model: choose share or recompute"
+        )
     if isinstance(settled.partition, list | tuple):
         if rule not in (None, all_examples):
             raise InputError(
@@ -226,6 +231,11 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     given = {**_files(settled, components), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
     notes = (*progress.notes, *data.notes)
+    if run.norm_stats == "share":
+        notes += (
+            "--norm-stats share: messages hold running statistics, whose mean is not that of the "
+            "mean model: where peers' data differ, accuracy may fall; choose local or recompute",
+        )
     if graph:
         smallest = graph.spectrum.smallest
         unmet = check_assumptions(run, components, weights, smallest)
@@ -441,7 +451,7 @@ def _run_info(
         has_server=algorithm.has_server,
         broadcasts=algorithm.traffic(layout.peers, 0)[1],
         payload_shared=payload(task.parameter_layout.shared),
-        payload_whole=payload(task.parameter_layout.d),
+        payload_whole=payload(task.parameter_layout.all_shared.shared),
         method=MethodInfo(
             rows=cost.rows_of_state(algorithm, network, task.parameter_layout.shared),
             messages=algorithm.messages,

@@ -50,7 +50,8 @@ def begin(prepared: Prepared) -> RunState:
     models = initialization.start(
         run, prepared.task, prepared.own_module, algorithm.has_server, prepared.starts
     )
-    task, x = prepared.task.split(models, layout.d if run.share_all_until else layout.shared)
+    first = layout.all_shared if run.share_all_until else layout
+    task, x = prepared.task.split(models, first.shared)
     if algorithm.has_server:
         x = x[:1]
     agree = initialization.agree(run, prepared.starts)

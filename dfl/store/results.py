@@ -23,7 +23,7 @@ from dfl.core.options import options
 from dfl.core.parse import KINDS, nearest, shown
 from dfl.core.registry import choose, flag
 from dfl.evaluation.metrics import rounds_to
-from dfl.models.modules import fill, modules_of
+from dfl.models.modules import fill, modules_of, running_statistics
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import MODELS, without_values
 from dfl.store import manifest, rows
@@ -150,7 +150,7 @@ class Result:
         )
 
     def model(self, peer: int) -> Module:
-        """Return a new module with the weights of one peer.
+        """Return a new module with the weights of one peer, in evaluation mode.
 
         Raises:
             InputError: there is no such peer, the run is unfinished, or the caller's own module is
@@ -178,7 +178,7 @@ class Result:
         return self._filled(common | own, copy.deepcopy(self.module[kind]))
 
     def mean_model(self) -> Module:
-        """Return a new module with the mean of the honest peers' weights.
+        """Return a new module with the mean of the honest peers' weights, in evaluation mode.
 
         The mean is taken in float64, as that of `accuracy_mean_model` is.
 
@@ -205,7 +205,8 @@ class Result:
         nets = nets_of(str(self.run.auxiliary), str(self.run.fairness_adversary))
         idle = tuple(f"{net}." for net in nets)  # only training uses them
         weights = {name: value for name, value in weights.items() if not name.startswith(idle)}
-        wanted = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        named = {**dict(module.named_parameters()), **running_statistics(module)}
+        wanted = {name: tuple(value.shape) for name, value in named.items()}
         found = {name: tuple(value.shape) for name, value in weights.items()}
         if wanted != found:
             raise InputError(
@@ -213,7 +214,11 @@ class Result:
                 f"{found}, not {wanted}"
             )
         fill(module, weights)
-        return module
+        for layer in module.modules():
+            for name, value in layer.named_buffers(recurse=False):
+                if value.is_meta:  # torch's number of batches, which nothing here reads
+                    setattr(layer, name, torch.zeros_like(value, device="cpu"))
+        return module.eval()
 
     def _module(self) -> Module:
         """The run's model, its weights still to come."""

@@ -90,25 +90,49 @@ def _output_gradient(out: Tensor, labels: Tensor, weight: Tensor, problem: Probl
 
 
 def _by_autograd(moving: Collection[str], y: Parameters, step: Step) -> Parameters:
-    """Return the gradients of all parameters, by torch's autograd; see `Objective.gradients`."""
-    leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-    out = step.problem.outputs(leaves | masks(step.problem, step.batch), step.inputs)
+    """Return the gradients of all parameters, by torch's autograd; see `Objective.gradients`.
+
+    The forward pass overwrites the running statistics in y.
+    """
+    trained = step.problem.parameter_layout.trained
+    leaves = {name: y[name].detach().requires_grad_() for name in trained}
+    out = step.problem.outputs(y | leaves | layer_inputs(step.problem, step.batch), step.inputs)
     loss = mean_loss(out, step.labels, step.weight, step.problem.loss)
     # Zeros for a parameter that the model does not use.
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
-def masks(problem: Problem, batch: Batch) -> Parameters:
-    """Return the masks (a, b, units) of the model's Dropout layers in a step, by name.
+def layer_inputs(problem: Problem, batch: Batch) -> Parameters:
+    """Return what layers take in a step besides their parameters, by name.
 
-    They are drawn for each layer, example and unit.
+    These are the masks (a, b, units) of Dropout layers, drawn for each layer, example and unit; and
+    the weights (a, b) of the examples and the rate (a,) of BatchNorm layers.
     """
     drawn = (
         (name, layer.rate, batch.draw(f"dropout {name}", layer.units))
         for name, layer in problem.dropouts.items()
     )
-    return {
+    masks = {
         f"{name}.mask": (numbers >= rate).to(problem.dtype).div_(1 - rate)
         for name, rate, numbers in drawn
     }
+    return masks | batch_norm_inputs(problem, batch.weight.expand(batch.index.shape))
+
+
+def batch_norm_inputs(problem: Problem, weight: Tensor, rate: float | None = None) -> Parameters:
+    """Return what the model's BatchNorm layers take in training, by name.
+
+    Args:
+        problem: the problem.
+        weight: (a, b), the weights of the examples of a batch.
+        rate: how far running statistics move to those of the batch; None for each layer's own.
+    """
+    found: Parameters = {}
+    for name, layer in problem.batch_norms.items():
+        prefix = f"{name}." if name else ""
+        found[f"{prefix}example_weight"] = weight
+        found[f"{prefix}rate"] = weight.new_full(
+            (len(weight),), layer.momentum if rate is None else rate
+        )
+    return found

@@ -18,7 +18,7 @@ from dfl.core.registry import Registry
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import Widths
 from dfl.training.auxiliaries import Auxiliary
-from dfl.training.gradients import masks
+from dfl.training.gradients import layer_inputs
 from dfl.training.losses import cross_entropy, mean_loss
 from dfl.training.problem import Parameters, Problem, Step
 
@@ -166,7 +166,7 @@ class RepresentationObjective:
     def gradients(self, moving: Collection[str], y: Parameters, step: Step) -> Parameters:
         """Return the gradients of f, g and a, or those of r, as `Objective` states."""
         leaves = {name: value.detach().requires_grad_() for name, value in y.items()}
-        forward = partial(step.problem.outputs, leaves | masks(step.problem, step.batch))
+        forward = partial(step.problem.outputs, leaves | layer_inputs(step.problem, step.batch))
         parts = _parts(step.problem)
         if not set(moving).isdisjoint(parts["f"]):
             return self._gradients_of_f_g_a(forward, leaves, step)

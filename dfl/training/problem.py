@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from dfl.models.layers import Dropout
+    from dfl.models.normalization import BatchNorm
     from dfl.models.parameter_layout import ParameterLayout
 else:
     from dfl.core.lazy import torch
@@ -210,6 +211,13 @@ class Problem:
 
         return dropouts(self.module)
 
+    @cached_property
+    def batch_norms(self) -> dict[str, BatchNorm]:
+        """The BatchNorm layers of the model, by name."""
+        from dfl.models.normalization import batch_norms
+
+        return batch_norms(self.module)
+
     @property
     def _one_thread(self) -> bool:
         return self.device.type == "cpu" and torch.get_num_threads() == 1
@@ -257,8 +265,8 @@ class Problem:
         There is one turn, except with an adversary.
         """
         if self.objective:
-            return self.objective.turns(self.parameter_layout.names)
-        return (self.parameter_layout.names,)
+            return self.objective.turns(self.parameter_layout.trained)
+        return (self.parameter_layout.trained,)
 
     def outputs(
         self, parameters: dict[str, Tensor], inputs: Parts, each: bool = True, part: str = ""

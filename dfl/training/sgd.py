@@ -171,16 +171,19 @@ def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     """Return models y + ρ g / ||g||, where g is the gradient of a turn at y, over its parameters
     (Foret et al. 2021, eq. 2).
 
-    The gradient is that of the same batch, weight decay included.
+    The gradient is that of the same batch, weight decay included. Running statistics stay those of
+    the batch at y.
     """
     g = {name: torch.zeros_like(y[name]) for name in names}
     update_velocity(g, y, step, -1.0)
     squares = torch.stack([each.flatten(1).double().square().sum(1) for each in g.values()])
     factor = step.problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
     factor = factor.to(step.problem.dtype)
-    return y | {
+    statistics = {name: y[name].clone() for name in step.problem.parameter_layout.statistics}
+    ascended = {
         name: y[name] + each * factor.view(-1, *[1] * (each.dim() - 1)) for name, each in g.items()
     }
+    return y | statistics | ascended
 
 
 def _proximal(v: Parameters, y: Parameters, start: Parameters, factor: float) -> None:

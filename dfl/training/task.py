@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dfl.models.sharing import merge_shared, split_shared
 from dfl.training.problem import Problem
 from dfl.training.sgd import sgd, sgd_with_momentum
+from dfl.training.statistics import recompute
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +35,13 @@ class Task(Problem):
         rows: (a,), the rows of `personal` that belong to this task's peers, where these are only
             some of the rank's; None where they are all.
         server: on rank 0, the server's own task, where it has examples of its own; None else.
+        recomputes: whether running statistics are computed anew after mixing.
     """
 
     personal: Tensor = field(kw_only=True)
     rows: Ints | None = None
     server: Task | None = None
+    recomputes: bool = False
 
     @property
     def of_server(self) -> Task:
@@ -156,6 +159,17 @@ class Task(Problem):
         assert m is not None
         z, m = sgd_with_momentum(self._whole(x), m, self, t, c)
         return self._stored(z, x.shape[1]), m[:, : x.shape[1]].contiguous()
+
+    def recompute_statistics(self, x: Tensor) -> None:
+        """Compute running statistics anew on each peer's own examples, where the run does so.
+
+        Args:
+            x: (p, s), the shared parameters after mixing; or (1, s), those of all peers.
+        """
+        if self.recomputes and len(self.peers):
+            models = self.models(x)
+            recompute(models, self)
+            self._stored(models, x.shape[1])
 
     @property
     def _rows(self) -> slice | Tensor:

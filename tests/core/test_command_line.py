@@ -229,7 +229,7 @@ def test_modules_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     run = Run(peers=3, rounds=1, out=tmp_path / "none")
     normed = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     for settings, module, message in (
-        ({}, normed, "keeps running statistics .*GroupNorm in place of BatchNorm"),
+        ({}, normed, "keeps running statistics .*--norm-stats"),
         ({}, nn.ReLU(), "the model ReLU has no parameters to train"),
         (
             {"init": "independent"},

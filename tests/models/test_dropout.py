@@ -19,7 +19,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import prepare
 from dfl.training.batches import batches, groups
-from dfl.training.gradients import masks
+from dfl.training.gradients import layer_inputs
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
 from tests.algorithms.test_identities import part
@@ -89,7 +89,7 @@ def test_the_other_peers_of_a_rank_make_no_difference(engine: str) -> None:
 
 def test_masks_have_mean_one_and_are_independent() -> None:
     task = digits(model="mlp:hidden=400+400,dropout=0.2", batch_size=25, local_steps=2).task
-    first, second = (masks(task, batch) for batch in batches(task, 0, np.arange(6)))
+    first, second = (layer_inputs(task, batch) for batch in batches(task, 0, np.arange(6)))
     assert list(first) == ["3.mask", "6.mask"]
     for drawn in first.values():
         assert drawn.shape == (6, 25, 400)

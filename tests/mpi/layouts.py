@@ -137,6 +137,18 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
             0, model="har_cnn", dataset=signals(), partition="natural", peers=5, eval_examples=20
         ),
     )
+    yield (
+        "resnet-batch",
+        setting(
+            0, model="resnet20:norm=batch", norm_stats="recompute", peers=3, examples_per_peer=4,
+            rounds=2,
+        ),
+    )  # fmt: skip
+    for policy in ("local", "share", "recompute"):
+        yield f"normed-{policy}", setting(
+            1, model=f"{MODEL}:normed", norm_stats=policy, partition="dirichlet:alpha=0.3", peers=5,
+            engine="batched",
+        )  # fmt: skip
     yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
     yield (
         "threads-together",

@@ -1,5 +1,7 @@
 """A model in a file, as --model own_model.py:build takes it."""
 
+import math
+
 from torch import Tensor, nn
 
 
@@ -19,3 +21,11 @@ class Net(nn.Module):
 def build(shape: tuple[int, ...], classes: int, *, width: int = 5) -> nn.Module:
     """Return the model for images of one channel."""
     return Net(shape[1] * shape[2], classes, width)
+
+
+def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a dense layer, BatchNorm, and another dense layer."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 6), nn.BatchNorm1d(6), nn.ReLU(),
+        nn.Linear(6, classes),
+    )  # fmt: skip
