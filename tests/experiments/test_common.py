@@ -17,7 +17,7 @@ from dfl.core.errors import InputError
 from dfl.sweep import Cell
 from experiments import common
 from experiments.messages_and_graphs.local_steps import first_reached
-from tests.support.launched import run_experiment
+from tests.support.launched import here, run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -100,13 +100,14 @@ def test_bits_are_compared_at_the_same_seed(experiment: tuple[str, Path, str]) -
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     options = common.Options(dataset="digits", rounds=1, out=tmp_path)
     cell = Cell({"seed": 0}, common.standard(options, seed=0))
-    record = tmp_path / "cells" / "seed=0" / "run.json"
-    first = common.measure(tmp_path, [cell])
-    written = record.stat().st_mtime_ns
-    assert common.measure(tmp_path, [cell]).equals(first)
-    assert record.stat().st_mtime_ns == written
-    shutil.rmtree(record.parent)
-    again = common.measure(tmp_path, [cell])
+    with here() as names:
+        first = common.measure(tmp_path, [cell])
+        assert names == ["seed=0"]
+        assert common.measure(tmp_path, [cell]).equals(first)
+        assert names == ["seed=0"]
+        shutil.rmtree(tmp_path / "cells" / "seed=0")
+        again = common.measure(tmp_path, [cell])
+        assert names == ["seed=0"] * 2
     assert again.drop(columns="seconds").equals(first.drop(columns="seconds"))
     with pytest.raises(InputError, match="seed=0 with another seed"):
         common.measure(tmp_path, [Cell({"seed": 0}, common.standard(options, seed=1))])

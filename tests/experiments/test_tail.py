@@ -21,8 +21,9 @@ from experiments.messages_and_graphs import (
 )
 from experiments.personal_layers import device_variance, lg_depth, lg_table1
 from experiments.servers_and_robustness import robust_fltrust2021, robust_gossip, server_or_peers
+from tests.support.launched import here
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_figures")]
 
 ROUNDS = 50
 RESULTS = Path(__file__).parents[2] / "experiments/results"
@@ -205,7 +206,8 @@ def test_a_published_table_is_the_mean_of_its_seeds(
 def test_every_round_of_the_tail_is_evaluated_and_nothing_else_changes(tmp_path: Path) -> None:
     options = common.Options(dataset="digits", rounds=20)
     cell = Cell({"seed": 0}, common.standard(options, seed=0, eval_every=10))
-    rows = common.measure(tmp_path, [cell])
+    with here():
+        rows = common.measure(tmp_path, [cell])
     assert rows["round"].tolist() == [0, 10, 19, 20]
     assert common.measure(tmp_path, [cell]).equals(rows)
     every = pd.DataFrame(dfl.simulate(common.standard(options, seed=0, eval_every=1)))
@@ -218,7 +220,8 @@ def test_every_round_of_the_tail_is_evaluated_and_nothing_else_changes(tmp_path:
 def test_a_run_that_diverges_has_the_rows_before(tmp_path: Path) -> None:
     options = common.Options(dataset="digits", rounds=20)
     run = common.standard(options, seed=0, eval_every=10, weight_decay=1e6)
-    rows = common.measure(tmp_path, [Cell({"seed": 0}, run)])
+    with here():
+        rows = common.measure(tmp_path, [Cell({"seed": 0}, run)])
     assert rows["round"].max() < 18
     assert common.measure(tmp_path, [Cell({"seed": 0}, run)]).equals(rows)
 

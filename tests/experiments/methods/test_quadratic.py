@@ -52,7 +52,7 @@ def test_d2_diverges_below_its_limit_and_is_warned_of() -> None:
 def test_what_diverges_is_warned_of() -> None:
     for graph, given in graphs().items():
         for name, method in METHODS.items():
-            end = ended(setting(method, 300, **given))
+            end = ended(setting(method, 100, **given))
             assert end["warned"] or not end["distance"] > 10, (graph, name)
 
 

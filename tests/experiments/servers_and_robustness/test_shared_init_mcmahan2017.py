@@ -15,7 +15,7 @@ import dfl
 from dfl.datasets import DATASETS, Data
 from dfl.sweep import run_grid
 from experiments.servers_and_robustness import shared_init_mcmahan2017 as experiment
-from tests.support.launched import run_experiment
+from tests.support.launched import here, run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -172,9 +172,11 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_a_run_with_models_is_not_run_again(published: Path) -> None:
     folder = published / "cells" / "init=common,seed=0"
-    options = experiment.Options(dataset="digits", examples=300, out=published)
+    options = experiment.Options(dataset="digits", seeds=1, examples=300, out=published)
     written = (folder / "run.json").stat().st_mtime_ns
-    run_grid(experiment.grid(options), published / "cells")
+    with here() as names:
+        run_grid(experiment.grid(options), published / "cells")
+    assert names == []
     again = experiment.between(options, "common", 0, experiment.training_set(options))
     assert (folder / "run.json").stat().st_mtime_ns == written
     row = pd.read_csv(published / "table.csv").set_index("init").loc["common"]

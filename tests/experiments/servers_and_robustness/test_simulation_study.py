@@ -292,9 +292,9 @@ def test_more_examples_bring_the_best_nearer_to_the_truth() -> None:
 
 
 def test_longer_local_work_ends_further_from_the_best() -> None:
-    options = Options(examples=(2000,), clients=(2, 100), replications=20, steps=1000, descent=1)
-    table = common.by_label(study.study(options, 2000), ["clients"])
-    assert table[2]["rms_from_mle"] > 3 * table[100]["rms_from_mle"]
+    options = Options(examples=(400,), clients=(2, 40), replications=20, steps=200, descent=1)
+    table = common.by_label(study.study(options, 400), ["clients"])
+    assert table[2]["rms_from_mle"] > 3 * table[40]["rms_from_mle"]
     assert table[2]["minus_mle"] > 0
 
 
@@ -306,23 +306,23 @@ def test_examples_that_cannot_be_split_evenly_are_refused() -> None:
 
 
 def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
-    sizes = ["--examples", "200", "400", "--clients", "4", "10"]
+    sizes = ["--examples", "60", "120", "--clients", "4", "10"]
     few = ["--replications", "8", "--steps", "50", "--descent", "20"]
     done = run_experiment("servers_and_robustness.simulation_study", tmp_path, *sizes, *few)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "table.csv")
     standard = table[table["setting"] == study.STANDARD]
     assert standard[["examples", "clients"]].to_numpy().tolist() == [
-        [200, 4],
-        [200, 10],
-        [400, 4],
-        [400, 10],
+        [60, 4],
+        [60, 10],
+        [120, 4],
+        [120, 10],
     ]
     assert standard["mle_rmse"].nunique() == 2  # the same data for every number of clients
     others = table[len(standard) :]
     assert others["setting"].unique().tolist() == list(study.OTHERS)
     assert others["clients"].tolist() == [4, 10] * len(study.OTHERS)
-    assert set(others["examples"]) == {200}
+    assert set(others["examples"]) == {60}
     assert standard["rmse"].between(0.05, 1).all()
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == (tmp_path / "table.md").read_text().strip()

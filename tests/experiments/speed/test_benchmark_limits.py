@@ -242,14 +242,9 @@ assert received == set(range(world.size)), received
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_bare_exchange_moves_bytes(ranks: int) -> None:
-    done = mpirun(ranks, "-c", BARE)
+def test_the_bare_exchange_moves_bytes_and_ranks_meet() -> None:
+    done = mpirun(3, "-c", BARE + limits.MEET)
     assert done.returncode == 0, done.stderr
-
-
-def test_ranks_meet() -> None:
-    assert mpirun(3, "-c", limits.MEET).returncode == 0
 
 
 def test_peak_is_that_of_a_product(
