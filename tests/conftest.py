@@ -43,7 +43,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order modules: tests of the slow tier first, then those with the most tests.
+    """Order modules: the slow tier first, then those that start jobs, then those with most tests.
 
     A long module that starts last would leave the other workers without work.
     """
@@ -63,7 +63,8 @@ def pytest_collection_finish() -> None:
 
 def _place(item: pytest.Item) -> int:
     marks = [item.get_closest_marker(name) is not None for name in ("cluster", "mpi", "slow")]
-    return [*marks, True].index(True)
+    starts = isinstance(item, pytest.Function) and hasattr(item.module, "mpirun")
+    return [*marks, starts, True].index(True)
 
 
 def eventually(done: Callable[[], bool], seconds: float) -> bool:

@@ -14,22 +14,10 @@ from torch import Tensor
 import dfl.inference
 from dfl.core.errors import InputError
 from dfl.inference.plots import forest
+from tests.support.hospitals import command_line, frame
 from tests.support.mpirun import mpirun
 
 ARGUMENTS: dict[str, Any] = {"outcome": "y", "covariates": ["age", "dose"], "site": "hospital"}
-
-
-def frame(sites: int = 4, n: int = 80) -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(sites, n, 2)).round(3)
-    chance = 1 / (1 + np.exp(-(x @ [1.0, -1.0] + np.linspace(-1, 1, sites)[:, None])))
-    rows = {
-        "hospital": np.repeat([f"H{k}" for k in range(sites)], n),
-        "y": (rng.uniform(size=(sites, n)) < chance).astype(int).ravel(),
-        "age": x[..., 0].ravel(),
-        "dose": x[..., 1].ravel(),
-    }
-    return pd.DataFrame(rows).sample(frac=1, random_state=0).iloc[: sites * n - 7]
 
 
 @pytest.mark.slow
@@ -273,51 +261,10 @@ def run(table: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def command_line(table: Path, *arguments: str) -> list[str]:
-    named = ["--sites", "hospital", "--outcome", "y", "--covariates", "age", "dose"]
-    return [str(table), *named, *arguments]
-
-
-COMMANDS = {
-    "centre": ["--estimator", "pooled+tilted_score+surrogate", "--bits", "12"],
-    "graph": [
-        *("--estimator", "tilted_score_graph"),
-        *("--topology", "ring", "--faults", "link_loss:p=0.2"),
-    ],
-}
-BOTH = """
-import sys
-from pathlib import Path
-from dfl.inference.__main__ import main
-from tests.inference.test_fit import COMMANDS, command_line
-table, out = map(Path, sys.argv[1:])
-for name, arguments in COMMANDS.items():
-    sys.argv = ["dfl", *command_line(table, *arguments, "--out", str(out / name))]
-    if code := main():
-        sys.exit(code)
-"""
-
-
-@pytest.mark.mpi
-def test_the_commands_give_the_same_bytes_on_any_number_of_ranks(
-    table: Path, tmp_path: Path
-) -> None:
-    """One launch runs both commands, since a start of 16 ranks takes longer than they do."""
-    (tmp_path / "both.py").write_text(BOTH)
-    written = []
-    for ranks in (1, 2, 3, 16):
-        out = tmp_path / str(ranks)
-        done = mpirun(ranks, str(tmp_path / "both.py"), str(table), str(out))
-        assert done.returncode == 0, done.stderr
-        names = ("estimates.csv", "sites.csv", "revealed.csv", "traffic.csv", "summary.txt")
-        written.append({(c, n): (out / c / n).read_bytes() for c in COMMANDS for n in names})
-    assert all(each == written[0] for each in written)
-
-
 @pytest.mark.mpi
 def test_a_refusal_is_printed_once_by_several_ranks(table: Path) -> None:
     text = table.read_text().replace("H2,1", "H2,0")
     table.write_text(text)
-    done = mpirun(3, "-m", "dfl.inference", *command_line(table))
+    done = mpirun(2, "-m", "dfl.inference", *command_line(table))
     assert done.returncode == 2
     assert done.stderr.count("dfl: site H2: y is 0 in every row") == 1

@@ -1,7 +1,8 @@
 """Runs whose results must not depend on the number of ranks.
 
 python -m tests.mpi.layouts FOLDER all          run every combination on all ranks of the job
-python -m tests.mpi.layouts FOLDER all tests    then run the tests of this folder as well
+python -m tests.mpi.layouts FOLDER all TABLE    then the commands of inference on a table, to
+                                                FOLDER-estimates, and the tests of this folder
 
 In place of `all`, any name in `PARTS` runs a part of the combinations.
 """
@@ -375,7 +376,7 @@ def setting(k: int, **values: object) -> dfl.Run:
     return dfl.Run(**{**few, **values})  # type: ignore[arg-type]
 
 
-def few(count: int = 12) -> list[tuple[str, dfl.Run]]:
+def few(count: int = 8) -> list[tuple[str, dfl.Run]]:
     """Return runs that together have many pairs of settings.
 
     Each is the first of those with the most pairs that no earlier one has.
@@ -392,16 +393,20 @@ def few(count: int = 12) -> list[tuple[str, dfl.Run]]:
 
 
 def methods() -> list[tuple[str, dfl.Run]]:
-    """Return the last run of every method: with a compressor where it compresses."""
-    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in runs()}
-    return [pair for name, pair in last.items() if name in ALGORITHMS]
+    """Return the last run of every method, and runs with fewer peers than 16 ranks.
+
+    Methods that compress do so there.
+    """
+    every = dict(runs())
+    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in every.items()}
+    few = ((label, every[label]) for label in ("kinds-0", "resnet"))
+    return [*(pair for name, pair in last.items() if name in ALGORITHMS), *few]
 
 
 PARTS: dict[str, Callable[[], Iterable[tuple[str, dfl.Run]]]] = {
     "all": runs,
     "even": lambda: islice(runs(), 0, None, 2),
     "odd": lambda: islice(runs(), 1, None, 2),
-    "every fifth": lambda: islice(runs(), 0, None, 5),
     "few": few,
     "methods": methods,
 }
@@ -430,6 +435,9 @@ def main(folder: Path, part: str) -> None:
 if __name__ == "__main__":
     plots.figures = lambda *args: {}  # they are drawn from tables that are compared
     main(Path(sys.argv[1]), sys.argv[2])
-    if sys.argv[3:] == ["tests"]:
+    if sys.argv[3:]:
+        from tests.mpi.estimates import estimate
+
+        estimate(Path(sys.argv[3]), Path(f"{sys.argv[1]}-estimates"))
         plugins = ["--with-mpi", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
         sys.exit(pytest.main([*plugins, "--override-ini=addopts=-q", str(Path(__file__).parent)]))
