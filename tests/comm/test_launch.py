@@ -1,5 +1,6 @@
 """Launches: the ranks of a job find each other, and no rank leaves the others waiting."""
 
+import runpy
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dfl.comm import mpi
 from dfl.comm.mpi import World
@@ -129,14 +131,6 @@ for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_eve
         sys.exit(0)
 """
 
-STOPPED = r"""
-import os, dfl, dfl.comm.mpi
-for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
-    if row["round"] == 10:
-        break
-os.write(1, f"stopped {dfl.comm.mpi.connect().rank}\n".encode())  # in one write
-"""
-
 DIVERGED = """
 import dfl
 for row in dfl.simulate(dfl.Run(peers=4, rounds=50, model="mlp", lr=1e4)):
@@ -157,13 +151,6 @@ def test_a_rank_that_leaves_alone_ends_the_job(tmp_path: Path) -> None:
     assert seconds < 90
 
 
-def test_ranks_that_stop_together_end_well(tmp_path: Path) -> None:
-    done, _ = script(tmp_path, STOPPED)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["0", "1", "2", "stopped", "stopped", "stopped"]
-    assert done.stderr == ""
-
-
 def test_divergence_in_a_script_is_printed_once(tmp_path: Path) -> None:
     done, _ = script(tmp_path, DIVERGED)
     assert done.returncode == 3
@@ -171,47 +158,82 @@ def test_divergence_in_a_script_is_printed_once(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-OWN = """
-import sys
+OWN = r"""
+import os, sys
 import numpy as np, torch
 from torch import nn
 import dfl
 x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("f4"), np.arange(60) % 3
+data = dfl.Data(x, y, x, y, 3)
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).float()
 model[0].requires_grad_(False)
+torch.manual_seed(os.getpid())
+unequal = nn.Linear(4, 3).float()
 run = dict(peers=2, rounds=2, eval_every=1)
-def ends(data=dfl.Data(x, y, x, y, 3), **more):
+def ends(**more):
     try:
-        for _ in dfl.simulate(dfl.Run(**run, model=model, dataset=data, **more)): pass
+        for _ in dfl.simulate(dfl.Run(**run | {"model": model, "dataset": data} | more)): pass
     except (dfl.InputError, dfl.DivergedError) as error:
         return f"{type(error).__name__}: {error}"
     return "ran"
 def late(outputs, labels):
     return nn.functional.cross_entropy(outputs, labels, reduction="none") / (labels != 2)
-found = [ends(out=sys.argv[1]), ends(dfl.Data(x * np.nan, y, x, y, 3)), ends(loss=late)]
-sys.stdout.write("|".join(found) + "\\n")  # in one write
-sys.stdout.flush()
+found = [
+    ends(out=sys.argv[1]),
+    ends(dataset=dfl.Data(x * np.nan, y, x, y, 3)),
+    ends(loss=late),
+    ends(model=unequal),
+    ends(model=f"{sys.argv[2]}:build"),
+]
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
+    if row["round"] == 10:
+        break
+os.write(1, ("|".join(found) + "\n").encode())  # in one write
+"""
+UNEQUAL = """
+import os, torch
+torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
+def build(shape, classes):
+    return torch.nn.Linear(4, 3)
 """
 
 
-def test_a_given_module_runs_on_several_ranks(tmp_path: Path) -> None:
-    """It has frozen parameters, some ranks have no peer, and errors are raised on every rank."""
+def test_given_objects_run_on_several_ranks_and_errors_are_raised_on_every_rank(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The model has frozen parameters, and some ranks have no peer.
+
+    Models that differ between the ranks are refused. The last run is left after some rounds, and
+    the job ends well.
+    """
     (tmp_path / "own.py").write_text(OWN)
-    states = []
-    for ranks in (1, 3):
-        done = mpirun(ranks, str(tmp_path / "own.py"), str(tmp_path / str(ranks)), timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        lines = done.stdout.splitlines()
-        assert len(lines) == ranks
-        assert len(set(lines)) == 1
-        ran, refused, diverged = lines[0].split("|")
-        assert ran == "ran"
-        assert refused.startswith("InputError: train_inputs has nan")
-        assert diverged.startswith("DivergedError: train_loss of peer 0 is")
-        states.append((tmp_path / str(ranks) / "state.safetensors").read_bytes())
+    (tmp_path / "unequal.py").write_text(UNEQUAL)
+    more = [str(tmp_path / "own.py"), str(tmp_path / "3"), str(tmp_path / "unequal.py")]
+    done = mpirun(3, *more, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+    ran, refused, diverged, unequal, file = lines[0].split("|")
+    assert ran == "ran"
+    assert refused.startswith("InputError: train_inputs has nan")
+    assert diverged.startswith("DivergedError: train_loss of peer 0 is")
+    for line in (unequal, file):
+        assert line.startswith("InputError: ")
+        assert "differs between the ranks" in line
+    assert "initial values" in file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [more[0], str(tmp_path / "1"), more[2]])
+        try:
+            runpy.run_path(more[0])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    alone = capfd.readouterr().out.strip().split("|")
+    assert alone == [ran, refused, diverged, "ran", "ran"]
+    states = [(tmp_path / n / "state.safetensors").read_bytes() for n in ("1", "3")]
     assert states[0] == states[1]
 
 

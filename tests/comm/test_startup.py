@@ -46,22 +46,22 @@ sys.exit(dfl.run.main())
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("how", "late", "reason"),
+    ("how", "late", "ranks", "reason"),
     [
-        ("sleeps", 0, "idle"),  # before MPI is up
-        ("stops", 1, "stopped"),
-        ("ends", 2, "no process"),
+        ("sleeps", 0, 2, "idle"),  # before MPI is up
+        ("stops", 1, 2, "stopped"),
+        ("ends", 2, 3, "no process"),
         # While it reads the command line, for which all others wait.
-        ("stops with MPI", 0, "stopped"),
-        ("stops with MPI", 2, "stopped"),  # before it shows signs of life to the others
+        ("stops with MPI", 0, 2, "stopped"),
+        ("stops with MPI", 2, 3, "stopped"),  # before it shows signs of life to the others
     ],
 )
 def test_a_rank_that_does_not_start_is_named(
-    tmp_path: Path, how: str, late: int, reason: str
+    tmp_path: Path, how: str, late: int, ranks: int, reason: str
 ) -> None:
     (tmp_path / "late.py").write_text(LATE)
     flags = ["--timeout", "3", "--rounds", "1", "--out", str(tmp_path / "run")]
-    command = mpirun_command(3, str(tmp_path / "late.py"), how, str(late), *flags)
+    command = mpirun_command(ranks, str(tmp_path / "late.py"), how, str(late), *flags)
     begun = time.monotonic()
     job = subprocess.Popen(
         command, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -21,24 +21,24 @@ from pathlib import Path
 from dfl.store.run_files import RunFiles
 digits, finish, out = datasets.DATASETS["digits"], RunFiles.finish, Path(sys.argv[1])
 def slow(directory):
-    time.sleep(6)
+    time.sleep(4)
     print("shown", len(list((out / "heartbeats").glob("[0-9]"))), flush=True)
     return digits(directory)
 def draw(self, *given):
-    time.sleep(6)
+    time.sleep(4)
     finish(self, *given)
 RunFiles.finish = draw
 with datasets.DATASETS.replaced(digits=slow):
-    for row in dfl.simulate(dfl.Run(peers=3, rounds=2, timeout=2, out=out)):
+    for row in dfl.simulate(dfl.Run(peers=2, rounds=2, timeout=2, out=out)):
         pass
 """
 
 
 def test_rank_0_may_read_and_draw_for_longer_than_the_timeout(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    done = mpirun(3, str(tmp_path / "slow.py"), str(tmp_path / "run"), timeout=120)
+    done = mpirun(2, str(tmp_path / "slow.py"), str(tmp_path / "run"), timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("shown 3") == 1
+    assert done.stdout.count("shown 2") == 1
     assert "heartbeats" not in os.listdir(tmp_path / "run")
     assert "metrics.csv" in os.listdir(tmp_path / "run")
 
@@ -103,20 +103,3 @@ def test_late_ranks_without_heartbeats_end_the_job_as_well(tmp_path: Path) -> No
     assert done.returncode == 1
     assert "ranks 1, 2 did not arrive: no heartbeat shows where they are" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_refused_run_leaves_no_files(tmp_path: Path) -> None:
-    bad = [
-        "--dataset",
-        "mnist",
-        "--data-dir",
-        str(tmp_path),
-        "--out",
-        str(tmp_path / "new" / "run"),
-    ]
-    assert mpirun(3, "-m", "dfl.run", *bad).returncode == 2
-    assert os.listdir(tmp_path) == []
-    (tmp_path / "file").touch()
-    done = mpirun(3, "-m", "dfl.run", "--out", str(tmp_path / "file" / "run"))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "cannot be written to: Not a directory" in done.stderr

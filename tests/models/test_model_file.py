@@ -16,7 +16,6 @@ from dfl.models.model_file import LOADED, ModelFile, file_of
 from dfl.sweep import combinations, run_grid
 from tests.conftest import Command
 from tests.support.launched import here
-from tests.support.mpirun import mpirun
 from tests.support.small_run import FLAGS, small
 from tests.support.stopping import crash, same
 
@@ -155,20 +154,3 @@ def test_a_sweep_varies_its_options(tmp_path: Path) -> None:
         run_grid(cells, tmp_path / "sweep")
     found = [dfl.load(tmp_path / "sweep" / name).state["last.weight"].shape for name in names]
     assert found == [(4, 10, 2), (4, 10, 3)]
-
-
-@pytest.mark.mpi
-def test_ranks_agree_on_the_file_or_all_end(tmp_path: Path) -> None:
-    spec = [f"--model={OWN}:build", "--peers=4", "--rounds=2", "--examples-per-peer=10"]
-    for ranks in (1, 3):
-        done = mpirun(ranks, "-m", "dfl.run", *spec, "--out", str(tmp_path / str(ranks)))
-        assert done.returncode == 0, done.stderr
-    same(tmp_path / "1", tmp_path / "3")
-    lines = "import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n"
-    path = written(tmp_path, lines + OWN.read_text())
-    done = mpirun(3, "-m", "dfl.run", f"--model={path}:build", *spec[1:], "--out", f"{tmp_path}/no")
-    assert done.returncode == 2
-    lines_shown = [line for line in done.stderr.splitlines() if line.startswith("dfl: ")]
-    assert len(lines_shown) == 1
-    assert "initial values" in lines_shown[0]
-    assert "differs between the ranks" in lines_shown[0]

@@ -32,7 +32,6 @@ from dfl.sweep import Cell, run_grid
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
 from dfl.training.losses import cross_entropy, squared_error
-from tests.support.mpirun import mpirun
 from tests.support.stopping import crash, same
 
 RNG = np.random.default_rng(0)
@@ -430,23 +429,6 @@ def test_a_grid_takes_specs_only(tmp_path: Path) -> None:
     with pytest.raises(dfl.InputError, match="dataset"):
         run_grid([cell], tmp_path / "grid", in_process=True)
     assert not (tmp_path / "grid").exists()
-
-
-@pytest.mark.mpi
-def test_objects_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNEQUAL)
-    done = mpirun(3, str(tmp_path / "script.py"))
-    assert done.returncode != 0
-    assert "differs between the ranks" in done.stderr
-
-
-UNEQUAL = """
-import os
-import dfl, torch
-from tests.simulation.test_given_objects import small
-torch.manual_seed(os.getpid())
-list(dfl.simulate(small(model=torch.nn.Linear(6, 4))))
-"""
 
 
 def test_as_many_matrices_as_graphs() -> None:

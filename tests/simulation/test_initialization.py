@@ -140,32 +140,30 @@ def test_init_from_refuses_a_run_without_models(tmp_path: Path) -> None:
         beginning(init_from=folder)
 
 
+TWICE = """
+import sys
+from pathlib import Path
+from dfl import Run, simulate
+from tests.simulation.test_initialization import EIGHT
+many, out = map(Path, sys.argv[1:])
+for _ in simulate(Run(**EIGHT, init_from=many, out=out)):
+    pass
+for _ in simulate(Run(**EIGHT, init_from=many, algorithm="fedavg", out=out.with_name("refused"))):
+    pass
+"""
+EIGHT = FEW | {"peers": 8, "rounds": 1, "share": "head:1"}
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [3])
-def test_init_from_does_not_depend_on_the_ranks(tmp_path: Path, many: Path, ranks: int) -> None:
+def test_init_from_does_not_depend_on_the_ranks(tmp_path: Path, many: Path) -> None:
     """Each rank receives the rows of its own peers, additional peers included; all ranks refuse."""
-    flags = [
-        "--peers",
-        "8",
-        "--rounds",
-        "1",
-        "--examples-per-peer",
-        "25",
-        "--model",
-        "mlp:hidden=8",
-        "--init-from",
-        str(many),
-    ]
-    command = ["-m", "dfl.run", *flags, "--share", "head:1"]
-    alone = ended(tmp_path / "one", peers=8, rounds=1, init_from=many, share="head:1")
-    done = mpirun(ranks, *command, "--out", str(tmp_path / "three"), timeout=120)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "twice.py").write_text(TWICE)
+    alone = ended(tmp_path / "one", **EIGHT, init_from=many)
+    done = mpirun(3, str(tmp_path / "twice.py"), str(many), str(tmp_path / "three"), timeout=120)
     first, second = (
         load_file(folder / "state.safetensors") for folder in (alone, tmp_path / "three")
     )
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    refused = mpirun(
-        ranks, *command, "--algorithm", "fedavg", "--out", str(tmp_path / "none"), timeout=120
-    )
-    assert refused.returncode == 2
-    assert refused.stderr.count("the shared parameters of these differ") == 1
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("the shared parameters of these differ") == 1
+    assert not (tmp_path / "refused").exists()

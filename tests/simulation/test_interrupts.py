@@ -134,7 +134,7 @@ def test_ranks_print_the_interruption_once(tmp_path: Path) -> None:
         "--checkpoint-every=2",
         f"--out={folder}",
     ]
-    command = mpirun_command(3, "-m", "dfl.run", *flags)
+    command = mpirun_command(2, "-m", "dfl.run", *flags)
     job = subprocess.Popen(
         command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

@@ -259,11 +259,11 @@ def test_ranks_print_a_warning_once_and_log_their_failure(tmp_path: Path) -> Non
 @pytest.mark.mpi
 def test_a_rank_that_cannot_log_ends_the_job(tmp_path: Path) -> None:
     claim(tmp_path / "run")
-    (tmp_path / "run" / "logs" / "rank-2.log").mkdir(parents=True)
-    done = mpirun(3, "-m", "dfl.run", "--rounds", "1", "--out", str(tmp_path / "run"))
+    (tmp_path / "run" / "logs" / "rank-1.log").mkdir(parents=True)
+    done = mpirun(2, "-m", "dfl.run", "--rounds", "1", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith("run/logs/rank-2.log cannot be written: Is a directory\n")
+    assert done.stderr.endswith("run/logs/rank-1.log cannot be written: Is a directory\n")
 
 
 def test_importing_dfl_prints_nothing() -> None:

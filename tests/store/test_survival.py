@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+import dfl
+from dfl.run import read_command
 from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
-from tests.support.stopping import rewrite, same
+from tests.support.stopping import same
 
 pytestmark = pytest.mark.mpi
 
@@ -31,10 +33,9 @@ HARD = [
     "--faults=link_loss:p=0.2+outage:p=0.05",
     "--links=uplink:mbps=8",
 ]
-FEW = ["--peers=7", "--rounds=12", "--eval-every=5", "--checkpoint-every=4", *HARD]
 LONG = [
     "--peers=7",
-    "--rounds=60",
+    "--rounds=30",
     "--eval-every=7",
     "--checkpoint-every=5",
     "--local-steps=20",
@@ -48,41 +49,18 @@ def dfl_run(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
     return mpirun(ranks, "-m", "dfl.run", *flags)
 
 
-@pytest.fixture(scope="module")
-def from_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on three ranks."""
-    folder = tmp_path_factory.mktemp("three") / "run"
-    assert dfl_run(3, *FEW, f"--out={folder}").returncode == 0
-    return folder
-
-
-@pytest.mark.parametrize("ranks", [1, 5])
-def test_a_checkpoint_of_three_ranks_is_resumed_on_any_number(
-    from_three: Path, tmp_path: Path, ranks: int
-) -> None:
-    cut = tmp_path / "cut"
-    shutil.copytree(from_three, cut)
-    for file in (cut / "checkpoint").glob("*12.*"):
-        file.unlink()
-    rewrite(cut, exit=None)
-    done = dfl_run(ranks, f"--resume={cut}")
-    assert done.returncode == 0, done.stderr
-    assert "after round 8, from" in done.stdout
-    same(from_three, cut)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_mpirun_stops_the_run_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "run"
-    job = launched(folder)
+    job = launched(folder, ranks=2)
     wait_for(folder / "metrics.csv", job)
     job.send_signal(number)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 75, errors
     (t,) = re.findall(
-        rf"dfl: stopped by {number.name} after round (\d+) of 60: go on with --resume", errors
+        rf"dfl: stopped by {number.name} after round (\d+) of 30: go on with --resume", errors
     )
     assert [file.stem for file in sorted((folder / "checkpoint").glob("*.json"))][
         -1
@@ -90,17 +68,25 @@ def test_a_signal_to_mpirun_stops_the_run_after_a_checkpoint(
     assert left_over(folder) == []
 
 
-def test_a_job_with_a_killed_rank_ends_and_is_resumed(tmp_path: Path) -> None:
+def test_a_job_with_a_killed_rank_ends_and_is_resumed_on_more_ranks(
+    tmp_path: Path, no_figures: None
+) -> None:
+    """On fewer ranks as well, in tests/simulation/test_ranks.py."""
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    assert dfl_run(1, *LONG, f"--out={whole}").returncode == 0
-    assert killed(folder, 0.5, random.Random(0)) < BOUND
-    assert dfl_run(2, f"--resume={folder}").returncode == 0
+    run = read_command([*LONG, f"--out={whole}"], 1).run
+    assert run is not None
+    list(dfl.simulate(run))
+    first = "checkpoint/0000000005.json"
+    assert killed(folder, 0, random.Random(0), ranks=2, first=first) < BOUND
+    resumed = dfl_run(3, f"--resume={folder}")
+    assert resumed.returncode == 0
+    assert re.search(r"after round \d+, from", resumed.stdout)
     same(whole, folder)
 
 
-def launched(folder: Path) -> subprocess.Popen[str]:
+def launched(folder: Path, ranks: int) -> subprocess.Popen[str]:
     command, nowhere = (
-        mpirun_command(3, "-m", "dfl.run", *LONG, f"--out={folder}"),
+        mpirun_command(ranks, "-m", "dfl.run", *LONG, f"--out={folder}"),
         subprocess.DEVNULL,
     )
     return subprocess.Popen(
@@ -144,10 +130,12 @@ def left_over(folder: Path) -> list[int]:
     return ranks_of(folder)
 
 
-def killed(folder: Path, after: float, drawn: random.Random) -> float:
-    """Kill one rank some seconds after the first row; return the seconds until the job ended."""
-    job = launched(folder)
-    wait_for(folder / "metrics.csv", job)
+def killed(
+    folder: Path, after: float, drawn: random.Random, ranks: int = 3, first: str = "metrics.csv"
+) -> float:
+    """Kill one rank some seconds after a first file; return the seconds until the job ended."""
+    job = launched(folder, ranks)
+    wait_for(folder / first, job)
     time.sleep(after)
     os.kill(drawn.choice(ranks_of(folder)), signal.SIGKILL)
     begun = time.monotonic()
