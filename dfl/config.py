@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dfl.compression import Compressor
     from dfl.core.arrays import Array
     from dfl.datasets.data import Data
-    from dfl.datasets.partition import Partition
+    from dfl.datasets.partitions.base import Partition
     from dfl.environment.faults import Fault
     from dfl.environment.link_models import LinkModel
     from dfl.robust.aggregators import Aggregate, Updates
@@ -172,7 +172,7 @@ class Run:
     partition: PartitionSpec = "iid"
     """How the examples are distributed to the peers.
 
-    An object: a function as in `dfl.datasets.partition`, or P arrays of indices of training
+    An object: a function as in `dfl.datasets.partitions`, or P arrays of indices of training
     examples.
     """
     examples_per_peer: Count | None = None

@@ -1,4 +1,4 @@
-"""Data sets, one file each, and their partitions between the peers.
+"""Data sets, one file each, and in `partitions` how they are divided between the peers.
 
 `DATASETS` and `PARTITIONS` are the registries that the command line reads.
 """
@@ -11,14 +11,12 @@ from dfl.datasets import (
     femnist,
     gaussian,
     har,
-    label_skew,
     mnist,
-    quantity_skew,
     shakespeare,
 )
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.partition import PARTITIONS, DataSplit, split_data
+from dfl.datasets.partitions import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
 __all__ += ["adult", "cifar10", "cifar100", "digits", "femnist", "gaussian", "har"]
-__all__ += ["label_skew", "mnist", "quantity_skew", "shakespeare"]
+__all__ += ["mnist", "shakespeare"]

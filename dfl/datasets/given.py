@@ -13,7 +13,7 @@ from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, map_parts, parts_of
 from dfl.datasets.data import Data, as_array
-from dfl.datasets.partition import Assignment, Labels, Partition
+from dfl.datasets.partitions.base import Assignment, Labels, Partition
 
 TEST_SHARE = 0.2
 """The fraction of the examples that becomes the common test set where none is given."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import topologies
     from dfl.datasets.data import Data
-    from dfl.datasets.partition import Partition
+    from dfl.datasets.partitions.base import Partition
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.parts import Parts, joined, map_parts, named, parts_of
 from dfl.datasets.data import Data, checked
-from dfl.datasets.partition import DataSplit, by_label, split_data
+from dfl.datasets.partitions.base import DataSplit, by_label, split_data
 from dfl.datasets.server_data import ServerDataRule, all_examples
 from dfl.robust.attacks import Attack
 from dfl.simulation.components import Sources

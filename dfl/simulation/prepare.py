@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     import topologies
     from dfl.datasets.data import Data
-    from dfl.datasets.partition import DataSplit
+    from dfl.datasets.partitions.base import DataSplit
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch

@@ -14,8 +14,8 @@ from dfl.core import randomness
 from dfl.core.options import Positive
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
-from dfl.datasets.label_skew import dirichlet
-from dfl.datasets.partition import Assignment, Labels, needs_classes
+from dfl.datasets.partitions.base import Assignment, Labels, needs_classes
+from dfl.datasets.partitions.label_skew import dirichlet
 
 MOMENTUM = 0.9
 HELD_OUT = 0.1

@@ -47,7 +47,7 @@ import dfl
 from dfl.config import Run
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS
-from dfl.datasets.partition import split_data
+from dfl.datasets.partitions.base import split_data
 from dfl.sweep import Cell
 from experiments import common
 from experiments.personal_layers.accuracies import by_seeds

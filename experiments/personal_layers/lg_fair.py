@@ -66,7 +66,7 @@ from torch.nn.functional import linear
 import dfl
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.datasets.partition import DataSplit
+from dfl.datasets.partitions.base import DataSplit
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of

@@ -61,7 +61,7 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
-from dfl.datasets.partition import DataSplit, split_data
+from dfl.datasets.partitions.base import DataSplit, split_data
 from dfl.store.results import load
 from dfl.sweep import Cell, run_grid
 from experiments import common

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 import dfl
 from dfl.comm.mpi import World
 from dfl.config import Run
-from dfl.datasets import DATASETS, partition, split_data
+from dfl.datasets import DATASETS, split_data
+from dfl.datasets.partitions.base import iid
 from dfl.simulation import distribute_data
 from dfl.simulation.prepare import prepare
 from tests.support.mpirun import mpirun
@@ -110,7 +111,7 @@ def test_preparing_a_run_takes_a_few_times_the_memory_of_the_data() -> None:
 def test_the_memory_of_a_split_grows_linearly_with_the_peers() -> None:
     def peak(peers: int) -> int:
         data = DATASETS["gaussian"](None, features=2, classes=2, examples=peers * EACH)
-        return peak_bytes(lambda: split_data(partition.iid, data, peers=peers))
+        return peak_bytes(lambda: split_data(iid, data, peers=peers))
 
     few, many = peak(500), peak(5000)
     assert many < 14 * few
@@ -130,7 +131,7 @@ def test_a_sparse_graph_stays_sparse() -> None:
 
 def test_the_broadcast_facts_do_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
-    split = split_data(partition.iid, data, peers=PEERS)
+    split = split_data(iid, data, peers=PEERS)
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
     message = distribute_data.pack(distribute_data.known_to_all(data, split, graph.weights))
     assert len(message) < data.train_inputs.nbytes

@@ -18,9 +18,9 @@ from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.options import options
 from dfl.datasets import PARTITIONS, Data, DataSplit, split_data
-from dfl.datasets.label_skew import biased, dirichlet, labels, shards
-from dfl.datasets.partition import Assignment, Labels, Partition, iid
-from dfl.datasets.quantity_skew import natural, quantity
+from dfl.datasets.partitions.base import Assignment, Labels, Partition, iid
+from dfl.datasets.partitions.label_skew import biased, dirichlet, labels, shards
+from dfl.datasets.partitions.quantity_skew import natural, quantity
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

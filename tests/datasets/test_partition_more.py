@@ -17,11 +17,11 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.datasets import split_data
-from dfl.datasets.assign import dirichlet_proportions
 from dfl.datasets.data import Data
-from dfl.datasets.label_skew import biased, dirichlet
-from dfl.datasets.partition import Assignment, DataSplit, Labels
-from dfl.datasets.quantity_skew import natural, quantity
+from dfl.datasets.partitions.assign import dirichlet_proportions
+from dfl.datasets.partitions.base import Assignment, DataSplit, Labels
+from dfl.datasets.partitions.label_skew import biased, dirichlet
+from dfl.datasets.partitions.quantity_skew import natural, quantity
 from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 from tests.datasets.test_partition import (

@@ -16,7 +16,7 @@ from dfl.core import randomness
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, Data, DataSplit, split_data
-from dfl.datasets.partition import iid
+from dfl.datasets.partitions.base import iid
 from dfl.datasets.server_data import all_examples, biased_sample
 from dfl.robust.attacks import ATTACKS, Attack
 from dfl.simulation import distribute_data

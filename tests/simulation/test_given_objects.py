@@ -23,7 +23,7 @@ from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
 from dfl.compression import Exact, Quantize
 from dfl.datasets.given import as_data
-from dfl.datasets.partition import Assignment, Labels
+from dfl.datasets.partitions.base import Assignment, Labels
 from dfl.environment.faults import Fault, LinkLoss, RoundKey
 from dfl.environment.link_models import LINK_MODELS
 from dfl.robust.aggregators import AGGREGATORS

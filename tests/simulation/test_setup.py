@@ -13,7 +13,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.datasets.data import Data
-from dfl.datasets.partition import DataSplit
+from dfl.datasets.partitions.base import DataSplit
 from dfl.simulation import cost, distribute_data, initialization
 from dfl.simulation.prepare import Prepared, prepare
 from tests.support.quadratic import digits, info, points

@@ -9,7 +9,7 @@ import pytest
 from dfl.config import Run
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS
-from dfl.datasets.partition import Labels
+from dfl.datasets.partitions.base import Labels
 from dfl.sweep import Cell
 from experiments.methods import methods_cifar10 as experiment
 from experiments.methods.cifar10_setting import CASES, METHODS, even_dirichlet, held_out

@@ -1,6 +1,6 @@
 """Partitions in which peers have different labels: shards, labels, dirichlet, biased.
 
-`dfl.datasets.partition` describes what a partition is.
+`dfl.datasets.partitions.base` describes what a partition is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.options import Count, Index, Positive, Share
-from dfl.datasets.assign import by_owner, check_enough, dirichlet_proportions, ensure_minimum
-from dfl.datasets.partition import PARTITIONS, Assignment, Indices, Labels, needs_classes
+from dfl.datasets.partitions.assign import (
+    by_owner,
+    check_enough,
+    dirichlet_proportions,
+    ensure_minimum,
+)
+from dfl.datasets.partitions.base import PARTITIONS, Assignment, Indices, Labels, needs_classes
 
 
 @PARTITIONS.register("shards")

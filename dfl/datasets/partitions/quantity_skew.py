@@ -1,6 +1,6 @@
 """Partitions that do not depend on labels, registered in `PARTITIONS`: by size and by group.
 
-`dfl.datasets.partition` describes what a partition is.
+`dfl.datasets.partitions.base` describes what a partition is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.options import Index, Positive
-from dfl.datasets.assign import by_owner, check_enough, dirichlet_proportions, ensure_minimum
-from dfl.datasets.partition import PARTITIONS, Assignment, Indices, Labels
+from dfl.datasets.partitions.assign import (
+    by_owner,
+    check_enough,
+    dirichlet_proportions,
+    ensure_minimum,
+)
+from dfl.datasets.partitions.base import PARTITIONS, Assignment, Indices, Labels
 
 
 @PARTITIONS.register("quantity")

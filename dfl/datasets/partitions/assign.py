@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.datasets.partition import Indices
+from dfl.datasets.partitions.base import Indices
 
 
 def by_owner(owner: Indices, peers: int) -> list[Indices]:

@@ -1,4 +1,4 @@
-"""Partitions of a data set: `PARTITIONS`, and `split_data`, which applies one of them.
+"""What a partition of a data set is: `PARTITIONS`, and `split_data`, which applies one of them.
 
 `iid` is here, partitions by label are in `label_skew`, those by size or by group in
 `quantity_skew`.
