@@ -55,18 +55,18 @@ METHODS = {
     ),
     "d2": Method(title="D2", algorithm="d2", rate=0.1),
     "relay_sgd": Method(
-        title="RelaySGD, chain", algorithm="relay_sgd", rate=0.3, setting={"topology": "chain"}
+        title="RelaySGD on a chain", algorithm="relay_sgd", rate=0.3, setting={"topology": "chain"}
     ),
     "all_reduce": Method(
-        title="all-reduce, momentum", algorithm="dsgdm", rate=0.01, momentum=MOMENTUM,
+        title="all-reduce with momentum", algorithm="dsgdm", rate=0.01, momentum=MOMENTUM,
         setting={"topology": "complete", "mixing": "uniform"},
     ),
     "dfedavgm": Method(
-        title="DFedAvgM, 5 steps", algorithm="dfedavgm", rate=0.01, momentum=MOMENTUM, steps=5
+        title="DFedAvgM with 5 steps", algorithm="dfedavgm", rate=0.01, momentum=MOMENTUM, steps=5
     ),
     "decentlam": Method(title="DecentLaM", algorithm="decentlam", rate=0.01, momentum=MOMENTUM),
     "choco": Method(
-        title="CHOCO, top 10 %", algorithm="choco:gamma=0.4", rate=0.1,
+        title="CHOCO with top 10 %", algorithm="choco:gamma=0.4", rate=0.1,
         setting={"compressor": "top_k:share=0.1"},
     ),
 }  # fmt: skip
@@ -107,8 +107,8 @@ def _ring(peers: int, alpha: str, **more: Any) -> Case:
     )
 
 
-LENET = "Momentum Tracking, released notebook"
-VGG = "RelaySGD, Table 2"
+LENET = "Momentum Tracking, released notebook; mean over the peers"
+VGG = "RelaySGD, Table 2; worst peer"
 RELAY = ("all_reduce", "dpsgd", "qg_dsgdm", "d2", "relay_sgd")
 CASES = {
     "ring8_0.1": _ring(8, "0.1"),

@@ -35,8 +35,8 @@ are of a larger setting, so only the order of the methods can be compared:
   those of binary trees are of other graphs.
 - Momentum Tracking's figures are those of its released notebook: LeNet with group normalisation,
   random crops, flips and erasing, batches of 100, 500 epochs, one seed, and the mean over the peers
-  in place of the worst. Peers have four different classes there; here one may draw a class twice.
-  The tables of the paper itself could not be read.
+  in place of the worst, so `mean_peer` is what stands against them. Peers have four different
+  classes there; here one may draw a class twice. The tables of the paper itself could not be read.
 - The tables of QG-DSGDm (Lin et al., ICML 2021) are of ResNet-20 and could not be read either.
 """
 
@@ -264,21 +264,34 @@ def _row(case: str, method: str, seeds: pd.DataFrame) -> dict[str, Any]:
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:
-    """Return the finding: the worst peers of every case in order, and what has not run."""
-    parts = [f"{case}: {_ranked(own)}" for case, own in common.groups(table, ["case"])]
+    """Return the finding: the worst peers of every case in order, and what is missing."""
+    parts = [
+        f"{case}: {_ranked(own, options.seeds)}" for case, own in common.groups(table, ["case"])
+    ]
     return (
-        f"percent right of the worst peer, mean over the seeds; {table['seeds'].sum()} of "
-        f"{options.seeds * len(table)} runs have finished. {'; '.join(parts)}."
+        "percent right of the worst peer, mean over the seeds that have finished and not diverged; "
+        f"{table['seeds'].sum()} of {options.seeds * len(table)} runs have finished. "
+        f"{'; '.join(parts)}."
     )
 
 
-def _ranked(table: pd.DataFrame) -> str:
-    ran = table[table["seeds"] > 0].sort_values("worst_peer", ascending=False)
+def _ranked(table: pd.DataFrame, seeds: int) -> str:
+    """Return the methods of a case in order, and those of which runs are missing or diverged."""
+    ran = table[table["seeds"] > table["diverged"]].sort_values("worst_peer", ascending=False)
     listed = ", ".join(f"{row['method']} {row['worst_peer']:.1f}" for row in ran.to_dict("records"))
-    left = ", ".join(table[table["seeds"] == 0]["method"])
-    if not left:
-        return listed
-    return f"{listed} (NOT run: {left})" if listed else "NOT run"
+    lacking = [
+        (f"of {n} seed{'s' * (n > 1)} only" if n else "NOT run", table["seeds"] == n)
+        for n in reversed(range(seeds))
+    ]
+    lacking += [
+        (f"{n} run{'s' * (n > 1)} diverged", table["diverged"] == n) for n in range(1, seeds + 1)
+    ]
+    notes = [
+        f"{what}: {', '.join(table[which]['method'])}" for what, which in lacking if which.any()
+    ]
+    if (table["seeds"] == 0).all():
+        return "NOT run"
+    return f"{listed} ({'; '.join(notes)})" if notes else listed
 
 
 def draw(table: pd.DataFrame, seeds: pd.DataFrame) -> Figure:
@@ -295,7 +308,7 @@ def draw(table: pd.DataFrame, seeds: pd.DataFrame) -> Figure:
         axes.set_title(CASES[case].title)
     for axes in panels[len(cases) :]:
         axes.set_visible(False)
-    figure.supxlabel("right on test images, worst peer (%); cross: published")
+    figure.supxlabel("right on test images, worst peer (%); cross: published, see `source`")
     return figure
 
 

@@ -156,7 +156,9 @@ def test_a_table_states_what_is_missing_and_what_diverged() -> None:
     assert table["published_full_setting"].tolist() == [35.6, 49.4, 54.9, 66.8]
     text = experiment.finding(whole, options)
     assert "3 of 45 runs have finished" in text
-    assert "(NOT run: QG-DSGDm, momentum tracking); 8 peers, alpha = 1: NOT run." in text
+    assert "DSGDm 40.0 (of 2 seeds only: DSGDm; of 1 seed only: DecentLaM; " in text
+    assert "NOT run: QG-DSGDm, momentum tracking; 1 run diverged: DecentLaM); 8 peers, " in text
+    assert "8 peers, alpha = 1: NOT run." in text
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
