@@ -48,6 +48,8 @@ class Algorithm(ABC, Generic[S]):
     """Whether peers send messages to their neighbours on a graph."""
     sends: ClassVar[bool] = True
     """Whether messages are sent at all."""
+    peers_train: ClassVar[bool] = True
+    """Whether peers train on their own examples."""
     mixing_sums: ClassVar[Literal["rows", "columns"]] = "rows"
     """Which sums of the mixing matrix must be 1; those of columns for push-sum."""
     default_topology: ClassVar[str] = "ring"

@@ -50,6 +50,7 @@ class Pooled(LocalOnly):
     """
 
     has_server: ClassVar[bool] = True
+    peers_train: ClassVar[bool] = False
     replicated: ClassVar[tuple[str, ...]] = ("x",)
 
     @property

@@ -117,6 +117,11 @@ def rehearse(
         raise InputError(
             f"--attack {run.attack} falsifies messages, and --algorithm {run.algorithm} sends none"
         )
+    if attack.poisons and not algorithm.peers_train:
+        raise InputError(
+            f"--attack {run.attack} poisons what peers train on, and --algorithm {run.algorithm} "
+            "trains no peer: leave it out"
+        )
     if attack.falsifies and not attack.per_edge and len(attackers):
         rows = np.arange(min(len(attackers), senders))
         attack.falsify(

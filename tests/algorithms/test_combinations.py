@@ -31,13 +31,13 @@ REFUSED = {
     "gradient_tracking": ("links",),
     "local_only": ("links", "messages"),
     "momentum_tracking": ("links",),
-    "pooled": ("links", "peers", "work", "messages"),
+    "pooled": ("links", "peers", "work", "messages", "labels"),
     "power_gossip": ("links", "peers", "messages"),
     "relay_sgd": ("links", "peers"),
 }
 """Method -> what must not be touched; others run under all faults and attacks."""
-UNTOUCHED = {("fedsgd", "work"), ("pooled", "labels")}
-"""A straggler takes its one step, and the server has the examples as they were collected."""
+UNTOUCHED = {("fedsgd", "work")}
+"""A straggler takes its one step."""
 
 
 def models(algorithm: str, **settings: Any) -> Tensor:

@@ -349,6 +349,10 @@ IMPOSSIBLE = [
         "--algorithm local_only --attack alie",
         "--attack alie falsifies messages, and --algorithm local_only sends none",
     ),
+    (
+        "--algorithm pooled --attack label_flip",
+        "--attack label_flip poisons what peers train on, and --algorithm pooled trains no peer",
+    ),
     ("--attack sign_flip:peers=16", "--attack sign_flip: peers must be from 0 to 15, not 16"),
     (
         "--attack sign_flip:fraction=1",

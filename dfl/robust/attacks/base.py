@@ -111,6 +111,11 @@ class Attack:
     per_edge: ClassVar[bool] = False
     """Whether an attacker sends a different message to each neighbour."""
 
+    @property
+    def poisons(self) -> bool:
+        """Whether attackers poison the examples on which they train."""
+        return type(self).poison is not Attack.poison
+
     def chosen(self, peers: int, seed: int) -> Ints:
         """Return the attackers among all peers, ascending.
 
