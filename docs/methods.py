@@ -86,7 +86,7 @@ def row(name: str, algorithm: Algorithm[Any]) -> str:
     cells = (
         f"`{name}`",
         memories(algorithm),
-        str(algorithm.messages),
+        f"{algorithm.messages}{', 1 more within a cluster' if algorithm.within_clusters else ''}",
         assumed(algorithm.requires),
         assumed(algorithm.expects),
     )

@@ -12,7 +12,7 @@ their spectra. A new graph or rule is one function with the decorator `topology`
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -31,8 +31,8 @@ from topologies import optimal as optimal
 from topologies import random_graphs as random_graphs
 from topologies import trees as trees
 from topologies.errors import GraphError
-from topologies.graphs import MAX_EDGES, TOPOLOGIES, Graph, pattern, topology
-from topologies.mixings import MIXINGS, Mixing, mixing
+from topologies.graphs import MAX_EDGES, TOPOLOGIES, Clustered, Graph, pattern, topology
+from topologies.mixings import MIXINGS, Mixing, mixing, uniform
 from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound
 from topologies.spectra import (
     TOLERANCE,
@@ -45,6 +45,7 @@ from topologies.spectra import (
 __all__ = [
     "MIXINGS",
     "TOPOLOGIES",
+    "Clustered",
     "Graph",
     "GraphError",
     "Mixing",
@@ -71,12 +72,14 @@ class WeightedGraph:
             rule was applied.
         possible: (P, P) bool, every edge that a round may have, where every round draws a new
             graph; None where it may be any.
+        clusters: (P,), the number of the cluster of each peer; None for a graph without clusters.
     """
 
     weights: Sequence[csr_array]
     degrees: NDArray[np.int64]
     own_weights: bool = False
     possible: csr_array | None = None
+    clusters: NDArray[np.int64] | None = None
 
     @property
     def endless(self) -> bool:
@@ -120,6 +123,18 @@ class WeightedGraph:
         if self.endless:
             return EveryRound(lambda t: stationary(self.weights[t]))
         return tuple(stationary(matrix) for matrix in self.weights)
+
+    @cached_property
+    def within(self) -> csr_array | None:
+        """(P, P) equal weights of a peer and of its neighbours in its cluster; the mean over a
+        cluster where that is a clique. None for a graph without clusters.
+        """
+        if self.clusters is None:
+            return None
+        edges = _pattern_of(self.weights[0]).tocoo()
+        inside = self.clusters[edges.row] == self.clusters[edges.col]
+        pairs = edges.row[inside], edges.col[inside]
+        return _canonical(uniform(csr_array((edges.data[inside], pairs), shape=edges.shape)))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -178,7 +193,12 @@ def build(
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")
     made = graph(peers, rng, *_labels(graph, labels))
-    built = _endless(made, mixing) if isinstance(made, Drawn) else _periodic(made, mixing)
+    if isinstance(made, Drawn):
+        built = _endless(made, mixing)
+    elif isinstance(made, Clustered):
+        built = replace(_periodic(made.graph, mixing), clusters=made.clusters)
+    else:
+        built = _periodic(made, mixing)
     if examine and not (built.rows_sum or built.columns_sum):
         raise GraphError(
             "in some rounds only rows sum to 1, and in others only columns: it must be the same in "

@@ -9,10 +9,9 @@ import networkx as nx
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from topologies.errors import GraphError
-from topologies.graphs import affordable, from_pairs, needs_labels, topology
+from topologies.graphs import Clustered, affordable, from_pairs, needs_labels, topology
 from topologies.random_graphs import connected
 
 Ints = NDArray[np.int64]
@@ -25,7 +24,7 @@ MOST_CLUSTERS = 1000
 
 
 @topology
-def caveman(peers: int, rng: Generator, *, size: int = 4) -> csr_array:
+def caveman(peers: int, rng: Generator, *, size: int = 4) -> Clustered:
     """Cliques of about `size` peers on a ring: the last peer of each is linked to the first of the
     next (Watts 1999).
     """
@@ -37,7 +36,7 @@ def caveman(peers: int, rng: Generator, *, size: int = 4) -> csr_array:
 @topology
 def clustered(
     peers: int, rng: Generator, *, clusters: int = 4, inside: float = 0.8, between: float = 0.05
-) -> csr_array:
+) -> Clustered:
     """A random graph of clusters of equal size: a pair is linked with probability `inside` or
     `between` (the stochastic block model; Holland, Laskey, Leinhardt 1983).
     """
@@ -51,12 +50,13 @@ def clustered(
     affordable("clustered", peers, round(max(between, inside / clusters) * peers**2))
     sizes = [len(part) for part in np.array_split(np.arange(peers), clusters)]
     table = np.where(np.eye(clusters, dtype=bool), inside, between)
-    return connected(
+    graph = connected(
         lambda seed: nx.stochastic_block_model(sizes, table, seed=seed),
         rng,
         f"clustered:clusters={clusters},inside={inside:g},between={between:g} of {peers} peers",
         "a larger p between clusters likely connects",
     )
+    return Clustered(graph, np.repeat(np.arange(clusters), sizes))
 
 
 @topology
@@ -69,7 +69,7 @@ def d_cliques(
     size: int = 10,
     steps: int = 1000,
     between: Literal["ring", "fractal", "small_world", "complete"] = "ring",
-) -> csr_array:
+) -> Clustered:
     """D-Cliques (Bellet, Kermarrec, Lavoie 2022): cliques whose labels are distributed as all
     peers' are, with few edges between them.
 
@@ -158,9 +158,12 @@ def _cliques(name: str, peers: int, order: Ints, size: int) -> list[Ints]:
     return [part.copy() for part in np.array_split(order, max(1, round(peers / size)))]
 
 
-def _with_cliques(peers: int, cliques: list[Ints], edges: Ints) -> csr_array:
-    """Return the graph of cliques, and of edges (n, 2) between them."""
+def _with_cliques(peers: int, cliques: list[Ints], edges: Ints) -> Clustered:
+    """Return the graph of cliques, which are its clusters, and of edges (n, 2) between them."""
+    clusters = np.empty(peers, dtype=np.int64)
+    for number, clique in enumerate(cliques):
+        clusters[clique] = number
     inside = [np.stack(np.triu_indices(len(c), 1), axis=1) for c in cliques]
     pairs = np.concatenate([*(c[each] for c, each in zip(cliques, inside, strict=True)), edges])
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    return from_pairs(peers, pairs[:, 0], pairs[:, 1])
+    return Clustered(from_pairs(peers, pairs[:, 0], pairs[:, 1]), clusters)

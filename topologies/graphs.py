@@ -1,12 +1,13 @@
 """Graphs of peers: one function per graph, under its own name in `TOPOLOGIES`.
 
 A topology is called as `f(peers, rng, **options)`; its options are its keyword-only parameters. It
-returns a `Graph`, in one of four forms:
+returns a `Graph`, in one of five forms:
 
 - a (P, P) bool matrix: entry (i, j) is set where peer i receives from peer j. A rule of `MIXINGS`
   then sets the weights;
 - a list of such matrices: entry t mod length is the graph of round t;
 - `Drawn`: every round draws a new one;
+- `Clustered`: a matrix, and the cluster of every peer;
 - a (P, P) float matrix, in place of any of these: the weights themselves, and no rule is applied.
 
 A topology that is decorated with `needs_labels` is called as `f(peers, rng, labels, **options)`:
@@ -14,6 +15,7 @@ labels are the training examples of every label at every peer, (P, L).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import isqrt
 from typing import Any, TypeAlias, TypeVar
@@ -27,7 +29,21 @@ from scipy.sparse import csr_array
 from topologies.errors import GraphError
 from topologies.sequences import Drawn
 
-Graph: TypeAlias = csr_array | Sequence[csr_array] | Drawn
+
+@dataclass(frozen=True)
+class Clustered:
+    """A graph whose peers form clusters.
+
+    Attributes:
+        graph: (P, P) bool.
+        clusters: (P,), the number of the cluster of each peer.
+    """
+
+    graph: csr_array
+    clusters: NDArray[np.int64]
+
+
+Graph: TypeAlias = csr_array | Sequence[csr_array] | Drawn | Clustered
 Topology = TypeVar("Topology", bound=Callable[..., Any])
 
 TOPOLOGIES: dict[str, Callable[..., Graph]] = {}

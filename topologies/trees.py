@@ -8,7 +8,7 @@ from scipy.sparse import csr_array, triu
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
 from topologies.errors import GraphError
-from topologies.graphs import TOPOLOGIES, Graph, affordable, from_pairs, topology
+from topologies.graphs import TOPOLOGIES, Clustered, Graph, affordable, from_pairs, topology
 from topologies.specs import choose
 
 
@@ -50,6 +50,7 @@ def spanning_tree(peers: int, rng: Generator, *, of: str = "complete", count: in
         raise GraphError(f"spanning_tree needs 1 <= count <= peers/2: count={count}, peers={peers}")
     affordable("spanning_tree", peers, 2 * count * peers)
     graph = chosen(peers, rng)
+    graph = graph.graph if isinstance(graph, Clustered) else graph
     if not isinstance(graph, csr_array) or graph.dtype.kind == "f" or (graph != graph.T).nnz:
         raise GraphError(f"spanning_tree needs an undirected graph that does not change, not {of}")
     i, j = (ends.astype(np.int64) for ends in triu(graph, format="coo").coords)

@@ -33,6 +33,7 @@ class Conditions:
         rounds: of the run.
         faults: the faults that have an effect.
         falsified: whether attackers falsify messages.
+        clustered: whether the topology states the clusters of the peers.
     """
 
     weights: Sequence[csr_array]
@@ -42,6 +43,7 @@ class Conditions:
     rounds: int
     faults: tuple[Fault, ...]
     falsified: bool
+    clustered: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ TREES = Assumption(
     "topology",
     lambda run: not run.endless and all(map(_is_tree, run.weights)),
 )
+CLUSTERS = Assumption("a graph with clusters", "topology", lambda run: run.clustered)
 UNDIRECTED = Assumption(
     "edges that go both ways",
     "topology",

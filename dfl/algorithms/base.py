@@ -72,6 +72,10 @@ class Algorithm(ABC, Generic[S]):
     """Whether every round uses all graphs of a sequence, graph k of T for the coordinates k, k + T,
     k + 2T, ..., and not only that of the round for all of them.
     """
+    within_clusters: ClassVar[bool] = False
+    """Whether `net.graphs` are the graph, and that of the edges within its clusters, on which
+    messages are sent too; for a method that requires `CLUSTERS`.
+    """
     requires: ClassVar[Mapping[Assumption, str]] = {}
     """Assumptions without which a run is refused -> what would happen without them."""
     expects: ClassVar[Mapping[Assumption, str]] = {}

@@ -208,7 +208,9 @@ class Net(Protocol):
 
     @property
     def graphs(self) -> Sequence[Net]:
-        """The network of this round on each graph of a sequence, for a method that uses all."""
+        """The network of this round on each graph of a sequence, for a method that uses all; or on
+        the graph and on the edges within its clusters, where the method is `within_clusters`.
+        """
 
     @property
     def union(self) -> Union:

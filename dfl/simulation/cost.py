@@ -47,6 +47,8 @@ def payload_per_round(
     parts: list[tuple[float, int]] = [(sum(edges) / max(1, len(edges)), shared)]
     if algorithm.on_every_graph:
         parts = [(n, len(range(k, shared, len(edges)))) for k, n in enumerate(edges)]
+    if algorithm.within_clusters:
+        parts = [(n, shared) for n in edges]
     peers = network.layout.peers
     rows = algorithm.traffic(peers, 0)[1]
     sent = sum(algorithm.traffic(peers, n)[0] * size(m) for n, m in parts)

@@ -85,7 +85,7 @@ def rehearse(
         InputError: a component cannot do what the run needs.
     """
     assert run.peers is not None
-    algorithm, attack = components.algorithm, components.attack
+    algorithm = components.algorithm
     lossy = _lossy(run, components)
     _check_augmentation(run, components, data)
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
@@ -93,7 +93,6 @@ def rehearse(
             raise InputError(
                 f"{goal}: labels that are no classes have no accuracy, choose train_loss"
             )
-    attackers = attack.chosen(run.peers, run.seed)
     reference = np.zeros(1)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if weights else int(uploads)
@@ -105,10 +104,38 @@ def rehearse(
         _check_rule(
             run, components, counts, reference if weights or algorithm.server_data_rule else None
         )
+    _check_attack(run, components, data, senders, bool(weights))
+    schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
+    if not compresses(run) or not senders:
+        return _check_copies(run, components, schedule, lossy, 0.0)
+    with isolated(run.threads):
+        error, bias = _compression_error(run, components)
+    return (
+        *_check_copies(run, components, schedule, lossy, error),
+        *_check_compressor(run, components, error, bias),
+    )
+
+
+def _check_attack(
+    run: Run, components: Components, data: Data, senders: int, gossips: bool
+) -> None:
+    """Refuse an attack that has no part in the run, and call it with messages of zeros.
+
+    Args:
+        run: the settled run.
+        components: its components.
+        data: the data set, which an attack may poison.
+        senders: how many peers send a message.
+        gossips: whether they send it to neighbours.
+    """
+    assert run.peers is not None
+    algorithm, attack = components.algorithm, components.attack
+    reference = np.zeros(1)
+    attackers = attack.chosen(run.peers, run.seed)
     if len(attackers):
         one = map_parts(lambda part: part[:1].copy(), data.train_inputs)
         attack.poison(one, data.train_labels[:1].copy(), data.classes)
-    if attack.per_edge and not (weights and "aggregator" in algorithm.applies):
+    if attack.per_edge and not (gossips and "aggregator" in algorithm.applies):
         raise InputError(
             f"--attack {run.attack} sends each neighbour a message of its own: choose --algorithm "
             "dfedavgm"
@@ -135,15 +162,6 @@ def rehearse(
                 slot="",
             )
         )
-    schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
-    if not compresses(run) or not senders:
-        return _check_copies(run, components, schedule, lossy, 0.0)
-    with isolated(run.threads):
-        error, bias = _compression_error(run, components)
-    return (
-        *_check_copies(run, components, schedule, lossy, error),
-        *_check_compressor(run, components, error, bias),
-    )
 
 
 def _check_augmentation(run: Run, components: Components, data: Data) -> None:
@@ -157,7 +175,11 @@ def _check_augmentation(run: Run, components: Components, data: Data) -> None:
 
 
 def check_assumptions(
-    run: Run, components: Components, weights: Sequence[csr_array], smallest: float
+    run: Run,
+    components: Components,
+    weights: Sequence[csr_array],
+    smallest: float,
+    clustered: bool,
 ) -> tuple[str, ...]:
     """Return warnings of what a method expects of a run and does not have, one line each.
 
@@ -166,6 +188,7 @@ def check_assumptions(
         components: its components.
         weights: the mixing matrices.
         smallest: their smallest eigenvalue.
+        clustered: whether the topology states the clusters of the peers.
 
     Raises:
         InputError: the run lacks what the method requires.
@@ -180,6 +203,7 @@ def check_assumptions(
         run.rounds,
         components.faults,
         attack.falsifies and len(attack.chosen(run.peers, run.seed)) > 0,
+        clustered,
     )
 
     def lines(assumptions: Mapping[Assumption, str]) -> tuple[str, ...]:

@@ -223,10 +223,11 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     graph = _graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         _check_sums(run, algorithm, graph)
-    weights, stationary = (graph.weights, graph.stationary) if graph else ((), ())
-    possible = graph.possible if graph else None
-    warnings = rehearse(run, components, data, weights, stationary, possible)
-    common = distribute_data.pack(distribute_data.known_to_all(data, split, weights, stationary))
+    known = _known(algorithm, graph)
+    warnings = rehearse(run, components, data, *known)
+    common = distribute_data.pack(
+        distribute_data.known_to_all(data, split, known.weights, known.stationary)
+    )
     fingerprint = distribute_data.fingerprint(common, data, split) if run.out else ""
     given = {**_files(settled, components), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
@@ -238,7 +239,8 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         )
     if graph:
         smallest = graph.spectrum.smallest
-        unmet = check_assumptions(run, components, weights, smallest)
+        clustered = graph.clusters is not None
+        unmet = check_assumptions(run, components, graph.weights, smallest, clustered)
         notes += (*graph.notes, *algorithm.notes(smallest), *unmet)
         if graph.own_weights and run.mixing != algorithm.default_mixing:
             notes += (
@@ -257,7 +259,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         notes=notes,
         progress=progress,
     )
-    return Root(data, split, common, facts, Graph(weights, stationary, possible))
+    return Root(data, split, common, facts, known)
 
 
 def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) -> Graph:
@@ -455,6 +457,7 @@ def _run_info(
         method=MethodInfo(
             rows=cost.rows_of_state(algorithm, network, task.parameter_layout.shared),
             messages=algorithm.messages,
+            within_clusters=algorithm.within_clusters,
             assumes=tuple(each.text for each in (*algorithm.requires, *algorithm.expects)),
         ),
         memory=_memory(task, network, algorithm, test_sets, facts),
@@ -547,6 +550,17 @@ def _graph(
             f"--mixing has {len(mixing)} matrices, and --topology {len(graph.weights)} graphs"
         )
     return graph
+
+
+def _known(algorithm: Method, graph: topologies.WeightedGraph | None) -> Graph:
+    """Return what the network has of a graph, the edges within clusters for a method that uses them
+    too; nothing where peers have no neighbours.
+    """
+    if graph is None:
+        return Graph((), (), None)
+    if algorithm.within_clusters and graph.within is not None:
+        return Graph((*graph.weights, graph.within), (*graph.stationary, None), None)
+    return Graph(graph.weights, graph.stationary, graph.possible)
 
 
 def _check_sums(run: Run, algorithm: Method, graph: topologies.WeightedGraph) -> None:

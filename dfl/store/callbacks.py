@@ -137,11 +137,13 @@ class MethodInfo:
     Attributes:
         rows: rows of m numbers that a peer remembers besides its model, the mean over the peers.
         messages: messages to each neighbour in a round.
+        within_clusters: whether there is one more to each neighbour in the peer's cluster.
         assumes: what it assumes of the run.
     """
 
     rows: float
     messages: int
+    within_clusters: bool
     assumes: tuple[str, ...]
 
 

@@ -25,6 +25,7 @@ ADVERSE = {
 }
 """What faults and attacks touch -> settings."""
 REFUSED = {
+    "clique_averaging": ("peers",),
     "d2": ("links", "peers"),
     "decentlam": ("peers",),
     "exact_diffusion": ("links", "peers"),

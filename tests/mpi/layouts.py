@@ -34,6 +34,7 @@ from tests.support.sequences import TwoParts, sequences, two_parts
 
 METHODS = {
     "choco": ["choco:gamma=0.2"],
+    "clique_averaging": ["clique_averaging"],
     "dfedavgm": ["dfedavgm"],
     "qdfedavgm": ["qdfedavgm", "qdfedavgm:gamma=0.7", "qdfedavgm:exchange=paper,alpha=0.5"],
     "fedavg": ["fedavg", "fedavg:fraction=0.4,stragglers=0.5,server_momentum=0.5"],
@@ -65,7 +66,7 @@ COMPRESSOR_SPECS = {
 }
 EVERY_COMPRESSOR = ("qdfedavgm", "fedavg")
 """Methods that run with every compressor: one that sends to neighbours, one with a server."""
-OWN_GRAPH = ("relay_sgd", "epidemic")
+OWN_GRAPH = ("relay_sgd", "epidemic", "clique_averaging")
 LINKS = Path(__file__).with_name("links.csv")
 """The speeds of the links of a graph of 7 peers."""
 MODEL = Path(__file__).with_name("own_model.py")

@@ -46,6 +46,7 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
         (of.TREES, conditions(STAR), conditions(PATH, np.full((3, 3), 1 / 3))),
         (of.TREES, conditions(STAR), conditions(CYCLE_AND_BACK)),
         (of.TREES, conditions(STAR), conditions(CYCLE_AND_ONE)),
+        (of.CLUSTERS, conditions(PATH, clustered=True), conditions(PATH)),
         (of.UNDIRECTED, conditions(PATH, STAR), conditions(PATH, CYCLE)),
         (of.SYMMETRIC, conditions(PATH), conditions(PATH, CYCLE)),
         (of.SYMMETRIC, conditions(*[PATH] * 100), conditions(*[PATH] * 99, CYCLE)),

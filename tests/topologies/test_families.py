@@ -160,6 +160,25 @@ def test_clustered_has_more_edges_inside() -> None:
     assert dense[same].mean() > 0.8 > 0.2 > dense[~same].mean()
 
 
+def test_weights_within_a_cluster_are_equal() -> None:
+    net = network("caveman", 7, size=3)
+    clusters = np.array([0, 0, 0, 0, 1, 1, 1])
+    same = clusters[:, None] == clusters
+    assert net.clusters is not None
+    assert np.array_equal(net.clusters, clusters)
+    assert net.within is not None
+    np.testing.assert_allclose(net.within.toarray(), same / same.sum(axis=1), atol=1e-15)
+    loose = network("clustered", 20, clusters=2, inside=0.6, between=0.5)
+    assert loose.within is not None
+    expected = (loose.weights[0].toarray() > 0) & (
+        np.arange(20)[:, None] // 10 == np.arange(20) // 10
+    )
+    np.testing.assert_allclose(
+        loose.within.toarray(), expected / expected.sum(axis=1, keepdims=True), atol=1e-15
+    )
+    assert network("ring", 5).within is None
+
+
 def test_d_cliques_bring_all_labels_together() -> None:
     labels = np.eye(10, dtype=np.int64)[np.arange(100) // 10] * 7
     net = network("d_cliques", 100, labels=labels)

@@ -191,7 +191,8 @@ def needs(info: RunInfo) -> list[Line]:
         (
             "method",
             f"{rows} of memory per peer, "
-            f"{_many(method.messages, 'message')} to each neighbour per round",
+            f"{_many(method.messages, 'message')} to each neighbour per round"
+            f"{', 1 more within a cluster' if method.within_clusters else ''}",
         )
     ]
     return [*lines, ("assumes", ", ".join(method.assumes))] if method.assumes else lines
