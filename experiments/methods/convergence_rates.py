@@ -6,7 +6,7 @@ T = O(1/eps) for f - min f = eps under the Polyak-Lojasiewicz inequality; the qu
 s adds a term in d s^2. The rates are those of the abstract and of slides 003; the theorems'
 constants could not be read, and no result here depends on them.
 
-Command, 22 minutes of a core that other programs shared:
+Command, 23 minutes of one core, while other programs ran beside it:
 
     python -m experiments.methods.convergence_rates
 
