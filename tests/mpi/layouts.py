@@ -1,8 +1,9 @@
 """Runs whose results must not depend on the number of ranks.
 
-python -m tests.mpi.layouts FOLDER all          run every combination on all ranks of the job
-python -m tests.mpi.layouts FOLDER all TABLE    then the commands of inference on a table, to
-                                                FOLDER-estimates, and the tests of this folder
+python -m tests.mpi.layouts FOLDER all                 run every combination on all ranks of the job
+python -m tests.mpi.layouts FOLDER all tests TABLE …    then the tests of this folder, and the
+                                                       commands of inference on tables, to
+                                                       FOLDER-estimates
 
 In place of `all`, any name in `PARTS` runs a part of the combinations.
 """
@@ -21,6 +22,7 @@ import torch
 import dfl
 from dfl.algorithms import ALGORITHMS
 from dfl.algorithms.assumptions import STATIC
+from dfl.comm.mpi import connect
 from dfl.compression import COMPRESSORS
 from dfl.datasets import PARTITIONS
 from dfl.environment.faults import FAULTS
@@ -237,8 +239,8 @@ def steps() -> Iterator[tuple[str, dfl.Run]]:
         ),
     )
     yield "auxiliary", setting(0, **uneven, auxiliary="jigsaw:hidden=9", bits=4)
-    yield "ascent", setting(1, **uneven, algorithm="dfedsam:rho=0.2", weight_decay=0.01)
     yield "ascent-full", setting(0, **uneven, algorithm="dfedsam", batch_size=0, threads=2)
+    yield "ascent", setting(1, **uneven, algorithm="dfedsam:rho=0.2", weight_decay=0.01)
     yield "kept", setting(0, **uneven, algorithm="dsgdm", lr_schedule="cosine", local_epochs=2)
     for engine in ("batched", "loop"):
         hidden = {
@@ -394,14 +396,12 @@ def few(count: int = 8) -> list[tuple[str, dfl.Run]]:
 
 
 def methods() -> list[tuple[str, dfl.Run]]:
-    """Return the last run of every method, and runs with fewer peers than 16 ranks.
+    """Return the last run of every method: with a compressor where it compresses.
 
-    Methods that compress do so there.
+    Those with models of two kinds have fewer peers than 16 ranks.
     """
-    every = dict(runs())
-    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in every.items()}
-    few = ((label, every[label]) for label in ("kinds-0", "resnet"))
-    return [*(pair for name, pair in last.items() if name in ALGORITHMS), *few]
+    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in runs()}
+    return [pair for name, pair in last.items() if name in ALGORITHMS]
 
 
 PARTS: dict[str, Callable[[], Iterable[tuple[str, dfl.Run]]]] = {
@@ -437,8 +437,13 @@ if __name__ == "__main__":
     plots.figures = lambda *args: {}  # they are drawn from tables that are compared
     main(Path(sys.argv[1]), sys.argv[2])
     if sys.argv[3:]:
+        plugins = ["--with-mpi", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+        place = f"--basetemp={sys.argv[1]}-tests-{connect().rank}"
+        tests = str(Path(__file__).parent)
+        if code := pytest.main([*plugins, place, "--override-ini=addopts=-q", tests]):
+            sys.exit(code)
+    if sys.argv[4:]:
         from tests.mpi.estimates import estimate
 
-        estimate(Path(sys.argv[3]), Path(f"{sys.argv[1]}-estimates"))
-        plugins = ["--with-mpi", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
-        sys.exit(pytest.main([*plugins, "--override-ini=addopts=-q", str(Path(__file__).parent)]))
+        for table in map(Path, sys.argv[4:]):
+            estimate(table, Path(f"{sys.argv[1]}-estimates") / table.stem)
