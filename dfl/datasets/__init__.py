@@ -8,15 +8,17 @@ from dfl.datasets import (
     cifar10,
     cifar100,
     digits,
+    easy_vqa,
     femnist,
     gaussian,
     har,
     mnist,
     shakespeare,
+    vqa2,
 )
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partitions import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
-__all__ += ["adult", "cifar10", "cifar100", "digits", "femnist", "gaussian", "har"]
-__all__ += ["mnist", "shakespeare"]
+__all__ += ["adult", "cifar10", "cifar100", "digits", "easy_vqa", "femnist", "gaussian", "har"]
+__all__ += ["mnist", "shakespeare", "vqa2"]

@@ -218,7 +218,9 @@ def content(path: Path, kind: str, limit: int) -> bytearray:
     return held
 
 
-def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray]:
+def members(
+    path: Path, names: Sequence[str], limit: int, most_entries: int = ENTRIES
+) -> dict[str, bytearray]:
     """Return the contents of some files of a tar archive; nothing is written to the disk.
 
     The archive is read from its beginning to its end; other files are skipped in chunks.
@@ -227,12 +229,15 @@ def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray
         path: the archive, compressed or not.
         names: the files, exactly as the archive names them.
         limit: the most bytes of one of them.
+        most_entries: the most entries of the archive.
 
     Raises:
         InputError: it is no such archive, or one of the files is missing, no plain file or too
             large.
     """
     most = (len(names) + 1) * limit
+    wanted = set(names)
+    some = ", ".join([*names[:4], *["..."][: len(names) > 4]])
     entries = 0
     found: dict[str, bytearray] = {}
     with unpacked(path, "tar archive", most) as file:
@@ -240,12 +245,12 @@ def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray
             while any(block := take(file, tarfile.BLOCKSIZE)):
                 entry = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "surrogateescape")
                 entries += 1
-                if entries > ENTRIES:
-                    raise tarfile.ReadError(f"more than {ENTRIES} entries")
+                if entries > most_entries:
+                    raise tarfile.ReadError(f"more than {most_entries} entries")
                 most -= tarfile.BLOCKSIZE + entry.size
-                if most < 0 or entry.size < 0 or (entry.name in names and entry.size > limit):
+                if most < 0 or entry.size < 0 or (entry.name in wanted and entry.size > limit):
                     raise tarfile.ReadError(f"{entry.size:,} bytes of {entry.name[:100]!r}")
-                if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and entry.name in names:
+                if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and entry.name in wanted:
                     found[entry.name] = take(file, entry.size)
                     _check_complete(len(found[entry.name]), entry.size)
                 elif entry.type not in _WITHOUT_DATA:
@@ -253,13 +258,11 @@ def members(path: Path, names: Sequence[str], limit: int) -> dict[str, bytearray
                 skip(file, -entry.size % tarfile.BLOCKSIZE)
             skip(file, most)  # verifies the checksum at the end of a compressed file
         except tarfile.TarError as error:
-            raise InputError(
-                f"{path}: found {error}, expected a tar archive of {', '.join(names)}"
-            ) from None
+            raise InputError(f"{path}: found {error}, expected a tar archive of {some}") from None
     for name in names:
         if name not in found:
             raise InputError(
-                f"{path}: found no plain file {name}, expected a tar archive of {', '.join(names)}"
+                f"{path}: found no plain file {name}, expected a tar archive of {some}"
             )
     return {name: found[name] for name in names}
 

@@ -35,3 +35,24 @@ class NextCharacter(nn.Module):
         states, _ = self.lstm(self.embedding(x.long()))
         out: Tensor = self.last(states if self.everywhere else states[:, -1])
         return out
+
+
+class LastState(nn.Module):
+    """LSTM layers over the steps of signals, and a dense layer on the last of their states.
+
+    Args:
+        channels, classes: the number of signals, and of outputs.
+        hidden: the width of a layer's state.
+        layers: the number of LSTM layers.
+    """
+
+    def __init__(self, channels: int, classes: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(channels, hidden, layers, batch_first=True)
+        self.last = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs (n, classes) for signals x (n, channels, steps)."""
+        states, _ = self.lstm(x.mT)
+        out: Tensor = self.last(states[:, -1])
+        return out

@@ -177,17 +177,63 @@ def vgg11(shape: Shape, classes: int) -> Module:
 def har_cnn(shape: Shape, classes: int) -> Module:
     """Two convolutions over time and two dense layers, 274,822 parameters on HAR."""
     nn = torch.nn
-    if len(shape) != 2 or shape[1] < 4:
-        raise InputError(
-            f"--model har_cnn needs signals of at least 4 steps, channels x steps, not inputs of "
-            f"{shown_shape(shape)}"
-        )
-    channels, steps = shape
+    channels, steps = _signals("har_cnn", shape, fewest=4)
     return nn.Sequential(
         nn.Conv1d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
         nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
         nn.Flatten(), nn.Linear(64 * (steps // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
+
+
+@MODELS.register("har_lstm")
+def har_lstm(shape: Shape, classes: int, *, hidden: Width = 32, layers: Layers = 2) -> Module:
+    """LSTM layers over time and a dense layer on the last state, 14,150 parameters on HAR."""
+    from dfl.models.recurrent import LastState
+
+    channels, _ = _signals("har_lstm", shape, fewest=1)
+    return LastState(channels, classes, hidden, layers)
+
+
+@MODELS.register("vqa")
+@takes_several_parts
+def vqa(
+    shape: Shape,
+    classes: int,
+    *,
+    inputs: Literal["both", "image", "question"] = "both",
+    width: Width = 32,
+) -> Module:
+    """Encoders `image` and `question`, and a `head` on the product of their encodings.
+
+    The image encoder is that of easy-VQA, two convolutions and a dense layer, or one dense layer
+    where an image is a row of features. The question, a bag of words, goes through two dense
+    layers. With `inputs=image` or `question` a device has this modality alone, and no other
+    encoder: `--share "head.*"` shares what all devices have.
+    """
+    from dfl.models.vqa import VQA
+
+    nn = torch.nn
+    if len(shape) != 2 or len(shape[0]) not in (1, 3) or len(shape[1]) != 1:
+        raise InputError(
+            "--model vqa needs an image or a row of features, and a bag of words, not inputs of "
+            f"{shown_shape(shape)}"
+        )
+    picture, (words,) = shape
+    image: list[Module] = [nn.Linear(picture[0], width)]
+    if len(picture) == 3:
+        channels, height, side = _image("vqa", picture, smallest=4)
+        image = [
+            nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(16 * (height // 4) * (side // 4), width),
+        ]  # fmt: skip
+    question = [nn.Linear(words, width), nn.Tanh(), nn.Linear(width, width)]
+    head = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, classes)]
+    return VQA(
+        nn.Sequential(*image) if inputs != "question" else None,
+        nn.Sequential(*question) if inputs != "image" else None,
+        nn.Sequential(*head),
+    )
 
 
 @MODELS.register("char_lstm")
@@ -233,6 +279,16 @@ def _dropout(rate: float, units: int) -> list[Module]:
     from dfl.models.layers import Dropout
 
     return [Dropout(rate, units)] if rate else []
+
+
+def _signals(name: str, shape: Shape, fewest: int) -> tuple[int, int]:
+    if len(shape) != 2 or shape[1] < fewest:
+        raise InputError(
+            f"--model {name} needs signals of at least {fewest} steps, channels x steps, not "
+            f"inputs of {shown_shape(shape)}"
+        )
+    channels, steps = shape
+    return channels, steps
 
 
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dfl.core.parts import parts_of
 from dfl.datasets import DATASETS, Data, digits, mnist
 from dfl.datasets.files import Source
 from tests.support.adult_files import write_adult
@@ -33,6 +34,7 @@ from tests.support.idx_files import (
     write,
 )
 from tests.support.plays import write_plays
+from tests.support.vqa_files import write_easy, write_vqa2
 
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "adult": write_adult,
@@ -40,7 +42,9 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "cifar100": write_cifar100,
     "femnist": write_femnist,
     "har": write_har,
+    "easy_vqa": write_easy,
     "shakespeare_leaf": lambda folder: write_plays(folder.with_name("shakespeare")),
+    "vqa2": write_vqa2,
 }
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -60,11 +64,12 @@ def test_shapes_and_dtypes_are_those_of_data(data: Data) -> None:
         (data.train_inputs, data.train_labels),
         (data.test_inputs, data.test_labels),
     ):
-        assert len(inputs) == len(labels) > 0
-        assert inputs.flags.writeable
-        # Images, characters, plain numbers, or signals.
-        kinds = (("uint8", 4), ("uint8", 2), ("float32", 2), ("float32", 3))
-        assert (str(inputs.dtype), inputs.ndim) in kinds
+        for part in parts_of(inputs):
+            assert len(part) == len(labels) > 0
+            assert part.flags.writeable
+            # Images, characters, plain numbers, or signals.
+            kinds = (("uint8", 4), ("uint8", 2), ("float32", 2), ("float32", 3))
+            assert (str(part.dtype), part.ndim) in kinds
         assert labels.dtype == np.int64
         assert 0 <= labels.min() <= labels.max() < data.classes
 

@@ -1,0 +1,48 @@
+"""Questions as bags of words, and the JSON files that hold them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.core.errors import InputError, one_line
+
+
+def read_json(where: str, raw: bytes | bytearray) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: found no JSON ({one_line(error)})") from None
+
+
+def words_of(question: str) -> list[str]:
+    """Return the words of a question, in small letters: runs of letters, digits and '."""
+    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", question.lower())
+
+
+def vocabulary(questions: Iterable[str], most: int) -> list[str]:
+    """Return the most frequent words of questions; those of equal counts in alphabetical order."""
+    counts = Counter(word for question in questions for word in words_of(question))
+    return sorted(counts, key=lambda word: (-counts[word], word))[:most]
+
+
+def bags(questions: Sequence[str], known: Sequence[str]) -> NDArray[np.uint8]:
+    """Return how often each known word is in each question, (n, words), at most 255 times."""
+    place = {word: k for k, word in enumerate(known)}
+    counts = np.zeros((len(questions), len(known)), np.uint8)
+    for row, question in zip(counts, questions, strict=True):
+        for word, count in Counter(words_of(question)).items():
+            if word in place:
+                row[place[word]] = min(count, 255)
+    return counts
