@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfl.comm.exchange import Net
 from dfl.comm.schedule import examples
+from dfl.core.errors import InputError
+from dfl.core.parse import shown
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +117,16 @@ def memory_of_state(
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """Return the fields of a state that are tensors."""
+    """Return the fields of a state that are tensors.
+
+    Raises:
+        InputError: the state that a method returned is no dataclass.
+    """
+    if not is_dataclass(state):
+        raise InputError(
+            "--algorithm: a method's state must be a frozen dataclass of tensors with a field x, "
+            f"not {shown(type(state).__name__)}"
+        )
     values = (getattr(state, each.name) for each in fields(state))
     return [v for v in values if isinstance(v, torch.Tensor)]
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -28,7 +28,6 @@ from dfl.environment.faults import Fault, LinkLoss, RoundKey
 from dfl.environment.link_models import LINK_MODELS
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS, Attack, AttackView
-from dfl.sweep import Cell, run_grid
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
 from dfl.training.losses import cross_entropy, squared_error
@@ -424,13 +423,6 @@ def test_a_run_with_a_mixing_matrix_is_resumed_with_it(tmp_path: Path) -> None:
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_grid_takes_specs_only(tmp_path: Path) -> None:
-    cell = Cell({"net": "wide"}, small())
-    with pytest.raises(dfl.InputError, match="dataset"):
-        run_grid([cell], tmp_path / "grid", in_process=True)
-    assert not (tmp_path / "grid").exists()
-
-
 def test_as_many_matrices_as_graphs() -> None:
     graph = nx.cycle_graph(PEERS)
     matrix = ring_matrix(csr_array(nx.to_numpy_array(graph)))
@@ -466,6 +458,21 @@ def test_an_object_of_another_kind_is_refused_by_its_flag(field: str) -> None:
         settings["algorithm"] = "qdfedavgm"
     line = refused(lambda: small(**settings))
     assert line.startswith(f"--{field.replace('_', '-')} ")
+
+
+class Bare(NamedTuple):
+    x: Tensor
+
+
+class Undressed(DFedAvgM):
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return Bare(x)
+
+
+def test_a_state_is_a_dataclass() -> None:
+    message = refused(lambda: small(algorithm=Undressed()))
+    assert "--algorithm" in message
+    assert "Bare" in message
 
 
 def test_a_class_is_no_method() -> None:
