@@ -276,7 +276,7 @@ class Run:
     def __post_init__(self) -> None:
         for name, option in options(Run).items():
             value = getattr(self, name)
-            if name in COMPONENTS and _is_object(value):
+            if name in COMPONENTS and is_object(value):
                 continue  # it is checked where components are chosen
             if option.spelled == "Path" and isinstance(value, str):  # as in a file or a notebook
                 value = read(flag(name), value, "Path")
@@ -320,7 +320,7 @@ class Run:
     def objects(self) -> dict[str, object]:
         """The components that the caller gave as objects, by field."""
         values = {name: getattr(self, name) for name in COMPONENTS}
-        return {name: value for name, value in values.items() if _is_object(value)}
+        return {name: value for name, value in values.items() if is_object(value)}
 
     def described(self) -> Run:
         """Return the run with a description in place of each object, own:MyMethod(beta=0.9)."""
@@ -392,8 +392,8 @@ class Run:
         return Goal(column, read(f"{flag(field)} {name}", number, "float"), at_least)
 
 
-def _is_object(value: object) -> bool:
+def is_object(value: object) -> bool:
     """Return whether a value may be a component, or several."""
     if isinstance(value, list | tuple):
-        return any(map(_is_object, value))
+        return any(map(is_object, value))
     return not isinstance(value, PLAIN)

@@ -22,18 +22,19 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from dfl.config import Run
+from dfl.config import Run, is_object
 from dfl.core.errors import InputError
 from dfl.core.options import options
 from dfl.core.parse import nearest, unquoted
 from dfl.core.reading import SETTINGS, read_bounded
+from dfl.core.registry import own
 
 SET_BY_SWEEP = ("out", "resume")
 """The fields of `Run` that a sweep sets for its cells."""
@@ -113,8 +114,9 @@ def combinations(
     Every cell is checked as a command line is.
 
     Args:
-        settings: the fields of `Run` that all cells have.
-        lists: the values of the fields that vary; "none" or None for an optional one not given.
+        settings: the fields of `Run` that all cells have. Fields that take objects may have them.
+        lists: the values of the fields that vary; "none" or None for an optional one not given. The
+            label of an object is its description.
         ranks: the number of ranks of a cell, which is its number of peers where none is given.
 
     Raises:
@@ -123,7 +125,9 @@ def combinations(
     """
     _check_lists(lists, settings)
     lists = {name: tuple(values) for name, values in lists.items()}
-    if ranks == 1 and "peers" not in settings and "peers" not in lists:
+    given = settings.keys() | lists.keys()
+    graph = any(is_object(settings.get(name)) for name in ("topology", "mixing"))
+    if ranks == 1 and "peers" not in given and not graph:
         raise InputError(
             "peers is missing: write how many there are, as peers = 16, or give --ranks"
         )
@@ -176,11 +180,12 @@ def _cells(
             name: None if name in optional and isinstance(value, str) and value == "none" else value
             for name, value in zip(lists, combination, strict=True)
         }
-        name = name_of(values)
+        labels = {name: own(value) if is_object(value) else value for name, value in values.items()}
+        name = name_of(labels)
         try:
             run = Run.from_dict({**settings, **values})
-            run = Run.from_dict(run.to_dict() | {"peers": run.peers or ranks})
             settled = settle(run, ranks)
+            run = replace(run, peers=settled.peers)
             check(settled)
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from None
@@ -191,7 +196,7 @@ def _cells(
         if name in names.values():
             raise InputError(f"two cells are called {name}: write one of them otherwise")
         names[settled] = name
-        yield Cell(values, run)
+        yield Cell(labels, run)
 
 
 def name_of(values: Mapping[str, object]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
-from dfl.store import manifest
+from dfl.store import fingerprints, manifest
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
@@ -58,8 +58,9 @@ def run_grid(
         jobs: the number of cells to run at a time, each a launch of `dfl.run`.
         ranks: the number of ranks of each cell, started by mpirun.
         in_process: whether to run the cells one after the other in this process, which saves the
-            start of a program for runs of a few seconds. Of such a cell run.json and metrics.csv
-            are kept; it has no checkpoints, no models and no figures.
+            start of a program for runs of a few seconds. Only so may runs have objects; a cell that
+            finished with other objects is run again. Of such a cell run.json and metrics.csv are
+            kept; it has no checkpoints, no models and no figures.
         keep_models: whether to keep the models of the cells (`state.safetensors`).
 
     Returns:
@@ -77,7 +78,7 @@ def run_grid(
     folder = Path(folder)
     _check(cells, jobs, ranks, in_process)
     sweep_folder.write(folder, cells)
-    left = [cell for cell in cells if not _has_ended(read_state(folder / cell.name))]
+    left = [cell for cell in cells if not _is_over(cell, folder / cell.name)]
     if in_process:
         _run_here(folder, left, len(cells))
     else:
@@ -111,9 +112,12 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
         if cell.name in names:
             raise InputError(f"two cells are called {cell.name}: give them different values")
         names.add(cell.name)
-        if cell.run.objects:
+        if cell.run.objects and not in_process:
             given = ", ".join(cell.run.objects)
-            raise InputError(f"cell {cell.name} has objects, {given}: a grid takes specs only")
+            raise InputError(
+                f"cell {cell.name} has objects, {given}, which no launch of its own can be given: "
+                "give in_process=True, or specs"
+            )
         for field in SET_BY_SWEEP:
             if getattr(cell.run, field) is not None:
                 raise InputError(f"cell {cell.name}: {field} is set by the grid: leave it out")
@@ -121,6 +125,22 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
             check(settle(cell.run, ranks))
         except InputError as error:
             raise InputError(f"cell {cell.name}: {error}") from None
+
+
+def _is_over(cell: Cell, folder: Path) -> bool:
+    """Return whether a cell has ended, with the objects that it has now."""
+    if not _has_ended(read_state(folder)):
+        return False
+    return bool(manifest.read(folder).get("objects", {}) == _checksums(cell.run))
+
+
+def _checksums(run: Run) -> dict[str, str]:
+    """Return checksums of the objects of a run, by field."""
+    return {
+        name: checksum
+        for field, value in run.objects.items()
+        for name, checksum in fingerprints.of_object(field, value).items()
+    }
 
 
 def _has_ended(state: CellState) -> bool:
@@ -176,6 +196,7 @@ def _simulate(folder: Path, run: Run) -> str:
     from dfl.simulation.defaults import settle
 
     begun = time.perf_counter()
+    objects = _checksums(run)
     rows: list[dict[str, float]] = []
     code = 0
     ending = "finished"
@@ -204,6 +225,8 @@ def _simulate(folder: Path, run: Run) -> str:
         "exit": code,
         "ending": ending,
     }
+    if objects:
+        record["objects"] = objects
     manifest.write(folder, record, ["metrics.csv"])
     return f"{ending}, {record['seconds']:.0f} s"
 

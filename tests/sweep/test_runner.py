@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import pandas as pd
 import pytest
 
 import dfl
 import dfl.reporting.simulate
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.errors import InputError, Suspended
 from dfl.store import manifest
 from dfl.sweep import Cell, combinations, run_grid, scheduler
@@ -99,6 +102,43 @@ def test_an_interrupted_cell_is_run_again(tmp_path: Path, simulated: list[int]) 
     (tmp_path / "seed=0/run.json").unlink()
     run_grid(cells(0), tmp_path, in_process=True)
     assert simulated == [0, 0]
+
+
+def own_cells(scale: float = 1.0) -> tuple[Cell, ...]:
+    """Two methods, of which one is an object, on a graph and data of the caller."""
+    x = scale * np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    settings = SETTINGS | {
+        "peers": 4,
+        "topology": nx.cycle_graph(4),
+        "dataset": ((x[:48], y[:48]), (x[48:], y[48:])),
+        "examples_per_peer": 10,
+    }
+    return combinations(settings, {"algorithm": ["dfedavgm", DFedAvgM()], "seed": [0]})
+
+
+def test_cells_with_objects_run_in_process(tmp_path: Path, simulated: list[int]) -> None:
+    grid = own_cells()
+    rows = run_grid(grid, tmp_path, in_process=True)
+    of_name, of_object = (part for _, part in rows.groupby("algorithm", sort=False))
+    assert of_object["algorithm"].unique().tolist() == ["own:DFedAvgM()"]
+    assert of_name["train_loss"].tolist() == of_object["train_loss"].tolist()
+    assert simulated == [0, 0]
+    pd.testing.assert_frame_equal(run_grid(own_cells(), tmp_path, in_process=True), rows)
+    assert simulated == [0, 0]
+    run_grid(own_cells(scale=2), tmp_path, in_process=True)
+    assert simulated == [0] * 4
+
+
+def test_launches_with_objects_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"topology, dataset.*in_process"):
+        run_grid(own_cells(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_gives_the_peers_of_combinations() -> None:
+    settings = {"topology": nx.cycle_graph(5), "rounds": 1}
+    assert [cell.run.peers for cell in combinations(settings, {"seed": [0]})] == [5]
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
