@@ -20,7 +20,7 @@ from dfl.comm.startup import first, seen
 from dfl.config import COMPONENTS, SECTIONS, Run
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
-from dfl.core.help_page import HelpPage
+from dfl.core.help.help_page import HelpPage
 from dfl.core.options import MOST
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.core.registry import flag

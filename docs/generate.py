@@ -29,7 +29,7 @@ import dfl.__main__  # noqa: E402
 import dfl.commands  # noqa: E402
 import topologies.__main__  # noqa: E402
 from dfl.config import COMPONENTS, SECTIONS, Run  # noqa: E402
-from dfl.core.docstrings import cited, described  # noqa: E402
+from dfl.core.help.docstrings import cited, described  # noqa: E402
 from dfl.core.options import MOST, Option, options  # noqa: E402
 from dfl.core.registry import describe, flag  # noqa: E402
 from dfl.simulation.components import registries  # noqa: E402

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dfl.commands import COMMANDS
 from dfl.config import COMPONENTS, Run
 from dfl.core import command_line
-from dfl.core.catalogue import kind_of
+from dfl.core.help.catalogue import kind_of
 from dfl.core.options import options
 from dfl.core.registry import flag
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dfl.config import COMPONENTS
 from dfl.core import command_line
-from dfl.core.catalogue import find, overview, page
-from dfl.core.help_page import show, terminal_width
+from dfl.core.help.catalogue import find, overview, page
+from dfl.core.help.help_page import show, terminal_width
 
 _ABOUT = (
     "List the components of a kind: what each is, its options, its source and an example. With "

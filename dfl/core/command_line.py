@@ -18,7 +18,7 @@ from dfl.core.parse import KINDS, nearest, read
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError, Token
 
-    from dfl.core.help_page import HelpPage
+    from dfl.core.help.help_page import HelpPage
 
 SCRIPT = "dfl"
 """The console script."""
@@ -78,7 +78,7 @@ def call(app: App, tokens: Sequence[str], page: HelpPage | None = None) -> Any:
 
 def _help(app: App, tokens: Sequence[str], page: HelpPage | None) -> None:
     """Print the page of a command, or after `--help KIND` the components of the kind."""
-    from dfl.core.help_page import HelpPage, show, terminal_width
+    from dfl.core.help.help_page import HelpPage, show, terminal_width
 
     escape_output()
     page = page or HelpPage()

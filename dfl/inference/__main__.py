@@ -14,7 +14,7 @@ from dfl.comm.startup import first
 from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import atomically
-from dfl.core.help_page import HelpPage
+from dfl.core.help.help_page import HelpPage
 from dfl.core.registry import split_specs
 from dfl.inference.frames import read_csv
 

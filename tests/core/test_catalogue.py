@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dfl.core.catalogue import _SAMPLES, find, kind_of, page
-from dfl.core.docstrings import described
 from dfl.core.errors import InputError
+from dfl.core.help.catalogue import _SAMPLES, find, kind_of, page
+from dfl.core.help.docstrings import described
 from dfl.core.options import options
 from dfl.core.parse import KINDS
 from dfl.core.registry import Registry, choose

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from dfl.algorithms import ALGORITHMS, Algorithm
-from dfl.core.catalogue import page
 from dfl.core.errors import InputError
+from dfl.core.help.catalogue import page
 from dfl.core.registry import Registry, choose
 from dfl.datasets import DATASETS
 from dfl.simulation.components import registries

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
-from dfl.core.catalogue import filled, find, kind_of, page
+from dfl.core.help.catalogue import filled, find, kind_of, page
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dfl.core.docstrings import cited, described
 from dfl.core.errors import InputError
+from dfl.core.help.docstrings import cited, described
 from dfl.core.options import MOST, Component, Option, options
 from dfl.core.parse import nearest, shown
 from dfl.core.registry import Registry, package_of, written
