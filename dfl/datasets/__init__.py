@@ -14,6 +14,7 @@ from dfl.datasets import (
     har,
     mnist,
     shakespeare,
+    shakespeare_roles,
     vqa2,
 )
 from dfl.datasets.data import DATASETS, Data
@@ -21,4 +22,4 @@ from dfl.datasets.partitions import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
 __all__ += ["adult", "cifar10", "cifar100", "digits", "easy_vqa", "femnist", "gaussian", "har"]
-__all__ += ["mnist", "shakespeare", "vqa2"]
+__all__ += ["mnist", "shakespeare", "shakespeare_roles", "vqa2"]

@@ -66,8 +66,7 @@ def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
         S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097; McMahan et
         al. (2017), section 3.
     """
-    path = find(locate("shakespeare", directory, SOURCE), FILE)
-    raw = content(path, "text of Shakespeare", MOST)
+    path, raw, notes = read(directory)
     texts = [" ".join(lines) for lines in _roles(raw.decode("latin-1")) if len(lines) >= min_lines]
     roles = [_letters(re.sub("  +", " ", text)) for text in texts]
     unknown = sum(count for _, count in roles)
@@ -77,7 +76,6 @@ def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
             f"{path}: found no role of {min_lines} lines and some {6 * WINDOW} characters, "
             f"expected plays as in {FILE}"
         )
-    notes = differing("shakespeare", SOURCE, {FILE: (str(path), hashlib.sha256(raw).hexdigest())})
     if unknown:
         notes += (f"{path}: {unknown} unknown characters are read as spaces",)
     train, test = zip(*halves, strict=True)
@@ -91,15 +89,32 @@ def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
     )
 
 
+def read(directory: Path | None) -> tuple[Path, bytes, tuple[str, ...]]:
+    """Return the path of the file, its content, and notes where it is not the official one.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    path = find(locate("shakespeare", directory, SOURCE), FILE)
+    raw = bytes(content(path, "text of Shakespeare", MOST))
+    found = {FILE: (str(path), hashlib.sha256(raw).hexdigest())}
+    return path, raw, differing("shakespeare", SOURCE, found)
+
+
 def _roles(text: str) -> list[list[str]]:
-    """Return the lines of every role of every play; the sonnets before the first play are none."""
+    """Return the lines of every role of every play."""
+    return [role for play in plays(text) for role in play]
+
+
+def plays(text: str) -> list[list[list[str]]]:
+    """Return the lines of every role, by play; the sonnets before the first play are none."""
     lines = text.splitlines()
     starts = [k for k, line in enumerate(lines) if AUTHOR in line][1:]
-    found: list[list[str]] = []
+    found: list[list[list[str]]] = []
     for start, end in pairwise([*starts, len(lines)]):
         flat = any(line.strip() == FLAT_PLAY for line in lines[max(0, start - 7) : start])
         roles = _speeches(lines[start + 1 : end], flat)
-        found += roles if len(roles) > 1 else []
+        found += [roles] if len(roles) > 1 else []
     return found
 
 

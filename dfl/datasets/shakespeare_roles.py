@@ -1,0 +1,75 @@
+"""Shakespeare by role, with the next character at every place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Interval
+
+from dfl.core.errors import InputError
+from dfl.core.options import Count
+from dfl.datasets.data import DATASETS, Data
+from dfl.datasets.shakespeare import FILE, plays, read
+from dfl.datasets.text import Ints, rows_of, split_in_time
+
+BEGIN, PADDING = 256, 257
+"""Characters besides the 256 bytes: before the first one of a text, and at padded places."""
+
+
+@DATASETS.register("shakespeare")
+def shakespeare(
+    directory: Path | None,
+    *,
+    min_lines: Annotated[int, Interval(ge=2, le=1_000_000)] = 2,
+    steps: Count = 80,
+) -> Data:
+    """Shakespeare as McMahan et al. have it: the next character at every place of rows of 80, in
+    258 characters, by role of a play.
+
+    The lines of a role, in their order, are joined by line breaks. The first 80 % of them are for
+    training, the last 20 %, at least one, for testing. A text is cut into rows; the last row is
+    padded. Characters are bytes; two more stand before the first one and at padded places. There
+    are 1,202 roles, with 3,469,463 characters for training and 878,089 for testing.
+
+    Args:
+        directory: holds shakespeare/ or t8.shakespeare.txt, compressed (.gz, .xz) or not. Nothing
+            is downloaded.
+        min_lines: the fewest lines of a role; roles with fewer, or whose lines are empty, are left
+            out.
+        steps: the length of a row.
+
+    Raises:
+        InputError: the file is missing or damaged.
+
+    Source:
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        AISTATS 2017, section 3.
+    """
+    path, raw, notes = read(directory)
+    roles = [role for play in plays(raw.decode("latin-1")) for role in play]
+    texts = [
+        tuple("\n".join(line.strip() for line in half).strip() for half in split_in_time(lines))
+        for lines in roles
+        if len(lines) >= min_lines
+    ]
+    halves = [[_rows(half, steps) for half in text] for text in texts if all(text)]
+    if not halves:
+        raise InputError(f"{path}: found no role of {min_lines} lines, expected plays as in {FILE}")
+    train, test = ([one[k] for one in halves] for k in range(2))
+    return Data(
+        *(np.concatenate(each) for each in zip(*train, strict=True)),
+        *(np.concatenate(each) for each in zip(*test, strict=True)),
+        classes=PADDING + 1,
+        train_groups=np.repeat(np.arange(len(halves)), [len(x) for x, _ in train]),
+        test_groups=np.repeat(np.arange(len(halves)), [len(x) for x, _ in test]),
+        notes=notes,
+    )
+
+
+def _rows(text: str, steps: int) -> tuple[Ints, Ints]:
+    """Return the rows (n, steps) of a text, in 16 bits, and their labels."""
+    characters = np.frombuffer(text.encode("latin-1"), np.uint8).astype(np.int64)
+    inputs, labels = rows_of(characters, steps, BEGIN, PADDING)
+    return inputs.astype(np.int16), labels
