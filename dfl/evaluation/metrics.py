@@ -84,8 +84,13 @@ def common_accuracy(
 
 
 def _models(task: Task) -> int:
-    """Return how many models are evaluated at a time."""
-    return max(2, min(MODELS, MOST_OUTPUTS // (CHUNK * max(task.classes, 1))))
+    """Return how many models are evaluated at a time.
+
+    Recurrent layers have four gates at every step, and as many inputs of them.
+    """
+    examples = _examples_at_a_time(task.examples.labels, task)
+    numbers = max(CHUNK * task.classes, 8 * examples * task.recurrent_states, 1)
+    return max(2, min(MODELS, MOST_OUTPUTS // numbers))
 
 
 def _examples_at_a_time(labels: Tensor, task: Task) -> int:

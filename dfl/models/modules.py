@@ -50,6 +50,13 @@ def modules_of(model: object, where: str = "model") -> tuple[Module, ...]:
     return tuple(modules)
 
 
+def is_recurrent(layer: Module) -> bool:
+    """Return whether a layer goes through the steps of a sequence: one of torch, or one that states
+    by `together` whether several peers are computed at once.
+    """
+    return isinstance(layer, torch.nn.RNNBase) or hasattr(layer, "together")
+
+
 def fill(module: Module, values: Mapping[str, Tensor]) -> None:
     """Replace the parameters of a module, also on the meta device; tied weights stay tied.
 

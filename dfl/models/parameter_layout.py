@@ -166,8 +166,9 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
 
     Weights and biases of linear and convolutional layers are uniform on +-1/sqrt(fan-in), weights
     of a layer with a `gain` on that times it, and those of recurrent layers on +-1/sqrt(width of
-    the state); normalisation layers start at one and zero, running variances at one. Embeddings
-    have a mean of 0 and a variance of 1 as in torch, and are uniform.
+    the state), or on the `initial_bound` that a layer states; normalisation layers start at one and
+    zero, running variances at one. Embeddings have a mean of 0 and a variance of 1 as in torch, and
+    are uniform.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.
@@ -195,8 +196,9 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
         bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
         bound *= getattr(layer, "gain", 1.0) if name.endswith("weight") else 1.0
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
-    if isinstance(layer, nn.RNNBase | nn.Embedding):
+    if isinstance(layer, nn.RNNBase | nn.Embedding) or hasattr(layer, "initial_bound"):
         bound = 1 / math.sqrt(layer.hidden_size) if isinstance(layer, nn.RNNBase) else math.sqrt(3)
+        bound = float(getattr(layer, "initial_bound", bound))
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm | BatchNorm):
         one = name.endswith(("weight", "running_var"))

@@ -1,11 +1,210 @@
-"""Recurrent models of text.
+"""Recurrent layers and models of text.
 
 This module imports torch at once. Modules that check a command line import it in their functions.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+
+ALIGNED = 64
+"""Numbers to which the end of a buffer is padded.
+
+Torch rounds a sigmoid or a tanh differently at the end of an array that is no multiple of its
+vectors, and the place of that end depends on which peers train together.
+"""
+
+
+class LSTM(nn.LSTM):
+    """Torch's LSTM, batch first, which several peers can also compute together.
+
+    Under `torch.func.vmap` over models, the gates of all peers are batched products, and the input
+    projections of all steps are one.
+
+    Attributes:
+        together: whether a layer can be computed for several peers at once.
+    """
+
+    together = True
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__(inputs, hidden, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Return the states (n, steps, hidden) of the last layer for x (n, steps, inputs)."""
+        if not is_batchedtensor(self.weight_hh_l0):
+            return super().forward(x)[0], None
+        for k in range(self.num_layers):
+            weights = (
+                getattr(self, f"{kind}_l{k}")
+                for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            x = _PerPeer.apply(x, *weights)
+        return x, None
+
+
+class _PerPeer(torch.autograd.Function):
+    """A layer of one model, which exists only under vmap: there it is `_Together`."""
+
+    @staticmethod
+    def forward(*arguments: Tensor) -> Tensor:
+        """Never called: `LSTM` calls torch's own layer for one model."""
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Tensor) -> tuple[Tensor, int]:
+        """Return the layer of all models, with models at axis 0."""
+        stacked = (
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            for value, dim in zip(arguments, in_dims, strict=True)
+        )
+        out: Tensor = _Together.apply(*stacked)
+        return out, 0
+
+
+class _Together(torch.autograd.Function):
+    """An LSTM layer of a models.
+
+        i, f, o = σ(W x_t + U h_{t-1} + b),   g = tanh(W x_t + U h_{t-1} + b)
+        c_t = f c_{t-1} + i g,   h_t = o tanh(c_t)
+
+    Every operation rounds once, so that a peer's numbers do not depend on the other peers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, u: Tensor, b_w: Tensor, b_u: Tensor) -> Tensor:
+        """Return the states (a, n, steps, hidden) for x (a, n, steps, inputs)."""
+        a, n, steps, _ = x.shape
+        hidden = u.shape[2]
+        x = x.transpose(1, 2).reshape(a, steps * n, -1)
+        projected = torch.baddbmm((b_w + b_u).unsqueeze(1), x, w.mT).view(a, steps, n, 4 * hidden)
+        gates, flat = _buffers(steps, (a, n, 4 * hidden), x)
+        tanhs, flat_tanhs = _buffers(steps, (a, n, hidden), x)
+        cells = x.new_empty(steps, a, n, hidden)
+        states = x.new_zeros(steps + 1, a, n, hidden)
+        for t in range(steps):
+            torch.baddbmm(projected[:, t], states[t], u.mT, out=gates[t])
+            i, f, g, o = gates[t].split(hidden, 2)
+            g.mul_(2)  # tanh(z) = 2 σ(2 z) - 1
+            flat[t].sigmoid_()
+            g.mul_(2).sub_(1)
+            torch.mul(i, g, out=cells[t])
+            if t:
+                cells[t].add_(f * cells[t - 1])
+            tanhs[t].copy_(cells[t])
+            flat_tanhs[t].tanh_()
+            torch.mul(o, tanhs[t], out=states[t + 1])
+        ctx.save_for_backward(x, w, u, gates, tanhs, cells, states)
+        return states[1:].permute(1, 2, 0, 3).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of x and of the parameters."""
+        x, w, u, gates, tanhs, cells, states = ctx.saved_tensors
+        steps, a, n, hidden = cells.shape
+        outer = above[0].permute(2, 0, 1, 3)
+        slopes = gates * gates
+        slopes[..., : 2 * hidden].neg_().add_(gates[..., : 2 * hidden])
+        slopes[..., 2 * hidden : 3 * hidden].neg_().add_(1)
+        slopes[..., 3 * hidden :].neg_().add_(gates[..., 3 * hidden :])
+        through = (tanhs * tanhs).neg_().add_(1).mul_(gates[..., 3 * hidden :])
+        of_cell = x.new_zeros(a, n, hidden)
+        of_state = x.new_zeros(a, n, hidden)
+        for t in reversed(range(steps)):
+            i, f, g, _ = gates[t].split(hidden, 2)
+            of_state = of_state + outer[t]
+            of_cell = of_cell + through[t].mul_(of_state)
+            d = slopes[t]
+            to_i, to_f, to_g, to_o = d.split(hidden, 2)
+            to_i.mul_(g).mul_(of_cell)
+            to_g.mul_(i).mul_(of_cell)
+            to_o.mul_(tanhs[t]).mul_(of_state)
+            if t:
+                to_f.mul_(cells[t - 1]).mul_(of_cell)
+                of_cell = of_cell * f
+                of_state = torch.bmm(d, u)
+            else:
+                to_f.zero_()
+        d = slopes.transpose(0, 1).reshape(a, steps * n, 4 * hidden)
+        before = states[:-1].transpose(0, 1).reshape(a, steps * n, hidden)
+        bias = d.sum(1)
+        of_x = torch.bmm(d, w).view(a, steps, n, -1).transpose(1, 2)
+        return of_x, torch.bmm(d.mT, x), torch.bmm(d.mT, before), bias, bias
+
+
+def _buffers(steps: int, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a buffer (steps, *shape), and the same as rows with an aligned end."""
+    size = math.prod(shape)
+    flat = like.new_zeros(steps, -(-size // ALIGNED) * ALIGNED)
+    return flat[:, :size].view(steps, *shape), flat
+
+
+class PeepholeLSTM(nn.Module):
+    """LSTM layers whose gates see the cell, with one bias for each gate.
+
+        i, f = σ(W x_t + U h_{t-1} + p c_{t-1} + b),   o = σ(W x_t + U h_{t-1} + p c_t + b)
+
+    Attributes:
+        together: whether a layer can be computed for several peers at once.
+        initial_bound: the bound of initial values, which are uniform.
+
+    Source:
+        Gers, Schraudolph, Schmidhuber, "Learning Precise Timing with LSTM Recurrent Networks", JMLR
+        2002; Sak, Senior, Beaufays, Interspeech 2014.
+    """
+
+    together = False
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__()
+        self.layers = layers
+        self.hidden_size = hidden
+        self.initial_bound = 1 / math.sqrt(hidden)
+        for k in range(layers):
+            shapes = {
+                "weight_ih": (4 * hidden, hidden if k else inputs),
+                "weight_hh": (4 * hidden, hidden),
+                "bias": (4 * hidden,),
+                "peepholes": (3, hidden),
+            }
+            for kind, shape in shapes.items():
+                value = torch.empty(shape).uniform_(-self.initial_bound, self.initial_bound)
+                self.register_parameter(f"{kind}_l{k}", nn.Parameter(value))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """Return the states (n, steps, hidden) of the last layer for x (n, steps, inputs)."""
+        for k in range(self.layers):
+            x = self._layer(
+                x,
+                *(
+                    getattr(self, f"{kind}_l{k}")
+                    for kind in ("weight_ih", "weight_hh", "bias", "peepholes")
+                ),
+            )
+        return x, None
+
+    @staticmethod
+    def _layer(x: Tensor, w: Tensor, u: Tensor, b: Tensor, peepholes: Tensor) -> Tensor:
+        """Return the states (n, steps, hidden) of one layer."""
+        of_i, of_f, of_o = peepholes.unbind(0)
+        h = c = x.new_zeros(len(x), u.shape[1])
+        states = []
+        for projected in nn.functional.linear(x, w, b).unbind(1):
+            i, f, g, o = (projected + nn.functional.linear(h, u)).chunk(4, 1)
+            i, f = torch.sigmoid(i + of_i * c), torch.sigmoid(f + of_f * c)
+            c = f * c + i * torch.tanh(g)
+            h = torch.sigmoid(o + of_o * c) * torch.tanh(c)
+            states.append(h)
+        return torch.stack(states, 1)
 
 
 class NextCharacter(nn.Module):
@@ -17,15 +216,22 @@ class NextCharacter(nn.Module):
         embedding, hidden: the width of an embedded character, and of a layer's state.
         layers: the number of LSTM layers.
         everywhere: whether every state gives an output, in place of the last.
+        peepholes: whether the gates see the cell.
     """
 
     def __init__(
-        self, characters: int, embedding: int, hidden: int, layers: int, everywhere: bool = False
+        self,
+        characters: int,
+        embedding: int,
+        hidden: int,
+        layers: int,
+        everywhere: bool = False,
+        peepholes: bool = False,
     ) -> None:
         super().__init__()
         self.everywhere = everywhere
         self.embedding = nn.Embedding(characters, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.lstm = (PeepholeLSTM if peepholes else LSTM)(embedding, hidden, layers)
         self.last = nn.Linear(hidden, characters)
 
     def forward(self, x: Tensor) -> Tensor:

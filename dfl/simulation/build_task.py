@@ -19,7 +19,7 @@ from dfl.core.parse import shown
 from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
 from dfl.core.registry import flag
 from dfl.models.model_file import ModelFile
-from dfl.models.modules import fill, frozen
+from dfl.models.modules import fill, frozen, is_recurrent
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import MODELS, predicts_places, takes_parts, without_values
@@ -42,6 +42,12 @@ else:
 SMALL = 2**20
 """Parameters times examples of a batch up to which any model but a convolutional one gains from the
 batched engine.
+"""
+
+
+FEW_STATES = 10_000
+"""Numbers of all states of a recurrent layer, for a batch, up to which peers train together on a
+processor.
 """
 
 
@@ -480,21 +486,22 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
 
     It does not depend on the number of peers on a rank. Dense layers always gain from it, and on a
     GPU all layers do. Other models gain while they are small; convolutions do not, nor do large
-    models on several threads, which one peer keeps busy. Recurrent layers of torch cannot.
+    models on several threads, which one peer keeps busy. Recurrent layers gain while their states
+    are few.
 
     Raises:
-        InputError: the run requires it of a model with recurrent layers.
+        InputError: the run requires it of a model with recurrent layers that cannot.
     """
     modules = [module for module, _ in task.kinds] or [task.module]
     layers = [layer for each in modules for layer in each.modules()]
-    recurrent = [type(layer).__name__ for layer in layers if isinstance(layer, torch.nn.RNNBase)]
-    if recurrent and run.engine == "batched":
-        raise InputError(
-            f"--engine batched: torch computes no {recurrent[0]} of several peers at once: choose "
-            "loop or auto"
-        )
-    if run.engine != "auto" or recurrent:
+    recurrent = [layer for layer in layers if is_recurrent(layer)]
+    alone = _alone(recurrent, run.threads)
+    if alone and run.engine == "batched":
+        raise InputError(f"--engine batched{alone}: choose loop or auto")
+    if run.engine != "auto" or alone:
         return run.engine == "batched"
+    if recurrent:
+        return task.device.type != "cpu" or widest * task.recurrent_states <= FEW_STATES
     small = task.parameter_layout.d * widest <= SMALL
     convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in layers)
     return (
@@ -502,6 +509,19 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
         or bool(task.dense and run.threads == 1)
         or (small and not convolves)
     )
+
+
+def _alone(recurrent: Sequence[Module], threads: int) -> str:
+    """Return why recurrent layers are computed for one peer after the other; "" if they are not."""
+    if recurrent and threads > 1:
+        return (
+            f" with --threads {threads}: recurrent layers of several peers are computed on one "
+            "thread"
+        )
+    for layer in recurrent:
+        if not getattr(layer, "together", False):
+            return f": no {type(layer).__name__} of several peers is computed at once"
+    return ""
 
 
 def device(name: str, world: World) -> torch.device:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.parts import Parts, map_parts, parts_of, shape_of
-from dfl.models.modules import Dense, dense_layers
+from dfl.models.modules import Dense, dense_layers, is_recurrent
 from dfl.training.augmentation import NO_AUGMENTATION, Augment
 from dfl.training.batch import Batch
 from dfl.training.examples import Examples, normalize
@@ -217,6 +217,18 @@ class Problem:
         from dfl.models.normalization import batch_norms
 
         return batch_norms(self.module)
+
+    @cached_property
+    def recurrent_states(self) -> int:
+        """The numbers of all states of the widest recurrent layer for an example; 0 without one.
+
+        As many steps are assumed as the longest side of an input has.
+        """
+        modules = [module for module, _ in self.kinds] or [self.module]
+        layers = (layer for module in modules for layer in module.modules() if is_recurrent(layer))
+        widest = max((int(getattr(layer, "hidden_size", 0)) for layer in layers), default=0)
+        sides = [side for part in parts_of(self.examples.inputs) for side in part.shape[1:]]
+        return widest * max(sides, default=1)
 
     @property
     def _one_thread(self) -> bool:

@@ -13,11 +13,12 @@ from torch import nn
 import dfl
 from dfl.comm.mpi import World
 from dfl.models.parameter_layout import ParameterLayout, draw
+from dfl.models.recurrent import LSTM, PeepholeLSTM
 from dfl.models.zoo import MODELS
 from dfl.simulation.prepare import prepare
 from tests.conftest import Command
 
-LSTM = "char_lstm:hidden=8,embedding=4"
+SPEC = "char_lstm:hidden=8,embedding=4"
 
 
 def rows(n: int, seed: int) -> tuple[Any, Any]:
@@ -59,21 +60,181 @@ def test_initial_values_are_on_the_scale_of_torch() -> None:
     assert float(views["embedding.weight"].abs().max()) <= math.sqrt(3)
 
 
-def test_auto_trains_one_peer_after_the_other() -> None:
-    run = dfl.Run(model=LSTM, dataset=data(), peers=3)
-    assert not prepare(run, World(0, 1)).task.solver.batched
+def engine(**settings: Any) -> bool:
+    """Return whether the peers of a run train together."""
+    run = dfl.Run(**{"dataset": data(), "peers": 3, "model": SPEC, **settings})
+    return prepare(run, World(0, 1)).task.solver.batched
 
 
-def test_engine_batched_is_refused() -> None:
-    run = dfl.Run(model=LSTM, dataset=data(), peers=3, engine="batched")
-    with pytest.raises(dfl.InputError, match=r"--engine batched.* LSTM .*loop"):
-        prepare(run, World(0, 1))
+@pytest.mark.parametrize(
+    ("settings", "together"),
+    [
+        ({}, True),
+        ({"model": "char_lstm:hidden=256"}, False),
+        ({"batch_size": 0, "model": "char_lstm:hidden=100"}, False),
+        ({"threads": 2}, False),
+        ({"engine": "loop"}, False),
+        ({"model": "char_lstm:hidden=200", "engine": "batched"}, True),
+        ({"model": f"{SPEC},peepholes=true"}, False),
+    ],
+)
+def test_auto_takes_the_engine_by_the_states_of_a_batch(
+    settings: dict[str, Any], together: bool
+) -> None:
+    assert engine(**settings) == together
+
+
+class Torchs(nn.Module):
+    """A layer of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.lstm(x.float())[0]
+        return out
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"model": f"{SPEC},peepholes=true"}, ["--engine batched", "PeepholeLSTM", "loop"]),
+        ({"threads": 2}, ["--engine batched", "--threads 2", "loop"]),
+        ({"model": Torchs()}, ["--engine batched", "LSTM", "loop"]),
+    ],
+)
+def test_engine_batched_is_refused(settings: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(dfl.InputError) as caught:
+        engine(**settings, engine="batched")
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def gradients(
+    module: nn.Module, parameters: dict[str, torch.Tensor], x: torch.Tensor, together: bool
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of weighted squares of the outputs of models (a, *shape) on (a, ...)."""
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+
+    def call(own: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+        return torch.func.functional_call(module, own, (x,))[0]
+
+    if together:
+        out = torch.func.vmap(call)(leaves, x)
+    else:
+        rows = [{name: value[i] for name, value in leaves.items()} for i in range(len(x))]
+        out = torch.stack([call(row, own) for row, own in zip(rows, x, strict=True)])
+    loss = (out * torch.linspace(-1, 2, out.shape[-1])).square().sum()
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    return dict(zip(leaves, found, strict=True)) | {"out": out.detach()}
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("n", "steps", "hidden"), [(1, 1, 1), (4, 7, 5), (3, 2, 16)])
+def test_gradients_of_stacked_layers_are_those_of_torch(
+    layers: int, n: int, steps: int, hidden: int
+) -> None:
+    torch.manual_seed(0)
+    modules = [LSTM(3, hidden, layers).double() for _ in range(4)]
+    parameters = {
+        name: torch.stack([module.get_parameter(name).detach() for module in modules])
+        for name, _ in modules[0].named_parameters()
+    }
+    x = torch.randn(4, n, steps, 3, dtype=torch.float64)
+    expected = gradients(modules[0], parameters, x, together=False)
+    found = gradients(modules[0], parameters, x, together=True)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    single = {name: value.float() for name, value in parameters.items()}
+    module = modules[0].float()
+    one, other = (gradients(module, single, x.float(), together=each) for each in (True, False))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_the_inputs_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    module = LSTM(3, 4).double()
+    x = torch.randn(2, 5, 6, 3, dtype=torch.float64, requires_grad=True)
+    own = {
+        name: value.detach().expand(2, *value.shape) for name, value in module.named_parameters()
+    }
+    together = torch.func.vmap(lambda p, x: torch.func.functional_call(module, p, (x,))[0])(own, x)
+    alone = module(x.flatten(0, 1))[0].view(together.shape)
+    (one,) = torch.autograd.grad(together.square().sum(), x)
+    (other,) = torch.autograd.grad(alone.square().sum(), x)
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("others", [1, 2, 30])
+def test_a_peer_has_the_same_bits_among_any_others(others: int) -> None:
+    """The state has an odd width, so that the ends of the arrays move with the number of peers."""
+    torch.manual_seed(0)
+    module = LSTM(3, 5, 2)
+    many = {name: torch.randn(32, *value.shape) for name, value in module.named_parameters()}
+    x = torch.randn(32, 3, 6, 3)
+    whole = gradients(module, many, x, together=True)
+    some = [31, *range(others)]
+    part = gradients(module, {name: value[some] for name, value in many.items()}, x[some], True)
+    for name, value in part.items():
+        assert torch.equal(value, whole[name][some])
+
+
+def test_engines_agree() -> None:
+    def losses(engine: Any) -> list[float]:
+        run = dfl.Run(
+            model=SPEC, dataset=data(), peers=3, rounds=3, lr=0.3, engine=engine,
+            partition="quantity:alpha=1",
+        )  # fmt: skip
+        return [row.train_loss for row in dfl.simulate(run)]
+
+    assert losses("batched") == pytest.approx(losses("loop"), rel=1e-5)
+
+
+def test_peepholes_have_the_parameters_of_the_paper() -> None:
+    """Torch's layers have two biases for every gate, and no peepholes."""
+    published = MODELS["char_lstm"]((80,), 258, (80,), peepholes=True)
+    assert sum(value.numel() for value in published.parameters()) == 866_578
+    torchs = MODELS["char_lstm"]((80,), 258, (80,))
+    one_bias, peepholes = 2 * 4 * 256, 2 * 3 * 256
+    count = sum(value.numel() for value in torchs.parameters())
+    assert count == 867_090 == 866_578 + one_bias - peepholes
+
+
+def test_layers_with_peepholes_of_zero_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    own, torchs = PeepholeLSTM(3, 5, 2), nn.LSTM(3, 5, 2, batch_first=True)
+    with torch.no_grad():
+        for k in range(2):
+            for kind in ("weight_ih", "weight_hh"):
+                value = own.get_parameter(f"{kind}_l{k}")
+                torchs.get_parameter(f"{kind}_l{k}").copy_(value)
+            torchs.get_parameter(f"bias_ih_l{k}").copy_(own.get_parameter(f"bias_l{k}"))
+            torchs.get_parameter(f"bias_hh_l{k}").zero_()
+            own.get_parameter(f"peepholes_l{k}").zero_()
+    x = torch.randn(4, 6, 3)
+    torch.testing.assert_close(own(x)[0], torchs(x)[0])
+
+
+def test_peepholes_see_the_cell() -> None:
+    """One unit, two steps, by hand."""
+    torch.manual_seed(0)
+    module = PeepholeLSTM(1, 1)
+    w, u, b, p = (value.detach().flatten() for _, value in module.named_parameters())
+    h = c = torch.zeros(())
+    for x in (0.5, -2.0):
+        i, f, g, o = w * x + u * h + b
+        i, f = (i + p[0] * c).sigmoid(), (f + p[1] * c).sigmoid()
+        c = f * c + i * g.tanh()
+        h = (o + p[2] * c).sigmoid() * c.tanh()
+    out, _ = module(torch.tensor([[[0.5], [-2.0]]]))
+    torch.testing.assert_close(out[0, 1, 0].detach(), h)
 
 
 def test_a_peer_trains_as_torch_does() -> None:
     """One peer, one step of all examples: the loss after it is that of torch's own SGD."""
     run = dfl.Run(
-        model=LSTM, dataset=data(), peers=1, rounds=1, batch_size=0, lr=0.5, momentum=0,
+        model=SPEC, dataset=data(), peers=1, rounds=1, batch_size=0, lr=0.5, momentum=0,
         algorithm="local_only",
     )  # fmt: skip
     first, last = list(dfl.simulate(run))
