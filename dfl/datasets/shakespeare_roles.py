@@ -12,7 +12,7 @@ from dfl.core.errors import InputError
 from dfl.core.options import Count
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.shakespeare import FILE, plays, read
-from dfl.datasets.text import Ints, rows_of, split_in_time
+from dfl.datasets.text import Ints, joined, rows_of, split_in_time
 
 BEGIN, PADDING = 256, 257
 """Characters besides the 256 bytes: before the first one of a text, and at padded places."""
@@ -57,19 +57,20 @@ def shakespeare(
     halves = [[_rows(half, steps) for half in text] for text in texts if all(text)]
     if not halves:
         raise InputError(f"{path}: found no role of {min_lines} lines, expected plays as in {FILE}")
-    train, test = ([one[k] for one in halves] for k in range(2))
+    train, test = (joined([one[k] for one in halves]) for k in range(2))
     return Data(
-        *(np.concatenate(each) for each in zip(*train, strict=True)),
-        *(np.concatenate(each) for each in zip(*test, strict=True)),
+        train.inputs,
+        train.labels,
+        test.inputs,
+        test.labels,
         classes=PADDING + 1,
-        train_groups=np.repeat(np.arange(len(halves)), [len(x) for x, _ in train]),
-        test_groups=np.repeat(np.arange(len(halves)), [len(x) for x, _ in test]),
+        train_groups=train.groups,
+        test_groups=test.groups,
         notes=notes,
     )
 
 
 def _rows(text: str, steps: int) -> tuple[Ints, Ints]:
-    """Return the rows (n, steps) of a text, in 16 bits, and their labels."""
+    """Return the rows (n, steps) of a text, and their labels."""
     characters = np.frombuffer(text.encode("latin-1"), np.uint8).astype(np.int64)
-    inputs, labels = rows_of(characters, steps, BEGIN, PADDING)
-    return inputs.astype(np.int16), labels
+    return rows_of(characters, steps, BEGIN, PADDING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,29 @@ def split_in_time(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the first 80 % of the lines, for training, and the last 20 %, at least one."""
     last = -(-len(lines) // TEST_PART)
     return lines[: len(lines) - last], lines[len(lines) - last :]
+
+
+class Rows(NamedTuple):
+    """Rows of several groups: inputs and labels (n, steps), and the group of each, (n,)."""
+
+    inputs: NDArray[np.int16]
+    labels: Ints
+    groups: Ints
+
+
+def joined(texts: Sequence[tuple[Ints, Ints]], groups: Sequence[int] | None = None) -> Rows:
+    """Return the rows of several texts, inputs in 16 bits.
+
+    Args:
+        texts: the inputs and labels of each.
+        groups: the group of each text; None where every text is one.
+    """
+    every = np.arange(len(texts)) if groups is None else np.asarray(groups, np.int64)
+    return Rows(
+        np.concatenate([inputs for inputs, _ in texts]).astype(np.int16),
+        np.concatenate([labels for _, labels in texts]),
+        np.repeat(every, [len(labels) for _, labels in texts]),
+    )
 
 
 def rows_of(tokens: Ints, steps: int, begin: int, padding: int) -> tuple[Ints, Ints]:

@@ -37,14 +37,14 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         """Return the states (n, steps, hidden) of the last layer for x (n, steps, inputs)."""
-        if not is_batchedtensor(self.weight_hh_l0):
+        if not is_batchedtensor(self.get_parameter("weight_hh_l0")):
             return super().forward(x)[0], None
         for k in range(self.num_layers):
             weights = (
                 getattr(self, f"{kind}_l{k}")
                 for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            x = _PerPeer.apply(x, *weights)
+            x = _PerPeer.apply(x, *weights)  # type: ignore[no-untyped-call]
         return x, None
 
 
@@ -67,7 +67,7 @@ class _PerPeer(torch.autograd.Function):
             value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
             for value, dim in zip(arguments, in_dims, strict=True)
         )
-        out: Tensor = _Together.apply(*stacked)
+        out: Tensor = _Together.apply(*stacked)  # type: ignore[no-untyped-call]
         return out, 0
 
 
