@@ -37,7 +37,8 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         """Return the states (n, steps, hidden) of the last layer for x (n, steps, inputs)."""
-        if not is_batchedtensor(self.get_parameter("weight_hh_l0")):
+        weight: Any = self.weight_hh_l0
+        if not is_batchedtensor(weight):
             return super().forward(x)[0], None
         for k in range(self.num_layers):
             weights = (
@@ -254,7 +255,7 @@ class LastState(nn.Module):
 
     def __init__(self, channels: int, classes: int, hidden: int, layers: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(channels, hidden, layers, batch_first=True)
+        self.lstm = LSTM(channels, hidden, layers)
         self.last = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
