@@ -39,7 +39,7 @@ class Job:
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     """Run a job for each number of ranks: runs, the tests of tests/mpi, commands of inference.
 
-    On three ranks one has no site of the smaller table. On 16 the commands would only be repeated.
+    On 16 ranks inference has the smaller table alone, where most ranks have no site.
     """
     top, found = tmp_path_factory.mktemp("ranks"), {}
     for name, sites in TABLES.items():
@@ -48,7 +48,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     for ranks, part in PART.items():
         folder = top / str(ranks)
         command = ("-m", "tests.mpi.layouts", str(folder), part, "tests")
-        ended = mpirun(ranks, *command, *(tables if ranks < 16 else []), timeout=900)
+        ended = mpirun(ranks, *command, *(tables if ranks < 16 else tables[-1:]), timeout=900)
         found[ranks] = Job(ended, folder, top / f"{ranks}-estimates")
     return found
 
@@ -80,9 +80,10 @@ def test_results_are_the_same_on_any_number_of_ranks(jobs: dict[int, Job], ranks
             pd.testing.assert_frame_equal(one, two, obj=f"{name} {table}")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [*PART][1:])
 def test_commands_of_inference_write_the_same_bytes(jobs: dict[int, Job], ranks: int) -> None:
-    for table, command, file in product(TABLES, COMMANDS, FILES):
+    tables = list(TABLES) if ranks < 16 else ["two"]
+    for table, command, file in product(tables, COMMANDS, FILES):
         one, other = (jobs[r].estimates / table / command / file for r in (1, ranks))
         assert one.read_bytes() == other.read_bytes(), file
 
