@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dfl.reporting.lines import Colour
 
 _ABOUT = "Compare runs: a table, compare.csv, compare.png and report.html."
 
@@ -259,7 +258,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     """Draw accuracy by round and by bytes, with a thin line for the worst peer of each run."""
     from matplotlib.figure import Figure
 
-    from dfl.reporting.lines import Y_LABELS, label_x, shades, title
+    from dfl.reporting.lines import Y_LABELS, label_x, run_styles, title
 
     drawn = [run for run in runs if not run.rows.empty]
     accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
@@ -271,8 +270,8 @@ def figure(runs: Sequence[Compared]) -> Figure:
         layout="constrained",
     )
     panels = made.subplots(1, 2, sharey=True)
-    for run, colour in zip(drawn, shades(len(drawn)), strict=True):
-        _draw(panels, run, measure, colour)
+    for run, look in zip(drawn, run_styles([run.differs for run in drawn]), strict=True):
+        _draw(panels, run, measure, look)
     what = measure.removesuffix("_mean").replace("_", " ").capitalize()
     thin = "thin lines: the worst peer" if measure == "accuracy_mean" else ""
     for axes, x, by in zip(
@@ -288,19 +287,19 @@ def figure(runs: Sequence[Compared]) -> Figure:
     return made
 
 
-def _draw(panels: Sequence[Axes], run: Compared, measure: str, colour: Colour) -> None:
+def _draw(panels: Sequence[Axes], run: Compared, measure: str, look: Mapping[str, Any]) -> None:
     """Draw a run by round and by bytes."""
     from dfl.reporting.lines import draw, plain
 
     rows = run.rows.assign(mean=run.rows[measure])
     for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):
-        draw(axes, rows, x, {"color": colour, "label": _wrapped(plain(run.label))})
+        draw(axes, rows, x, {**look, "label": _wrapped(plain(run.label))})
         if measure == "accuracy_mean":
             draw(
                 axes,
                 rows.assign(mean=rows["accuracy_min"]),
                 x,
-                {"color": colour, "linewidth": 0.7, "alpha": 0.8},
+                {**look, "linewidth": 0.7, "alpha": 0.8},
             )
 
 

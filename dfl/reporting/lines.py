@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -129,6 +129,28 @@ def shades(count: int) -> list[Colour]:
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     return [colormaps["viridis"](0.95 * i / (count - 1)) for i in range(count)]
+
+
+def run_styles(differ: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Return a style for each of some runs, as keyword arguments of `Axes.plot`.
+
+    Runs that differ in their seed only have one colour, with a dash for each.
+
+    Args:
+        differ: of each run, the settings by which it differs from the others.
+    """
+    groups = [{name: v for name, v in each.items() if name != "seed"} for each in differ]
+    kinds = [group for i, group in enumerate(groups) if group not in groups[:i]]
+    if len(kinds) in (1, len(groups)):
+        return [{"color": colour} for colour in shades(len(groups))]
+    colours = shades(len(kinds))
+    return [
+        {
+            "color": colours[kinds.index(group)],
+            "linestyle": DASHES[groups[:i].count(group) % len(DASHES)],
+        }
+        for i, group in enumerate(groups)
+    ]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from dfl.core.errors import InputError
 from dfl.core.parse import shown
 from dfl.reporting.differences import differences
-from dfl.reporting.lines import Y_LABELS, draw, label_x, plain, shades, title
+from dfl.reporting.lines import Y_LABELS, draw, label_x, plain, run_styles, title
 from dfl.store.results import Result, load
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def _curves(runs: Runs, x: X, column: str, ends: tuple[str, str] | None = None) 
     differ = differences(settings, [each.folder for each in results])
     figure = Plot(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    for result, named, colour in zip(results, differ, shades(len(results)), strict=True):
+    for result, named, look in zip(results, differ, run_styles(differ), strict=True):
         label = ", ".join(v if k == "run" else f"{k}={v}" for k, v in named.items())
         rows = result.rows
         if column in rows:
             more = {"low": rows[ends[0]], "high": rows[ends[1]]} if ends else {}
-            style: dict[str, Any] = {"color": colour, "label": plain(label)}
+            style: dict[str, Any] = {**look, "label": plain(label)}
             draw(axes, rows.assign(mean=rows[column], **more), x, style)
     below = "shaded: from the worst to the best peer" if ends else ""
     name = column.removesuffix("_mean").replace("_", " ").capitalize()

@@ -114,9 +114,11 @@ def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
     """
     figure, axes = _figure("Consensus distance by round", run)
     distance = rows["consensus_distance"].to_numpy(np.float64)
+    unit = "root mean square, in units of parameters"
     if (distance > 0).any():  # it is 0 before round 0 where all peers start at the same point
         distance = np.where(distance > 0, distance, np.nan)
         axes.set_yscale("log")
+        unit += ", logarithmic"
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(
             "{x:g}" if np.nanmax(distance) < 10 * np.nanmin(distance) else NullFormatter()
@@ -124,9 +126,7 @@ def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
     axes.plot(rows["round"], distance, color=BLUE, marker=_marker(rows), clip_on=False)
     axes.set_xlabel("round")
     axes.set_xlim(0, max(1, rows["round"].max()))
-    axes.set_ylabel(
-        "distance of the peers from their mean\n(root mean square, in units of parameters)"
-    )
+    axes.set_ylabel(f"distance of the peers from their mean\n({unit})")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
 

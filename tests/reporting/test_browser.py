@@ -124,12 +124,13 @@ def test_the_slider_moves_the_colours(page: Any) -> None:
 
 
 def test_colours_can_span_one_evaluation(page: Any, folder: Path) -> None:
-    before = pixels(page, "drawing")
-    element(page, "#own-range").click()
-    assert pixels(page, "drawing") != before
     accuracy = dfl.load(folder).peers["accuracy"]
     assert float(element(page, "#scale-low").text) == pytest.approx(accuracy.min(), abs=1e-4)
     assert float(element(page, "#scale-high").text) == pytest.approx(accuracy.max(), abs=1e-4)
+    before = pixels(page, "drawing")
+    element(page, "#own-range").click()
+    assert pixels(page, "drawing") != before
+    assert float(element(page, "#scale-low").text) < accuracy.min()
 
 
 def test_every_column_colours_the_peers(page: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import dfl
 from dfl.reporting.callbacks.live import drawing
+from dfl.reporting.lines import COLOURS, run_styles
 
 SMALL: dict[str, Any] = {"peers": 3, "rounds": 4, "eval_every": 1, "model": "softmax"}
 
@@ -69,6 +70,16 @@ def test_runs_are_drawn_with_what_distinguishes_them(runs: list[Path]) -> None:
         dfl.plot.accuracy(runs, x="seconds")  # type: ignore[arg-type]
     with pytest.raises(dfl.InputError, match="runs"):
         dfl.plot.accuracy([])
+
+
+def test_runs_that_differ_in_their_seed_only_have_one_colour() -> None:
+    seeds = [{"bits": bits, "seed": seed} for bits in ("4", "8") for seed in "012"]
+    styles = run_styles(seeds)
+    assert [each["color"] for each in styles] == [COLOURS[0]] * 3 + [COLOURS[1]] * 3
+    assert len({str(each) for each in styles}) == 6
+    for alike in (seeds[:3], seeds[::3]):
+        colours = [each["color"] for each in run_styles(alike)]
+        assert len(set(colours)) == len(alike)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ const PAGE = 50; // rows of a table at a time
 
 // What a reader has chosen survives a reload, where the browser keeps it.
 const KEY = "dfl " + location.pathname;
-const state = { x: "round", colour: "", frame: null, own: false, hidden: {}, sort: "", down: false, filter: "" };
+const state = { x: "round", colour: "", frame: null, own: true, hidden: {}, sort: "", down: false, filter: "" };
 try {
   Object.assign(state, JSON.parse(sessionStorage.getItem(KEY)));
 } catch { /* without storage */ }
@@ -67,6 +67,11 @@ function prefixed(value) {
     k++;
   }
   return Number(value.toPrecision(3)) + " " + units[k];
+}
+
+// Append a name of a column, which may be broken after each _.
+function appendName(parent, name) {
+  name.split(/(?<=_)/).forEach((part, i) => parent.append(...(i ? [make("wbr"), part] : [part])));
 }
 
 function showTip(text, x, y) {
@@ -122,7 +127,8 @@ function extent(values) {
 function chart(parent, spec, tables) {
   const figure = make("figure");
   const caption = make("figcaption", {}, spec.title);
-  if (spec.unit) caption.append(make("small", {}, spec.unit));
+  const about = [spec.unit, spec.log && "logarithmic axis without zeros"].filter(Boolean);
+  if (about.length) caption.append(make("small", {}, about.join("; ")));
   const svg = make("svg", { tabindex: 0, role: "img" });
   svg.setAttribute("aria-label", `${spec.title}: line chart; the arrow keys read its values`);
   const readout = make("div", { class: "readout", "aria-live": "polite" });
@@ -585,7 +591,8 @@ function peerTable() {
   const head = make("tr");
   for (const name of peers.columns.keys()) {
     const cell = make("th", { scope: "col", class: "number", "data-name": name });
-    const button = make("button", { type: "button" }, name);
+    const button = make("button", { type: "button" });
+    appendName(button, name);
     button.append(make("span", { "aria-hidden": true }));
     button.addEventListener("click", () => {
       const before = sorted();
@@ -691,7 +698,8 @@ function labelMap() {
 function sortable(table) {
   const body = table.tBodies[0];
   [...table.tHead.rows[0].cells].forEach((cell, column) => {
-    const button = make("button", { type: "button" }, cell.textContent);
+    const button = make("button", { type: "button" });
+    appendName(button, cell.textContent);
     const mark = make("span", { "aria-hidden": true });
     button.append(mark);
     cell.replaceChildren(button);
