@@ -24,7 +24,17 @@ from dfl.sweep import grid, progress, slurm
 from dfl.sweep.progress import print_line
 from dfl.sweep.scheduler import Scheduler, launcher
 from dfl.sweep.slurm import Slurm
-from dfl.sweep.status import DAMAGED, DIVERGED, DONE, FAILED, RUNNING, States, read_states
+from dfl.sweep.status import (
+    DAMAGED,
+    DIVERGED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    States,
+    read_states,
+)
 
 _ABOUT = (
     "Run the cells of a grid that have not finished. A grid is a TOML file with settings as for "
@@ -175,8 +185,14 @@ class Sweep:
         """Print the states of all cells."""
         queue = slurm.queued(self.folder) if self.folder.exists() else {}
         states = self.states()
-        self.console.print(progress.overview(self.grid, states, queue))
-        print_line(self.console, f"{progress.counts(states)}, in {self.folder}")
+        ended = slurm.endings(self.folder)
+        remarks = {
+            name: ended[name]
+            for name, state in states.items()
+            if name in ended and state.status in (WAITING, STOPPED)
+        }
+        self.console.print(progress.overview(self.grid, states, remarks | queue))
+        print_line(self.console, f"{progress.counts(states)}, in {self.folder}{_then(states)}")
         return 0
 
     def publish(self, states: States) -> int:
@@ -241,6 +257,7 @@ class Sweep:
             ]
             if not left:
                 line = f"{progress.counts(states)}; {len(queue)} in the queue, none to submit"
+                line += _then(states)
                 print_line(self.console, line)
                 return 0
             script = slurm.write(self.folder, [self.folder / name for name in left], job)
@@ -252,3 +269,9 @@ class Sweep:
             line = f"{len(left)} of {len(self.grid.cells)} cells in {script}; {submitted}"
             print_line(self.console, line)
         return 0
+
+
+def _then(states: States) -> str:
+    """Return what is left to do once all cells have ended; empty before."""
+    over = all(state.status in (DONE, *BAD) for state in states.values())
+    return "; --table writes tables and figures" if over else ""

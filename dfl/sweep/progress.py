@@ -57,19 +57,24 @@ def overview(grid: Grid, states: States, queue: Mapping[str, str]) -> Table:
     Args:
         grid: the cells.
         states: their states.
-        queue: remarks on cells in the queue of a cluster, by name.
+        queue: remarks on cells that a cluster has in its queue or has ended, by name.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
     table.add_column("status", no_wrap=True)
     for name in ("round", "accuracy"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    remarks = {
+        name: "; ".join(filter(None, (queue.get(name, ""), state.reason)))
+        for name, state in states.items()
+    }
+    if any(remarks.values()):
+        table.add_column("remark", overflow="fold")
     for cell in grid.cells:
         state = states[cell.name]
         rounds = f"{state.row['round']}/{cell.run.rounds}" if state.row else "-"
-        remarks = "; ".join(filter(None, (queue.get(cell.name, ""), state.reason)))
-        table.add_row(cell.name, state.status, rounds, accuracy(state) or "-", printable(remarks))
+        remark = (printable(remarks[cell.name]),) if any(remarks.values()) else ()
+        table.add_row(cell.name, state.status, rounds, accuracy(state) or "-", *remark)
     return table
 
 

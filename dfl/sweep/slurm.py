@@ -20,8 +20,9 @@ from pathlib import Path
 
 from dfl.core.errors import InputError, Suspended
 from dfl.core.files import make_directory
-from dfl.core.reading import read_bounded
+from dfl.core.reading import open_regular, read_bounded
 from dfl.core.registry import flag
+from dfl.sweep.status import TAIL
 
 STOPPED = Suspended.code
 """The exit code of a run that was warned, wrote a checkpoint and can be resumed (sysexits.h:
@@ -32,6 +33,14 @@ SRUN_WAIT = 30
 
 LONGEST_LIST = 2**26
 """The most bytes of a list of cells: a line for each task of the largest job array."""
+
+LONGEST_REMARK = 200
+"""The most characters of a line of the output of a task that are shown."""
+
+_OURS = r"\d{4}-\d\d-\d\d \S+ task \S+ |task \S+ was stopped, "
+_BEGINS = r"^\S+ \S+ task \S+ on .*, restarts \d+: (.+)$"
+_ENDS = r"\S+ \S+ task \S+ ends with exit code (\d+)"
+"""The lines that a script prints: all of them, the one with the cell, and that of the end."""
 
 _NAME = r"[\w.,@+-]+"
 _FORMATS = {
@@ -223,6 +232,37 @@ def queued(folder: Path) -> dict[str, str]:
         if script := scripts.get(os.path.realpath(command)):
             cells[_cell(script, number)] = f"task {task} {state.lower()} {where}"
     return cells
+
+
+def endings(folder: Path) -> dict[str, str]:
+    """Return how the last task of each cell that was started ended, as its output shows it.
+
+    Returns:
+        Name of a cell -> its last line, its exit code and its file: "slurm/7_1.log ends with exit
+        code 1: srun: error: Invalid MPI type". A cell whose last task was killed has no exit code.
+    """
+    found = {}
+    for path in sorted((folder / "slurm").glob("*_*.log"), key=_task):
+        try:
+            with open_regular(path) as file:
+                start = file.read(TAIL).decode(errors="replace")
+                file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
+                lines = file.read(TAIL).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        if cell := re.search(_BEGINS, start, re.MULTILINE):
+            codes = [each[1] for line in lines if (each := re.fullmatch(_ENDS, line))]
+            ends = bool(lines) and bool(re.fullmatch(_ENDS, lines[-1]))
+            said = [line for line in lines if line.strip() and not re.match(_OURS, line)]
+            how = f"ends with exit code {codes[-1]}" if ends else "ends without an exit code"
+            last = f": {said[-1].strip()[:LONGEST_REMARK]}" if said else ""
+            found[Path(cell[1]).name] = f"slurm/{path.name} {how}{last}"
+    return found
+
+
+def _task(path: Path) -> tuple[int, ...]:
+    """Return the numbers of the job and of the task of an output, the last job last."""
+    return tuple(int(number) for number in path.stem.split("_") if number.isdecimal())
 
 
 def _cell(script: Path, number: str) -> str:

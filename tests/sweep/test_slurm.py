@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dfl.core.errors import InputError
-from dfl.sweep.slurm import Slurm, queued, submit, write
+from dfl.sweep.slurm import Slurm, endings, queued, submit, write
 
 NAMES = ("graph=ring,seed=0", "it's 50%a $HOME `x`", "graph=torus:rows=2,seed=1")
 
@@ -394,3 +394,24 @@ def test_queued_cells_are_listed(sweep: Path, programs: Path) -> None:
         InputError, match="squeue refuses: slurm_load_jobs error: Unable to contact"
     ):
         queued(sweep)
+
+
+def test_the_last_line_of_a_task_is_found_by_its_cell(sweep: Path) -> None:
+    write(sweep, cells(sweep), Slurm())
+    for task, text in {
+        "7_1": "{begin}srun: error: Invalid MPI type 'pmi3'\n{end}",
+        "7_2": "{begin}first of all\n{end}{begin}slurmstepd: error: CANCELLED DUE TO TIME LIMIT\n",
+        "10_1": "loading mpich\n{begin}{end}",
+        "x_y": "",
+    }.items():
+        name = NAMES[int(task[-1]) - 1] if task[-1].isdecimal() else ""
+        begin = f"2026-11-22 22:50:40 task {task} on n1, restarts 0: {sweep / name}\n"
+        end = f"2026-11-22 22:51:03 task {task} ends with exit code 1\n"
+        (sweep / "slurm" / f"{task}.log").write_text(text.format(begin=begin, end=end))
+    assert endings(sweep) == {
+        NAMES[0]: "slurm/10_1.log ends with exit code 1: loading mpich",
+        NAMES[1]: "slurm/7_2.log ends without an exit code: "
+        "slurmstepd: error: CANCELLED DUE TO TIME LIMIT",
+    }
+    (sweep / "slurm/10_1.log").unlink()
+    assert endings(sweep)[NAMES[0]].endswith("exit code 1: srun: error: Invalid MPI type 'pmi3'")

@@ -237,6 +237,12 @@ def test_unfinished_cells_become_a_job_array(here: Here) -> None:
     assert "#SBATCH --ntasks=2\n" in script.with_name("2.sh").read_text()
     _, output, _ = here("six.toml", "--status")
     assert output[4].split() == [names[0], "waiting", "5/5", "0.3844", "pending", "(Resources)"]
+    (script.parent / "7_2.log").write_text(
+        f"2026-11-22 22:50:40 task 7_2 on n1, restarts 0: sweeps/six/{names[1]}\nsrun: error: no\n"
+    )
+    _, output, _ = here("six.toml", "--status")
+    assert output[0].split()[-1] == "remark"
+    assert output[5].endswith("slurm/7_2.log ends without an exit code: srun: error: no")
     here.monkeypatch.setattr(
         "dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1")
     )
