@@ -16,10 +16,11 @@ from dfl.datasets import (
     shakespeare,
     shakespeare_roles,
     vqa2,
+    words,
 )
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.partitions import PARTITIONS, DataSplit, split_data
 
 __all__ = ["DATASETS", "PARTITIONS", "Data", "DataSplit", "split_data"]
 __all__ += ["adult", "cifar10", "cifar100", "digits", "easy_vqa", "femnist", "gaussian", "har"]
-__all__ += ["mnist", "shakespeare", "shakespeare_roles", "vqa2"]
+__all__ += ["mnist", "shakespeare", "shakespeare_roles", "vqa2", "words"]

@@ -208,39 +208,44 @@ class PeepholeLSTM(nn.Module):
         return torch.stack(states, 1)
 
 
-class NextCharacter(nn.Module):
-    """An embedding of characters, LSTM layers, and a dense layer on the last of their states, or on
+class NextToken(nn.Module):
+    """An embedding of tokens, LSTM layers, and a dense layer on the last of their states, or on
     all of them.
 
     Args:
-        characters: the number of characters, of the inputs and of the outputs.
-        embedding, hidden: the width of an embedded character, and of a layer's state.
+        tokens: the number of tokens, of the inputs and of the outputs.
+        embedding, hidden: the width of an embedded token, and of a layer's state.
         layers: the number of LSTM layers.
         everywhere: whether every state gives an output, in place of the last.
         peepholes: whether the gates see the cell.
+        tied: whether the embedding is also the matrix of the outputs.
     """
 
     def __init__(
         self,
-        characters: int,
+        tokens: int,
         embedding: int,
         hidden: int,
         layers: int,
         everywhere: bool = False,
         peepholes: bool = False,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         self.everywhere = everywhere
-        self.embedding = nn.Embedding(characters, embedding)
+        self.embedding = nn.Embedding(tokens, embedding)
         self.lstm = (PeepholeLSTM if peepholes else LSTM)(embedding, hidden, layers)
-        self.last = nn.Linear(hidden, characters)
+        self.narrow = nn.Linear(hidden, embedding) if tied else nn.Identity()
+        self.last = nn.Linear(embedding if tied else hidden, tokens)
+        if tied:
+            self.last.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, characters), or (n, steps, characters), for the numbers of the
-        characters in x (n, steps).
+        """Return the outputs (n, tokens), or (n, steps, tokens), for the numbers of the tokens in x
+        (n, steps).
         """
         states, _ = self.lstm(self.embedding(x.long()))
-        out: Tensor = self.last(states if self.everywhere else states[:, -1])
+        out: Tensor = self.last(self.narrow(states if self.everywhere else states[:, -1]))
         return out
 
 

@@ -257,14 +257,45 @@ def char_lstm(
     of `shakespeare`. With `peepholes`, gates see the cell and have one bias each, as in the
     published count of 866,578; then peers train one after the other.
     """
-    from dfl.models.recurrent import NextCharacter
+    from dfl.models.recurrent import NextToken
 
     if len(shape) != 1:
         raise InputError(
             f"--model char_lstm needs rows of characters, not inputs of {shown_shape(shape)}"
         )
     check_places("char_lstm", shape, places)
-    return NextCharacter(classes, embedding, hidden, layers, bool(places), peepholes)
+    return NextToken(classes, embedding, hidden, layers, bool(places), peepholes)
+
+
+@MODELS.register("word_lstm")
+@takes_tokens
+@takes_places
+def word_lstm(
+    shape: Shape,
+    classes: int,
+    places: tuple[int, ...] = (),
+    *,
+    embedding: Width = 192,
+    hidden: Width = 256,
+    layers: Layers = 1,
+    tied: bool = False,
+    peepholes: bool = False,
+) -> Module:
+    """The word model of McMahan et al. (2017), section 3: an embedding, an LSTM layer, and the next
+    word from every state; 4,950,800 parameters for 10,000 words.
+
+    With `peepholes`, gates see the cell and have one bias each, as in the published count of
+    4,950,544. With `tied`, the embedding is also the matrix of the outputs, after a dense layer of
+    its width (Press and Wolf 2017).
+    """
+    from dfl.models.recurrent import NextToken
+
+    if len(shape) != 1:
+        raise InputError(
+            f"--model word_lstm needs rows of words, not inputs of {shown_shape(shape)}"
+        )
+    check_places("word_lstm", shape, places)
+    return NextToken(classes, embedding, hidden, layers, bool(places), peepholes, tied)
 
 
 def check_places(name: str, shape: Shape, places: tuple[int, ...]) -> None:
