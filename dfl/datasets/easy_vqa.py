@@ -38,6 +38,9 @@ ENTRIES = 10**5
 """The most entries of an archive; the official files are some 5,000."""
 WORDS = 1000
 """The most words of the vocabulary, as a bound on memory; there are 26."""
+MEAN = (0.9042, 0.9055, 0.8974)
+STD = (0.1835, 0.1783, 0.1953)
+"""Mean and standard deviation of the training pixels of each colour, divided by 255."""
 
 Images = NDArray[np.uint8]
 
@@ -86,14 +89,15 @@ def easy_vqa(
     pictures = [
         _pictures(read, half, of, side) for half, of in zip(HALVES, (train, test), strict=True)
     ]
+    mean, std = (np.array(of).reshape(3, 1, 1) for of in (MEAN, STD))
     return Data(
         train_inputs=(pictures[0], bags(train.questions, known)),
         train_labels=np.array(train.answers),
         test_inputs=(pictures[1], bags(test.questions, known)),
         test_labels=np.array(test.answers),
         classes=len(answers),
-        scale=(1 / 255, 1.0),
-        shift=(-0.5, 0.0),
+        scale=((1 / (255 * std)).astype(np.float32), 1.0),
+        shift=((-mean / std).astype(np.float32), 0.0),
     )
 
 

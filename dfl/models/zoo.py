@@ -210,6 +210,7 @@ def vqa(
     layers. With `inputs=image` or `question` a device has this modality alone, and no other
     encoder: `--share "head.*"` shares what all devices have.
     """
+    from dfl.models.layers import ReluConv2d
     from dfl.models.vqa import VQA
 
     nn = torch.nn
@@ -223,8 +224,8 @@ def vqa(
     if len(picture) == 3:
         channels, height, side = _image("vqa", picture, smallest=4)
         image = [
-            nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            ReluConv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            ReluConv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(16 * (height // 4) * (side // 4), width),
         ]  # fmt: skip
     question = [nn.Linear(words, width), nn.Tanh(), nn.Linear(width, width)]

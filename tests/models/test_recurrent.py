@@ -13,7 +13,7 @@ from torch import nn
 import dfl
 from dfl.comm.mpi import World
 from dfl.models.parameter_layout import ParameterLayout, draw
-from dfl.models.recurrent import LSTM, PeepholeLSTM
+from dfl.models.recurrent import LSTM, LastState, PeepholeLSTM
 from dfl.models.zoo import MODELS
 from dfl.simulation.prepare import prepare
 from tests.conftest import Command
@@ -287,3 +287,16 @@ def test_tokens_are_whole_numbers_below_the_classes(change: str) -> None:
     given = dfl.Data(inputs, y, inputs, y, classes=5, scale=scale)
     with pytest.raises(dfl.InputError, match=r"--model char_lstm.*range"):
         list(dfl.simulate(dfl.Run(model="char_lstm", dataset=given, peers=2, rounds=1)))
+
+
+def test_har_lstm_answers_by_the_last_state_of_signals() -> None:
+    module = MODELS["har_lstm"]((9, 20), 6, hidden=5)
+    assert isinstance(module, LastState)
+    x = torch.randn(3, 9, 20)
+    states, _ = module.lstm(x.transpose(1, 2))
+    assert torch.equal(module(x), module.last(states[:, -1]))
+    assert not torch.equal(module(x.flip(2)), module(x))
+    whole = MODELS["har_lstm"]((9, 128), 6)
+    assert sum(value.numel() for value in whole.parameters()) == 14_150
+    with pytest.raises(dfl.InputError, match="--model har_lstm"):
+        MODELS["har_lstm"]((3, 32, 32), 6)
