@@ -16,6 +16,7 @@ from dfl.core.version import VERSION
 def main() -> int:
     """Run a command with the arguments of this process and return its exit code."""
     command_line.leave_on_interrupt()  # imports take a while
+    command_line.spare_imports()
     command, *tokens = sys.argv[1:] or ["--help"]
     if command in HELP:
         print(usage())

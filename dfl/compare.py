@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from dfl.core.command_line import leave_on_interrupt
+    from dfl.core.command_line import leave_on_interrupt, spare_imports
 
     leave_on_interrupt()
+    spare_imports()
 
 import csv
 import os

@@ -134,7 +134,7 @@ def _simulate(command: Command, run: Run, world: "World") -> None:
         callbacks.append(Terminal(quiet=command.quiet, verbose=command.verbose))
     with printed() if command.verbose and world.rank == 0 else nullcontext():
         for _ in simulate(run, callbacks=callbacks):
-            pass
+            command_line.search_garbage()  # at round 0 all is imported
 
 
 def _show(run: Run, world: "World") -> None:
@@ -373,4 +373,5 @@ def _remove_unused(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    command_line.spare_imports()
     sys.exit(main())

@@ -23,6 +23,7 @@ Dfl = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def dfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Dfl:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dfl.core.command_line.spare_imports", lambda: None)  # not our process
 
     def call(*tokens: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["/usr/bin/dfl", *tokens])

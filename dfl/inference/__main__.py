@@ -79,6 +79,7 @@ def _run(tokens: Sequence[str], world: "World") -> None:
     with world.alive(None, TIMEOUT):
         from dfl.inference.fitting import fit
 
+        command_line.search_garbage()
         results = [
             fit(frames[0] if frames else None, estimator=estimator, **settings)
             for estimator in split_specs(settings.pop("estimator"))
@@ -194,4 +195,5 @@ def _write(results: "Sequence[Result]", out: Path, page: str) -> None:
 
 
 if __name__ == "__main__":
+    command_line.spare_imports()
     sys.exit(main())

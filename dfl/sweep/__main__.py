@@ -3,9 +3,10 @@
 import sys
 
 if __name__ == "__main__":
-    from dfl.core.command_line import leave_on_interrupt
+    from dfl.core.command_line import leave_on_interrupt, spare_imports
 
     leave_on_interrupt()  # the imports take a while
+    spare_imports()
 
 from dfl.sweep.command import main
 
