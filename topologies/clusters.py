@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, product
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -13,6 +12,11 @@ from numpy.typing import NDArray
 from topologies.errors import GraphError
 from topologies.graphs import Clustered, affordable, from_pairs, needs_labels, topology
 from topologies.random_graphs import connected
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    from topologies.lazy import nx
 
 Ints = NDArray[np.int64]
 

@@ -2,7 +2,8 @@
 2023).
 """
 
-import networkx as nx
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -11,6 +12,11 @@ from scipy.sparse import csr_array
 from topologies.errors import GraphError
 from topologies.graphs import pattern, topology
 from topologies.sequences import Drawn, drawn
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    from topologies.lazy import nx
 
 
 @topology

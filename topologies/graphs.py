@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import isqrt
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import networkx as nx
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -28,6 +27,11 @@ from scipy.sparse import csr_array
 
 from topologies.errors import GraphError
 from topologies.sequences import Drawn
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    from topologies.lazy import nx
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def needs_labels(function: Topology) -> Topology:
     return function
 
 
-def pattern(graph: nx.Graph) -> csr_array:
+def pattern(graph: "nx.Graph") -> csr_array:
     """Return the adjacency matrix of an undirected networkx graph, (P, P) bool, without self-loops.
 
     Peer i is node i in the order of the graph.
@@ -82,19 +86,22 @@ def pattern(graph: nx.Graph) -> csr_array:
 @topology
 def ring(peers: int, rng: Generator) -> csr_array:
     """A circle: each peer has two neighbours."""
-    return pattern(nx.cycle_graph(peers))
+    each = np.arange(peers if peers > 2 else peers - 1)
+    return from_pairs(peers, each, (each + 1) % peers)
 
 
 @topology
 def chain(peers: int, rng: Generator) -> csr_array:
     """A line: the ring with one edge cut."""
-    return pattern(nx.path_graph(peers))
+    each = np.arange(peers - 1)
+    return from_pairs(peers, each, each + 1)
 
 
 @topology
 def star(peers: int, rng: Generator) -> csr_array:
     """Peer 0 in the middle, and every other peer linked to it only."""
-    return pattern(nx.star_graph(peers - 1))
+    others = np.arange(1, peers)
+    return from_pairs(peers, np.zeros_like(others), others)
 
 
 @topology
@@ -107,13 +114,18 @@ def complete(peers: int, rng: Generator) -> csr_array:
 @topology
 def grid(peers: int, rng: Generator) -> csr_array:
     """Rows and columns, as square as the number of peers allows."""
-    return pattern(nx.grid_2d_graph(*_sides("grid", peers, least=2)))
+    place = np.arange(peers).reshape(_sides("grid", peers, least=2))
+    i = np.concatenate([place[:-1].ravel(), place[:, :-1].ravel()])
+    j = np.concatenate([place[1:].ravel(), place[:, 1:].ravel()])
+    return from_pairs(peers, i, j)
 
 
 @topology
 def torus(peers: int, rng: Generator) -> csr_array:
     """A grid whose opposite borders touch: 4 neighbours each."""
-    return pattern(nx.grid_2d_graph(*_sides("torus", peers, least=3), periodic=True))
+    place = np.arange(peers).reshape(_sides("torus", peers, least=3))
+    near = [np.roll(place, step, axis).ravel() for axis in (0, 1) for step in (1, -1)]
+    return from_senders(np.stack(near, axis=1))
 
 
 def from_pairs(peers: int, i: NDArray[np.int64], j: NDArray[np.int64]) -> csr_array:

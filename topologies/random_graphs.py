@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from math import log, pi, sqrt
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.random import Generator
 from scipy.sparse import csr_array
@@ -13,6 +13,11 @@ from topologies.errors import GraphError
 from topologies.graphs import TRIES, Graph, affordable, from_pairs, pattern, topology
 from topologies.sequences import Drawn, EveryRound, drawn, generators
 
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    from topologies.lazy import nx
+
 
 @topology
 def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
@@ -21,7 +26,7 @@ def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
         raise GraphError(f"regular needs 1 <= k < peers and k*peers even: k={k}, peers={peers}")
     affordable("regular", peers, k * peers)
 
-    def draw(seed: int) -> nx.Graph:
+    def draw(seed: int) -> "nx.Graph":
         if 2 * k < peers:
             return nx.random_regular_graph(k, peers, seed)
         # For large k, rejection is slow.
@@ -168,7 +173,9 @@ def _seed(rng: Generator) -> int:
     return int(rng.integers(2**31))
 
 
-def connected(draw: Callable[[int], nx.Graph], rng: Generator, name: str, advice: str) -> csr_array:
+def connected(
+    draw: "Callable[[int], nx.Graph]", rng: Generator, name: str, advice: str
+) -> csr_array:
     """Return the first connected graph among `TRIES` draws."""
     for _ in range(TRIES):
         adjacency = pattern(draw(_seed(rng)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
@@ -32,6 +31,8 @@ def layout(receives: csr_array) -> Floats:
         return np.stack([np.cos(angles), np.sin(angles)], axis=1)
     both = csr_array(receives + receives.T)
     if peers <= FEW:
+        import networkx as nx  # 80 ms, which most graphs do not need
+
         placed = nx.kamada_kawai_layout(nx.from_scipy_sparse_array(both), weight=None)
         places = np.array([placed[i] for i in range(peers)])
     else:

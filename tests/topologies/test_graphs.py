@@ -301,6 +301,28 @@ def test_sinkhorn_refuses_an_edge_without_a_way_back() -> None:
         MIXINGS["sinkhorn"](one_way)
 
 
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 9, 12, 16])
+def test_common_graphs_are_those_of_networkx(peers: int) -> None:
+    rng = np.random.default_rng(0)
+    networks = {
+        "ring": nx.cycle_graph(peers),
+        "chain": nx.path_graph(peers),
+        "star": nx.star_graph(peers - 1),
+    }
+    rows = {4: 2, 9: 3, 12: 3, 16: 4}.get(peers)
+    if rows:
+        networks["grid"] = nx.grid_2d_graph(rows, peers // rows)
+    if rows and rows >= 3:
+        networks["torus"] = nx.grid_2d_graph(rows, peers // rows, periodic=True)
+    for name, network in networks.items():
+        found, expected = TOPOLOGIES[name](peers, rng), pattern(network)
+        assert isinstance(found, csr_array)
+        for part in ("data", "indices", "indptr"):
+            one, other = getattr(found, part), getattr(expected, part)
+            assert one.dtype == other.dtype, (name, part)
+            np.testing.assert_array_equal(one, other, name)
+
+
 def test_metropolis_and_max_degree_differ_where_degrees_differ() -> None:
     kite = pattern(nx.Graph([(0, 1), (0, 2), (0, 3), (1, 2)]))
     assert MIXINGS["metropolis"](kite)[1, 2] == pytest.approx(1 / 3)
