@@ -238,7 +238,7 @@ def _compressor(run: Run) -> Compressor:
 def _model(run: Run) -> tuple[Module, ...] | ModelFile | partial[Module]:
     if not isinstance(run.model, str):
         return modules_of(run.model, "--model")
-    return ModelFile.of(run.model) if file_of(run.model) else _named(run, "model")
+    return ModelFile.of(run.model) if file_of(run.model) else choose("--model", run.model, MODELS)
 
 
 def _loss(run: Run) -> Loss:
