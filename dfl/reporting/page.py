@@ -79,14 +79,17 @@ def chart(
     }
 
 
-def columns(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, list[float | int | None]]:
+def columns(
+    rows: pd.DataFrame | Mapping[str, ArrayLike], names: Iterable[str]
+) -> dict[str, list[float | int | None]]:
     """Return columns of numbers for a page, at `POINTS` rows or fewer, the last one among them."""
-    chosen = spread(len(rows), POINTS)
-    return {
-        name: [number(value) for value in rows[name].to_numpy(np.float64)[chosen].tolist()]
+    shown = {
+        name: np.asarray(rows[name], dtype=np.float64)
         for name in dict.fromkeys(names)
         if name in rows
     }
+    chosen = spread(max(map(len, shown.values()), default=0), POINTS)
+    return {name: list(map(number, values[chosen].tolist())) for name, values in shown.items()}
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from matplotlib import colormaps
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from dfl.reporting.layout import layout
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+Table: TypeAlias = "pd.DataFrame | Mapping[str, ArrayLike]"
+"""A table by column."""
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999"
 DOTS = 30
@@ -38,7 +41,7 @@ DRAWN_EDGES = 20_000
 
 
 def figures(
-    rows: pd.DataFrame,
+    rows: Table,
     peers: Mapping[str, Floats],
     weights: Sequence[csr_array],
     label_counts: NDArray[np.int64],
@@ -69,7 +72,7 @@ def figures(
     return drawn
 
 
-def accuracy_by_round(rows: pd.DataFrame, run: str = "") -> Figure:
+def accuracy_by_round(rows: Table, run: str = "") -> Figure:
     """Draw accuracy by round: of the peers, of the mean model, and on the peers' own test parts.
 
     Args:
@@ -83,7 +86,7 @@ def accuracy_by_round(rows: pd.DataFrame, run: str = "") -> Figure:
     return figure
 
 
-def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
+def accuracy_by_bytes(rows: Table, run: str = "") -> Figure:
     """Draw the curves of `accuracy_by_round` by the payload of all peers.
 
     Args:
@@ -94,7 +97,7 @@ def accuracy_by_bytes(rows: pd.DataFrame, run: str = "") -> Figure:
     return _accuracy_by(rows, run, "bytes sent", "payload_bytes", label, "B")
 
 
-def accuracy_by_sim_seconds(rows: pd.DataFrame, run: str = "") -> Figure:
+def accuracy_by_sim_seconds(rows: Table, run: str = "") -> Figure:
     """Draw the curves of `accuracy_by_round` by the time on the simulated links.
 
     Args:
@@ -105,7 +108,7 @@ def accuracy_by_sim_seconds(rows: pd.DataFrame, run: str = "") -> Figure:
     return _accuracy_by(rows, run, "simulated time", "sim_seconds", label, "s")
 
 
-def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
+def consensus_distance(rows: Table, run: str = "") -> Figure:
     """Draw the consensus distance sqrt(mean_i ||x_i - mean x||^2) by round, on a logarithmic axis.
 
     Args:
@@ -113,7 +116,7 @@ def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
         run: a description of the run, for the subtitle.
     """
     figure, axes = _figure("Consensus distance by round", run)
-    distance = rows["consensus_distance"].to_numpy(np.float64)
+    rounds, distance = _column(rows, "round"), _column(rows, "consensus_distance")
     unit = "root mean square, in units of parameters"
     if (distance > 0).any():  # it is 0 before round 0 where all peers start at the same point
         distance = np.where(distance > 0, distance, np.nan)
@@ -123,9 +126,9 @@ def consensus_distance(rows: pd.DataFrame, run: str = "") -> Figure:
         axes.yaxis.set_minor_formatter(
             "{x:g}" if np.nanmax(distance) < 10 * np.nanmin(distance) else NullFormatter()
         )
-    axes.plot(rows["round"], distance, color=BLUE, marker=_marker(rows), clip_on=False)
+    axes.plot(rounds, distance, color=BLUE, marker=_marker(rows), clip_on=False)
     axes.set_xlabel("round")
-    axes.set_xlim(0, max(1, rows["round"].max()))
+    axes.set_xlim(0, max(1, rounds.max()))
     axes.set_ylabel(f"distance of the peers from their mean\n({unit})")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
@@ -244,9 +247,7 @@ def _edges(axes: Axes, receives: csr_array, places: Floats, side: float) -> None
     )
 
 
-def _accuracy_by(
-    rows: pd.DataFrame, run: str, name: str, column: str, label: str, unit: str
-) -> Figure:
+def _accuracy_by(rows: Table, run: str, name: str, column: str, label: str, unit: str) -> Figure:
     """Draw accuracy by a column of metrics.csv.
 
     Args:
@@ -264,16 +265,13 @@ def _accuracy_by(
     return figure
 
 
-def _accuracy(axes: Axes, rows: pd.DataFrame, by: str) -> None:
+def _accuracy(axes: Axes, rows: Table, by: str) -> None:
     """Draw the accuracies of a run by a column of metrics.csv, and a legend."""
-
-    def column(name: str) -> Floats:
-        return rows[name].to_numpy(np.float64)
-
+    column = partial(_column, rows)
     x = column(by)
     dots: dict[str, Any] = {"marker": _marker(rows), "markersize": 4}
-    differ = rows[["consensus_distance", "accuracy_std"]].to_numpy() > 1e-9
-    is_global = "upload_bytes" in rows and not differ.any()  # all peers have the server's model
+    differ = any((column(name) > 1e-9).any() for name in ("consensus_distance", "accuracy_std"))
+    is_global = "upload_bytes" in rows and not differ  # all peers have the server's model
     if not is_global:
         mean, std = column("accuracy_mean"), column("accuracy_std")
         _spread(axes, x, column("accuracy_min"), column("accuracy_max"), mean, std)
@@ -305,9 +303,13 @@ def _spread(axes: Axes, x: Floats, worst: Floats, best: Floats, mean: Floats, st
     axes.fill_between(x, low, high, color=BLUE, alpha=0.3, lw=0, label="one standard deviation")
 
 
-def _marker(rows: pd.DataFrame) -> str:
+def _marker(rows: Table) -> str:
     """Return the marker of evaluations; none if there are many."""
-    return "o" if len(rows) <= DOTS else ""
+    return "o" if len(_column(rows, "round")) <= DOTS else ""
+
+
+def _column(rows: Table, name: str) -> Floats:
+    return np.asarray(rows[name], dtype=np.float64)
 
 
 def _figure(title: str, run: str, size: tuple[float, float] = (6.4, 4.2)) -> tuple[Figure, Axes]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,6 @@ from dfl.reporting.page import (
 )  # fmt: skip
 from dfl.store import rows as tables
 from dfl.store.history import Evaluations, Start, read_evaluations, read_start
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -142,9 +139,10 @@ def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> st
     """
     start, evaluations = read_start(folder), read_evaluations(folder)
     found = tables.read(folder / "metrics.csv") if (folder / "metrics.csv").exists() else None
-    rows = tables.as_table(found.text) if found and found.values else None
+    rows = found.arrays if found and found.values else None
     if rows is not None:
-        rows = rows.reindex(columns=[*rows, *(name for name in MAIN if name not in rows)])
+        absent = np.full(len(rows["round"]), np.nan)
+        rows |= {name: absent for name in MAIN if name not in rows}
     running = record.get("exit") is None
     data: dict[str, object] = {"live": running, "x": X, "tables": [], "charts": []}
     if rows is not None:
@@ -154,9 +152,9 @@ def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> st
         data |= _graph(start, drawing)
         if evaluations:
             data["peers"] = _peers(start, evaluations)
-    last = {} if rows is None else dict(zip(map(str, rows), rows.iloc[-1].tolist(), strict=True))
+    last = {} if rows is None else {name: float(values[-1]) for name, values in rows.items()}
     content = _content(folder, record, start, last, drawing)
-    content["points"] = [] if rows is None else _thinned(len(rows), evaluations, data)
+    content["points"] = [] if rows is None else _thinned(len(rows["round"]), evaluations, data)
     content["has"] = [name for name in ("graph", "peers", "labels", "spectrum") if data.get(name)]
     content["sections"] = [(name, title) for name, title in SECTIONS if _has(name, content)]
     return render("run.html", content, data)
@@ -256,9 +254,9 @@ def _card(name: str, value: str, note: str) -> dict[str, str]:
     return {"name": name, "value": value, "note": note}
 
 
-def _curves(rows: pd.DataFrame, settings: Record) -> dict[str, object]:
+def _curves(rows: Mapping[str, NDArray[np.float64]], settings: Record) -> dict[str, object]:
     """Return the table of metrics.csv and the charts of it."""
-    has_accuracy = rows["accuracy_mean"].notna().any()
+    known = {name for name, values in rows.items() if not np.isnan(values).all()}
     one = "upload_bytes" in rows and not (rows["accuracy_std"] > 1e-9).any()
     mean = (
         Line(0, "accuracy_mean", "server's model")
@@ -273,9 +271,9 @@ def _curves(rows: pd.DataFrame, settings: Record) -> dict[str, object]:
         Line(0, "accuracy_vote", "ensemble, vote"),
         Line(0, "backdoor_success_mean", "success of the backdoor"),
     ]
-    accuracy = [each for each in accuracy if each.y in rows and rows[each.y].notna().any()]
+    accuracy = [each for each in accuracy if each.y in known]
     charts = []
-    if has_accuracy:
+    if "accuracy_mean" in known:
         charts.append(chart("Accuracy", accuracy, unit="share of the test set"))
     loss = Line(0, "train_loss", "mean over the peers")
     charts.append(chart("Training loss", [loss], unit="on a peer's own training examples"))
@@ -283,12 +281,12 @@ def _curves(rows: pd.DataFrame, settings: Record) -> dict[str, object]:
         distance = Line(0, "consensus_distance", "distance of the peers from their mean")
         unit = "root mean square, in units of parameters"
         charts.append(chart("Consensus distance", [distance], unit=unit, log=True))
-    unknown = [name for name in map(str, rows) if name not in (*CHARTED, *OTHER_CHARTS)]
+    unknown = [name for name in rows if name not in (*CHARTED, *OTHER_CHARTS)]
     named = {**OTHER_CHARTS, **{name: (name.replace("_", " "), "", name) for name in unknown}}
     for name, (title, unit, label) in named.items():
-        if name in rows and rows[name].notna().any():
+        if name in known:
             charts.append(chart(title, [Line(0, name, label)], unit=unit))
-    return {"tables": [columns(rows, map(str, rows))], "charts": charts}
+    return {"tables": [columns(rows, rows)], "charts": charts}
 
 
 def _graph(start: Start, drawing: Drawing) -> dict[str, object]:

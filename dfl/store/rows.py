@@ -10,6 +10,9 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dfl.core.errors import InputError
 from dfl.core.files import read_bytes
 
@@ -35,6 +38,12 @@ class Rows:
     def last(self) -> dict[str, str]:
         """The last row by column; empty where there is no row."""
         return dict(zip(self.columns, self.values[-1], strict=True)) if self.values else {}
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """The numbers of each column, for what can do without pandas: it takes 0.25 s to import."""
+        numbers = np.array([list(map(float, row)) for row in self.values])
+        return dict(zip(self.columns, numbers.reshape(-1, len(self.columns)).T, strict=True))
 
 
 def read(path: Path) -> Rows:

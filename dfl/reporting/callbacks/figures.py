@@ -8,7 +8,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import atomically, make_directory
 from dfl.store.callbacks import Callback, Outcome, RunInfo
-from dfl.store.rows import as_table
+from dfl.store.rows import read
 
 
 class Figures(Callback):
@@ -30,11 +30,11 @@ class Figures(Callback):
         """Draw the figures.
 
         Raises:
-            InputError: the folder cannot be written to.
+            InputError: metrics.csv is damaged, or the folder cannot be written to.
         """
         from dfl.reporting import plots
 
-        table = as_table((self.folder / "metrics.csv").read_text())
+        table = read(self.folder / "metrics.csv").arrays
         weights = self.info.graph.weights if self.info.graph else ()
         drawn = plots.figures(
             table, outcome.peers, weights, self.info.label_counts, title(self.info.run)
