@@ -1,0 +1,60 @@
+"""What a run imports: a start of a rank costs its imports, times the number of ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpirun import ENV, mpirun
+from tests.support.small_run import FLAGS
+
+HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats"}
+"""What no run on a ring needs."""
+AT_ROOT = {"cyclopts", "rich", "topologies", "scipy.linalg"}
+"""What rank 0 alone needs."""
+LATE = {"matplotlib", "jinja2"}
+"""What draws figures and the report after the last round."""
+
+WATCHED = """
+import gc, json, sys
+from pathlib import Path
+from dfl.core import command_line
+command_line.spare_imports()
+import dfl.run
+from dfl.comm.mpi import connect
+
+folder = Path(sys.argv[1])
+sys.argv[1:] = [*sys.argv[2:], f"--out={folder / 'run'}"]
+at_round_0, again = [], command_line.search_garbage
+def watched():
+    at_round_0.append([*sys.modules])
+    again()
+command_line.search_garbage = watched
+assert dfl.run.main() == 0
+found = [at_round_0[0], [*sys.modules], gc.isenabled(), gc.get_freeze_count()]
+(folder / f"{connect().rank}.json").write_text(json.dumps(found))
+"""
+
+
+def test_what_prepares_a_run_is_imported_without_torch() -> None:
+    code = "import sys, topologies, dfl.reporting.simulate, dfl.run; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
+    assert ended.returncode == 0, ended.stderr
+    assert not {*HEAVY, *LATE, "torch", "mpi4py", "rich"} & set(ended.stdout.split())
+
+
+@pytest.mark.mpi
+def test_ranks_import_what_they_need_only(tmp_path: Path) -> None:
+    done = mpirun(2, "-c", WATCHED, str(tmp_path), *FLAGS)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        early, late = set(found[0]), set(found[1])
+        assert not HEAVY & late
+        assert not LATE & early
+        assert (late >= LATE) is (rank == 0)
+        assert AT_ROOT & early == (AT_ROOT if rank == 0 else set())
+        assert found[2]
+        assert found[3] > 100_000, "garbage is searched for among what was imported"
