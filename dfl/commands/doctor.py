@@ -22,7 +22,7 @@ _ABOUT = (
 
 PACKAGES = (
     "torch", "numpy", "scipy", "networkx", "pandas", "matplotlib", "scikit-learn", "safetensors",
-    "cyclopts", "rich", "mpi4py", "mpich", "tensorboard", "wandb", "mlflow",
+    "cyclopts", "rich", "mpi4py", "mpich", "tensorboard", "wandb", "mlflow", "mlflow-skinny",
 )  # fmt: skip
 """Packages whose versions are shown, where they are installed."""
 PATIENCE = 30
