@@ -103,7 +103,7 @@ def shaded(value: float, spread: float, scale: tuple[float, float]) -> dict[str,
 
 
 def collection_page(
-    content: Mapping[str, str],
+    content: Mapping[str, Any],
     tables: Sequence[Table],
     curves: tuple[Sequence[Mapping[str, object]], Sequence[Mapping[str, object]]],
     maps: Sequence[Map] = (),
@@ -112,7 +112,8 @@ def collection_page(
     """Return the page of several runs.
 
     Args:
-        content: generator, kind, title, subtitle, folder, and map_note where there are maps.
+        content: generator, kind, title, subtitle, folder, map_note where there are maps, and the
+            status of what is still running.
         tables: the first stands before the maps and the curves.
         curves: the tables that charts draw from, and the charts.
         maps: of two fields.
@@ -130,5 +131,5 @@ def collection_page(
         "points": notes,
         "map_note": "",
     }
-    data = {"live": False, "x": X, "tables": drawn, "charts": charts}
+    data = {"live": content.get("status") is not None, "x": X, "tables": drawn, "charts": charts}
     return render("runs.html", {**own, **content}, data)

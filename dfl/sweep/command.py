@@ -21,6 +21,7 @@ from dfl.core.errors import InputError
 from dfl.core.files import Lock
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, progress, slurm
+from dfl.sweep.live_page import LivePage
 from dfl.sweep.progress import print_line
 from dfl.sweep.scheduler import Scheduler, launcher
 from dfl.sweep.slurm import Slurm
@@ -219,12 +220,15 @@ class Sweep:
         folders = deque(self.folder / name for name in left)
         scheduler = Scheduler(folders, options.jobs, options.ranks)
         done = len(before) - len(left)
+        page = LivePage(self.grid, self.folder, self.report)
         with progress.progress_bar(self.console, scheduler, done, len(before)) as callback:
-            scheduler.run(callback)
+            scheduler.run(page.after(callback))
         after = self.states()
         ended = {folder.name: state for folder, state in scheduler.ended.items()}
         states = {**after, **ended}
-        if not scheduler.signals:
+        if scheduler.signals:
+            page.finish()
+        else:
             self.publish(after)
         for line in progress.remarks_at_end(states):
             print_line(self.console, line)

@@ -52,24 +52,27 @@ def write_again(folder: Path) -> Path:
         raise InputError(f"{folder} cannot be written to: {error.strerror or error}") from None
 
 
-def sweep_page(grid: Grid, states: States, folder: Path) -> str:
+def sweep_page(grid: Grid, states: States, folder: Path, running: bool = False) -> str:
     """Return the page of a sweep.
 
     Args:
         grid: the cells.
         states: their states.
         folder: of the sweep.
+        running: whether the page is written again soon, and reloads itself.
     """
     by = tables.group_fields(grid)
     table = tables.cells(grid, states)
     summary = tables.summary(table, by)
     rows = tables.curves(grid, states)
-    done = sum(state.status == DONE for state in states.values())
+    count = sum(state.status == DONE for state in states.values())
+    done = f"{count} of {len(grid.cells)} cells done"
     content = {
+        "status": {"kind": "running", "text": f"running, {done}"} if running else None,
         "generator": "dfl.sweep",
         "kind": "Sweep",
         "title": folder.resolve().name,
-        "subtitle": f"{done} of {len(grid.cells)} cells done; varied: {', '.join(grid.varies)}",
+        "subtitle": f"{done}; varied: {', '.join(grid.varies)}",
         "folder": str(folder),
         "map_note": f"Mean of the finished cells, ± half the {CONFIDENCE:.0%} interval over seeds.",
     }
@@ -104,7 +107,7 @@ def _groups(grid: Grid, summary: pd.DataFrame, by: Sequence[str], folder: Path) 
     names = [name for name in (*tables.MEASURES, "train_loss") if name in summary]
     members: dict[tuple[str, ...], list[Link]] = {}
     for cell in grid.cells:
-        key = tuple(unquoted(cell.values[name]) for name in by)
+        key = tuple(unquoted(cell.values.get(name)) for name in by)
         label = unquoted(cell.values["seed"]) if "seed" in cell.values else "open"
         members.setdefault(key, []).append(Link.to(folder / cell.name, cell.name, label))
     rows = []

@@ -22,7 +22,8 @@ from dfl.store import fingerprints, manifest
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
-from dfl.sweep.grid import SET_BY_SWEEP, Cell
+from dfl.sweep.grid import SET_BY_SWEEP, Cell, Grid
+from dfl.sweep.live_page import LivePage
 from dfl.sweep.scheduler import Scheduler, launcher
 from dfl.sweep.status import CELL_LOCK, DIVERGED, DONE, CellState, read_state, read_states
 
@@ -41,6 +42,7 @@ def run_grid(
     ranks: int = 1,
     in_process: bool = False,
     keep_models: bool = True,
+    report: bool = True,
 ) -> pd.DataFrame:
     """Run the cells that have not finished, and return the evaluations of all of them.
 
@@ -62,6 +64,8 @@ def run_grid(
             finished with other objects is run again. Of such a cell run.json and metrics.csv are
             kept; it has no checkpoints, no models and no figures.
         keep_models: whether to keep the models of the cells (`state.safetensors`).
+        report: whether to write report.html, a page that leads to every cell, and to refresh it
+            while they run.
 
     Returns:
         The rows of metrics.csv of every cell, in the order of the cells, with the cell's values as
@@ -79,10 +83,15 @@ def run_grid(
     _check(cells, jobs, ranks, in_process)
     sweep_folder.write(folder, cells)
     left = [cell for cell in cells if not _is_over(cell, folder / cell.name)]
-    if in_process:
-        _run_here(folder, left, len(cells))
-    else:
-        _launch(folder, left, len(cells), jobs, ranks)
+    varies = tuple(dict.fromkeys(name for cell in cells for name in cell.values))
+    page = LivePage(Grid("", varies, cells), folder, report)
+    try:
+        if in_process:
+            _run_here(page, left)
+        else:
+            _launch(page, left, jobs, ranks)
+    finally:
+        page.finish()
     states = read_states(folder, (cell.name for cell in cells))
     if not keep_models:
         for name, state in states.items():
@@ -147,18 +156,19 @@ def _has_ended(state: CellState) -> bool:
     return state.status in (DONE, DIVERGED)
 
 
-def _launch(folder: Path, cells: Sequence[Cell], total: int, jobs: int, ranks: int) -> None:
-    """Run cells as programs of their own.
+def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> None:
+    """Run some cells of the grid of a page as programs of their own.
 
     Raises:
         InputError: a cell failed.
         Suspended: SIGTERM or SIGUSR1 stopped the runs.
         KeyboardInterrupt: Ctrl-C stopped them.
     """
+    folder, total = page.folder, len(page.grid.cells)
     scheduler = Scheduler(deque(folder / cell.name for cell in cells), jobs, ranks)
     console = progress.make_console(stderr=True)
     with progress.progress_bar(console, scheduler, total - len(cells), total) as callback:
-        scheduler.run(callback)
+        scheduler.run(page.after(callback))
     if scheduler.signals:
         if scheduler.signals[0] == signal.SIGINT:
             raise KeyboardInterrupt
@@ -172,12 +182,13 @@ def _launch(folder: Path, cells: Sequence[Cell], total: int, jobs: int, ranks: i
         raise InputError(f"{path}: {state.reason or state.status}{others}")
 
 
-def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
-    """Run cells in this process.
+def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
+    """Run some cells of the grid of a page in this process.
 
     Raises:
         InputError: a run cannot be done, or another program runs the cell.
     """
+    folder, total = page.folder, len(page.grid.cells)
     console = progress.make_console(stderr=True)
     for number, cell in enumerate(cells, total - len(cells) + 1):
         try:
@@ -188,6 +199,7 @@ def _run_here(folder: Path, cells: Sequence[Cell], total: int) -> None:
                 f"{folder / cell.name} cannot be written to: {error.strerror}"
             ) from None
         progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
+        page.refresh()
 
 
 def _simulate(folder: Path, run: Run) -> str:

@@ -41,7 +41,7 @@ def cells(grid: Grid, states: States) -> pd.DataFrame:
     rows = []
     for cell in grid.cells:
         state = states[cell.name]
-        varies = {field: unquoted(value) for field, value in cell.values.items()}
+        varies = {field: unquoted(cell.values.get(field)) for field in grid.varies}
         rows.append({"name": cell.name, **varies, "status": state.status, **state.row})
     table = pd.DataFrame(rows, dtype=object)
     clocks = [name for name in CLOCKS if name in table]
@@ -62,7 +62,7 @@ def curves(grid: Grid, states: States) -> pd.DataFrame:
     for cell in grid.cells:
         state = states[cell.name]
         if state.status == DONE and state.row:
-            varies = {field: unquoted(value) for field, value in cell.values.items()}
+            varies = {field: unquoted(cell.values.get(field)) for field in grid.varies}
             tables.append(as_table(state.table).assign(cell=cell.name, **varies))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

@@ -14,6 +14,7 @@ import pytest
 
 import dfl
 from dfl.sweep import Cell, runner
+from dfl.sweep.live_page import LivePage
 from experiments import common
 
 
@@ -22,10 +23,10 @@ def here() -> Iterator[list[str]]:
     """Run the cells of grids in this process, with their models; yield the names of those run."""
     names: list[str] = []
 
-    def launch(folder: Path, cells: Sequence[Cell], total: int, jobs: int, ranks: int) -> None:
+    def launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> None:
         for cell in cells:
             names.append(cell.name)
-            _simulate(folder / cell.name, cell.run)
+            _simulate(page.folder / cell.name, cell.run)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_launch", launch)
