@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -115,13 +116,14 @@ def test_doctor_finds_launchers_that_are_of_another_mpi(
     assert shown in found["launcher"]
 
 
+SCRIPT = cache(completion.script)
+
+
 def completed(*words: str) -> set[str]:
     """Return what bash completes the last word to."""
     line = " ".join(f'"{word}"' for word in words)
     code = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _dfl; echo ${{COMPREPLY[@]}}"
-    ended = subprocess.run(
-        ["bash", "-c", f"{completion.script()}\n{code}"], capture_output=True, text=True
-    )
+    ended = subprocess.run(["bash", "-c", f"{SCRIPT()}\n{code}"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     return set(ended.stdout.split())
 
@@ -134,4 +136,40 @@ def test_bash_completes_commands_flags_and_components() -> None:
     assert completed("dfl", "run", "--topology", "tor") == {"torus"}
     assert completed("dfl", "run", "--engine", "") == {"auto", "batched", "loop"}
     assert completed("dfl", "run", "--out", "") == set()
-    assert "topologies" in completed("dfl", "list", "to")
+
+
+def test_bash_completes_kinds_and_their_components() -> None:
+    assert completed("dfl", "list", "to") == {"topologies"}
+    assert completed("dfl", "list", "topologies", "tor") == {"torus"}
+    assert completed("dfl", "list", "inference.estimators", "po") == {"pooled"}
+    assert completed("dfl", "list", "topologies", "torus", "ri") == {"ring"}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("sweep", {"--out", "--jobs", "--dry-run", "--slurm", "--at-once", "--no-report"}),
+        ("compare", {"--out", "--report", "--no-report"}),
+        ("report", {"--help"}),
+        ("inference", {"--outcome", "--sites", "--estimator", "--no-intercept", "--bits"}),
+        ("run", {"--quiet", "--dry-run", "--config", "--no-report"}),
+        ("doctor", {"--help"}),
+        ("completion", {"--help"}),
+    ],
+)
+def test_bash_completes_the_flags_of_every_command(command: str, flags: set[str]) -> None:
+    assert flags <= completed("dfl", command, "--")
+
+
+def test_bash_completes_files_where_a_command_takes_them() -> None:
+    assert completed("dfl", "sweep", "") == set()
+    assert completed("dfl", "compare", "--out", "") == set()
+    assert completed("dfl", "inference", "x.csv", "--estimator", "tilted_score_") == {
+        "tilted_score_graph"
+    }
+
+
+def test_the_script_is_registered_with_bash() -> None:
+    code = f"{completion.script()}\ncomplete -p dfl"
+    ended = subprocess.run(["bash", "-c", code], capture_output=True, text=True)
+    assert ended.stdout.strip() == "complete -o default -F _dfl dfl"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dfl.config import COMPONENTS
 from dfl.core import command_line
 from dfl.core.help.catalogue import find, overview, page
 from dfl.core.help.help_page import show, terminal_width
+from dfl.core.registry import Registry
 
 _ABOUT = (
     "List the components of a kind: what each is, its options, its source and an example. With "
@@ -49,15 +51,21 @@ def listing(tokens: Sequence[str], width: int) -> str:
     Raises:
         InputError: there is no such kind or component.
     """
-    from dfl.inference.estimators import ESTIMATORS
-    from dfl.inference.models import MODELS
-    from dfl.simulation.components import registries
-
-    of_runs = [registries()[name] for name in COMPONENTS]
-    every = [*of_runs, MODELS, ESTIMATORS]
+    every = kinds()
     if not tokens:
         return overview(every, width)
     registry = find(tokens[0], every)
     run, inference = command_line.program("run"), command_line.program("inference")
-    start = f"{run} --peers 16" if registry in of_runs else f"{inference} {DATA}"
-    return page(registry, tokens[1:], start, width)
+    of_runs = registry in every[: len(COMPONENTS)]
+    return page(
+        registry, tokens[1:], f"{run} --peers 16" if of_runs else f"{inference} {DATA}", width
+    )
+
+
+def kinds() -> list[Registry[Any]]:
+    """Return the registries of all kinds: those of runs, and then those of `dfl.inference`."""
+    from dfl.inference.estimators import ESTIMATORS
+    from dfl.inference.models import MODELS
+    from dfl.simulation.components import registries
+
+    return [*(registries()[name] for name in COMPONENTS), MODELS, ESTIMATORS]
