@@ -360,7 +360,11 @@ class Run:
 
     @property
     def share_all_goal(self) -> int | Goal:
-        """The number of rounds, or the figure, of `share_all_until`; 0 without it."""
+        """The number of rounds, or the figure, of `share_all_until`; 0 without it.
+
+        Raises:
+            InputError: it is more than all rounds, or no figure.
+        """
         if self.share_all_until is None:
             return 0
         if self.share_all_until.isdecimal():

@@ -36,6 +36,16 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
+nitpicky = True
+nitpick_ignore_regex = [
+    # Other packages, whose lists of names would have to be fetched.
+    ("py:.*", r"(collections|np|numpy|pathlib|pd|scipy|torch)\..*"),
+    ("py:class", "Module|NDArray|Path|Tensor|partial"),
+    # Aliases, and classes that annotations name without their module.
+    ("py:class", "Assumption|Estimator|Group|Ints|LogDensity|Model|RoundKey|ServerDataRule"),
+    # Attributes that share a line of a docstring: the first is read as of the type of the second.
+    ("py:class", "model|scale|test_inputs|train_groups|train_protected"),
+]
 default_role = "code"
 smartquotes = False
 toc_object_entries_show_parents = "hide"

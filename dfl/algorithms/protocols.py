@@ -269,7 +269,12 @@ class Net(Protocol):
         """Return those of a group that receive the server's message in this round."""
 
     def broadcast(self, row: Tensor, to: Group, /) -> Tensor:
-        """Send the server's row (1, m) to a group and return the row that it receives."""
+        """Send the server's row to a group and return the row that it receives.
+
+        Args:
+            row: (1, m), the same on every rank.
+            to: the peers that download it, whose bytes are counted.
+        """
 
     def aggregate(
         self,

@@ -42,7 +42,7 @@ class Layout:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The first peer of every rank, then P: R + 1 numbers."""
+        """R + 1 numbers, the first peer of every rank and then P."""
         return [self.peers * r // self.ranks for r in range(self.ranks + 1)]
 
     def block(self, rank: int) -> range:

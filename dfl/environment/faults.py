@@ -46,7 +46,7 @@ class Fault:
     name: ClassVar[str] = "none"
     """Its name on the command line."""
     touches: ClassVar[str] = "nothing"
-    """What it affects: links, peers, or only the work of peers."""
+    """What it affects, links, peers, or only the work of peers."""
 
     def down(self, round_key: RoundKey) -> Bools:
         """Return which peers neither train nor send nor receive, (P,)."""

@@ -238,7 +238,12 @@ class Callback:
         """Called after each evaluation."""
 
     def evaluated(self, t: int, peers: Peers) -> None:
-        """Called after `row`, with the figures of all peers after t rounds."""
+        """Called after `row`.
+
+        Args:
+            t: the rounds that are done.
+            peers: the figures of all peers.
+        """
 
     def finish(self, outcome: Outcome) -> None:
         """Called after the last round."""

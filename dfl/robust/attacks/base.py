@@ -54,7 +54,7 @@ class AttackView:
 
     @cached_property
     def imitated(self) -> Ints:
-        """(h,) positions of the rows to imitate: of honest senders, or of all if none is honest."""
+        """Positions (h,) of the rows to imitate, of honest senders or of all if none is honest."""
         honest = np.setdiff1d(np.arange(len(self.updates.rows)), self.attackers)
         return honest if len(honest) else self.attackers
 
