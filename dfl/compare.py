@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -86,7 +87,12 @@ def _run_command_line(tokens: Sequence[str]) -> None:
     app = command_line.app("compare", _ABOUT)
 
     @app.default
-    def command(*folders: Path, out: Path | None = None, report: bool = True) -> None:
+    def command(
+        *folders: Path,
+        out: Path | None = None,
+        report: bool = True,
+        quiet: Annotated[bool, Parameter(negative="")] = False,
+    ) -> None:
         """Compare.
 
         Parameters
@@ -98,16 +104,22 @@ def _run_command_line(tokens: Sequence[str]) -> None:
             [default: .]
         report: bool
             Write report.html, a page to open in a browser.
+        quiet: bool
+            Print damaged runs and the last line only.
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, progress.make_console(), report)
+        compare(list(dict.fromkeys(folders)), out, progress.make_console(), report, quiet)
 
     command_line.call(app, tokens)
 
 
 def compare(
-    folders: Sequence[Path], out: Path | None, console: Console, report: bool = True
+    folders: Sequence[Path],
+    out: Path | None,
+    console: Console,
+    report: bool = True,
+    quiet: bool = False,
 ) -> None:
     """Write and print a comparison of runs.
 
@@ -116,6 +128,7 @@ def compare(
         out: where to write; the current folder where not given.
         console: where to print.
         report: whether to write report.html.
+        quiet: whether to print damaged runs and the last line only.
 
     Raises:
         InputError: a folder holds no run, or `out` holds files of another program.
@@ -134,12 +147,13 @@ def compare(
             write(out, page(runs, out))
     except OSError as error:
         raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
-    console.print(screen(runs))
+    if not quiet:
+        console.print(screen(runs))
     for run in runs:
         if run.state.status == DAMAGED:
             progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
-    names = ("compare.csv", "compare.png", *(("report.html",) if report else ()))
-    progress.print_line(console, f"written: {', '.join(str(out / name) for name in names)}")
+    names = (*(("report.html",) if report else ()), "compare.png")
+    progress.print_line(console, command_line.look_at(out, names))
 
 
 def write_again(out: Path) -> Path:

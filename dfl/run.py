@@ -266,8 +266,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         verbose: bool
             Print every evaluation on a line of its own, and what is logged, every round included.
         """
-        if quiet and verbose:
-            raise InputError("--quiet and --verbose exclude each other: give one of them")
+        command_line.refuse_both(quiet, verbose)
         filed = _read_config(config) if config else {}
         run = replace(
             run, **{name: value for name, value in filed.items() if flag(name) not in given}

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, get_args, get_origin
 
@@ -87,6 +88,27 @@ def _help(app: App, tokens: Sequence[str], page: HelpPage | None) -> None:
     named = tokens[0] in HELP and len(tokens) > 1 and not tokens[1].startswith("-")
     width = terminal_width()
     show(page.kind(tokens[1:], width) if named and page.components else page.text(app, width))
+
+
+def look_at(folder: Path, names: Sequence[str]) -> str:
+    """Return the last line of a command: the file to open, or the folder where it has none of them.
+
+    Args:
+        folder: that the command wrote to.
+        names: the files, from the most telling one.
+    """
+    found = next((folder / name for name in names if (folder / name).exists()), folder)
+    return f"{'look at':<11}{found}"
+
+
+def refuse_both(quiet: bool, verbose: bool) -> None:
+    """Refuse --quiet together with --verbose.
+
+    Raises:
+        InputError: both are given.
+    """
+    if quiet and verbose:
+        raise InputError("--quiet and --verbose exclude each other: give one of them")
 
 
 def escape_output() -> None:

@@ -74,7 +74,7 @@ def _run(tokens: Sequence[str], world: "World") -> None:
     if not message:
         return  # after --help
     settings = json.loads(message)
-    out = settings.pop("out")
+    out, quiet = settings.pop("out"), settings.pop("quiet")
     world.limit_start(TIMEOUT)
     with world.alive(None, TIMEOUT):
         from dfl.inference.fitting import fit
@@ -85,7 +85,7 @@ def _run(tokens: Sequence[str], world: "World") -> None:
             for estimator in split_specs(settings.pop("estimator"))
         ]
         world.busy = True
-        world.from_root(lambda: _show(results, out))
+        world.from_root(lambda: _show(results, out, quiet))
 
 
 def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
@@ -118,6 +118,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
         estimator: str = "tilted_score",
         messaging: Annotated[Messaging, Parameter(name="*")] = Messaging(),  # noqa: B008
         out: Path | None = None,
+        quiet: Annotated[bool, Parameter(negative="")] = False,
     ) -> dict[str, Any]:
         """Fit.
 
@@ -146,12 +147,16 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
         out: Path
             Folder for estimates.csv, sites.csv, revealed.csv, traffic.csv, summary.txt and
             forest.png, new, empty or written by dfl.
+        quiet: bool
+            Print warnings and the last line only; it needs --out.
         """
+        if quiet and out is None:
+            raise InputError("--quiet needs --out: nothing would be left of the estimates")
         return {
             "files": [str(file) for file in files], "outcome": outcome, "covariates": covariates,
             "site": sites, "own_covariates": own_covariates, "intercept": intercept,
             "event": event, "offset": offset, "model": model, "estimator": estimator,
-            "out": None if out is None else str(out), **asdict(messaging),
+            "out": None if out is None else str(out), "quiet": quiet, **asdict(messaging),
         }  # fmt: skip
 
     settings: dict[str, Any] | None = command_line.call(app, tokens, page)
@@ -162,15 +167,17 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
     return settings
 
 
-def _show(results: "Sequence[Result]", out: str | None) -> bytes:
+def _show(results: "Sequence[Result]", out: str | None, quiet: bool) -> bytes:
     """Print the results, and write them to a folder."""
     page = "\n\n".join(result.summary() for result in results)
-    print(page)
+    if not quiet:
+        print(page)
     if out is not None:
         try:
             _write(results, Path(out), page)
         except OSError as error:
             raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
+        print(command_line.look_at(Path(out), ("forest.png",)))
     return b""
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import Lock
+from dfl.reporting.page import NAME
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, progress, slurm
 from dfl.sweep.live_page import LivePage
@@ -79,6 +80,10 @@ class Options:
 
     report: bool = True
     """Write report.html into the folder of the sweep; those of cells are their own settings."""
+    quiet: Flag = False
+    """Print the cells that ended badly and the last line only."""
+    verbose: Flag = False
+    """Print a line for every cell that ends, on a terminal too."""
 
     def __post_init__(self) -> None:
         for name in ("jobs", "ranks"):
@@ -88,6 +93,7 @@ class Options:
             raise InputError(
                 "--jobs and --ranks are for this machine: with --slurm, give --at-once and --ntasks"
             )
+        command_line.refuse_both(self.quiet, self.verbose)
         if self.no_submit and not self.slurm:
             raise InputError("--no-submit needs --slurm: give both, or leave it out")
 
@@ -125,7 +131,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         cells = grid.read(path, job.ntasks if options.slurm else options.ranks)
         folder = options.out or Path("sweeps") / path.stem
         sweep_folder.check(folder, cells.cells)
-        sweep = Sweep(cells, folder, progress.make_console(), options.report)
+        console = progress.make_console(quiet=options.quiet, verbose=options.verbose)
+        sweep = Sweep(cells, folder, console, progress.make_console(), options.report)
         if options.slurm:
             return sweep.submit(job, dry=options.no_submit)
         if options.dry_run:
@@ -133,7 +140,7 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         if options.status or options.dry_run:
             return sweep.show()
         if options.table:
-            return sweep.publish(sweep.states())
+            return sweep.publish(sweep.states()) or sweep.look_at()
         return sweep.run(options, f"{command_line.program('sweep')} {shlex.join(tokens)}")
 
     code: int | None = command_line.call(app, tokens)
@@ -147,13 +154,15 @@ class Sweep:
     Attributes:
         grid: the cells.
         folder: of the cells.
-        console: a terminal or a pipe.
+        console: a terminal or a pipe; it prints nothing after --quiet.
+        always: the same, which prints what --quiet leaves: cells that ended badly, the last line.
         report: whether to write report.html.
     """
 
     grid: grid.Grid
     folder: Path
     console: Console
+    always: Console
     report: bool = True
 
     def states(self) -> States:
@@ -203,6 +212,11 @@ class Sweep:
         publish(self.grid, states, self.folder, self.console, self.report)
         return 0
 
+    def look_at(self) -> int:
+        """Print the last line."""
+        print_line(self.always, command_line.look_at(self.folder, (NAME, "figures")))
+        return 0
+
     def run(self, options: Options, command: str) -> int:
         """Run the cells that have not ended, and publish the results unless a signal stopped it.
 
@@ -216,7 +230,7 @@ class Sweep:
         for name in left:
             if before[name].status == DAMAGED:
                 line = f"{DAMAGED:<10} {name}: {before[name].reason}; the run is resumed"
-                print_line(self.console, line)
+                print_line(self.always, line)
         folders = deque(self.folder / name for name in left)
         scheduler = Scheduler(folders, options.jobs, options.ranks)
         done = len(before) - len(left)
@@ -231,11 +245,13 @@ class Sweep:
         else:
             self.publish(after)
         for line in progress.remarks_at_end(states):
-            print_line(self.console, line)
+            print_line(self.always, line)
         print_line(self.console, progress.counts(states))
         rest = sum(state.status not in (DONE, *BAD) for state in states.values())
         if rest:
-            print_line(self.console, f"{rest} left; to resume: {command}")
+            print_line(self.always, f"{rest} left; to resume: {command}")
+        else:
+            self.look_at()
         if scheduler.signals:
             return 130 if scheduler.signals[0] == signal.SIGINT else 75
         if any(state.status in BAD for state in states.values()):

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -33,17 +34,23 @@ WIDEST = 10_000
 """Columns of an output that is not a terminal."""
 
 
-def make_console(stderr: bool = False) -> Console:
+def make_console(stderr: bool = False, quiet: bool = False, verbose: bool = False) -> Console:
     """Return a console on stdout or stderr that prints text as it is, without markup.
 
     Where it is not a terminal, tables are as wide as they need to be.
+
+    Args:
+        stderr: whether it prints to stderr.
+        quiet: whether it prints nothing.
+        verbose: whether a terminal is used as a pipe is: lines in place of a bar.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows é as \xe9
-    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
-    if console.is_terminal:
+    plain = partial(Console, highlight=False, markup=False, emoji=False, stderr=stderr, quiet=quiet)
+    console = plain()
+    if console.is_terminal and not verbose:
         return console
-    return Console(highlight=False, markup=False, emoji=False, stderr=stderr, width=WIDEST)
+    return plain(width=WIDEST, force_terminal=False)
 
 
 def print_line(console: Console, text: str) -> None:

@@ -14,7 +14,6 @@ from dfl.sweep import plots, tables
 from dfl.sweep.folder import PATIENCE
 from dfl.sweep.grid import Grid
 from dfl.sweep.page import sweep_page
-from dfl.sweep.progress import print_line
 from dfl.sweep.status import States
 
 
@@ -52,4 +51,3 @@ def publish(
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
     console.print(tables.terminal_table(summary, by))
-    print_line(console, f"tables and figures are in {folder}")

@@ -249,7 +249,12 @@ def test_the_command_writes_tables_and_a_plot(table: Path, tmp_path: Path) -> No
     }  # fmt: skip
     estimates = pd.read_csv(out / "estimates.csv")
     assert estimates["estimator"].tolist() == ["meta"] * 2 + ["tilted_score:leads=0+1"] * 2
-    assert (out / "summary.txt").read_text() == done.stdout
+    *_, last = done.stdout.splitlines()
+    assert last == f"look at    {out}/forest.png"
+    assert f"{(out / 'summary.txt').read_text()}{last}\n" == done.stdout
+    quiet = run(table, "--out", str(out), "--quiet")
+    assert (quiet.returncode, quiet.stdout) == (0, f"{last}\n")
+    assert "--quiet needs --out" in run(table, "--quiet").stderr
     refused = run(table, "--estimator", "metta")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("dfl: --estimator: unknown 'metta' (did you mean meta?)")

@@ -70,7 +70,7 @@ def test_a_table_is_printed_and_a_file_and_a_figure_are_written(
         ],
         ["ring", "done", "20", "0.5000", "0.4000", "1.8", "0.5", "2.00", "kB"],
         ["torus", "stopped", "10", "0.3000", "0.2000", "1.9", "0.5", "1.00", "kB"],
-        ["written:", "compare.csv,", "compare.png,", "report.html"],
+        ["look", "at", "report.html"],
     ]
     written = pd.read_csv("compare.csv", dtype=str)
     assert list(written)[:4] == ["folder", "status", "topology", "round"]
@@ -175,3 +175,10 @@ def test_without_accuracy_the_loss_is_drawn(tmp_path: Path) -> None:
     axes = figure(gather([folder])).axes[0]
     assert len(axes.lines) == 1
     assert axes.get_title(loc="left") == "Train loss by round"
+
+
+def test_a_quiet_comparison_prints_the_last_line(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, *map(str, two), "--quiet", "--no-report") == 0
+    assert capsys.readouterr().out == "look at    compare.png\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 from functools import partial
@@ -77,7 +78,7 @@ def test_a_sweep_writes_tables_and_figures_again_without_new_runs(here: Here) ->
         "peer",
         "payload",
     ]
-    assert output[-2:] == ["tables and figures are in sweeps/six", "6 cells: 6 done"]
+    assert output[-2:] == ["6 cells: 6 done", "look at    sweeps/six/report.html"]
     folder = Path("sweeps/six")
     table = without_clocks(folder)
     assert table["name"].tolist() == [
@@ -101,6 +102,29 @@ def test_a_sweep_writes_tables_and_figures_again_without_new_runs(here: Here) ->
     assert {path.read_text() for path in folder.glob("*/launches")} == {"x"}
 
 
+def test_a_quiet_sweep_prints_what_failed_and_the_last_line(here: Here) -> None:
+    assert here("six.toml", "--quiet", "--jobs", "2")[:2] == (
+        0,
+        ["look at    sweeps/six/report.html"],
+    )
+    Path("bad.toml").write_text("rounds = 5\n[sweep]\npeers = [4, 13]\n")
+    code, output, _ = here("bad.toml", "--quiet", "--no-report")
+    assert code == 1
+    assert [line.split()[0] for line in output] == ["failed", "look"]
+    assert output[-1] == "look at    sweeps/bad/figures"
+    assert here("six.toml", "--quiet", "--verbose")[0] == 2
+
+
+def test_a_verbose_sweep_prints_a_line_for_every_cell_on_a_terminal(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
+    assert not any("[1/6]" in line for line in here("six.toml", "--jobs", "2")[1])
+    shutil.rmtree("sweeps")
+    output = here("six.toml", "--jobs", "2", "--verbose")[1]
+    assert [line.partition("]")[0] for line in output[:6]] == [f"[{n}/6" for n in range(1, 7)]
+
+
 def test_status_and_dry_run_start_no_cell(here: Here) -> None:
     code, output, _ = here("six.toml", "--dry-run")
     assert (code, output[-1]) == (0, "6 cells: 6 waiting, in sweeps/six")
@@ -112,7 +136,7 @@ def test_status_and_dry_run_start_no_cell(here: Here) -> None:
         assert output[0].split() == ["cell", "status", "round", "accuracy"]
         assert output[1].split()[:3] == ["topology=ring,bits=none", "done", "5/5"]
         assert (code, output[-1]) == (0, "6 cells: 5 done, 1 waiting, in sweeps/six")
-    assert here("six.toml", "--table")[1][-1] == "tables and figures are in sweeps/six"
+    assert here("six.toml", "--table")[1][-1] == "look at    sweeps/six/report.html"
     assert without_clocks(Path("sweeps/six"))["status"].tolist().count("done") == 5
 
 
@@ -171,7 +195,7 @@ def test_failures_are_listed_with_their_reasons(here: Here) -> None:
     Path("bad.toml").write_text("rounds = 5\n[sweep]\npeers = [4, 13]\nlr = [0.1, 9]\n")
     code, output, _ = here("bad.toml", "--jobs", "4")
     assert code == 1
-    assert output[-4:] == [
+    assert output[-5:-1] == [
         "diverged   peers=4,lr=9: peer 1 is no longer finite after round 2: try a smaller --lr",
         "failed     peers=13,lr=0.1: --topology torus with 13 peers: has no sides",
         "failed     peers=13,lr=9: --topology torus with 13 peers: has no sides",
@@ -281,7 +305,7 @@ def test_interrupted_sweeps_have_the_same_tables(tmp_path: Path) -> None:
         lambda: "running" not in statuses(tmp_path / "out")
     )  # the cells of the killed sweep have ended
     code, output = ended(fake(tmp_path, 0, "--jobs", "2"))
-    assert (code, output[-1]) == (0, "6 cells: 6 done")
+    assert (code, output[-2]) == (0, "6 cells: 6 done")
     assert without_clocks(tmp_path / "out").equals(whole)
     assert (tmp_path / "out/summary.csv").read_bytes() == summary
     assert max(len((cell / "launches").read_text()) for cell in cells) >= 3

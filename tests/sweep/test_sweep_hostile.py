@@ -165,7 +165,7 @@ def test_a_damaged_cell_is_shown_and_run_again(here: Here, mine: Path, done: Pat
     assert "seed=0,0,damaged" in (Path("sweeps/two") / "sweep.csv").read_text()
     code, output, _ = here("two.toml")
     assert output[0].startswith("damaged    seed=0: sweeps/two/seed=0/metrics.csv is damaged")
-    assert (code, output[-1], read_state(done).status) == (0, "2 cells: 2 done", DONE)
+    assert (code, output[-2], read_state(done).status) == (0, "2 cells: 2 done", DONE)
     assert (done / "launches").read_text() == "xx"
 
 

@@ -25,7 +25,7 @@ def test_sweeps_at_once_share_the_cells(tmp_path: Path, pause: float) -> None:
     (tmp_path / "grid.toml").write_text(SIX)
     sweeps = [fake(tmp_path, pause, "--jobs", jobs) for jobs in ("1", "2", "1")]
     for code, printed in map(ended, sweeps):
-        assert (code, printed[-1]) == (0, "6 cells: 6 done"), printed
+        assert (code, printed[-2]) == (0, "6 cells: 6 done"), printed
     assert launches(tmp_path / "out") == "111111"
     assert set(without_clocks(tmp_path / "out")["status"]) == {"done"}
     left = [
@@ -53,7 +53,7 @@ def test_a_sweep_waits_for_the_cells_of_one_that_was_killed(tmp_path: Path) -> N
     wait_for(lambda: len(launches(tmp_path / "out")) == 6)
     first.kill()
     code, printed = ended(fake(tmp_path, 0, "--jobs", "2"))
-    assert (code, printed[-1]) == (0, "6 cells: 6 done"), printed
+    assert (code, printed[-2]) == (0, "6 cells: 6 done"), printed
     assert launches(tmp_path / "out") == "111111"
     first.communicate()
 
@@ -62,7 +62,7 @@ def test_failures_of_sweeps_at_once_are_reported_by_both(tmp_path: Path) -> None
     grid = "rounds = 5\n[sweep]\npeers = [4, 13]\nlr = [0.1, 9]\n"
     (tmp_path / "grid.toml").write_text(grid)
     for code, printed in map(ended, [fake(tmp_path, 0, "--jobs", "2") for _ in range(2)]):
-        assert (code, printed[-1]) == (1, "4 cells: 1 done, 1 diverged, 2 failed"), printed
+        assert (code, printed[-2]) == (1, "4 cells: 1 done, 1 diverged, 2 failed"), printed
 
 
 def test_a_file_system_without_locks_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_two_sweeps_of_real_runs_share_cells_and_run_damaged_ones_again(tmp_path
         for _ in range(2)
     ]
     for code, printed in map(ended, sweeps):
-        assert (code, printed[-1]) == (0, "2 cells: 2 done"), printed
+        assert (code, printed[-2]) == (0, "2 cells: 2 done"), printed
     tables = [path.read_text().splitlines() for path in tmp_path.glob("out/*/metrics.csv")]
     assert [[line.partition(",")[0] for line in table] for table in tables] == [
         ["round", "0", "2"]
