@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
     ("py:class", "Module|NDArray|Path|Tensor|partial"),
     # Aliases, and classes that annotations name without their module.
     ("py:class", "Assumption|Estimator|Group|Ints|LogDensity|Model|RoundKey|ServerDataRule"),
+    ("py:class", r"topologies\.sequences\.T"),
     # Attributes that share a line of a docstring: the first is read as of the type of the second.
     ("py:class", "model|scale|test_inputs|train_groups|train_protected"),
 ]
