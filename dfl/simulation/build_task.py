@@ -45,7 +45,7 @@ batched engine.
 """
 
 
-FEW_STATES = 10_000
+FEW_STATES = 2**14
 """Numbers of all states of a recurrent layer, for a batch, up to which peers train together on a
 processor.
 """

@@ -70,11 +70,11 @@ def engine(**settings: Any) -> bool:
     ("settings", "together"),
     [
         ({}, True),
-        ({"model": "char_lstm:hidden=256"}, False),
-        ({"batch_size": 0, "model": "char_lstm:hidden=100"}, False),
+        ({"model": "char_lstm:hidden=300"}, False),
+        ({"batch_size": 0, "model": "char_lstm:hidden=200"}, False),
         ({"threads": 2}, False),
         ({"engine": "loop"}, False),
-        ({"model": "char_lstm:hidden=200", "engine": "batched"}, True),
+        ({"model": "char_lstm:hidden=300", "engine": "batched"}, True),
         ({"model": f"{SPEC},peepholes=true"}, False),
     ],
 )
