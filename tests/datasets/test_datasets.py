@@ -16,6 +16,7 @@ import pytest
 
 from dfl.core.parts import parts_of
 from dfl.datasets import DATASETS, Data, digits, mnist
+from dfl.datasets.data import IGNORED
 from dfl.datasets.files import Source
 from tests.support.adult_files import write_adult
 from tests.support.cifar_files import write_batches, write_cifar100
@@ -43,8 +44,10 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "femnist": write_femnist,
     "har": write_har,
     "easy_vqa": write_easy,
+    "shakespeare": write_plays,
     "shakespeare_leaf": lambda folder: write_plays(folder.with_name("shakespeare")),
     "vqa2": write_vqa2,
+    "words": lambda folder: write_plays(folder.with_name("shakespeare")),
 }
 REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -67,11 +70,14 @@ def test_shapes_and_dtypes_are_those_of_data(data: Data) -> None:
         for part in parts_of(inputs):
             assert len(part) == len(labels) > 0
             assert part.flags.writeable
-            # Images, characters, plain numbers, or signals.
-            kinds = (("uint8", 4), ("uint8", 2), ("float32", 2), ("float32", 3))
+            # Images, characters, words, plain numbers, or signals.
+            kinds = (
+                ("uint8", 4), ("uint8", 2), ("int16", 2), ("float32", 2), ("float32", 3)
+            )  # fmt: skip
             assert (str(part.dtype), part.ndim) in kinds
         assert labels.dtype == np.int64
-        assert 0 <= labels.min() <= labels.max() < data.classes
+        given = labels[labels != IGNORED]
+        assert 0 <= given.min() <= given.max() < data.classes
 
 
 def test_importing_loads_nothing_heavy() -> None:
