@@ -72,6 +72,6 @@ __getattr__ = attributes(
         "Live": "dfl.reporting.callbacks.live",
         "MLflow": "dfl.reporting.callbacks.mlflow",
         "WeightsAndBiases": "dfl.reporting.callbacks.wandb",
-        "plot": "dfl.reporting.notebook",
     },
+    {"plot": "dfl.reporting.notebook"},
 )

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
@@ -196,7 +196,7 @@ def build(
     if isinstance(made, Drawn):
         built = _endless(made, mixing)
     elif isinstance(made, Clustered):
-        built = replace(_periodic(made.graph, mixing), clusters=made.clusters)
+        built = replace(_periodic(made.graph, mixing), clusters=_clusters(made.clusters, peers))
     else:
         built = _periodic(made, mixing)
     if examine and not (built.rows_sum or built.columns_sum):
@@ -205,6 +205,21 @@ def build(
             "every round"
         )
     return built
+
+
+def _clusters(given: ArrayLike, peers: int) -> NDArray[np.int64]:
+    """Return the number of the cluster of each peer, (P,).
+
+    Raises:
+        GraphError: they are no such numbers.
+    """
+    clusters = np.asarray(given)
+    if clusters.shape != (peers,) or not np.issubdtype(clusters.dtype, np.integer):
+        raise GraphError(
+            f"clusters must be a whole number for each of the {peers:,} peers, not an array of "
+            f"{clusters.dtype} of shape {clusters.shape}"
+        )
+    return clusters.astype(np.int64)
 
 
 def _labels(

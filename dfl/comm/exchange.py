@@ -1,4 +1,5 @@
-"""The network as a method sees it in one round: `exchange`, `aggregate`, `collect` and `broadcast`.
+"""The network as a method sees it in one round, a `Net`: `exchange`, `aggregate`, `collect`,
+`broadcast`, and `at_server`, by which nothing is sent.
 
 All that happens to a message happens in them, in this order: it is attacked, encoded, counted,
 sent, dropped where faults take it away, and decoded. What a method remembers about its messages is

@@ -1,4 +1,7 @@
-"""The network of a run: schedule, transport, threat model and traffic, and the simulated clock."""
+"""The network of a run: schedule, transport, threat model and traffic, and the simulated clock.
+
+A `Net` of `dfl.comm.exchange` is the network in one round.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def facts() -> Iterator[Fact]:
     yield from _mpi()
     yield from _compute()
     yield from _data()
-    yield "slurm", _said("sbatch", "--version") or "none"
+    yield "slurm", _output("sbatch", "--version") or "none"
     for name in sorted(filter(VARIABLES.match, os.environ)):
         yield "variable", f"{name}={os.environ[name]}"
 
@@ -99,7 +99,7 @@ def _mpi() -> Iterator[Fact]:
     if _number("mpi4py") is None:
         yield "mpi", "mpi4py is not installed: one rank only"
         return
-    yield "mpi", _said(sys.executable, "-c", _LIBRARY) or "mpi4py cannot be imported"
+    yield "mpi", _output(sys.executable, "-c", _LIBRARY) or "mpi4py cannot be imported"
     for name in LAUNCHERS:
         if path := shutil.which(name):
             yield "launcher", f"{path}: {_launched(path)}"
@@ -160,7 +160,7 @@ def _number(package: str) -> str | None:
         return None
 
 
-def _said(*command: str) -> str:
+def _output(*command: str) -> str:
     """Return the first line that a program prints; empty where it is missing or fails."""
     ended = _run(*command)
     lines = [] if isinstance(ended, str) or ended.returncode else ended.stdout.strip().splitlines()

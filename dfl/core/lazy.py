@@ -24,18 +24,22 @@ class _Lazy(ModuleType):
 torch = _Lazy("torch")
 
 
-def attributes(module: str, sources: Mapping[str, str]) -> Callable[[str], object]:
+def attributes(
+    module: str, sources: Mapping[str, str], modules: Mapping[str, str] | None = None
+) -> Callable[[str], object]:
     """Return a `__getattr__` for a module, which imports attributes at their first use.
 
     Args:
         module: the name of the module.
-        sources: attribute -> the module that defines it, or that it is.
+        sources: attribute -> the module that defines it.
+        modules: attribute -> the module that it is.
     """
 
     def load(name: str) -> object:
+        if modules and name in modules:
+            return import_module(modules[name])
         if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        source = import_module(sources[name])
-        return getattr(source, name, source)
+        return getattr(import_module(sources[name]), name)
 
     return load

@@ -91,7 +91,8 @@ def _examples(value: Any) -> tuple[Parts, Array]:
             raise InputError(f"--dataset cannot be read: {one_line(error)}") from error
         inputs = tuple(stacked) if len(stacked) > 1 else stacked[0]
     arrays = (*parts_of(inputs), labels)
-    if min(part.ndim for part in arrays) < 1 or len({len(part) for part in arrays} | {1}) != 2:
+    scalars = any(part.ndim < 1 for part in arrays)
+    if scalars or len({len(part) for part in arrays}) > 1 or len(labels) < 2:
         shapes = " and ".join(str(part.shape) for part in parts_of(inputs))
         raise InputError(
             f"--dataset must have two examples or more, with a label each, not inputs of shape "

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 FEW = 40
 """The most peers that are placed by the slow layout."""
 WORK = 2 * 10**7
-"""About the most pairs of peers that the springs move apart, which takes less than a second."""
+"""About the most pairs of peers that the springs separate, which takes less than a second."""
 
 
 def layout(receives: csr_array) -> Floats:
@@ -54,13 +54,13 @@ def _sprung(places: Floats, both: csr_array, steps: int) -> Floats:
     length = np.float32(np.sqrt(4 / peers))  # of an edge, for peers that fill the square
     x = places.T.astype(np.float32)
     for step in range(steps):
-        apart = x[:, :, None] - x[:, None]
+        gaps = x[:, :, None] - x[:, None]
         near = np.float32(1e-4) * length**2
-        push = length**2 / np.maximum(apart[0] ** 2 + apart[1] ** 2, near)
+        push = length**2 / np.maximum(gaps[0] ** 2 + gaps[1] ** 2, near)
         edges = x[:, ends] - x[:, others]
         pull = edges * (np.hypot(*edges) / length)
         force = np.stack([
-            np.einsum("ij,ij->i", apart[axis], push) - np.bincount(ends, pull[axis], peers)
+            np.einsum("ij,ij->i", gaps[axis], push) - np.bincount(ends, pull[axis], peers)
             for axis in range(2)
         ])  # fmt: skip
         size = np.maximum(np.hypot(*force), 1e-9)

@@ -116,7 +116,7 @@ def _rounds(
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
-            if observed:  # training does not read them
+            if observed:  # training does not read running statistics
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
             signal = _check_round(run_state, prepared)

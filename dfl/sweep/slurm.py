@@ -253,9 +253,9 @@ def endings(folder: Path) -> dict[str, str]:
         if cell := re.search(_BEGINS, start, re.MULTILINE):
             codes = [each[1] for line in lines if (each := re.fullmatch(_ENDS, line))]
             ends = bool(lines) and bool(re.fullmatch(_ENDS, lines[-1]))
-            said = [line for line in lines if line.strip() and not re.match(_OURS, line)]
+            printed = [line for line in lines if line.strip() and not re.match(_OURS, line)]
             how = f"ends with exit code {codes[-1]}" if ends else "ends without an exit code"
-            last = f": {said[-1].strip()[:LONGEST_REMARK]}" if said else ""
+            last = f": {printed[-1].strip()[:LONGEST_REMARK]}" if printed else ""
             found[Path(cell[1]).name] = f"slurm/{path.name} {how}{last}"
     return found
 

@@ -373,6 +373,8 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"mixing": np.zeros((PEERS, PEERS))}, "--"),
         ({"topology": np.full((6, 6), 1 / 6), "mixing": np.eye(6)}, "--topology and --mixing"),
         ({"dataset": (np.ma.masked_equal(X, X[0, 0]), Y)}, "--dataset"),
+        *(({"dataset": (X[:n], Y[:n])}, "--dataset must have two examples") for n in (0, 1)),
+        ({"dataset": (X, Y[1:])}, "--dataset must have two examples"),
         ({"links": np.array([1, 2])}, "--links"),
     ],
 )

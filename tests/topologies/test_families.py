@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scipy.sparse.csgraph import connected_components
 
-from topologies import MIXINGS, TOPOLOGIES, GraphError, WeightedGraph, build
+from topologies import (
+    MIXINGS,
+    TOPOLOGIES,
+    Clustered,
+    GraphError,
+    WeightedGraph,
+    build,
+    pattern,
+)
 from topologies.clusters import skew
 from topologies.hops import _basis
 
@@ -302,3 +310,18 @@ def test_bad_options_are_refused(name: str, options: dict[str, Any], message: st
     with pytest.raises(GraphError, match=message) as caught:
         network(name, 9, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_clusters_are_checked() -> None:
+    def built(given: Any) -> WeightedGraph:
+        made = Clustered(pattern(nx.cycle_graph(4)), given)
+        return build(lambda *_: made, MIXINGS["metropolis"], 4, np.random.default_rng(0))
+
+    for given in ([0, 0, 1, 1], np.array([0, 0, 1, 1], np.int8)):
+        clusters = built(given).clusters
+        assert clusters is not None
+        assert clusters.dtype == np.int64
+        assert clusters.tolist() == [0, 0, 1, 1]
+    for bad in ([0, 0, 1], [0.0, 0.0, 1.0, 1.0], [[0, 0, 1, 1]]):
+        with pytest.raises(GraphError, match="clusters"):
+            built(bad)

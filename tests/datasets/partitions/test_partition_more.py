@@ -24,7 +24,7 @@ from dfl.datasets.partitions.label_skew import biased, dirichlet
 from dfl.datasets.partitions.quantity_skew import natural, quantity
 from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
-from tests.datasets.test_partition import (
+from tests.datasets.partitions.test_partition import (
     MNIST_TEST,
     MNIST_TRAIN,
     balanced,
