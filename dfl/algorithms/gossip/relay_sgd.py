@@ -26,13 +26,14 @@ class State:
     Attributes:
         x: (p, m), the models.
         start: (p, m), x⁰, the models before round 0.
-        relayed: (e, T + m), by (i, k), c_(k->i) on each of T trees, of how many peers a message is
-            the sum, then m_(k->i); zeros where the tree of a coordinate has no such edge.
+        relayed: (e, m), m_(k->i) by (i, k); zeros where the tree of a coordinate has no such edge.
+        counts: (e, T, 1), c_(k->i) on each tree, of how many peers it is the sum.
     """
 
     x: Tensor
     start: Tensor
     relayed: Tensor
+    counts: Tensor
 
 
 @ALGORITHMS.register("relay_sgd")
@@ -63,44 +64,44 @@ class RelaySGD(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, before any message."""
-        edges, T = len(net.union.into_owner), len(net.graphs)
-        return State(x, x, x.new_zeros(edges, T + x.shape[1]))
+        edges = len(net.union.into_owner)
+        return State(x, x, x.new_zeros(edges, x.shape[1]), x.new_zeros(edges, len(net.graphs), 1))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, and let every tree relay and average its coordinates."""
         z, T = task.train(state.x, net.t), len(net.graphs)
-        z = torch.column_stack([z.new_ones(len(z), T), z])  # every peer counts for one
-        x, relayed = [], []
+        x, relayed, counts = [], [], []
         for k, tree in enumerate(net.graphs):
-            own, before = (rows[:, k::T].contiguous() for rows in (z, state.relayed))
-            after, total = _relay(own, before, tree, slot=f"tree {k}" if k else "x")
-            missing = net.peers - total[:, :1]
-            x.append((missing * state.start[:, k::T]).add_(total[:, 1:]).div_(net.peers))
-            relayed.append(after)
-        return State(_merged(x), state.start, _merged(relayed))
+            before = torch.column_stack([state.relayed[:, k::T], state.counts[:, k]])
+            after, total = _relay(z[:, k::T], before, tree, slot=f"tree {k}" if k else "x")
+            missing = net.peers - total[:, -1:]
+            x.append((total[:, :-1] + missing * state.start[:, k::T]) / net.peers)
+            relayed.append(after[:, :-1])
+            counts.append(after[:, -1:])
+        return State(_merged(x), state.start, _merged(relayed), torch.stack(counts, 1))
 
 
 def _relay(z: Tensor, before: Tensor, tree: Net, slot: str) -> tuple[Tensor, Tensor]:
-    """Relay the sums of the round before on a tree, each after its count.
+    """Relay the sums of the round before on a tree, each with its count in the last column.
 
     Args:
-        z: (p, 1 + m), what peers add.
-        before: (e, 1 + m), m_(k->i) by (i, k) of the round before.
+        z: (p, m), what peers add.
+        before: (e, m + 1), m_(k->i) by (i, k) of the round before.
         tree: the network on the tree.
         slot: names this exchange.
 
     Returns:
-        m_(k->i) of this round, (e, 1 + m), and z_i + sum_k m_(k->i), (p, 1 + m).
+        m_(k->i) of this round, (e, m + 1), and z_i + sum_k m_(k->i), (p, m + 1).
     """
-    edges = tree.edges
+    z, edges = torch.column_stack([z, z.new_ones(len(z))]), tree.edges
     alone = len(edges.out) == len(before)  # no other tree has an edge that this one has not
     sent = before if alone else rows_at(before, edges.out)
-    sums = rows_at(tree.sum_incoming(before).add_(z), edges.owner).sub_(sent)  # by (i, j)
+    sums = rows_at(z + tree.sum_incoming(before), edges.owner) - sent  # by (i, j)
     after = tree.exchange(sums, per_edge=True, slot=slot).messages
     if not alone:
         places = torch.from_numpy(edges.into).to(before.device)
         after = torch.zeros_like(before).index_copy_(0, places, after)
-    return after, tree.sum_incoming(after).add_(z)
+    return after, z + tree.sum_incoming(after)
 
 
 def _merged(parts: list[Tensor]) -> Tensor:
