@@ -149,12 +149,13 @@ def test_it_runs_from_an_empty_folder_without_the_checkout(
     venv.create(environment)
     python = environment / "bin/python"
     install = ["pip", "--python", str(python), "install", "--no-deps", "--no-index"]
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
-        [sys.executable, "-m", *install, str(built[1])], check=True, capture_output=True, cwd=empty
-    )
+        [sys.executable, "-m", *install, str(built[1])],
+        check=True, capture_output=True, cwd=empty, env=clean,
+    )  # fmt: skip
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(*command: str) -> str:
         ended = subprocess.run(

@@ -58,6 +58,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "share_all_until": st.sampled_from([None, None, "1", "2", "3", "train_loss=2", "accuracy=0.1"]),
     "until": st.sampled_from([None, None, *(f"{name}=0.1" for name in GOALS)]),
     "ensemble": st.booleans(),
+    "norm_stats": st.sampled_from([*["refuse"] * 9, "local", "share", "recompute"]),
     "eval_every": st.integers(1, 3), "engine": st.sampled_from(["auto", "batched", "loop"]),
     "eval_last": st.integers(1, 3),
     "checkpoint_every": st.sampled_from([None, 1]), "threads": st.just(1), "device": st.just("cpu"),
