@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError, one_line
+from dfl.datasets.text import most_frequent
 
 
 def read_json(where: str, raw: bytes | bytearray) -> Any:
@@ -33,8 +34,7 @@ def words_of(question: str) -> list[str]:
 
 def vocabulary(questions: Iterable[str], most: int) -> list[str]:
     """Return the most frequent words of questions; those of equal counts in alphabetical order."""
-    counts = Counter(word for question in questions for word in words_of(question))
-    return sorted(counts, key=lambda word: (-counts[word], word))[:most]
+    return most_frequent((word for question in questions for word in words_of(question)), most)
 
 
 def bags(questions: Sequence[str], known: Sequence[str]) -> NDArray[np.uint8]:

@@ -33,11 +33,11 @@ WINDOW = 80
 TRAIN_PART = 0.8
 """The part of a role's windows, from its beginning, that is for training."""
 AUTHOR = "by William Shakespeare"
-SPEECH = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
+LINES = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
 GOES_ON = re.compile(r"    (.*)")
 FLAT_PLAY = "THE COMEDY OF ERRORS"
 """The play whose lines have lost their indentation."""
-FLAT_SPEECH = re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
+FLAT_LINES = re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
 FLAT_GOES_ON = re.compile(r"(.*)")
 
 Letters = NDArray[np.uint8]
@@ -113,23 +113,23 @@ def plays(text: str) -> list[list[list[str]]]:
     found: list[list[list[str]]] = []
     for start, end in pairwise([*starts, len(lines)]):
         flat = any(line.strip() == FLAT_PLAY for line in lines[max(0, start - 7) : start])
-        roles = _speeches(lines[start + 1 : end], flat)
+        roles = _lines_of_roles(lines[start + 1 : end], flat)
         found += [roles] if len(roles) > 1 else []
     return found
 
 
-def _speeches(lines: Sequence[str], flat: bool) -> list[list[str]]:
+def _lines_of_roles(lines: Sequence[str], flat: bool) -> list[list[str]]:
     """Return the lines of every role of a play, in the order in which the roles begin.
 
     Args:
         lines: of the play.
         flat: whether its lines have no indentation.
     """
-    speech, goes_on = (FLAT_SPEECH, FLAT_GOES_ON) if flat else (SPEECH, GOES_ON)
+    begins, goes_on = (FLAT_LINES, FLAT_GOES_ON) if flat else (LINES, GOES_ON)
     roles: dict[str, list[str]] = {}
     current: list[str] | None = None
     for line in lines:
-        if match := speech.match(line):
+        if match := begins.match(line):
             heading = flat and match[1].upper().startswith("ACT ")
             current = None if heading else roles.setdefault(match[1].upper(), [])
             if current is not None:

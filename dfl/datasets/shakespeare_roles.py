@@ -9,10 +9,9 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core.errors import InputError
-from dfl.core.options import Count
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.shakespeare import FILE, plays, read
-from dfl.datasets.text import Ints, joined, rows_of, split_in_time
+from dfl.datasets.text import Ints, Steps, rows_joined, rows_of, split_in_time
 
 BEGIN, PADDING = 256, 257
 """Characters besides the 256 bytes: before the first one of a text, and at padded places."""
@@ -23,7 +22,7 @@ def shakespeare(
     directory: Path | None,
     *,
     min_lines: Annotated[int, Interval(ge=2, le=1_000_000)] = 2,
-    steps: Count = 80,
+    steps: Steps = 80,
 ) -> Data:
     """Shakespeare as McMahan et al. have it: the next character at every place of rows of 80, in
     258 characters, by role of a play.
@@ -57,7 +56,7 @@ def shakespeare(
     halves = [[_rows(half, steps) for half in text] for text in texts if all(text)]
     if not halves:
         raise InputError(f"{path}: found no role of {min_lines} lines, expected plays as in {FILE}")
-    train, test = (joined([one[k] for one in halves]) for k in range(2))
+    train, test = (rows_joined([one[k] for one in halves]) for k in range(2))
     return Data(
         train.inputs,
         train.labels,

@@ -1,19 +1,29 @@
-"""What text data sets share: a split in time, and rows of equal length with padding."""
+"""What text data sets share: frequent words, a split in time, and rows of equal length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
 from dfl.datasets.data import IGNORED
 
 Ints = NDArray[np.int64]
+Steps = Annotated[int, Interval(ge=1, le=10_000)]
+"""The length of a row; a short text is padded to it."""
 
 TEST_PART = 5
 """One in so many lines of a role is for testing, rounded up."""
+
+
+def most_frequent(values: Iterable[str], most: int) -> list[str]:
+    """Return the most frequent values; those of equal counts in alphabetical order."""
+    counts = Counter(values)
+    return sorted(counts, key=lambda value: (-counts[value], value))[:most]
 
 
 def split_in_time(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -30,7 +40,7 @@ class Rows(NamedTuple):
     groups: Ints
 
 
-def joined(texts: Sequence[tuple[Ints, Ints]], groups: Sequence[int] | None = None) -> Rows:
+def rows_joined(texts: Sequence[tuple[Ints, Ints]], groups: Sequence[int] | None = None) -> Rows:
     """Return the rows of several texts, inputs in 16 bits.
 
     Args:

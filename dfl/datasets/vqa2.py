@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from dfl.core.parse import KINDS, shown
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Source, content, find, locate, unpacked
 from dfl.datasets.questions import bags, read_json, vocabulary
+from dfl.datasets.text import most_frequent
 
 HALVES = ("train2014", "val2014")
 FEATURES = "trainval_resnet101_faster_rcnn_genome_36.tsv"
@@ -56,7 +56,7 @@ def vqa2(directory: Path | None, *, answers: Count = 1000, words: Count = 1000) 
     and how often each word of the vocabulary is in the question, (n, words) uint8. The label is the
     most frequent of the ten answers (`multiple_choice_answer`), and accuracy is that of exact
     answers, not of the ten. Training questions with other answers than the most frequent ones are
-    left out; test questions with such have a label of their own, which is always wrong.
+    left out; test questions with such have a label of their own, which no training example has.
 
     Args:
         directory: holds vqa2/, or itself the official files, compressed (.gz, .xz) or not:
@@ -75,8 +75,7 @@ def vqa2(directory: Path | None, *, answers: Count = 1000, words: Count = 1000) 
     """
     folder = locate("vqa2", directory, SOURCE)
     train, test = (_half(folder, half) for half in HALVES)
-    counts = Counter(train.answers)
-    common = sorted(counts, key=lambda answer: (-counts[answer], answer))[:answers]
+    common = most_frequent(train.answers, answers)
     label = {answer: k for k, answer in enumerate(common)}
     own = [k for k, answer in enumerate(train.answers) if answer in label]
     train = Half(*([column[k] for k in own] for column in train))  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,10 +11,16 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core.errors import InputError
-from dfl.core.options import Count
 from dfl.datasets.data import DATASETS, IGNORED, Data
 from dfl.datasets.shakespeare import FILE, plays, read
-from dfl.datasets.text import Ints, joined, rows_of, split_in_time
+from dfl.datasets.text import (
+    Ints,
+    Steps,
+    most_frequent,
+    rows_joined,
+    rows_of,
+    split_in_time,
+)
 
 WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[.,;:!?]")
 OTHERS = 3
@@ -31,7 +36,7 @@ def words(
     by: Literal["role", "play"] = "role",
     vocabulary: Annotated[int, Interval(ge=OTHERS + 1, le=30_000)] = 10_000,
     min_lines: Annotated[int, Interval(ge=2, le=1_000_000)] = 2,
-    steps: Count = 10,
+    steps: Steps = 10,
 ) -> Data:
     """The words of Shakespeare's plays: the next word at every place of rows of 10, by role or by
     play.
@@ -64,22 +69,26 @@ def words(
         for group, play in enumerate(plays(raw.decode("latin-1")))
         for train, test in (split_in_time(lines) for lines in play if len(lines) >= min_lines)
     ]
-    counts = Counter(word for _, train, _ in roles for word in train)
-    known = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - OTHERS]
+    known = most_frequent((word for _, train, _ in roles for word in train), vocabulary - OTHERS)
     places = {word: k for k, word in enumerate(known)}
     every = [
         (group, _rows(train, places, vocabulary, steps), _rows(test, places, vocabulary, steps))
         for group, train, test in roles
     ]
     rows = [each for each in every if len(each[1][1]) and len(each[2][1])]
+    if known and not rows:
+        raise InputError(
+            f"{path}: found no role with one of {len(known)} known words in both halves: choose a "
+            f"vocabulary of more than {vocabulary}"
+        )
     if not rows:
         raise InputError(f"{path}: found no role of {min_lines} lines, expected plays as in {FILE}")
     numbers: Sequence[int] = range(len(rows))
     if by == "play":
         _, found = np.unique([group for group, _, _ in rows], return_inverse=True)
         numbers = found.tolist()
-    train = joined([each for _, each, _ in rows], numbers)
-    test = joined([each for _, _, each in rows], numbers)
+    train = rows_joined([each for _, each, _ in rows], numbers)
+    test = rows_joined([each for _, _, each in rows], numbers)
     return Data(
         train.inputs,
         train.labels,

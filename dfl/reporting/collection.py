@@ -79,7 +79,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Map:
-    """A map of two fields: its title, what its corner says, its columns, and rows of fields."""
+    """A map of two fields: its title, the text of its corner, its columns, and rows of fields."""
 
     title: str
     corner: str

@@ -24,6 +24,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
 from dfl.core.profiling import in_phase
 from dfl.simulation.distribute_data import pack, unpack
+from dfl.simulation.evaluator import due as evaluated
 from dfl.simulation.run_state import RunState, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions
@@ -173,7 +174,10 @@ def restore(run_state: RunState, prepared: Prepared, evaluator: Evaluator) -> Ru
         name: torch.from_numpy(value).to(getattr(state, name).device)
         for name, value in rows.items()
     }
-    return RunState(content["round"], task, replace(state, **values))
+    restored = RunState(content["round"], task, replace(state, **values))
+    if evaluated(restored.t, prepared.run):  # it may not have been due when it was written
+        task.recompute_statistics(restored.state.x)
+    return restored
 
 
 def _scatter(

@@ -33,7 +33,7 @@ def test_the_alphabet_has_80_characters() -> None:
 
 
 def test_roles_have_their_lines() -> None:
-    """A role goes on after another one, and a heading of the flat play ends a speech."""
+    """A role goes on after another one, and a heading of the flat play ends a role's text."""
     found = shakespeare._roles(TEXT)
     assert [len(lines) for lines in found] == [4, 2, 8, 3, 1]
     assert found[1] == ["One line.", "Two lines!"]

@@ -57,6 +57,12 @@ def test_peers_are_roles_or_plays(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["words", "shakespeare"])
+def test_rows_longer_than_memory_are_refused(name: str) -> None:
+    with pytest.raises(dfl.InputError, match=r"steps.*2147483647"):
+        next(dfl.simulate(dfl.Run(dataset=f"{name}:steps=2147483647")))
+
+
 @pytest.mark.parametrize("damage", [name for name in DAMAGE if name != "short lines"])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     packing, raw, expected = DAMAGE[damage]

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 import dfl
 from dfl import InputError, Run
+from dfl.core.errors import Suspended
 from dfl.models.normalization import BatchNorm, converted
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import NormStats
 from dfl.models.zoo import MODELS
+from dfl.simulation import loop
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
@@ -242,6 +244,21 @@ def test_a_resumed_run_and_its_models(
     model = ended.model(2)
     assert not model.training
     assert torch.equal(model.state_dict()["2.running_var"], ended.state["2.running_var"][2])
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_resumed_run_evaluates_recomputed_statistics(
+    normed: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a signal in a round that was not to be evaluated then."""
+    run = replace(RUN, model=normed, norm_stats="recompute", report=False, eval_every=10)
+    whole = list(dfl.simulate(replace(run, rounds=3)))
+    monkeypatch.setattr(loop, "_check_round", lambda state, _: 15 * (state.t == 3))
+    with pytest.raises(Suspended):
+        list(dfl.simulate(replace(run, out=tmp_path, rounds=8)))
+    monkeypatch.undo()
+    again = dfl.resumed(tmp_path, model=normed, rounds=3)
+    assert list(dfl.simulate(again))[-1].train_loss == whole[-1].train_loss
 
 
 @pytest.mark.usefixtures("no_figures")
