@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+STACKED: ContextVar[bool] = ContextVar("STACKED", default=False)
+"""Whether several models are computed at once, see `stacked_models`."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that hold its hooks."""
 
@@ -54,7 +58,26 @@ def is_recurrent(layer: Module) -> bool:
     """Return whether a layer goes through the steps of a sequence: one of torch, or one that states
     by `together` whether several peers are computed at once.
     """
-    return isinstance(layer, torch.nn.RNNBase) or hasattr(layer, "together")
+    return isinstance(layer, torch.nn.RNNBase) or isinstance(getattr(layer, "together", None), bool)
+
+
+@contextmanager
+def stacked_models() -> Iterator[None]:
+    """State, while it is open, that `torch.func.vmap` computes several models at once."""
+    token = STACKED.set(True)
+    try:
+        yield
+    finally:
+        STACKED.reset(token)
+
+
+def convolutions() -> tuple[type[Module], ...]:
+    """Return the convolutional layers of torch."""
+    nn = torch.nn
+    return (
+        nn.Conv1d, nn.Conv2d, nn.Conv3d,
+        nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+    )  # fmt: skip
 
 
 def fill(module: Module, values: Mapping[str, Tensor]) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from dfl.core.errors import InputError
 
+Torchs = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+
 STATISTICS = ("running_mean", "running_var")
 """The names of a layer's running statistics."""
 
@@ -24,6 +26,7 @@ class BatchNorm(nn.Module):
 
     with the unbiased variance, as in torch. Else mean and variance are the running ones; a variance
     below 0, which mixing may leave, counts as 0. A batch of one value has the variance 0.
+    Every place of an example counts alike, also the padded ones of a sequence.
 
     Attributes:
         eps: added to the variance.
@@ -41,7 +44,7 @@ class BatchNorm(nn.Module):
     example_weight: Tensor | None
     rate: Tensor | None
 
-    def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, layer: Torchs) -> None:
         """Take the place of a layer of torch, with its parameters and statistics."""
         super().__init__()
         assert layer.momentum is not None
@@ -104,19 +107,25 @@ def converted(module: nn.Module) -> nn.Module:
     The module is changed; parameters and statistics keep their names.
 
     Raises:
-        InputError: a layer averages its statistics over all batches.
+        InputError: a layer averages its statistics over all batches, or is in evaluation while
+            the model is in training.
     """
     made: dict[nn.Module, BatchNorm] = {}
     for name, layer in module.named_modules():
         if type(layer) in TORCHS and layer.track_running_stats:
+            if module.training and not layer.training:
+                raise InputError(
+                    f"the model's layer {name} is in evaluation (eval()) and the model is not: "
+                    "call train() on it, as --norm-stats trains every BatchNorm"
+                )
             if layer.momentum is None:
                 raise InputError(
                     f"the model's layer {name} has momentum=None: give the rate of its running "
                     "statistics, as 0.1"
                 )
             made[layer] = BatchNorm(layer)
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if child in made:
-                parent._modules[name] = made[child]
+    for full, layer in list(module.named_modules(remove_duplicate=False)):
+        if full and layer in made:
+            parent, _, name = full.rpartition(".")
+            setattr(module.get_submodule(parent), name, made[layer])
     return made.get(module, module)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.rows import rows_at
+from dfl.models.modules import convolutions, running_statistics
 from dfl.models.sharing import NormStats, shared_names
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class ParameterLayout:
         d: the numbers of the row.
         shared: how many of them peers share.
         statistics: the names that are running statistics: training sets them by its forward pass,
-            and no gradient, velocity or decay acts on them.
+            and no gradient, velocity or decay of local steps acts on them. A method that keeps a
+            momentum of shared numbers between rounds applies it to shared statistics, too.
         own: the last numbers of the row, which no setting shares: statistics that stay with peers.
     """
 
@@ -192,8 +194,8 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
 
     nn = torch.nn
     n = value.numel()
-    if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
-        bound = 1 / math.sqrt(math.prod(layer.weight.shape[1:]))
+    if isinstance(layer, (nn.Linear, *convolutions())):
+        bound = 1 / math.sqrt(math.prod(layer.get_parameter("weight").shape[1:]))
         bound *= getattr(layer, "gain", 1.0) if name.endswith("weight") else 1.0
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.RNNBase | nn.Embedding) or hasattr(layer, "initial_bound"):
@@ -228,6 +230,13 @@ def _statistics(module: Module, norm_stats: NormStats) -> dict[str, Tensor]:
             f"--norm-stats {norm_stats} is for the running statistics of torch's BatchNorm, and "
             f"the model keeps {others[0]}, which is none of them"
         )
+    covered = {name.rpartition(".")[0] for name in running_statistics(module)}
+    unknown = [name for name in others if name.rpartition(".")[0] not in covered]
+    if unknown:
+        raise InputError(
+            f"the model keeps the buffer {unknown[0]}, which is none of BatchNorm and which no "
+            "--norm-stats covers: make it a frozen parameter (requires_grad=False)"
+        )
     if others:
         raise InputError(
             f"the model keeps running statistics ({others[0]}) that averaging would corrupt: "
@@ -240,7 +249,7 @@ def _draws(layer: Module) -> bool:
     """Return whether a layer draws from torch's own generator when it trains."""
     rates = (getattr(layer, name, 0) for name in ("p", "dropout"))
     return isinstance(layer, torch.nn.RReLU) or any(
-        isinstance(each, int | float) and each > 0 for each in rates
+        isinstance(each, int | float) and 0 < each <= 1 for each in rates
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+
+from dfl.models.modules import STACKED
 
 ALIGNED = 64
 """Numbers to which the end of a buffer is padded.
@@ -23,8 +24,8 @@ vectors, and the place of that end depends on which peers train together.
 class LSTM(nn.LSTM):
     """Torch's LSTM, batch first, which several peers can also compute together.
 
-    Under `torch.func.vmap` over models, the gates of all peers are batched products, and the input
-    projections of all steps are one.
+    Under `torch.func.vmap` over models, within `stacked_models`, the gates of all peers are
+    batched products, and the input projections of all steps are one.
 
     Attributes:
         together: whether a layer can be computed for several peers at once.
@@ -37,8 +38,7 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         """Return the states (n, steps, hidden) of the last layer for x (n, steps, inputs)."""
-        weight: Any = self.weight_hh_l0
-        if not is_batchedtensor(weight):
+        if not STACKED.get():
             return super().forward(x)[0], None
         for k in range(self.num_layers):
             weights = (
@@ -50,12 +50,13 @@ class LSTM(nn.LSTM):
 
 
 class _PerPeer(torch.autograd.Function):
-    """A layer of one model, which exists only under vmap: there it is `_Together`."""
+    """A layer under vmap: there it is `_Together`."""
 
     @staticmethod
     def forward(*arguments: Tensor) -> Tensor:
-        """Never called: `LSTM` calls torch's own layer for one model."""
-        raise NotImplementedError
+        """Return the states of a frozen layer whose inputs all models have in common."""
+        out: Tensor = _Together.apply(*(each[None] for each in arguments))  # type: ignore[no-untyped-call]
+        return out[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -24,9 +24,9 @@ MODELS: Registry[Callable[..., Module]] = Registry("model", "dfl.models")
 """Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs.
 
 A model states by `takes_several_parts` that it takes inputs of several parts: `shape` is a tuple of
-their shapes then. It states by `takes_places` that it has outputs at every place of a sequence; it
-is called as f(shape, classes, places, *, options), where `places` is the shape of an example's
-labels, or () where it has one label.
+their shapes then. It states by `predicts_places` that it has outputs at every place of a
+sequence; it is called as f(shape, classes, places, *, options), where `places` is the shape of an
+example's labels, or () where it has one label.
 """
 
 WIDEST = 1_000_000
@@ -47,22 +47,22 @@ def takes_tokens(model: _M) -> _M:
 
 def takes_several_parts(model: _M) -> _M:
     """State that the inputs of a model have several parts, which are its arguments."""
-    setattr(model, "takes_parts", True)  # noqa: B010  no attribute of a function's type
+    setattr(model, "takes_several_parts", True)  # noqa: B010  no attribute of a function's type
     return model
 
 
-def takes_places(model: _M) -> _M:
+def predicts_places(model: _M) -> _M:
     """State that a model predicts a label at every place where the data have one."""
     setattr(model, "predicts_places", True)  # noqa: B010  no attribute of a function's type
     return model
 
 
-def takes_parts(model: object) -> bool:
+def has_several_parts(model: object) -> bool:
     """Return whether a model states that its inputs have several parts."""
-    return bool(getattr(model, "takes_parts", False))
+    return bool(getattr(model, "takes_several_parts", False))
 
 
-def predicts_places(model: object) -> bool:
+def has_places(model: object) -> bool:
     """Return whether a model states that it predicts a label at every place."""
     return bool(getattr(model, "predicts_places", False))
 
@@ -78,7 +78,7 @@ def without_values(
         classes: the number of labels.
         places: the shape of an example's labels where they are several.
     """
-    arguments = (shape, classes, places) if predicts_places(build.func) else (shape, classes)
+    arguments = (shape, classes, places) if has_places(build.func) else (shape, classes)
     with torch.device("meta"):
         return build(*arguments)
 
@@ -239,7 +239,7 @@ def vqa(
 
 @MODELS.register("char_lstm")
 @takes_tokens
-@takes_places
+@predicts_places
 def char_lstm(
     shape: Shape,
     classes: int,
@@ -270,7 +270,7 @@ def char_lstm(
 
 @MODELS.register("word_lstm")
 @takes_tokens
-@takes_places
+@predicts_places
 def word_lstm(
     shape: Shape,
     classes: int,

@@ -19,10 +19,10 @@ from dfl.core.parse import shown
 from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
 from dfl.core.registry import flag
 from dfl.models.model_file import ModelFile
-from dfl.models.modules import fill, frozen, is_recurrent
+from dfl.models.modules import convolutions, fill, frozen, is_recurrent
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.sharing import nets_of
-from dfl.models.zoo import MODELS, predicts_places, takes_parts, without_values
+from dfl.models.zoo import MODELS, has_places, has_several_parts, without_values
 from dfl.simulation.components import Components
 from dfl.training.batches import widths
 from dfl.training.examples import Examples, as_tensor, normalize_floats
@@ -78,16 +78,16 @@ def make_module(
 def _check_form(run: Run, build: partial[Module], shape: Shape, places: tuple[int, ...]) -> None:
     """Refuse a built-in model for other parts of inputs, or other labels, than it takes."""
     several = bool(shape) and isinstance(shape[0], tuple)
-    if several != takes_parts(build.func):
+    if several != has_several_parts(build.func):
         wanted = "one part" if several else "several parts"
         raise InputError(
             f"--model {run.model} takes inputs of {wanted}, not of {shown_shape(shape)}"
-            f"{_choices(takes_parts) if several else ''}"
+            f"{_choices(has_several_parts) if several else ''}"
         )
-    if places and not predicts_places(build.func):
+    if places and not has_places(build.func):
         raise InputError(
             f"--model {run.model} predicts one label of an example, not {shown_shape(places)}"
-            f"{_choices(predicts_places)}"
+            f"{_choices(has_places)}"
         )
 
 
@@ -503,7 +503,7 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
     if recurrent:
         return task.device.type != "cpu" or widest * task.recurrent_states <= FEW_STATES
     small = task.parameter_layout.d * widest <= SMALL
-    convolves = any(isinstance(layer, torch.nn.modules.conv._ConvNd) for layer in layers)
+    convolves = any(isinstance(layer, convolutions()) for layer in layers)
     return (
         task.device.type != "cpu"
         or bool(task.dense and run.threads == 1)

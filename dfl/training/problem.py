@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.parts import Parts, map_parts, parts_of, shape_of
-from dfl.models.modules import Dense, dense_layers, is_recurrent
+from dfl.models.modules import Dense, dense_layers, is_recurrent, stacked_models
 from dfl.training.augmentation import NO_AUGMENTATION, Augment
 from dfl.training.batch import Batch
 from dfl.training.examples import Examples, normalize
@@ -315,7 +315,8 @@ class Problem:
             if each:
                 inputs = map_parts(lambda part: part.expand(2, *part.shape[1:]), inputs)
         stacked = torch.func.vmap(forward, in_dims=(0, 0 if each else None))
-        out: Tensor = stacked(parameters, inputs)
+        with stacked_models():
+            out: Tensor = stacked(parameters, inputs)
         return out[:a]
 
     def output(self, parameters: dict[str, Tensor], inputs: Parts, part: str = "") -> Tensor:

@@ -307,6 +307,10 @@ def refused() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"model": stack}, "2.running_mean.*--norm-stats"
     yield {"model": "mlp", "norm_stats": "local"}, "--norm-stats local.*--model mlp"
     yield {"model": Counting(), "norm_stats": "share"}, "--norm-stats share.*calls"
+    frozen = copy.deepcopy(stack)
+    frozen[2].eval()
+    yield {"model": frozen, "norm_stats": "local"}, "layer 2.*eval"
+    yield {"model": Counting()}, "calls.*--norm-stats"
     cumulative = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, momentum=None))
     yield {"model": cumulative, "norm_stats": "local"}, "layer 2.*momentum=None"
     yield (

@@ -12,6 +12,7 @@ from torch import nn
 
 import dfl
 from dfl.comm.mpi import World
+from dfl.models.modules import stacked_models
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.recurrent import LSTM, LastState, PeepholeLSTM
 from dfl.models.zoo import MODELS
@@ -120,7 +121,8 @@ def gradients(
         return torch.func.functional_call(module, own, (x,))[0]
 
     if together:
-        out = torch.func.vmap(call)(leaves, x)
+        with stacked_models():
+            out = torch.func.vmap(call)(leaves, x)
     else:
         rows = [{name: value[i] for name, value in leaves.items()} for i in range(len(x))]
         out = torch.stack([call(row, own) for row, own in zip(rows, x, strict=True)])
@@ -159,7 +161,9 @@ def test_gradients_of_the_inputs_are_those_of_torch() -> None:
     own = {
         name: value.detach().expand(2, *value.shape) for name, value in module.named_parameters()
     }
-    together = torch.func.vmap(lambda p, x: torch.func.functional_call(module, p, (x,))[0])(own, x)
+    with stacked_models():
+        call = torch.func.vmap(lambda p, x: torch.func.functional_call(module, p, (x,))[0])
+        together = call(own, x)
     alone = module(x.flatten(0, 1))[0].view(together.shape)
     (one,) = torch.autograd.grad(together.square().sum(), x)
     (other,) = torch.autograd.grad(alone.square().sum(), x)
@@ -300,3 +304,19 @@ def test_har_lstm_answers_by_the_last_state_of_signals() -> None:
     assert sum(value.numel() for value in whole.parameters()) == 14_150
     with pytest.raises(dfl.InputError, match="--model har_lstm"):
         MODELS["har_lstm"]((3, 32, 32), 6)
+
+
+@pytest.mark.parametrize("kept", ["weight_hh", "weight_ih", "_l1", ""])
+def test_frozen_weights_are_those_of_all_models(kept: str) -> None:
+    """Those whose names have `kept` differ between models; the others are the module's own."""
+    torch.manual_seed(0)
+    module = LSTM(3, 4, 2).double().requires_grad_(False)
+    own = {
+        name: torch.randn(3, *value.shape, dtype=torch.float64)
+        for name, value in module.named_parameters()
+        if kept in name
+    }
+    x = torch.randn(3, 2, 5, 3, dtype=torch.float64)
+    expected = gradients(module, own, x, together=False)
+    for name, value in gradients(module, own, x, together=True).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
