@@ -106,7 +106,7 @@ class Terminal(Callback):
             goal.append(("until", f"{run.until} {'reached' if met else 'not reached'}"))
         lines = [*goal, *summary(outcome.peers, self.last), ("files", str(run.out or "none"))]
         self._print([] if self.quiet else lines)
-        if outcome.profile is not None:
+        if outcome.profile is not None and not self.quiet:
             self.console.print(table(outcome.profile), soft_wrap=True, markup=False)
         self._print(_look_at(run.out))
 

@@ -98,9 +98,15 @@ def test_a_rank_is_a_process_of_the_trace() -> None:
 
 def test_the_command_prints_the_table(dfl_run: Command, tmp_path: Path) -> None:
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in FEW.items()]
-    ended = dfl_run(*flags, "--profile", "--quiet", f"--out={tmp_path / 'run'}")
+    ended = dfl_run(*flags, "--profile", f"--out={tmp_path / 'run'}")
     lines = ended.out.splitlines()
     assert any(line.startswith("forward and backward") for line in lines)
+
+
+def test_a_quiet_command_prints_no_table(dfl_run: Command, tmp_path: Path) -> None:
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in FEW.items()]
+    ended = dfl_run(*flags, "--profile", "--quiet", f"--out={tmp_path / 'run'}")
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["look"]
 
 
 def test_a_profile_needs_a_folder() -> None:
