@@ -202,7 +202,7 @@ class Sweep:
             if name in ended and state.status in (WAITING, STOPPED)
         }
         self.console.print(progress.overview(self.grid, states, remarks | queue))
-        print_line(self.console, f"{progress.counts(states)}, in {self.folder}{_then(states)}")
+        print_line(self.always, f"{progress.counts(states)}, in {self.folder}{_then(states)}")
         return 0
 
     def publish(self, states: States) -> int:
@@ -278,7 +278,7 @@ class Sweep:
             if not left:
                 line = f"{progress.counts(states)}; {len(queue)} in the queue, none to submit"
                 line += _then(states)
-                print_line(self.console, line)
+                print_line(self.always, line)
                 return 0
             script = slurm.write(self.folder, [self.folder / name for name in left], job)
             submitted = (
@@ -287,7 +287,7 @@ class Sweep:
                 else f"job {slurm.submit(script)}"
             )
             line = f"{len(left)} of {len(self.grid.cells)} cells in {script}; {submitted}"
-            print_line(self.console, line)
+            print_line(self.always, line)
         return 0
 
 

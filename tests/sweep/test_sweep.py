@@ -136,6 +136,7 @@ def test_status_and_dry_run_start_no_cell(here: Here) -> None:
         assert output[0].split() == ["cell", "status", "round", "accuracy"]
         assert output[1].split()[:3] == ["topology=ring,bits=none", "done", "5/5"]
         assert (code, output[-1]) == (0, "6 cells: 5 done, 1 waiting, in sweeps/six")
+        assert here("six.toml", flag, "--quiet")[:2] == (0, output[-1:])
     assert here("six.toml", "--table")[1][-1] == "look at    sweeps/six/report.html"
     assert without_clocks(Path("sweeps/six"))["status"].tolist().count("done") == 5
 
@@ -243,7 +244,7 @@ def test_unfinished_cells_become_a_job_array(here: Here) -> None:
         "module load y",
         "--no-requeue",
     ]
-    code, output, _ = here("six.toml", *tokens)
+    code, output, _ = here("six.toml", *tokens, "--quiet")
     script = Path("sweeps/six/slurm/1.sh").absolute()
     assert (code, output) == (0, [f"3 of 6 cells in {script}; to submit: sbatch {script}"])
     assert [
@@ -270,7 +271,7 @@ def test_unfinished_cells_become_a_job_array(here: Here) -> None:
     here.monkeypatch.setattr(
         "dfl.sweep.slurm.queued", lambda folder: dict.fromkeys(names, "running n1")
     )
-    code, output, _ = here("six.toml", "--slurm")
+    code, output, _ = here("six.toml", "--slurm", "--quiet")
     assert (code, output) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
 
 
