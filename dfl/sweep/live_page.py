@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 
-from dfl.core.errors import InputError
+from dfl.core.errors import one_line
 from dfl.core.files import Lock
+from dfl.store.logs import LOG
 from dfl.sweep.grid import Grid
 from dfl.sweep.scheduler import Callback
 from dfl.sweep.status import read_states
@@ -57,9 +57,12 @@ class LivePage:
     def _write(self, running: bool) -> None:
         if not self.on:
             return
-        from dfl.reporting.page import write
-        from dfl.sweep.page import sweep_page
+        try:
+            from dfl.reporting.page import write
+            from dfl.sweep.page import sweep_page
 
-        states = read_states(self.folder, (cell.name for cell in self.grid.cells))
-        with suppress(InputError, OSError), Lock(self.folder, patience=0):
-            write(self.folder, sweep_page(self.grid, states, self.folder, running))
+            states = read_states(self.folder, (cell.name for cell in self.grid.cells))
+            with Lock(self.folder, patience=0):
+                write(self.folder, sweep_page(self.grid, states, self.folder, running))
+        except Exception as error:
+            LOG.warning("no page of %s: %s", self.folder, one_line(error))

@@ -78,6 +78,29 @@ def test_a_sweep_goes_on_where_its_page_cannot_be_written(
     assert len(run_grid(cells(0), tmp_path, in_process=True)) == 3
 
 
+@pytest.mark.parametrize("part", ["live_page.read_states", "page.sweep_page"])
+def test_an_error_of_the_page_is_logged_and_hides_no_other(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+) -> None:
+    def wrong(*_: object) -> None:
+        raise ValueError("two\nlines")
+
+    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
+        raise InputError("no data")
+
+    monkeypatch.setattr(f"dfl.sweep.{part}", wrong)
+    assert len(run_grid(cells(0), tmp_path, in_process=True)) == 3
+    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+    with pytest.raises(InputError, match="no data"):
+        run_grid(cells(1), tmp_path, in_process=True)
+    assert [record.getMessage() for record in caplog.records if record.name == "dfl"] == [
+        f"no page of {tmp_path}: ValueError: two lines"
+    ] * 2
+
+
 def test_a_page_is_not_asked_for(tmp_path: Path) -> None:
     run_grid(cells(0), tmp_path, in_process=True, report=False)
     assert not (tmp_path / "report.html").exists()
