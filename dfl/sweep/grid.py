@@ -126,7 +126,10 @@ def combinations(
     _check_lists(lists, settings)
     lists = {name: tuple(values) for name, values in lists.items()}
     given = settings.keys() | lists.keys()
-    graph = any(is_object(settings.get(name)) for name in ("topology", "mixing"))
+    graph = any(
+        is_object(settings.get(name)) or all(map(is_object, lists.get(name, [None])))
+        for name in ("topology", "mixing")
+    )
     if ranks == 1 and "peers" not in given and not graph:
         raise InputError(
             "peers is missing: write how many there are, as peers = 16, or give --ranks"

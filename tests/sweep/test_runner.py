@@ -141,6 +141,13 @@ def test_a_graph_gives_the_peers_of_combinations() -> None:
     assert [cell.run.peers for cell in combinations(settings, {"seed": [0]})] == [5]
 
 
+def test_graphs_that_vary_give_the_peers_of_combinations() -> None:
+    graphs = [nx.path_graph(6), nx.path_graph(5)]
+    assert [cell.run.peers for cell in combinations({"rounds": 1}, {"topology": graphs})] == [6, 5]
+    with pytest.raises(InputError, match="peers"):
+        combinations({"rounds": 1}, {"topology": [nx.path_graph(6), "ring"]})
+
+
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     run_grid(cells(0), tmp_path, in_process=True)
     with pytest.raises(InputError, match="seed=0 with another lr"):
