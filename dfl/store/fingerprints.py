@@ -5,7 +5,8 @@ of a function or class: its bytecode, constants, names, default values and enclo
 and what it refers to by a global name: functions and classes, modules of torch, tensors, arrays,
 and plain values, also in tuples, lists and dicts. Modules of Python and definitions of installed
 packages count by their names; the versions of the packages that matter are recorded separately.
-Other objects that code refers to by a global name count by their class.
+Other objects that code refers to by a global name count by their class. Of a torch Dataset the
+attributes count, and not what it reads from files.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ def _parts(value: object) -> Sequence[object]:
     if isinstance(value, torch.nn.Module):
         return _module(value)
     own = dict(sorted(getattr(value, "__dict__", {}).items()))
+    if isinstance(value, torch.utils.data.Dataset):  # such as a Subset of the caller's examples
+        return [own]
     if _installed(type(value)):
         return [{name: each for name, each in own.items() if _constant(each)}]
     return type(value), own

@@ -300,3 +300,14 @@ def test_the_run_of_init_from_is_compared(tmp_path: Path) -> None:
     (tmp_path / "second").rename(tmp_path / "first")
     with pytest.raises(dfl.InputError, match=f"--init-from {tmp_path / 'first'} is not the one"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
+
+
+def test_a_subset_of_other_examples_differs() -> None:
+    def subset(value: float) -> torch.utils.data.Dataset[Any]:
+        whole = torch.utils.data.TensorDataset(torch.full((4, 2), value), torch.arange(4))
+        return torch.utils.data.Subset(whole, [0, 2])
+
+    one, same_again, other = (
+        fingerprints.of_object("--dataset", subset(v)) for v in (1.0, 1.0, 2.0)
+    )
+    assert one == same_again != other
