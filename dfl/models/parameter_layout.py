@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,7 +195,8 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
     nn = torch.nn
     n = value.numel()
     if isinstance(layer, (nn.Linear, *convolutions())):
-        bound = 1 / math.sqrt(math.prod(layer.get_parameter("weight").shape[1:]))
+        weight: Any = layer.weight
+        bound = 1 / math.sqrt(math.prod(weight.shape[1:]))
         bound *= getattr(layer, "gain", 1.0) if name.endswith("weight") else 1.0
         return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
     if isinstance(layer, nn.RNNBase | nn.Embedding) or hasattr(layer, "initial_bound"):

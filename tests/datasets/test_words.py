@@ -48,6 +48,13 @@ def test_unknown_words_are_no_labels(tmp_path: Path) -> None:
     assert (data.train_labels != IGNORED).any(1).all()
 
 
+def test_a_vocabulary_without_words_of_any_role_is_named(tmp_path: Path) -> None:
+    author = "by William Shakespeare\n"
+    roles = "  KING. ay\n    ay\n    no\n  FOOL. me\n    you\n"
+    write_plays(tmp_path / "shakespeare", f"{author}{author}{roles}")
+    assert "vocabulary of more than 4" in refused(lambda: load(tmp_path, vocabulary=4))
+
+
 def test_peers_are_roles_or_plays(tmp_path: Path) -> None:
     write_plays(tmp_path / "shakespeare")
     groups = {by: load(tmp_path, by=by).train_groups for by in ("role", "play")}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import dfl
 from dfl import InputError, Run
 from dfl.core.errors import Suspended
+from dfl.models.modules import is_recurrent
 from dfl.models.normalization import BatchNorm, converted
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import NormStats
@@ -286,6 +287,37 @@ def test_statistics_follow_the_parameters_of_their_part() -> None:
     views = local.views(row)
     assert (views["first.1.running_var"] == 1).all()
     assert (views["first.1.running_mean"] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_layer_with_weight_norm_is_drawn_by_its_fan_in() -> None:
+    """Its weight is computed from two parameters and is none itself."""
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(400, 3)))
+    (row,) = draw(module, ParameterLayout.of(module), 0, [0])
+    assert 0.8 / 20 < float(row.abs().max()) <= 1 / 20
+
+
+def test_a_layer_that_is_used_twice_stays_one() -> None:
+    layer = nn.BatchNorm1d(3)
+    made = converted(nn.Sequential(layer, layer))
+    first, second = made.get_submodule("0"), made.get_submodule("1")
+    assert isinstance(first, BatchNorm)
+    assert first is second
+
+
+class Powers(nn.Module):
+    """A layer whose attributes p and together are not those of a dropout or of an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.together = 2.0, "x"
+        self.layer = nn.Linear(4, 3)
+
+
+def test_attributes_of_other_meanings_are_left_alone() -> None:
+    module = Powers()
+    assert ParameterLayout.of(module).d == 15
+    assert not is_recurrent(module)
 
 
 class Counting(nn.Module):
