@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from dfl.core.options import Count, Positive, require
 from dfl.core.registry import Registry
 from dfl.inference.exchange import Exchange, Graph
-from dfl.inference.likelihood import STEPS, bias, efficient, maximize, meat, settled
+from dfl.inference.likelihood import STEPS, bias, efficient, inverted, maximize, meat, settled
 from dfl.inference.models import Model, Site
 from dfl.inference.sites import Sites, Work
 
@@ -568,12 +568,6 @@ def solve(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return matrix^-1 vector over leading axes; infinite or NaN where it is singular."""
     found: Tensor = torch.linalg.solve_ex(matrix, vector)[0]
     return found
-
-
-def inverted(matrix: Tensor) -> Tensor:
-    """Return matrix^-1 over leading axes; NaN where it is singular."""
-    found, failed = torch.linalg.inv_ex(matrix)
-    return torch.where((failed > 0)[..., None, None], float("nan"), found)
 
 
 def product(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def bias(model: Model, site: Site, theta: Tensor) -> Tensor:
     """
     n = site.n
     score = model.score(site, theta)
-    inverse = torch.linalg.inv(-model.hessian(site, theta) / n)
+    inverse = inverted(-model.hessian(site, theta) / n)
     influence = torch.einsum("...de,...ne->...nd", inverse, score)
     spread = torch.einsum("...nd,...ne->...de", influence, influence) / n
     with torch.enable_grad():
@@ -128,6 +128,12 @@ def bias(model: Model, site: Site, theta: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(total, point)
     # The mean Hessian of V_i drops out, since the scores add up to 0 at θ.
     return torch.einsum("...de,...e->...d", inverse, gradient) / n**2
+
+
+def inverted(matrix: Tensor) -> Tensor:
+    """Return matrix^-1 over leading axes; NaN where it is singular."""
+    found, failed = torch.linalg.inv_ex(matrix)
+    return torch.where((failed > 0)[..., None, None], math.nan, found)
 
 
 def meat(scores: Tensor) -> Tensor:

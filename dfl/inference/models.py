@@ -251,11 +251,18 @@ class Gaussian(Model):
         return site.z.shape[-1] + 1
 
     def start(self, site: Site) -> Tensor:
-        """Start at least squares, which is the maximum likelihood estimate of the coefficients."""
+        """Start at least squares, which is the maximum likelihood estimate of the coefficients.
+
+        Where several coefficients are as good, as of a covariate that is 0 at the site, they are
+        the smallest ones in units of each covariate.
+        """
         design = site.design
         target = (site.y - site.offset)[..., None]
-        gram = torch.einsum("...nd,...ne->...de", design, design)
-        coefficients = torch.linalg.solve_ex(gram, design.mT @ target)[0]
+        size = design.abs().amax(-2, keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        scaled = design / size
+        gram = torch.einsum("...nd,...ne->...de", scaled, scaled)
+        coefficients = torch.linalg.pinv(gram, hermitian=True) @ (scaled.mT @ target) / size.mT
         square = (target - design @ coefficients).square().mean(-2)
         return torch.cat([coefficients[..., 0], square.clamp_min(1e-300).log()], -1)
 

@@ -40,7 +40,8 @@ def _weights(x: Floats, z: Floats, y: Floats) -> Floats | None:
     from scipy.optimize import linprog
 
     design = np.concatenate([x, z], 1)
-    signed = (2 * y - 1)[:, None] * design / np.abs(design).max(0)
+    size = np.abs(design).max(0)
+    signed = (2 * y - 1)[:, None] * design / np.where(size > 0, size, 1)
     found = linprog(-signed.sum(0), A_ub=-signed, b_ub=np.zeros(len(signed)), bounds=(-1, 1))
     if found.status != 0 or found.fun > -1e-9:
         return None

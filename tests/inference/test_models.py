@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfl.inference.likelihood import bias, efficient, maximize
 from dfl.inference.models import MODELS, Density, Logistic, Model, Site
+from dfl.inference.separation import separated
 from tests.support.studies import site
 
 KINDS = list(MODELS)
@@ -115,6 +116,25 @@ def test_a_site_without_an_estimate_is_nan_and_spoils_no_other() -> None:
     found = maximize(model, both, model.start(both))
     assert found[1].isnan().all()
     torch.testing.assert_close(found[0], maximize(model, good, model.start(good)))
+
+
+def test_the_bias_is_nan_where_the_information_is_singular() -> None:
+    one = torch.ones(2, dtype=torch.float64)
+    alike = Site(one, one[:, None], one[:, None], one)
+    assert bias(Logistic(), alike, torch.zeros(2, dtype=torch.float64)).isnan().all()
+
+
+def test_a_column_of_0_separates_nothing() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": np.stack([np.zeros(40), rng.normal(size=40)], 1),
+        "z": np.ones((40, 1)),
+        "y": rng.integers(0, 2, 40).astype(float),
+    }
+    names = ["nothing", "age", "intercept"]
+    assert separated(Logistic(), arrays, names) is None
+    arrays["y"] = (arrays["x"][:, 1] > 0).astype(float)
+    assert separated(Logistic(), arrays, names) == "age"
 
 
 def test_the_bias_is_that_of_a_known_case() -> None:

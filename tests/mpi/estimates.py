@@ -8,9 +8,14 @@ from dfl.inference.__main__ import main
 from tests.support.hospitals import command_line
 
 COMMANDS = {
-    "centre": ["--estimator", "pooled+tilted_score+surrogate", "--bits", "12"],
+    "centre": [
+        "--estimator",
+        "pooled+tilted_score+surrogate+one_shot+debiased+meta",
+        "--bits",
+        "12",
+    ],
     "graph": [
-        *("--estimator", "tilted_score_graph"),
+        *("--estimator", "tilted_score_graph+gradient_tracking:rounds=5"),
         *("--topology", "ring", "--faults", "link_loss:p=0.2"),
     ],
 }
