@@ -62,8 +62,11 @@ class Estimator(ABC):
     """Whether it tilts, which takes the density of an example."""
     needs_graph: ClassVar[bool] = False
     """Whether its sites have no centre."""
-    needs_fits: ClassVar[bool] = True
-    """Whether every site must have a maximum likelihood estimate of its own."""
+    fitted_parts: ClassVar[int] = 1
+    """The parts of a site's examples that need a maximum likelihood estimate each; 0 for none.
+
+    Of k parts, part h has every k-th example from number h on.
+    """
 
     @abstractmethod
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
@@ -99,7 +102,7 @@ class Pooled(Estimator):
     there is no estimate where they do not.
     """
 
-    needs_fits: ClassVar[bool] = False
+    fitted_parts: ClassVar[int] = 0
 
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""
@@ -198,6 +201,8 @@ class Debiased(Estimator):
     """
 
     covariance: Literal["efficient", "sandwich"] = "sandwich"
+
+    fitted_parts: ClassVar[int] = 2
 
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""

@@ -6,9 +6,10 @@ Rank 0 checks the examples and gives every rank its sites; from then on only mes
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,13 +25,13 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.options import options
 from dfl.core.parse import shown
-from dfl.core.registry import Registry, choose, choose_several, own
+from dfl.core.registry import Registry, choose, choose_several, own, split_specs
 from dfl.environment.clock import Clock
 from dfl.environment.faults import FAULTS
 from dfl.environment.link_models import LINK_MODELS
 from dfl.inference.estimators import ESTIMATORS, Estimate, Estimator
 from dfl.inference.exchange import Centre, Exchange, Graph, NoConsensusError
-from dfl.inference.frames import Columns, Examples, examples_of, site_of
+from dfl.inference.frames import Columns, Examples, all_sites, examples_of, parts_of, site_of
 from dfl.inference.likelihood import efficient, maximize
 from dfl.inference.models import MODELS, Model
 from dfl.inference.separation import separated
@@ -157,8 +158,8 @@ def component(flag: str, given: str | T, registry: Registry[type[T]], kind: type
     return given
 
 
-def _names(flag: str, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
+def _names(flag: str, names: object) -> tuple[Any, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(f"{flag} must be a list of columns, not {shown(names)}")
     return tuple(names)
 
@@ -177,8 +178,9 @@ def _check_fitting(estimator: Estimator, model: Model, messaging: Messaging) -> 
         raise InputError(
             f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology"
         )
-    if messaging.gossip_rounds is not None and not 1 <= messaging.gossip_rounds < 2**31:
-        raise InputError(f"--gossip-rounds must be at least 1, not {messaging.gossip_rounds}")
+    rounds = messaging.gossip_rounds
+    if rounds is not None and not (isinstance(rounds, Integral) and 1 <= rounds < 2**31):
+        raise InputError(f"--gossip-rounds must be a whole number from 1, not {shown(rounds)}")
     if messaging.bits is not None and messaging.compressor is not None:
         raise InputError(
             f"--bits {messaging.bits} and --compressor {messaging.compressor} both choose a "
@@ -218,7 +220,7 @@ def _fit(
     root: list[Examples] = []
 
     def read() -> bytes:
-        root.append(examples_of(frame, columns, model, estimator.needs_fits))
+        root.append(examples_of(frame, columns, model, estimator.fitted_parts))
         sizes = [len(arrays["y"]) for arrays in root[0].sites]
         return json.dumps({"names": root[0].names, "sizes": sizes}).encode()
 
@@ -229,11 +231,12 @@ def _fit(
     try:
         params, covariance, step = _agreed(estimator.estimate(sites, net), world)
     except NoConsensusError as error:
-        world.from_root(partial(_explain, root, model, str(error)))
+        world.from_root(partial(_explain, root, estimator, model, str(error)))
         raise
     if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
         line = "its equation has no solution: choose another estimator or lead, more bits or rounds"
-        world.from_root(partial(_explain, root, model, f"--estimator {_spec(estimator)}: {line}"))
+        line = f"--estimator {_spec(estimator)}: {line}"
+        world.from_root(partial(_explain, root, estimator, model, line))
     return _result(common, columns, (model, estimator), (params, covariance, step), sites, net)
 
 
@@ -267,6 +270,9 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
     flag = "--bits" if messaging.bits is not None else "--compressor"
     compressor: Compressor = choose(flag, spec, COMPRESSORS)()
     every = [fault() for fault in choose_several("--faults", messaging.faults, FAULTS)]
+    for spec, each in zip(split_specs(messaging.faults), every, strict=True):
+        if each.touches == "work":
+            raise InputError(f"--faults {spec}: slows local training, and inference has none")
     faults = tuple(each for each in every if each.touches in ("links", "peers"))
     weights = _weights(messaging, layout.peers) if messaging.topology is not None else ()
     network = Network(
@@ -311,25 +317,30 @@ def _agreed(found: Estimate, world: World) -> tuple[Any, Any, float]:
     return first[1 : p + 1], first[p + 1 :].reshape(p, p), float(first[0])
 
 
-def _explain(root: list[Examples], model: Model, otherwise: str) -> bytes:
+def _explain(root: list[Examples], estimator: Estimator, model: Model, otherwise: str) -> bytes:
     """Refuse examples that have no estimate: name the site, and the column.
 
     Raises:
-        InputError: always; with the line `otherwise` where every site has an estimate.
+        InputError: always; with the line `otherwise` where every site has what estimates it needs.
     """
     examples = root[0]
     names = [*examples.columns.covariates, *examples.columns.own_names]
-    for name, arrays in zip(examples.names, examples.sites, strict=True):
+    if not estimator.fitted_parts:
+        column = separated(model, *all_sites(examples))
+        if column is not None:
+            raise InputError(f"all sites: {column} separates the outcomes: leave the column out")
+        raise InputError(otherwise)
+    for where, arrays in parts_of(examples, estimator.fitted_parts):
         site = site_of(arrays)
         if not maximize(model, site, model.start(site)).isnan().any():
             continue
         column = separated(model, arrays, names)
         if column is not None:
             raise InputError(
-                f"site {name}: {column} separates the outcomes, so it has no estimate of its own: "
+                f"{where}: {column} separates the outcomes, so it has no estimate of its own: "
                 "leave the site or the column out, or choose --estimator pooled"
             )
-        raise InputError(f"site {name}: no maximum of the likelihood was found")
+        raise InputError(f"{where}: no maximum of the likelihood was found")
     raise InputError(otherwise)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -178,14 +178,14 @@ def _rows(path: Path, text: str) -> tuple[list[str], dict[str, list[str]]]:
     return header, rows
 
 
-def examples_of(frame: Any, columns: Columns, model: Model, fitted: bool) -> Examples:
+def examples_of(frame: Any, columns: Columns, model: Model, fitted_parts: int) -> Examples:
     """Return the sites of a frame.
 
     Args:
         frame: a pandas DataFrame, a row per example.
         columns: the columns to use.
         model: the model.
-        fitted: whether each site must have an estimate of its own.
+        fitted_parts: the parts of a site's examples that must have an estimate each; 0 for none.
 
     Raises:
         InputError: a missing column or value, a value of another kind, or a site that cannot be
@@ -195,7 +195,7 @@ def examples_of(frame: Any, columns: Columns, model: Model, fitted: bool) -> Exa
 
     if not isinstance(frame, pd.DataFrame):
         raise InputError(f"the examples must be a pandas DataFrame, not {shown(frame)}")
-    known = [str(name) for name in frame.columns]
+    known = [name for name in frame.columns if isinstance(name, str)]
     for flag, name in columns.roles:
         if name not in known:
             raise InputError(f"{flag}: no column {shown(name)}{nearest(name, known)}")
@@ -222,7 +222,7 @@ def examples_of(frame: Any, columns: Columns, model: Model, fitted: bool) -> Exa
     parts = [order[a:b] for a, b in pairwise(ends)]
     sites = [{name: array[part] for name, array in arrays.items()} for part in parts]
     found = Examples(tuple(names), sites, columns)
-    _check_sites(found, model, fitted)
+    _check_sites(found, model, fitted_parts)
     return found
 
 
@@ -237,7 +237,8 @@ def _labels(frame: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], list[s
     names, label = np.unique(texts.astype(str), return_inverse=True)
     order = np.arange(len(names))
     if all(name.isascii() and name.isdigit() for name in names):
-        order = np.argsort([int(name) for name in names], kind="stable")
+        digits = [name.lstrip("0") for name in names]
+        order = np.array(sorted(order, key=lambda k: (len(digits[k]), digits[k])))
     return np.argsort(order)[label].astype(np.int64), [str(name) for name in names[order]]
 
 
@@ -302,17 +303,19 @@ def _arrays(columns: Columns, values: Mapping[str, Floats]) -> Arrays:
     return arrays | ({"event": values[columns.event]} if columns.event else {})
 
 
-def _check_sites(examples: Examples, model: Model, fitted: bool) -> None:
+def _check_sites(examples: Examples, model: Model, fitted_parts: int) -> None:
     """Refuse sites whose examples do not determine their parameters.
 
     Args:
         examples: all sites.
         model: the model.
-        fitted: whether each site must have an estimate of its own; else γ_j must, given β.
+        fitted_parts: the parts of a site's examples that must have an estimate each; where there
+            are none, γ_j must have one given β.
     """
-    columns = examples.columns
-    for name, arrays in zip(examples.names, examples.sites, strict=True):
-        where = f"site {name}"
+    columns, fitted = examples.columns, fitted_parts > 0
+    for where, arrays in parts_of(examples, max(1, fitted_parts)):
+        if not len(arrays["y"]):
+            raise InputError(f"{where}: no rows")
         if model.undetermined(arrays["y"]):
             raise InputError(f"{where}: {columns.outcome} is {arrays['y'][0]:g} in every row")
         parts = [(columns.own_names, arrays["z"])]
@@ -329,6 +332,28 @@ def _check_sites(examples: Examples, model: Model, fitted: bool) -> None:
     if not fitted:
         inside = [_outside(each["x"], each["z"]) for each in examples.sites]
         _check_rank("all sites", np.concatenate(inside), list(columns.covariates))
+
+
+def parts_of(examples: Examples, parts: int) -> Iterator[tuple[str, Arrays]]:
+    """Yield the parts of every site, every `parts`-th row each, and what they are called."""
+    for name, arrays in zip(examples.names, examples.sites, strict=True):
+        for start in range(parts):
+            part = f" (part {start + 1} of {parts})" if parts > 1 else ""
+            yield f"site {name}{part}", {key: a[start::parts] for key, a in arrays.items()}
+
+
+def all_sites(examples: Examples) -> tuple[Arrays, list[str]]:
+    """Return the examples of all sites, with columns z of every site's own, and all columns."""
+    own = [each["z"] for each in examples.sites]
+    ends = np.cumsum([0, *(len(z) for z in own)])
+    q = own[0].shape[1]
+    z = np.zeros((ends[-1], q * len(own)))
+    for k, each in enumerate(own):
+        z[ends[k] : ends[k + 1], q * k : q * (k + 1)] = each
+    arrays = {name: np.concatenate([each[name] for each in examples.sites]) for name in ("x", "y")}
+    columns = examples.columns
+    names = [f"{each} of site {name}" for name in examples.names for each in columns.own_names]
+    return arrays | {"z": z}, [*columns.covariates, *names]
 
 
 def site_of(arrays: Mapping[str, NDArray[Any]]) -> Site:

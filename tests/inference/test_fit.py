@@ -176,6 +176,15 @@ def test_pooled_refuses_outcomes_that_a_covariate_separates_at_all_sites() -> No
         dfl.inference.fit(table, **ARGUMENTS, estimator="pooled")
 
 
+def test_pooled_blames_no_site_for_what_all_sites_together_separate() -> None:
+    table = frame().assign(level=lambda f: f["hospital"].str[1:].astype(float) * 10)
+    table["age"] += table["level"]
+    table["y"] = (table["age"] > table["level"]).astype(int)
+    with pytest.raises(InputError, match="all sites: age separates") as refused:
+        dfl.inference.fit(table, **ARGUMENTS, estimator="pooled")
+    assert "pooled" not in str(refused.value)
+
+
 def test_messages_that_keep_no_information_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="--estimator meta: its equation has no solution"):
         dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", bits=1)

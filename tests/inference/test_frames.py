@@ -191,7 +191,7 @@ def test_files_of_sites_are_the_table_with_a_column(tmp_path: Path) -> None:
 def test_a_frame_that_cannot_be_used_is_refused(change: object, named: str) -> None:
     columns = Columns(outcome="y", covariates=("x", "w"), site="site")
     with pytest.raises(InputError) as refused:
-        examples_of(change(frame_of()), columns, MODELS["logistic"](), fitted=True)  # type: ignore[operator]
+        examples_of(change(frame_of()), columns, MODELS["logistic"](), fitted_parts=1)  # type: ignore[operator]
     assert named in str(refused.value)
 
 
@@ -200,6 +200,8 @@ def test_a_frame_that_cannot_be_used_is_refused(change: object, named: str) -> N
     [
         ({"covariates": []}, ["--covariates"]),
         ({"covariates": "x"}, ["--covariates", "'x'"]),
+        ({"covariates": None}, ["--covariates", "None"]),
+        ({"own_covariates": 5}, ["--own-covariates", "5"]),
         ({"covariates": ["x", "x"]}, ["--covariates", "'x'"]),
         ({"covariates": ["x", "y"]}, ["'y'"]),
         ({"covariates": ["x", "v"]}, ["--covariates", "'v'"]),
@@ -213,10 +215,15 @@ def test_a_frame_that_cannot_be_used_is_refused(change: object, named: str) -> N
         ({"topology": "circle"}, ["--topology", "'circle'", "ring"]),
         ({"topology": "ring", "mixing": "receive"}, ["--mixing", "receive"]),
         ({"topology": "ring", "gossip_rounds": 0}, ["--gossip-rounds", "0"]),
+        ({"topology": "ring", "gossip_rounds": "3"}, ["--gossip-rounds", "'3'"]),
         ({"gossip_rounds": 3}, ["--gossip-rounds", "3", "--topology"]),
         ({"bits": 40}, ["bits", "40", "16"]),
         ({"bits": 8, "compressor": "none"}, ["--bits", "8", "--compressor"]),
         ({"faults": "link_loss:p=2"}, ["--faults", "2"]),
+        (
+            {"faults": "link_loss:p=0.1+stragglers:fraction=0.5"},
+            ["--faults stragglers:fraction=0.5"],
+        ),
         ({"links": "carrier_pigeon"}, ["--links", "'carrier_pigeon'"]),
     ],
 )
@@ -238,3 +245,38 @@ def test_pooled_needs_no_estimate_of_every_site() -> None:
             frame.assign(w=(frame["site"] == "a") * 1.0),
             outcome="y", covariates=["x", "w"], site="site", estimator="pooled",
         )  # fmt: skip
+
+
+def test_a_column_of_another_kind_than_its_text_is_not_known() -> None:
+    with pytest.raises(InputError, match="--covariates: no column '0'"):
+        fit(frame_of().rename(columns={"x": 0}), outcome="y", covariates=["0"], site="site")
+
+
+def test_sites_of_many_digits_are_in_the_order_of_their_numbers() -> None:
+    large = "9" * 5000
+    frame = frame_of().replace({"site": {"a": large, "b": "010"}})
+    found = examples_of(
+        frame, Columns(outcome="y", covariates=("x",), site="site"), MODELS["logistic"](), 1
+    )
+    assert found.names == ("010", large)
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic"])
+def test_pooled_takes_a_covariate_that_is_0_at_a_site(model: str) -> None:
+    frame = frame_of()
+    frame["x"] = pd.to_numeric(frame["x"]).where(frame["site"] == "b", 0.0)
+    found = fit(
+        frame, outcome="y", covariates=["x", "w"], site="site", model=model, estimator="pooled"
+    )
+    assert np.isfinite(found.params).all()
+
+
+def test_a_half_without_an_estimate_is_named() -> None:
+    arguments = {"outcome": "y", "covariates": ["x", "w"], "site": "site", "estimator": "debiased"}
+    frame = frame_of()
+    few = frame.drop(frame.index[:3])
+    with pytest.raises(InputError, match=r"site a \(part 1 of 2\): 3 rows for 3 parameters"):
+        fit(few, **arguments)  # type: ignore[arg-type]
+    one = frame.assign(y=frame["y"].where(np.arange(16) % 2 == 0, 1))
+    with pytest.raises(InputError, match=r"site a \(part 2 of 2\): y is 1"):
+        fit(one, **arguments)  # type: ignore[arg-type]
