@@ -140,7 +140,10 @@ def spare_imports() -> None:
 
 
 def search_garbage() -> None:
-    """Search for garbage again, after `spare_imports`, but not among what is there."""
+    """Search for garbage again, after `spare_imports`, but not among what is there.
+
+    Cycles that are garbage already, as of data that were read before, stay for good.
+    """
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

@@ -77,6 +77,8 @@ def _run(tokens: Sequence[str], world: "World") -> None:
     out, quiet = settings.pop("out"), settings.pop("quiet")
     world.limit_start(TIMEOUT)
     with world.alive(None, TIMEOUT):
+        import torch  # noqa: F401 - before garbage is searched for
+
         from dfl.inference.fitting import fit
 
         command_line.search_garbage()

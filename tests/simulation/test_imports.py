@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hospitals import command_line as hospital_flags
+from tests.support.hospitals import frame
 from tests.support.mpirun import ENV, mpirun
 from tests.support.small_run import FLAGS
 
@@ -43,6 +45,33 @@ def test_what_prepares_a_run_is_imported_without_torch() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
     assert ended.returncode == 0, ended.stderr
     assert not {*HEAVY, *LATE, "torch", "mpi4py", "rich"} & set(ended.stdout.split())
+
+
+def test_nothing_is_searched_for_garbage_when_the_process_ends() -> None:
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(len(gc.get_objects()))); "
+        "from dfl.core.command_line import spare_imports; spare_imports()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) < 1000
+
+
+@pytest.mark.slow
+def test_inference_imports_torch_before_it_searches_for_garbage(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    frame(sites=2).to_csv(table, index=False)
+    code = (
+        "import sys; from dfl.core import command_line; "
+        "command_line.search_garbage = lambda: print('torch' in sys.modules); "
+        "from dfl.inference.__main__ import main; assert main() == 0"
+    )
+    flags = hospital_flags(table, "--estimator", "meta")
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, env=ENV
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("True\n")
 
 
 @pytest.mark.mpi
