@@ -258,11 +258,15 @@ class Gaussian(Model):
         """
         design = site.design
         target = (site.y - site.offset)[..., None]
+        gram = torch.einsum("...nd,...ne->...de", design, design)
+        coefficients = torch.linalg.solve_ex(gram, design.mT @ target)[0]
         size = design.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         scaled = design / size
         gram = torch.einsum("...nd,...ne->...de", scaled, scaled)
-        coefficients = torch.linalg.pinv(gram, hermitian=True) @ (scaled.mT @ target) / size.mT
+        smallest = torch.linalg.pinv(gram, hermitian=True) @ (scaled.mT @ target) / size.mT
+        full = torch.linalg.matrix_rank(gram, hermitian=True) == gram.shape[-1]
+        coefficients = torch.where(full[..., None, None], coefficients, smallest)
         square = (target - design @ coefficients).square().mean(-2)
         return torch.cat([coefficients[..., 0], square.clamp_min(1e-300).log()], -1)
 
