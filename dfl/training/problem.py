@@ -293,7 +293,7 @@ class Problem:
             inputs: (a, n, *shape), each model's own; or (n, *shape), the same for all; or a tuple
                 of such parts.
             each: whether inputs are each model's own.
-            part: the part of a `dfl.models.layers.Split` to evaluate; the whole model if empty.
+            part: the part of a `SplitModel` of `dfl.models.layers` to evaluate; all of it if empty.
 
         Returns:
             (a, n, ...).
