@@ -30,11 +30,12 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
 
 
 def default_callbacks(run: Run) -> tuple[Callback, ...]:
-    """Return the callbacks that keep the history of a run, draw its figures, write for TensorBoard
-    if it is on, and write the report unless it is off.
+    """Return the callbacks that keep the history of a run and draw its figures; those that write
+    for TensorBoard or a profile if these are on; and that of the report unless it is off.
 
     Raises:
-        InputError: `tensorboard` is set without `out`, or the package is not installed.
+        InputError: `tensorboard` or `profile` is set without `out`, or TensorBoard is
+            not installed.
     """
     if not isinstance(run, Run):
         return ()

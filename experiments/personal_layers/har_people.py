@@ -2,7 +2,7 @@
 
 Liang et al., "Think Locally, Act Globally" (LG-FedAvg), predict moods from phones; their data are
 private. UCI HAR stands in for them: sensors of a phone, by person, of unequal amounts. Six
-activities are easier than moods, so that this says nothing about moods.
+activities are easier than moods: the figures do not carry over to moods.
 
 Command, twenty minutes on a core that other programs shared:
 

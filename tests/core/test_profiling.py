@@ -1,4 +1,4 @@
-"""Phases are measured where a profile is active, inner ones apart from outer ones."""
+"""Phases are measured where a profile is active; an outer phase does not count its inner ones."""
 
 import time
 from collections.abc import Iterator

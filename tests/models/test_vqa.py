@@ -65,7 +65,7 @@ def test_it_answers_by_both_modalities(data: Path, engine: str) -> None:
 
 @pytest.mark.parametrize("way", [{"algorithm": "fedavg"}, {"topology": "ring"}])
 def test_devices_of_one_modality_share_the_head(data: Path, way: dict[str, Any]) -> None:
-    """They answer by what the modality tells: 2/3 by the question, 1/3 by the image."""
+    """A modality bounds the accuracy of a device: 2/3 for the question, 1/3 for the image."""
     kinds: list[VQA] = [model("both"), model("image"), model("question")]
     settings = run(data, model=kinds, share="head.*", **way)
     *_, last = dfl.simulate(settings)
