@@ -326,6 +326,9 @@ class NextToken(nn.Module):
 
     The recurrent layers are the submodule `lstm` or `gru`.
 
+    Attributes:
+        causal: whether a row may end at any place, and its outputs do not depend on later ones.
+
     Args:
         tokens: the number of tokens, of the inputs and of the outputs.
         embedding, hidden: the width of an embedded token, and of a layer's state.
@@ -335,6 +338,8 @@ class NextToken(nn.Module):
         peepholes: whether the gates of an LSTM see the cell.
         tied: whether the embedding is also the matrix of the outputs.
     """
+
+    causal = True
 
     def __init__(
         self,

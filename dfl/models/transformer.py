@@ -84,6 +84,9 @@ class Transformer(nn.Module):
 
     A place sees no later one, so padding at the end of a row changes no output before it.
 
+    Attributes:
+        causal: whether a row may end at any place, and its outputs do not depend on later ones.
+
     Args:
         tokens: the number of tokens, of the inputs and of the outputs.
         steps: the length of a row.
@@ -96,6 +99,8 @@ class Transformer(nn.Module):
     Source:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
     """
+
+    causal = True
 
     def __init__(
         self,
@@ -124,8 +129,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs (n, tokens), or (n, steps, tokens), for the numbers of the tokens in x
-        (n, steps).
+        (n, steps), of as many steps as the model has or fewer.
         """
-        states = self.blocks(self.embedding(x.long()) + self.places.weight)
+        states = self.blocks(self.embedding(x.long()) + self.places.weight[: x.shape[1]])
         out: Tensor = self.last(self.norm(states if self.everywhere else states[:, -1]))
         return out

@@ -80,11 +80,15 @@ class Step:
 
     @classmethod
     def of(cls, problem: Problem, batch: Batch) -> Step:
-        """Return the examples of a batch, augmented."""
+        """Return the examples of a batch, augmented; rows end at the last label where they may."""
         raw, labels = problem.examples.at(batch.index)
         inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
         if not problem.is_sequence:
             return cls(problem, batch, inputs, labels, batch.weight)
+        if problem.cuts_rows:
+            end = int((labels >= 0).flatten(0, 1).any(0).nonzero()[-1]) + 1
+            inputs = map_parts(lambda part: part[:, :, :end], inputs)
+            labels = labels[:, :, :end]
         weight = place_weights(labels, batch.weight)
         return cls(problem, batch, inputs, labels.clamp_min(0), weight)
 
@@ -196,6 +200,15 @@ class Problem:
     def is_sequence(self) -> bool:
         """Whether an example has a label at each of several places."""
         return bool(self.classes) and self.examples.labels.dim() > 1
+
+    @cached_property
+    def cuts_rows(self) -> bool:
+        """Whether the places after the last label of a batch are left out.
+
+        The model must be causal. Peers that train together have batches of one length.
+        """
+        causal = bool(getattr(self.module, "causal", False))
+        return self.is_sequence and causal and not self.solver.batched
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:

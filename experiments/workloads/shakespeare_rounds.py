@@ -102,7 +102,7 @@ class Case:
 CASES = {
     "role_256": Case(
         title="FedAvg, by role, 2 x 256", hidden=256, setting=FEDAVG, published=41,
-        rates=(1.47,), every=3, cap=41,
+        rates=(1.47,), every=4, cap=41,
     ),
     "role_256_few": Case(
         title="FedAvg, by role, 2 x 256, C=0.02", hidden=256, setting=FEW_FEDAVG, published=41,

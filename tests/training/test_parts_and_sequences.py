@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import dfl
 from dfl.datasets.data import IGNORED, checked
+from dfl.models.zoo import MODELS
 from dfl.robust.attacks import ATTACKS
 from tests.support.sequences import (
     CLASSES,
@@ -182,6 +183,35 @@ def test_padding_has_no_part_in_a_run() -> None:
     np.testing.assert_allclose(
         figures(dataset=data, **settings), figures(dataset=other, **settings), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["char_lstm", "transformer"])
+def test_a_causal_model_alone_sees_no_padding_after_the_last_label(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches end at the longest of their rows, which changes no figure but by rounding."""
+    data = sequences()
+    ends = {int((y != IGNORED).sum()) for y in data.train_labels}
+    assert ends == set(range(2, STEPS + 1))
+    sizes = {"hidden": 8} if name == "char_lstm" else {"width": 8, "depth": 1, "heads": 2}
+    module = MODELS[name]((STEPS,), CLASSES, (STEPS,), **sizes)
+    widths: list[int] = []
+    forward = type(module).forward
+
+    def recorded(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            widths.append(x.shape[1])
+        out: torch.Tensor = forward(self, x)
+        return out
+
+    monkeypatch.setattr(type(module), "forward", recorded)
+    settings = {"model": module, "dataset": data, "engine": "loop", "batch_size": 1}
+    short = figures(**settings)
+    assert {2, STEPS} <= set(widths) <= ends
+    monkeypatch.setattr(type(module), "causal", False)
+    widths.clear()
+    np.testing.assert_allclose(short, figures(**settings), rtol=1e-5)
+    assert set(widths) == {STEPS}
 
 
 def test_a_sequence_of_one_place_is_one_label() -> None:
