@@ -1,0 +1,119 @@
+"""The finished cells of an experiment in one small file, from which another machine continues.
+
+    python -m experiments.cells pack results/shakespeare_rounds
+    python -m experiments.cells unpack experiments/results/shakespeare_rounds \\
+        results/shakespeare_rounds
+
+The first writes results/shakespeare_rounds/cells.zip, which is committed beside the tables. After
+the second the command of the experiment runs the cells that are left, and computes its tables and
+figures of all. The file has the settings, the evaluations and the ending of every finished cell, no
+models, and no names of folders or machines.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+
+from cyclopts import App
+
+import dfl
+from dfl.config import Run
+from dfl.store import manifest
+from dfl.store.run_directory import claim
+from dfl.sweep.status import DIVERGED, DONE, read_state
+
+NAME = "cells.zip"
+FILES = ("cell.toml", "metrics.csv", manifest.NAME)
+"""What the file has of a cell."""
+KEPT = ("objects", "versions", "ranks", "threads", "device", "seconds", "exit", "ending", "data")
+"""The entries of run.json that are kept, besides the settings and the checksum of metrics.csv."""
+LARGEST = 2**26
+"""Maximum number of bytes of all cells of a file."""
+
+app = App(name="python -m experiments.cells", help_format="plaintext", version_flags=[])
+
+
+@app.command
+def pack(folder: Path) -> None:
+    """Write cells.zip in the folder of an experiment.
+
+    Raises:
+        InputError: no cell in it has finished.
+    """
+    cells = [
+        path.parent
+        for path in sorted(folder.rglob(FILES[0]))
+        if read_state(path.parent).status in (DONE, DIVERGED)
+    ]
+    if not cells:
+        raise dfl.InputError(f"{folder} holds no finished cell: give the folder of an experiment")
+    with ZipFile(folder / NAME, "w") as archive:
+        for cell in cells:
+            for name, text in _texts(cell):
+                place = ZipInfo((cell.relative_to(folder) / name).as_posix())
+                archive.writestr(place, text, ZIP_DEFLATED, 9)
+    print(f"{folder / NAME}: {len(cells)} cells, {(folder / NAME).stat().st_size:,} bytes")
+
+
+@app.command
+def unpack(results: Path, folder: Path) -> None:
+    """Write the cells of results/cells.zip that the folder of an experiment does not hold.
+
+    Raises:
+        InputError: the file is missing or damaged, or the folder cannot be written to.
+    """
+    path = results / NAME
+    try:
+        with ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > LARGEST:
+                raise dfl.InputError(f"{path} is damaged: it has more than {LARGEST:,} bytes")
+            for place in sorted({_cell_of(path, member.filename) for member in members}):
+                if not (cell := folder / place).exists():
+                    texts = {name: archive.read(str(place / name)) for name in FILES}
+                    claim(cell.parent)
+                    claim(cell)
+                    for name, content in texts.items():
+                        (cell / name).write_bytes(content)
+                    if damage := manifest.damage(cell):
+                        raise dfl.InputError(damage)
+    except (BadZipFile, KeyError, EOFError) as error:
+        raise dfl.InputError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise dfl.InputError(f"{error.filename or path}: {error.strerror}") from None
+
+
+def _texts(cell: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and the content of the files of a cell, without places of this machine."""
+    record = manifest.read(cell)
+    run = Run.from_dict(record["run"] | {"data_dir": None, "out": None, "resume": None})
+    page = {"run": run.to_dict(), **{name: record[name] for name in KEPT if name in record}}
+    page["files"] = {"metrics.csv": record["files"]["metrics.csv"]}
+    settings = (cell / FILES[0]).read_text(encoding="utf-8").splitlines(keepends=True)
+    yield FILES[0], "".join(line for line in settings if not line.startswith("data_dir ="))
+    yield FILES[1], (cell / FILES[1]).read_text(encoding="utf-8")
+    yield FILES[2], json.dumps({**page, "checksum": manifest.checksum(page)}, indent=2) + "\n"
+
+
+def _cell_of(path: Path, name: str) -> PurePosixPath:
+    """Return the folder of a member of the file, relative to that of the experiment.
+
+    Raises:
+        InputError: the name is none of `FILES` in a folder below.
+    """
+    place = PurePosixPath(name)
+    if place.name not in FILES or place.is_absolute() or ".." in place.parts or "\\" in name:
+        raise dfl.InputError(f"{path} is damaged: it holds {name!r}, which is no file of a cell")
+    return place.parent
+
+
+if __name__ == "__main__":
+    try:
+        app(result_action="return_value")
+    except dfl.InputError as error:
+        print(f"cells: {error}", file=sys.stderr)
+        sys.exit(2)
