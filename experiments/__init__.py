@@ -13,5 +13,6 @@ the grid that was run. An experiment prints a table and its finding, and writes 
 to results/NAME. Its runs are in results/NAME/cells, which `dfl.sweep` resumes. The tables of the
 runs that the findings report are in experiments/results. `--only CELL`, as topology=ring,seed=0,
 runs one cell again and prints its row; where a learning rate is part of the name, it is not chosen
-anew. `common` has what the files share.
+anew. Where a folder of experiments/results has cells.zip, `cells` unpacks the runs behind its
+tables, and the command of the experiment continues from them. `common` has what the files share.
 """

@@ -160,8 +160,8 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     tried = []
     ran = []
     for name in options.cases:
-        tried.append(tune(options, name))
-        cells = grid(options, name, common.chosen(tried[-1]))
+        tried.append(tune(options, name, CASES[name]))
+        cells = grid(options, name, CASES[name], common.chosen(tried[-1]))
         ran.append(common.measure(options.out, cells, jobs=options.jobs))
     rows = pd.concat(ran, ignore_index=True)
     table = tabulate(rows)
@@ -169,7 +169,7 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     pd.concat(tried).to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
 
 
-def run_of(options: Options, name: str, **changes: Any) -> Run:
+def run_of(options: common.GridOptions, case: Case, **changes: Any) -> Run:
     """Return a run of a case, with changes."""
     shared_settings = {
         "model": "2nn",
@@ -179,14 +179,13 @@ def run_of(options: Options, name: str, **changes: Any) -> Run:
         "batch_size": 10,
     }
     places = {"dataset": options.dataset, "data_dir": options.data_dir}
-    return Run(**{**places, **shared_settings, "local_epochs": 1, **CASES[name].setting, **changes})
+    return Run(**{**places, **shared_settings, "local_epochs": 1, **case.setting, **changes})
 
 
-def tune(options: Options, name: str) -> pd.DataFrame:
+def tune(options: common.GridOptions, name: str, case: Case) -> pd.DataFrame:
     """Return a row per learning rate of a case: the best validation accuracy of a short run; NaN
     where the rate is given.
     """
-    case = CASES[name]
     if len(case.rates) == 1:
         return pd.DataFrame(
             {"case": [name], "lr": [case.rates[0]], "rounds": [0], "validation": [np.nan]}
@@ -194,7 +193,7 @@ def tune(options: Options, name: str) -> pd.DataFrame:
     rounds = min(case.tuning, options.rounds)
     change = {"rounds": rounds, "eval_every": -(-rounds // 5), "validation": 0.1}
     cells = [
-        Cell({"case": name, "lr": f"{lr:g}"}, run_of(options, name, lr=lr, **change))
+        Cell({"case": name, "lr": f"{lr:g}"}, run_of(options, case, lr=lr, **change))
         for lr in case.rates
     ]
     rows = common.measure(options.out / "tuning", cells, jobs=options.jobs)
@@ -204,9 +203,8 @@ def tune(options: Options, name: str) -> pd.DataFrame:
     return pd.DataFrame({"case": name, "lr": case.rates, "rounds": rounds, "validation": best})
 
 
-def grid(options: Options, name: str, lr: float) -> list[Cell]:
+def grid(options: common.GridOptions, name: str, case: Case, lr: float) -> list[Cell]:
     """Return the cells of a case that count, one for each seed."""
-    case = CASES[name]
     change = {
         "rounds": min(case.cap, options.rounds),
         "eval_every": case.every,
@@ -215,7 +213,7 @@ def grid(options: Options, name: str, lr: float) -> list[Cell]:
     return [
         Cell(
             {"case": name, "lr": f"{lr:g}", "seed": seed},
-            run_of(options, name, lr=lr, seed=seed, **change),
+            run_of(options, case, lr=lr, seed=seed, **change),
         )
         for seed in range(min(case.seeds, options.seeds))
     ]
@@ -227,7 +225,7 @@ def every(options: Options) -> list[Cell]:
         cell
         for name in options.cases
         for lr in CASES[name].rates
-        for cell in grid(options, name, lr)
+        for cell in grid(options, name, CASES[name], lr)
     ]
 
 

@@ -129,12 +129,12 @@ CASES = {
     ),
     "sgd_role_32": Case(
         title="FedSGD, by role, 2 x 32, C=0.02", hidden=32, setting=FEW_FEDSGD, published=3906,
-        rates=(1.47, 3.16, 6.81), tuning=20, every=25, cap=300,
+        rates=(1.47, 3.16, 6.81), tuning=50, every=100, cap=2000,
     ),
     "sgd_iid_32": Case(
         title="FedSGD, IID, 2 x 32, C=0.02", hidden=32, partition="iid", setting=FEW_FEDSGD,
         published=2488,
-        rate_of="sgd_role_32", every=25, cap=300,
+        rate_of="sgd_role_32", every=100, cap=2000,
     ),
     "iid_256": Case(
         title="FedAvg, IID, 2 x 256", hidden=256, partition="iid", setting=FEDAVG, published=192,
