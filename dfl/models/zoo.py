@@ -32,6 +32,8 @@ example's labels, or () where it has one label.
 
 WIDEST = 1_000_000
 """The most units of a layer."""
+ALPHA = 16.0
+"""The scale of adapters where none is given."""
 
 Width = Annotated[int, Interval(ge=1, le=WIDEST)]
 Widths = tuple[Width, ...]
@@ -360,7 +362,7 @@ def transformer(
     depth: Layers = 4,
     heads: Width = 4,
     lora: Annotated[int, Interval(ge=0, le=WIDEST)] = 0,
-    alpha: Positive = 16.0,
+    alpha: Positive = ALPHA,
     base: Literal["frozen", "trained"] = "frozen",
 ) -> Module:
     """A causal transformer of text: learned positions, and blocks with normalisation before each
@@ -386,6 +388,12 @@ def transformer(
             f"--model transformer: width={width} is no multiple of heads={heads}: choose "
             f"width={-(-width // heads) * heads}"
         )
+    for option, idle in (("alpha", alpha != ALPHA), ("base=trained", base == "trained")):
+        if idle and not lora:
+            raise InputError(
+                f"--model transformer: {option} is of adapters, and lora=0 has none: leave it out, "
+                "or give lora=8"
+            )
     check_places("transformer", shape, places)
     everywhere, frozen = bool(places), base == "frozen"
     return Transformer(classes, *shape, width, depth, heads, everywhere, lora, alpha, frozen)

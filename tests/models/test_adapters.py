@@ -46,7 +46,8 @@ def task(**settings: Any) -> Task:
 
 
 def module(**options: Any) -> nn.Module:
-    options = {"width": 6, "depth": 2, "heads": 2, "lora": 2, "alpha": 3.0} | options
+    adapters = {"lora": 2, "alpha": 3.0} if options.get("lora", 2) else {}
+    options = {"width": 6, "depth": 2, "heads": 2} | adapters | options
     return MODELS["transformer"]((STEPS,), CLASSES, (STEPS,), **options)
 
 
@@ -237,6 +238,13 @@ def test_adapters_go_on_from_another_run_with_its_base(trained: Path, tmp_path: 
     for model in (LORA, f"{LORA},base=trained"):
         first = rows(init_from=tmp_path / "first", model=model)[0]
         assert first["accuracy_mean"] == pytest.approx(last["accuracy_mean"], abs=1e-12)
+
+
+@pytest.mark.parametrize("option", ["alpha=8", "base=trained"])
+def test_options_of_adapters_are_refused_without_adapters(option: str) -> None:
+    name = option if option.startswith("base") else "alpha"
+    with pytest.raises(dfl.InputError, match=f"transformer: {name} is of adapters, and lora=0"):
+        task(model=f"{PLAIN},{option}")
 
 
 @pytest.mark.parametrize("other", ["width=8,depth=2,heads=2", "width=6,depth=3,heads=2"])
