@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -53,10 +52,6 @@ class Layout:
     def widest(self) -> int:
         """The largest number of peers on a rank."""
         return max(b - a for a, b in pairwise(self.starts))
-
-    def rank_of(self, peer: int) -> int:
-        """Return the rank that hosts `peer`."""
-        return bisect_right(self.starts, peer) - 1
 
     def ranks_of(self, peers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ranks (n,) that host `peers` (n,)."""

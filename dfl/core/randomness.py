@@ -7,7 +7,7 @@ row, so every rank can compute the numbers of every peer, in any order, and gets
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -144,11 +144,28 @@ def generator(seed: int, purpose: str, *address: Part) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int(key[0])))
 
 
-def _key(seed: int, purpose: str, peers: NDArray[np.uint64], *address: Part) -> NDArray[np.uint64]:
-    """Return one 64-bit key per peer, (p,), from an address."""
-    key = _hash(seed)
+def generators(seed: int, purpose: str, peers: Ids) -> Iterator[np.random.Generator]:
+    """Yield `generator(seed, purpose, peer)` for every peer, each until the next one is asked for.
+
+    One generator gets one key after the other: making one takes ten times as long.
+    """
+    philox = np.random.Philox(key=0)
+    drawing = np.random.Generator(philox)
+    state = philox.state
+    parts = np.asarray(peers, dtype=np.uint64)
+    for key in _key(seed, purpose, np.zeros(1, dtype=np.uint64), parts):
+        state["state"]["key"][0] = key
+        philox.state = state
+        yield drawing
+
+
+def _key(
+    seed: int, purpose: str, peers: NDArray[np.uint64], *address: Part | NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Return one 64-bit key per peer, (p,), from an address; a part may be one number for each."""
+    key: Any = _hash(seed)
     for part in (purpose, *address):
-        key = _mix(key ^ _hash(part))
+        key = _mix(key ^ (part if isinstance(part, np.ndarray) else _hash(part)))
     return _mix(np.uint64(key) ^ _mix(peers + np.uint64(_GOLDEN)))
 
 

@@ -12,6 +12,7 @@ from dfl.core import randomness
 from dfl.core.arrays import Array
 from dfl.core.options import MOST
 from dfl.core.parts import Parts, joined, map_parts
+from dfl.core.ragged import Ragged
 from dfl.evaluation.fairness import cells
 from dfl.training.examples import Examples, as_tensor, normalize_floats
 from dfl.training.task import Task
@@ -141,13 +142,12 @@ def per_peer(eval_examples: int | None, peers: int) -> int:
 
 def _bounded(task: Task, bound: int, seed: int) -> Examples:
     """Return at most `bound` training examples of each peer, drawn by seed and peer."""
-    generators = (randomness.generator(seed, "eval-train", int(peer)) for peer in task.peers)
-    return task.examples.subset(
-        [
-            np.sort(generator.permutation(n)[:bound])
-            for generator, n in zip(generators, task.examples.sizes, strict=True)
-        ]
-    )
+    sizes = task.examples.sizes
+    chosen = Ragged(np.empty(np.minimum(sizes, bound).sum(), np.int64), np.minimum(sizes, bound))
+    generators = randomness.generators(seed, "eval-train", task.peers)
+    for own, generator, n in zip(chosen, generators, sizes.tolist(), strict=True):
+        own[:] = generator.permutation(n)[:bound]
+    return task.examples.subset(chosen.sorted())
 
 
 def _on_device(task: Task, inputs: Parts, labels: Array) -> tuple[Parts, Tensor]:

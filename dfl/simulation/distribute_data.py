@@ -23,6 +23,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.parts import Parts, joined, map_parts, named, parts_of
+from dfl.core.ragged import Ragged
 from dfl.datasets.data import Data, checked
 from dfl.datasets.partitions.base import DataSplit, by_label, split_data
 from dfl.datasets.server_data import ServerDataRule, all_examples
@@ -79,8 +80,8 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
         validation=run.validation,
         server_rule=server_data,
     )
-    if run.validation and not any(map(len, split.validation)):
-        most = max(map(len, split.train))
+    if run.validation and not Ragged.of(split.validation).sizes.any():
+        most = int(Ragged.of(split.train).sizes.max())
         raise InputError(
             f"--validation {run.validation} holds out no example where a peer has at most {most}"
         )
@@ -92,24 +93,21 @@ def count_labels(data: Data, split: DataSplit) -> NDArray[np.int64]:
 
     It is (P, 0) where labels are no classes, or an example has several.
     """
-    return (
-        np.array(
-            [np.bincount(data.train_labels[own], minlength=data.classes) for own in split.train],
-            dtype=np.int64,
-        )
-        if data.classes and not data.is_sequence
-        else np.zeros((len(split.train), 0), np.int64)
-    )
+    own = Ragged.of(split.train)
+    if not data.classes or data.is_sequence:
+        return np.zeros((len(own), 0), np.int64)
+    places = own.owners * data.classes + data.train_labels[own.values]
+    counts = np.bincount(places, minlength=len(own) * data.classes)
+    return counts.reshape(len(own), data.classes).astype(np.int64, copy=False)
 
 
 def sizes(split: DataSplit) -> NDArray[np.int64]:
     """Return the training, validation and own test examples of every peer, (P, 3)."""
-    return np.array(
-        [
-            [len(own) for own in one]
-            for one in zip(split.train, split.validation, split.test, strict=True)
-        ]
-    )
+    return np.stack([Ragged.of(parts).sizes for parts in _parts(split)], axis=1)
+
+
+def _parts(split: DataSplit) -> tuple[Sequence[NDArray[np.int64]], ...]:
+    return split.train, split.validation, split.test
 
 
 def known_to_all(
@@ -156,9 +154,7 @@ def fingerprint(common: bytes, data: Data, split: DataSplit) -> str:
     for values in (
         *parts_of(data.train_inputs),
         data.train_labels,
-        *split.train,
-        *split.validation,
-        *split.test,
+        *(Ragged.of(parts).values for parts in _parts(split)),
     ):
         checksum.update(np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
     return checksum.hexdigest()
@@ -191,10 +187,7 @@ def owned(
 
     Training examples of attackers are poisoned by the attack; their validation examples are not.
     """
-    train, held, test = (
-        np.concatenate([part[i] for i in peers] or [np.zeros(0, np.int64)])
-        for part in (split.train, split.validation, split.test)
-    )
+    train, held, test = (Ragged.of(parts).block(peers) for parts in _parts(split))
     arrays = {
         **named("train inputs", _rows(data.train_inputs, train)),
         "train labels": data.train_labels[train],
@@ -205,10 +198,10 @@ def owned(
     arrays |= (
         {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     )
-    ends = np.cumsum([len(split.train[i]) for i in peers])
-    for i, end in zip(peers, ends, strict=True):
-        if attack is not None and i in attackers:
-            _poison(arrays, slice(end - len(split.train[i]), end), attack, data.classes)
+    ends = Ragged.of(split.train).ends - Ragged.of(split.train).ends[peers.start]
+    for i in sorted(map(int, attackers)):
+        if attack is not None and i in peers:
+            _poison(arrays, slice(ends[i], ends[i + 1]), attack, data.classes)
     return arrays
 
 

@@ -69,7 +69,7 @@ class Start:
             facts=_facts(info),
             label_counts=info.label_counts,
             sizes=info.sizes,
-            ranks=np.array([info.layout.rank_of(i) for i in range(info.layout.peers)]),
+            ranks=info.layout.ranks_of(np.arange(info.layout.peers)),
             degrees=graph.degrees if graph else None,
             attackers=np.asarray(info.attackers, dtype=np.int64),
             weights=weights,

@@ -234,12 +234,12 @@ def peer_columns(info: RunInfo, peers: Peers) -> dict[str, Sequence[object]]:
         "trust",
     )
     labels = [
-        " ".join(f"{label}:{row[label]}" for label in np.flatnonzero(row))
+        " ".join([f"{label}:{n}" for label, n in enumerate(row.tolist()) if n])
         for row in info.label_counts
     ]
     columns: dict[str, Sequence[object]] = {
         "peer": list(range(info.layout.peers)),
-        "rank": [info.layout.rank_of(i) for i in range(info.layout.peers)],
+        "rank": info.layout.ranks_of(np.arange(info.layout.peers)).tolist(),
     }
     if info.graph:
         columns["degree"] = info.graph.degrees.tolist()

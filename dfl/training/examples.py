@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from dfl.core.arrays import Array
 from dfl.core.parts import Parts, map_parts
+from dfl.core.ragged import Ragged
 
 if TYPE_CHECKING:
     import torch
@@ -56,15 +56,13 @@ class Examples:
         """Return the examples of the peers at some positions."""
         return replace(self, sizes=self.sizes[here], starts=self.starts[here])
 
-    def subset(self, chosen: Sequence[Ints]) -> Examples:
-        """Return the examples at some positions (sizes[i],) among those of each peer."""
-        index = [start + each for start, each in zip(self.starts, chosen, strict=True)]
-        flat = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *index])).to(
-            self.labels.device
-        )
+    def subset(self, chosen: Ragged) -> Examples:
+        """Return the examples at some positions among those of each peer."""
+        places = np.repeat(self.starts, chosen.sizes) + chosen.values
+        flat = torch.from_numpy(places).to(self.labels.device)
         inputs = map_parts(lambda part: part.index_select(0, flat), self.inputs)
         labels = self.labels.index_select(0, flat)
-        return Examples.of(inputs, labels, np.array([len(each) for each in index], np.int64))
+        return Examples.of(inputs, labels, chosen.sizes)
 
     def at(self, index: Tensor) -> tuple[Parts, Tensor]:
         """Return inputs (a, b, *shape) and labels (a, b, ...) of the examples at index (a, b)."""

@@ -193,6 +193,14 @@ def test_a_generator_depends_on_its_address_only() -> None:
     assert randomness.generator(0, "a", 1).random() != randomness.generator(0, "a", 2).random()
 
 
+def test_generators_of_peers_are_those_of_one_at_a_time() -> None:
+    """Also after a generator has drawn half of a block of numbers."""
+    peers = [0, 7, 3, 2**40, 7]
+    together = [each.permutation(5).tolist() for each in randomness.generators(9, "a", peers)]
+    alone = [randomness.generator(9, "a", peer).permutation(5).tolist() for peer in peers]
+    assert together == alone
+
+
 # Where addresses are used
 
 USES: list[dict[str, Any]] = [

@@ -162,9 +162,8 @@ def test_beside_a_subset_the_server_has_other_examples() -> None:
     plain = split_data(iid, data, **options)
     assert len(split.server) == 40
     assert not set(split.server.tolist()) & set(used(split))
-    for own, same in zip(
-        split.train + split.validation, plain.train + plain.validation, strict=True
-    ):
+    halves = ((*each.train, *each.validation) for each in (split, plain))
+    for own, same in zip(*halves, strict=True):
         assert np.array_equal(own, same)  # the same as without a server
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
+from dfl.core.ragged import Ragged
 from dfl.datasets.partitions.base import Indices
 
 
-def by_owner(owner: Indices, peers: int) -> list[Indices]:
+def by_owner(owner: Indices, peers: int) -> Ragged:
     """Return the ascending indices of every peer's examples, given the owner (n,) of each."""
-    order = np.argsort(owner, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(owner, minlength=peers))[:-1])
+    return Ragged(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=peers))
 
 
 def dirichlet_proportions(
@@ -33,17 +35,22 @@ def dirichlet_proportions(
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def ensure_minimum(parts: list[Indices], minimum: int) -> list[Indices]:
-    """Move examples from the largest parts to those with fewer than `minimum`."""
-    sizes = np.array([len(part) for part in parts])
+def ensure_minimum(parts: Ragged, minimum: int) -> Ragged:
+    """Move examples from the largest parts to those with fewer than `minimum`; sort all parts."""
+    small = np.flatnonzero(parts.sizes < minimum).tolist()
+    if not small:
+        return parts.sorted()
     moved = [part.tolist() for part in parts]
-    for peer in np.flatnonzero(sizes < minimum):
-        while sizes[peer] < minimum:
-            largest = int(sizes.argmax())
-            moved[peer].append(moved[largest].pop())
-            sizes[peer] += 1
-            sizes[largest] -= 1
-    return [np.array(sorted(part), dtype=np.int64) for part in moved]
+    largest_first = [(-len(part), peer) for peer, part in enumerate(moved)]
+    heapify(largest_first)
+    for peer in small:
+        while len(moved[peer]) < minimum:
+            size, largest = heappop(largest_first)
+            if -size == len(moved[largest]):  # else an entry from before a move
+                moved[peer].append(moved[largest].pop())
+                heappush(largest_first, (-len(moved[largest]), largest))
+                heappush(largest_first, (-len(moved[peer]), peer))
+    return Ragged.of([np.array(part, dtype=np.int64) for part in moved]).sorted()
 
 
 def check_enough(partition: str, option: str, per_peer: int, peers: int, n: int) -> None:

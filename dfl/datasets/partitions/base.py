@@ -11,7 +11,7 @@ set may leave a peer without any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.parse import shown
+from dfl.core.ragged import Ragged
 from dfl.core.registry import Registry
 from dfl.datasets.data import Data
 from dfl.datasets.server_data import ServerDataRule, all_examples
@@ -47,13 +48,13 @@ class Labels:
 @dataclass(frozen=True)
 class Assignment:
     """The result of a partition: for each of P peers the ascending indices of its examples in
-    `train` and in `test`.
+    `train` and in `test`, as a `Ragged` or a list of arrays.
 
     No example belongs to two peers.
     """
 
-    train: list[Indices]
-    test: list[Indices]
+    train: Sequence[Indices]
+    test: Sequence[Indices]
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class DataSplit:
         server: training examples that the server has; may be empty.
     """
 
-    train: list[Indices]
-    validation: list[Indices]
-    test: list[Indices]
+    train: Sequence[Indices]
+    validation: Sequence[Indices]
+    test: Sequence[Indices]
     server: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -146,27 +147,26 @@ def split_data(
     groups = None if data.train_groups is None else data.train_groups[chosen]
     labels = Labels(data.train_labels[chosen], data.test_labels, groups, data.test_groups)
     parts = partition(labels, peers, randomness.generator(seed, "partition"))
-    _check(parts, peers, len(labels.train), len(labels.test))
-    empty = [peer for peer, part in enumerate(parts.train) if not len(part)]
-    if empty:
+    own, test = _checked(parts, peers, len(labels.train), len(labels.test))
+    empty = np.flatnonzero(own.sizes == 0)
+    if len(empty):
         raise InputError(
             f"--partition leaves {len(empty)} of {peers} peers without training examples, peer "
             f"{empty[0]} first: {len(chosen)} examples are too few for it"
         )
-    held_out = [
-        _held_out(len(part), peer, validation, seed) for peer, part in enumerate(parts.train)
-    ]
-    train = [chosen[part[~held]] for part, held in zip(parts.train, held_out, strict=True)]
+    held, counts = _held_out(own, validation, seed)
+    train = chosen[own.values[~held]]
     return DataSplit(
-        train=train,
-        validation=[chosen[part[held]] for part, held in zip(parts.train, held_out, strict=True)],
-        test=parts.test,
-        server=np.sort(np.concatenate(train)) if shared else server,
+        train=Ragged(train, own.sizes - counts),
+        validation=Ragged(chosen[own.values[held]], counts),
+        test=test,
+        server=np.sort(train) if shared else server,
     )
 
 
-def _check(parts: Assignment, peers: int, n_train: int, n_test: int) -> None:
-    """Refuse what is no partition: a function of the caller may return anything.
+def _checked(parts: Assignment, peers: int, n_train: int, n_test: int) -> list[Ragged]:
+    """Return the parts of both halves, and refuse what is no partition: a function of the caller
+    may return anything.
 
     Raises:
         InputError: parts that are no ascending indices in range, one array for each of P peers, or
@@ -174,22 +174,34 @@ def _check(parts: Assignment, peers: int, n_train: int, n_test: int) -> None:
     """
     if not isinstance(parts, Assignment):
         raise InputError(f"--partition must return an Assignment, not {shown(parts)}")
+    checked = []
     for half, arrays, n in (("train", parts.train, n_train), ("test", parts.test, n_test)):
         if len(arrays) != peers:
             raise InputError(f"--partition returns {len(arrays)} {half} parts for {peers} peers")
-        for peer, own in enumerate(arrays):
-            good = isinstance(own, np.ndarray) and own.dtype.kind in "iu" and own.ndim == 1
-            if not good or (len(own) and (own[0] < 0 or own[-1] >= n or (np.diff(own) <= 0).any())):
-                raise InputError(
-                    f"--partition: the {half} part of peer {peer} must be ascending whole numbers "
-                    f"from 0 to {n - 1}"
-                )
-        every = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-        owners = np.bincount(every, minlength=1)
-        if owners.max() > 1:
+        wrong = np.zeros(peers, dtype=np.bool_)
+        if not isinstance(arrays, Ragged):
+            good = [
+                isinstance(own, np.ndarray) and own.dtype.kind in "iu" and own.ndim == 1
+                for own in arrays
+            ]
+            wrong = ~np.array(good, dtype=np.bool_)
+        if not wrong.any():
+            own = Ragged.of(arrays)
+            values, owners = own.values, own.owners
+            wrong[owners[(values < 0) | (values >= n)]] = True
+            wrong[owners[1:][(np.diff(values) <= 0) & (np.diff(owners) == 0)]] = True
+        if wrong.any():
             raise InputError(
-                f"--partition: {half} example {int(owners.argmax())} has several owners"
+                f"--partition: the {half} part of peer {int(wrong.argmax())} must be ascending "
+                f"whole numbers from 0 to {n - 1}"
             )
+        counts = np.bincount(values, minlength=1)
+        if counts.max() > 1:
+            raise InputError(
+                f"--partition: {half} example {int(counts.argmax())} has several owners"
+            )
+        checked.append(own)
+    return checked
 
 
 def _subset(n: int, peers: int, examples_per_peer: int | None, seed: int) -> Indices:
@@ -205,13 +217,15 @@ def _subset(n: int, peers: int, examples_per_peer: int | None, seed: int) -> Ind
     return np.sort(randomness.generator(seed, "subset").choice(n, needed, replace=False))
 
 
-def _held_out(n: int, peer: int, validation: float, seed: int) -> NDArray[np.bool_]:
-    """Return which of a peer's n examples are for validation, (n,)."""
-    held = np.zeros(n, dtype=np.bool_)
-    if count := min(round(validation * n), n - 1):
-        rng = randomness.generator(seed, "validation", peer)
-        held[rng.choice(n, count, replace=False)] = True
-    return held
+def _held_out(own: Ragged, validation: float, seed: int) -> tuple[NDArray[np.bool_], Indices]:
+    """Return which of the peers' examples are for validation, (n,), and how many of each, (P,)."""
+    held = np.zeros(len(own.values), dtype=np.bool_)
+    counts = np.minimum(np.rint(validation * own.sizes).astype(np.int64), own.sizes - 1)
+    some = np.flatnonzero(counts)
+    for peer, rng in zip(some, randomness.generators(seed, "validation", some), strict=True):
+        chosen = rng.choice(own.sizes[peer], counts[peer], replace=False)
+        held[own.ends[peer] + chosen] = True
+    return held, counts
 
 
 @PARTITIONS.register("iid")
@@ -221,7 +235,9 @@ def iid(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
 
     Every example is used.
     """
-    halves = (
-        np.array_split(rng.permutation(len(half)), peers) for half in (labels.train, labels.test)
-    )
-    return Assignment(*([np.sort(part) for part in half] for half in halves))
+
+    def cut(n: int) -> Ragged:
+        sizes = n // peers + (np.arange(peers) < n % peers)
+        return Ragged(rng.permutation(n), sizes).sorted()
+
+    return Assignment(cut(len(labels.train)), cut(len(labels.test)))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.options import Count, Index, Positive, Share
+from dfl.core.ragged import Ragged
 from dfl.datasets.partitions.assign import (
     by_owner,
     check_enough,
@@ -47,7 +48,7 @@ def shards(
     check_enough("shards", "per_peer", per_peer, peers, len(labels.train))
     order = rng.permutation(peers * per_peer)
 
-    def cut(half: NDArray[np.int64]) -> list[Indices]:
+    def cut(half: NDArray[np.int64]) -> Ragged:
         pieces = np.array_split(np.argsort(half, kind="stable"), peers * per_peer)
         return _merged([pieces[k] for k in order], per_peer)
 
@@ -86,7 +87,7 @@ def labels(
     draws = rng.permutation(rng.permutation(known)[np.arange(peers * per_peer) % len(known)])
     slots = {int(label): rng.permutation(np.flatnonzero(draws == label)) for label in known}
 
-    def cut(half: NDArray[np.int64]) -> list[Indices]:
+    def cut(half: NDArray[np.int64]) -> Ragged:
         shards: list[Indices] = [np.empty(0, dtype=np.int64)] * len(draws)
         for label, own in slots.items():
             if not len(own):
@@ -135,7 +136,7 @@ def dirichlet(
     known = np.union1d(labels.train, labels.test)
     ends = np.cumsum(dirichlet_proportions(rng, (len(known), peers), alpha), axis=1)
 
-    def spread(half: NDArray[np.int64]) -> list[Indices]:
+    def spread(half: NDArray[np.int64]) -> Ragged:
         owner = np.empty(len(half), dtype=np.int64)
         for label, end in zip(known, ends, strict=True):
             members = rng.permutation(np.flatnonzero(half == label))
@@ -181,7 +182,7 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: Share = 0
     starts = np.cumsum(sizes) - sizes
     members = np.concatenate(groups)
 
-    def spread(half: NDArray[np.int64]) -> list[Indices]:
+    def spread(half: NDArray[np.int64]) -> Ragged:
         group = np.searchsorted(known, half)
         away = rng.random(len(half)) >= (q if len(known) > 1 else 1)
         group[away] = (group[away] + rng.integers(1, max(len(known), 2), away.sum())) % len(known)
@@ -190,8 +191,7 @@ def biased(labels: Labels, peers: int, rng: np.random.Generator, *, q: Share = 0
     return Assignment(spread(labels.train), spread(labels.test))
 
 
-def _merged(shards: Sequence[Indices], per_peer: int) -> list[Indices]:
+def _merged(shards: Sequence[Indices], per_peer: int) -> Ragged:
     """Return one part for every `per_peer` consecutive shards."""
-    return [
-        np.sort(np.concatenate(shards[k : k + per_peer])) for k in range(0, len(shards), per_peer)
-    ]
+    cut = Ragged.of(shards)
+    return Ragged(cut.values, cut.sizes.reshape(-1, per_peer).sum(axis=1)).sorted()

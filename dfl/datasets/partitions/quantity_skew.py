@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.options import Index, Positive
+from dfl.core.ragged import Ragged
 from dfl.datasets.partitions.assign import (
     by_owner,
     check_enough,
@@ -48,10 +51,12 @@ def quantity(
     """
     check_enough("quantity", "min_examples", min_examples, peers, len(labels.train))
     ends = np.cumsum(dirichlet_proportions(rng, (1, peers), alpha)[0])[:-1]
-    train, test = (
-        np.split(rng.permutation(len(half)), np.rint(ends * len(half)).astype(np.int64))
-        for half in (labels.train, labels.test)
-    )
+
+    def cut(n: int) -> Ragged:
+        sizes = np.diff(np.rint(ends * n).astype(np.int64), prepend=0, append=n)
+        return Ragged(rng.permutation(n), sizes)
+
+    train, test = cut(len(labels.train)), cut(len(labels.test))
     return Assignment(ensure_minimum(train, min_examples), ensure_minimum(test, 0))
 
 
@@ -81,7 +86,7 @@ def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
         )
     owner = np.arange(peers) if peers == len(known) else _group_owners(counts, peers, rng)
 
-    def gather(groups: NDArray[np.int64]) -> list[Indices]:
+    def gather(groups: NDArray[np.int64]) -> Sequence[Indices]:
         place = np.minimum(np.searchsorted(known, groups), len(known) - 1)
         return by_owner(np.where(known[place] == groups, owner[place], peers), peers + 1)[:peers]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,7 +48,7 @@ def kinds(part: NDArray[np.int64], values: NDArray[np.int64]) -> set[int]:
     return set(values[part].tolist())
 
 
-def each_once(parts: list[NDArray[np.int64]], n: int) -> bool:
+def each_once(parts: Sequence[NDArray[np.int64]], n: int) -> bool:
     return sorted(np.concatenate(parts).tolist()) == list(range(n))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -37,7 +38,7 @@ from tests.datasets.partitions.test_partition import (
 Ints = NDArray[np.int64]
 
 
-def table(parts: list[Ints], values: Ints) -> Ints:
+def table(parts: Sequence[Ints], values: Ints) -> Ints:
     """Return the number of examples of every label at every peer, (P, L)."""
     return np.array([np.bincount(values[part], minlength=int(values.max()) + 1) for part in parts])
 
