@@ -9,8 +9,9 @@ There are three algorithms, by the kind of weights:
   is slow on graphs with small cuts (chain, grid), whose factors stay sparse. It is also slow on
   very large random graphs, whose gap is wide; their factors would fill the memory, so Lanczos
   continues for longer there;
-- neither (a directed file, other sequences): dense, up to `DENSE_GENERAL` peers, beyond which the
-  answer is NaN.
+- neither (a directed file, other sequences): dense, up to `DENSE_GENERAL` peers.
+
+For more peers, and for more than `ITERATED` of a reversible matrix, the answer is NaN.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ DENSE_REVERSIBLE = 512
 """The most peers for which a reversible matrix is dense."""
 DENSE_GENERAL = 1000
 """The most peers for which the spectrum of any other matrix is computed, densely."""
+ITERATED = 2**17
+"""The most peers for which eigenvectors of a reversible matrix are computed: with 100,000 they take
+12 s, and as much for each 100,000 more.
+"""
 RESTARTS = 40
 """Lanczos restarts, of 20 products each, before a matrix is factored instead."""
 WIDE = 0.01
@@ -79,7 +84,8 @@ def spectrum(weights: Sequence[csr_array]) -> Spectrum:
         weights = [csr_array(w.T) for w in reversed(weights)]
     peers = weights[0].shape[0]
     columns = [_circulant(w) for w in weights]
-    stationary = _stationary(weights[0]) if len(weights) == 1 else None
+    iterated = len(weights) == 1 and peers <= ITERATED
+    stationary = _stationary(weights[0]) if iterated else None
     if peers == 1:
         gap, smallest = 1.0, 1.0
     elif all(column is not None for column in columns):

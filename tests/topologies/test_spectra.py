@@ -206,11 +206,13 @@ def test_a_directed_matrix_has_the_spectrum_of_the_definition() -> None:
     assert [note for note in net.notes if "those of the file" not in note] == []
 
 
-def test_a_large_directed_matrix_has_no_spectrum_and_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("graph", [directed, TOPOLOGIES["regular"]])
+def test_a_large_matrix_that_is_not_circulant_has_no_spectrum_and_a_warning(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spectra, "DENSE_GENERAL", 40)
-    net = build(directed, MIXINGS["metropolis"], 50, np.random.default_rng(1))
+    monkeypatch.setattr(spectra, "ITERATED", 40)
+    net = build(graph, MIXINGS["metropolis"], 50, np.random.default_rng(1))
     assert np.isnan([net.spectrum.second, net.spectrum.gap, net.spectrum.half_rounds]).all()
     assert "spectrum of such weights is not computed for 50 peers" in net.notes[-1]
 
