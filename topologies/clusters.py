@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from topologies.errors import GraphError
-from topologies.graphs import Clustered, affordable, from_pairs, needs_labels, topology
+from topologies.graphs import Clustered, affordable, from_pairs, needs_labels, pattern, topology
 from topologies.random_graphs import connected
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def clustered(
     sizes = [len(part) for part in np.array_split(np.arange(peers), clusters)]
     table = np.where(np.eye(clusters, dtype=bool), inside, between)
     graph = connected(
-        lambda seed: nx.stochastic_block_model(sizes, table, seed=seed),
+        lambda seed: pattern(nx.stochastic_block_model(sizes, table, seed=seed)),
         rng,
         f"clustered:clusters={clusters},inside={inside:g},between={between:g} of {peers} peers",
         "a larger p between clusters likely connects",

@@ -9,6 +9,7 @@ from numpy.random import Generator
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from topologies import drawn_by_arrays
 from topologies.errors import GraphError
 from topologies.graphs import TRIES, Graph, affordable, from_pairs, pattern, topology
 from topologies.sequences import Drawn, EveryRound, drawn, generators
@@ -26,11 +27,12 @@ def regular(peers: int, rng: Generator, *, k: int = 4) -> csr_array:
         raise GraphError(f"regular needs 1 <= k < peers and k*peers even: k={k}, peers={peers}")
     affordable("regular", peers, k * peers)
 
-    def draw(seed: int) -> "nx.Graph":
+    def draw(seed: int) -> csr_array:
         if 2 * k < peers:
-            return nx.random_regular_graph(k, peers, seed)
+            return drawn_by_arrays.random_regular(peers, k, seed)
         # For large k, rejection is slow.
-        return nx.complement(nx.random_regular_graph(peers - 1 - k, peers, seed))
+        others = drawn_by_arrays.random_regular(peers, peers - 1 - k, seed)
+        return from_pairs(peers, *np.nonzero(np.triu(~others.toarray(), 1)))
 
     return connected(draw, rng, f"regular:k={k} of {peers} peers", "k of 3 or more likely connects")
 
@@ -40,10 +42,10 @@ def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
     """A random graph: each pair is linked with probability p, independently."""
     _probability(p)
     affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
-    chance = p if 1.0 - p < 1.0 else 0.0  # networkx divides by log(1 - p)
+    chance = p if 1.0 - p < 1.0 else 0.0  # hops are divided by log(1 - p)
     enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
     return connected(
-        lambda seed: nx.fast_gnp_random_graph(peers, chance, seed),
+        lambda seed: drawn_by_arrays.erdos_renyi(peers, chance, seed),
         rng,
         f"erdos_renyi:p={p:g} of {peers} peers",
         f"p of {enough:.2g} or more likely connects",
@@ -60,7 +62,7 @@ def small_world(peers: int, rng: Generator, *, k: int = 4, p: float = 0.1) -> cs
     _probability(p)
     affordable("small_world", peers, k * peers)
     return connected(
-        lambda seed: nx.watts_strogatz_graph(peers, k, p, seed),
+        lambda seed: drawn_by_arrays.watts_strogatz(peers, k, p, seed),
         rng,
         f"small_world:k={k},p={p:g} of {peers} peers",
         "k of 4 or more, or a smaller p, likely connects",
@@ -94,7 +96,7 @@ def geometric(peers: int, rng: Generator, *, radius: float | None = None) -> csr
     reach = min(reach, 2.0)  # beyond the diagonal of the square all pairs are linked
     affordable("geometric", peers, round(min(1.0, pi * reach**2) * peers**2))
     return connected(
-        lambda seed: nx.random_geometric_graph(peers, reach, seed=seed),
+        lambda seed: pattern(nx.random_geometric_graph(peers, reach, seed=seed)),
         rng,
         f"geometric:radius={reach:.3g} of {peers} peers",
         "a larger radius likely connects",
@@ -174,11 +176,11 @@ def _seed(rng: Generator) -> int:
 
 
 def connected(
-    draw: "Callable[[int], nx.Graph]", rng: Generator, name: str, advice: str
+    draw: Callable[[int], csr_array], rng: Generator, name: str, advice: str
 ) -> csr_array:
     """Return the first connected graph among `TRIES` draws."""
     for _ in range(TRIES):
-        adjacency = pattern(draw(_seed(rng)))
+        adjacency = draw(_seed(rng))
         if connected_components(adjacency, directed=False, return_labels=False) == 1:
             return adjacency
     raise GraphError(f"{name}: none of {TRIES} random graphs was connected; {advice}")
