@@ -336,6 +336,11 @@ class Problem:
         """
         a = len(next(iter(parameters.values())))
         forward = partial(self.output, part=part) if part else self.output
+        if not self.solver.batched and a == 1:
+            # No index, whose gradient is a copy of the parameter's.
+            row = {name: value.squeeze(0) for name, value in parameters.items()}
+            own = map_parts(lambda part: part.squeeze(0), inputs) if each else inputs
+            return forward(row, own).unsqueeze(0).to(self.dtype)
         if not self.solver.batched:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
             return torch.stack(

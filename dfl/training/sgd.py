@@ -200,8 +200,7 @@ def _correct(v: Parameters, shift: Parameters) -> None:
 
 def _move(y: Parameters, v: Parameters) -> None:
     """y <- y + v, for the parameters in `v`."""
-    for name, velocity in v.items():
-        y[name].add_(velocity)
+    torch._foreach_add_([y[name] for name in v], list(v.values()))
 
 
 def _first(a: int, values: Parameters) -> Parameters:

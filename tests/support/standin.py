@@ -74,7 +74,7 @@ class Standin(TorchDispatchMode):
         out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
         first = func._schema.arguments[0].alias_info if func._schema.arguments else None
         if first is not None and first.is_write:
-            return args[0]
+            return args[0] if func._schema.returns else None  # of a list of tensors
         return tree_map(
             lambda each: Held(each) if there and isinstance(each, torch.Tensor) else each, out
         )
