@@ -1,4 +1,5 @@
-"""Layers that torch lacks: dropout whose mask is an input, adapters, and a model that is split.
+"""Layers that torch lacks: dropout whose mask is an input, convolutions that choose the order of
+numbers in memory, adapters, and a model that is split.
 
 This module imports torch at once. Modules that check a command line import it in their functions.
 """
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dfl.core.errors import InputError
-from dfl.models.modules import HOOKS
+from dfl.models.modules import HOOKS, STACKED
 
 
 class Dropout(nn.Module):
@@ -50,7 +51,22 @@ class Dropout(nn.Module):
         return f"rate={self.rate}, units={self.units}"
 
 
-class ReluConv2d(nn.Conv2d):
+class Conv2d(nn.Conv2d):
+    """Torch's convolution of images, whose outputs have the channels of a pixel side by side in
+    memory on a processor.
+
+    There torch convolves, pools and normalises such images up to ten times as fast. Outputs equal
+    those of torch's layer up to rounding.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs (n, channels, height, width) for images x."""
+        if x.is_cpu and not STACKED.get():
+            x = x.to(memory_format=torch.channels_last)
+        return super().forward(x)
+
+
+class ReluConv2d(Conv2d):
     """A convolution before a ReLU, in a stack without normalisation.
 
     Its initial weights are uniform on +-sqrt(6 / fan-in), so that the outputs of many such layers

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dfl.models.layers import Conv2d
+
 Norm = Literal["group", "batch", "none"]
 """What follows a convolution: GroupNorm with two groups, BatchNorm, or nothing."""
 
@@ -62,7 +64,7 @@ class Block(nn.Module):
 
 def _convolution(a: int, b: int, stride: int, norm: Norm) -> nn.Sequential:
     """Return a convolution of 3 x 3 pixels and its normalisation, which has the bias."""
-    layer = nn.Conv2d(a, b, 3, stride=stride, padding=1, bias=norm == "none")
+    layer = Conv2d(a, b, 3, stride=stride, padding=1, bias=norm == "none")
     if norm == "none":
         return nn.Sequential(layer)
     return nn.Sequential(layer, nn.GroupNorm(2, b) if norm == "group" else nn.BatchNorm2d(b))

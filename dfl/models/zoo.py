@@ -151,11 +151,13 @@ def cnn(shape: Shape, classes: int) -> Module:
     """The CNN of McMahan et al. (2017), section 3: 1,663,370 parameters on MNIST, which takes
     'same' padding.
     """
+    from dfl.models.layers import Conv2d
+
     nn = torch.nn
     channels, height, width = _image("cnn", shape, smallest=4)
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU(),
         nn.Linear(512, classes),
     )  # fmt: skip
@@ -166,12 +168,14 @@ def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
     """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has
     fc2=84).
     """
+    from dfl.models.layers import Conv2d
+
     nn = torch.nn
     channels, height, width = _image("lenet", shape, smallest=16)
     rows, cols = ((side - 4) // 2 - 4 for side in (height, width))
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(16 * (rows // 2) * (cols // 2), 120), nn.ReLU(),
         nn.Linear(120, fc2), nn.ReLU(), nn.Linear(fc2, classes),
     )  # fmt: skip
