@@ -24,6 +24,9 @@ else:
 MODELS: Registry[Callable[..., Module]] = Registry("model", "dfl.models")
 """Name -> f(shape, classes, *, options) -> module, for inputs of `shape` and `classes` outputs.
 
+Pooling comes before the ReLU after a convolution: the outputs and gradients are the same, and the
+ReLU has a quarter of the numbers.
+
 A model states by `takes_several_parts` that it takes inputs of several parts: `shape` is a tuple of
 their shapes then. It states by `predicts_places` that it has outputs at every place of a
 sequence; it is called as f(shape, classes, places, *, options), where `places` is the shape of an
@@ -156,8 +159,8 @@ def cnn(shape: Shape, classes: int) -> Module:
     nn = torch.nn
     channels, height, width = _image("cnn", shape, smallest=4)
     return nn.Sequential(
-        Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
+        Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU(),
         nn.Linear(512, classes),
     )  # fmt: skip
@@ -174,8 +177,8 @@ def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
     channels, height, width = _image("lenet", shape, smallest=16)
     rows, cols = ((side - 4) // 2 - 4 for side in (height, width))
     return nn.Sequential(
-        Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU(),
+        Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(16 * (rows // 2) * (cols // 2), 120), nn.ReLU(),
         nn.Linear(120, fc2), nn.ReLU(), nn.Linear(fc2, classes),
     )  # fmt: skip
@@ -208,7 +211,7 @@ def vgg11(shape: Shape, classes: int) -> Module:
         for out in group:
             body += [ReluConv2d(channels, out, 3, padding=1), nn.ReLU()]
             channels = out
-        body.append(nn.MaxPool2d(2))
+        body.insert(-1, nn.MaxPool2d(2))
     return nn.Sequential(
         *body, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)
     )
@@ -220,8 +223,8 @@ def har_cnn(shape: Shape, classes: int) -> Module:
     nn = torch.nn
     channels, steps = _signals("har_cnn", shape, fewest=4)
     return nn.Sequential(
-        nn.Conv1d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
-        nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(channels, 32, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
+        nn.Conv1d(32, 64, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(64 * (steps // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
 
@@ -274,8 +277,8 @@ def vqa(
     if len(picture) == 3:
         channels, height, side = _image("vqa", picture, smallest=4)
         image = [
-            ReluConv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            ReluConv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            ReluConv2d(channels, 8, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+            ReluConv2d(8, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
             nn.Flatten(), nn.Linear(16 * (height // 4) * (side // 4), width),
         ]  # fmt: skip
     question = [nn.Linear(words, width), nn.Tanh(), nn.Linear(width, width)]
