@@ -362,10 +362,28 @@ class Problem:
     def output(self, parameters: dict[str, Tensor], inputs: Parts, part: str = "") -> Tensor:
         """Return the outputs (n, ...) of one model, or of a part of it, for inputs (n, *shape)."""
         arguments = parts_of(inputs)
+        tied = {name: parameters[first] for name, first in self.tied.items() if first in parameters}
         out: Tensor = torch.func.functional_call(
-            self.module, parameters, (*arguments, part) if part else arguments
+            self.module,
+            parameters | tied,
+            (*arguments, part) if part else arguments,
+            tie_weights=False,  # which torch would look for in every call
         )
         return out
+
+    @cached_property
+    def tied(self) -> dict[str, str]:
+        """The further names of tensors that have several names, and the first name of each."""
+        named = (
+            *self.module.named_parameters(remove_duplicate=False),
+            *self.module.named_buffers(remove_duplicate=False),
+        )
+        first: dict[int, str] = {}
+        return {
+            name: first[id(value)]
+            for name, value in named
+            if first.setdefault(id(value), name) != name
+        }
 
     @cached_property
     def steps(self) -> Ints:

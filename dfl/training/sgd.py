@@ -93,9 +93,11 @@ def _descend(
         begin = layout.some(x, group) if problem.solver.prox_mu else {}
         start = {name: value for name, value in begin.items() if name in layout.shared_parameters}
         shift = {} if scaled is None else layout.some(scaled, group)
+        active = len(group)
         for step in profiling.each("batches", _steps(problem, t, group)):
-            a = len(step.batch.index)
-            y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
+            if (a := len(step.batch.index)) < active:
+                y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
+                active = a
             _step(v, y, start, shift, step, unit, moves=rate > 0)
         layout.put(whole, z, group)
         if momentum is not None:
@@ -205,4 +207,4 @@ def _move(y: Parameters, v: Parameters) -> None:
 
 def _first(a: int, values: Parameters) -> Parameters:
     """Return the parameters of the first a peers of a group; the others have done their steps."""
-    return {name: value if len(value) == a else value[:a] for name, value in values.items()}
+    return {name: value[:a] for name, value in values.items()}
