@@ -257,7 +257,7 @@ def _setting(work: str, method: Method, rounds: int, eval_every: int) -> Run:
 @cache
 def _data(work: str) -> Data:
     shape = WORK[work]
-    return examples((shape.features,), shape.peers * shape.examples)
+    return examples(shape.shape, shape.peers * shape.examples)
 
 
 def finding(table: pd.DataFrame) -> str:

@@ -1,7 +1,8 @@
-"""Seconds of a round of dfl and of three other frameworks on the same work.
+"""Seconds of a round of dfl, three other frameworks and a plain loop of torch on the same work.
 
-Command, half an hour on two idle cores (published with `--repetitions 2`); first `pip install -e
-".[mpi,bench]"`, then the baselines, from PyPI into environments of their own (3 GB):
+Command, an hour on two idle cores (published with `--works A B C --baselines pfl gossipy flower
+--repetitions 2`, half of that); first `pip install -e ".[mpi,bench]"`, then the baselines, from
+PyPI into environments of their own (4 GB):
 
     python -m experiments.speed.baselines.install
     python -m experiments.speed.benchmark_peers
@@ -9,27 +10,28 @@ Command, half an hour on two idle cores (published with `--repetitions 2`); firs
 `--works`, `--baselines` and `--keep` measure in portions: launches that an earlier run left in
 `--out` are reused.
 
-Finding: dfl is the fastest on every work, 1.43 to 137 times as fast as the next system. Medians
-of 10 rounds in two launches of each system's fastest set-up. A: dfl 113 ms a round on two ranks,
-pfl 161 in two processes (1.43 times that; in one process 242), gossipy 258 (2.3 times), Flower
-471 (4.2 times). B: dfl 6.7, pfl 262 (39 times), gossipy 422 (63 times), Flower 780 (117 times).
-C: dfl 14, pfl 1,900 (137 times), gossipy 3,020 (218 times), Flower 10,700 (775 times). Where
-models are small, calls cost more than arithmetic, and dfl makes them for all peers at once; on A
-all systems spend their time in matrix products, and dfl is near their speed (`benchmark_limits`),
-so no system can be much faster. The two cores were a virtual machine's whose speed varied by a
-factor of up to 1.8.
+Finding, without the loop of torch and on A to C: dfl is the fastest on every work, 1.43 to 137
+times as fast as the next system. Medians of 10 rounds in two launches of each system's fastest
+set-up. A: dfl 113 ms a round on two ranks, pfl 161 in two processes (1.43 times that; in one
+process 242), gossipy 258 (2.3 times), Flower 471 (4.2 times). B: dfl 6.7, pfl 262 (39 times),
+gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14, pfl 1,900 (137 times), gossipy 3,020
+(218 times), Flower 10,700 (775 times). Where models are small, calls cost more than arithmetic,
+and dfl makes them for all peers at once; on A all systems spend their time in matrix products, and
+dfl is near their speed (`benchmark_limits`), so no system can be much faster. The two cores were a
+virtual machine's whose speed varied by a factor of up to 1.8.
 
-Grid: three kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
-(momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron
-784-200-200-10, batches of 50; B, 100 peers with 60 of 64, a perceptron 64-32-10, batches of 10;
-C, 1,000 peers with 60 of 64, softmax regression, batches of 10. dfl mixes on a ring, in float32;
-gossipy gossips on a ring; pfl and Flower, which have a server, average all peers. No system
-evaluates in a timed round. Every system is run in the ways that its documentation recommends,
-with all that two cores give it (`experiments.speed.baselines.run.SETUPS`; the drivers state which
-API and why), and the fastest of them counts. Each launch is a program of its own; two rounds warm
-up, five are timed; launches take turns in three repetitions. A ratio compares medians over all
-rounds with dfl's fastest; its range is that of the ratios within a repetition. Every driver
-checks that its models learn.
+Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
+(momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,
+batches of 50; B, 100 peers with 60 of 64, a perceptron 64-32-10, batches of 10; C, 1,000 peers
+with 60 of 64, softmax regression, batches of 10; D, 16 peers with 600 images of 3 x 32 x 32, a
+LeNet, batches of 50; E, 100 peers with 60 of 6 signals at 20 steps, an LSTM of 32 states, batches
+of 10. dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl and Flower, which have a
+server, and the loop of torch average all peers. No system evaluates in a timed round. Every system
+is run in the ways that its documentation recommends, with all that two cores give it
+(`experiments.speed.baselines.run.SETUPS`; the drivers state which API and why), and the fastest of
+them counts. Each launch is a program of its own; two rounds warm up, five are timed; launches take
+turns in three repetitions. A ratio compares medians over all rounds with dfl's fastest; its range
+is that of the ratios within a repetition. Every driver checks that its models learn.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ TITLES = {
     "A": "16 peers, 199,210 parameters",
     "B": "100 peers, 2,410 parameters",
     "C": "1,000 peers, 650 parameters",
+    "D": "16 peers, 64,102 parameters",
+    "E": "100 peers, 5,450 parameters",
 }
 COLOURS = dict(zip(("dfl", *BASELINES), common.COLOURS, strict=False))
 Texts = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]

@@ -94,7 +94,7 @@ def operations(name: str) -> float:
     work = WORK[name]
     if work.model != "2nn":
         raise ValueError(f"the operations of {work.model} are not known")
-    d = sum(parameter.numel() for parameter in two_nn((work.features,), 10).parameters())
+    d = sum(parameter.numel() for parameter in two_nn(work.shape, 10).parameters())
     return 6.0 * d * work.peers * work.examples
 
 

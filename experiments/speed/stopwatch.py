@@ -29,21 +29,25 @@ from dfl.store.callbacks import Callback
 
 @dataclass(frozen=True)
 class Work:
-    """A workload: each peer has `examples` of `features` float32 numbers, with ten labels."""
+    """A workload: each peer has `examples` of float32 numbers of a shape, with ten labels."""
 
     peers: int
     examples: int
-    features: int
+    shape: tuple[int, ...]
     model: str
     batch_size: int
 
 
 WORK = {
-    "A": Work(16, 600, 784, "2nn", 50),
-    "B": Work(100, 60, 64, "mlp:hidden=32", 10),
-    "C": Work(1000, 60, 64, "softmax", 10),
+    "A": Work(16, 600, (784,), "2nn", 50),
+    "B": Work(100, 60, (64,), "mlp:hidden=32", 10),
+    "C": Work(1000, 60, (64,), "softmax", 10),
+    "D": Work(16, 600, (3, 32, 32), "lenet", 50),
+    "E": Work(100, 60, (6, 20), "har_lstm:hidden=32,layers=1", 10),
 }
-"""Three workloads: sixteen medium models, a hundred small ones, a thousand tiny ones."""
+"""Five workloads: sixteen medium models, a hundred small ones, a thousand tiny ones, sixteen of
+convolutions on images, and a hundred of an LSTM on 20 steps of 6 signals.
+"""
 
 
 class Stopwatch(Callback):
@@ -91,7 +95,7 @@ class Options:
     """The rounds to time."""
 
     work: str = "A"
-    """A, B or C."""
+    """A, B, C, D or E."""
     rounds: int = 10
     """Number of rounds to time."""
     warm_up: int = 2
@@ -128,7 +132,7 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
         }
         | settings
     )
-    times = seconds(run, examples((work.features,), number * work.examples), warm_up)
+    times = seconds(run, examples(work.shape, number * work.examples), warm_up)
     world = connect()
     if world.rank == 0:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

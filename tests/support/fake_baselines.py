@@ -159,6 +159,7 @@ def fake_gossipy(monkeypatch: pytest.MonkeyPatch) -> None:
         "gossipy.data.handler",
         ClassificationDataHandler=lambda x, y, test_size: (x, y),
     )
+    module(monkeypatch, "gossipy.model", TorchModel=torch.nn.Module)
     module(monkeypatch, "gossipy.model.handler", TorchModelHandler=Handler)
     module(monkeypatch, "gossipy.model.nn", LogisticRegression=perceptron, TorchMLP=perceptron)
     module(monkeypatch, "gossipy.node", GossipNode=Node)

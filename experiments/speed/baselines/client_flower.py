@@ -14,7 +14,7 @@ from . import job as jobs
 
 
 @lru_cache
-def held(job: jobs.Job) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Sequential]:
+def held(job: jobs.Job) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Module]:
     """Return the inputs and labels of all clients, and a model to train; cached per process."""
     torch.set_num_threads(job.threads)
     inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))

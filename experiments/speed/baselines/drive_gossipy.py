@@ -2,12 +2,13 @@
 
 `GossipSimulator` with `PUSH` messages, `GossipNode`s on a `StaticP2PNetwork`, and a
 `TorchModelHandler` that averages what it receives with its own model and then trains an epoch
-(`MERGE_UPDATE`, the default), on the package's own `TorchMLP` or `LogisticRegression` and torch's
-SGD. Every node sends its model to one of its two neighbours in a round and trains when one
-arrives: as many epochs and half as many messages as peers that send to both neighbours, for which
-version 0.0.1, the only one on PyPI, has no simulator. There is no test set, so nothing is
-evaluated. Style `tutorial` spreads a round over 100 time steps, as its scripts do; style `lean`
-makes it one step, in which all nodes send before any receives.
+(`MERGE_UPDATE`, the default), on the package's own `TorchMLP` or `LogisticRegression`, or a
+`TorchModel` around a network that it lacks, and torch's SGD. Every node sends its model to one of
+its two neighbours in a round and trains when one arrives: as many epochs and half as many messages
+as peers that send to both neighbours, for which version 0.0.1, the only one on PyPI, has no
+simulator. There is no test set, so nothing is evaluated. Style `tutorial` spreads a round over 100
+time steps, as its scripts do; style `lean` makes it one step, in which all nodes send before any
+receives.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gossipy import set_seed
 from gossipy.core import AntiEntropyProtocol, CreateModelMode, StaticP2PNetwork
 from gossipy.data import DataDispatcher
 from gossipy.data.handler import ClassificationDataHandler
+from gossipy.model import TorchModel
 from gossipy.model.handler import TorchModelHandler
 from gossipy.model.nn import LogisticRegression, TorchMLP
 from gossipy.node import GossipNode
@@ -58,11 +60,30 @@ def ring(peers: int) -> NDArray[np.int64]:
     return np.roll(eye, 1, axis=1) | np.roll(eye, -1, axis=1)
 
 
+class Model(TorchModel):  # type: ignore[misc]
+    """A network that the package lacks."""
+
+    def __init__(self, job: jobs.Job) -> None:
+        super().__init__()
+        self.layers = jobs.network(job)
+
+    def init_weights(self) -> None:
+        """Nothing to do: all drivers begin with the same weights."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the classes."""
+        scores: torch.Tensor = self.layers(inputs)
+        return scores
+
+
 def model(job: jobs.Job) -> Any:
-    """Return the package's own model of this shape."""
+    """Return the package's own model of this shape, where it has one."""
+    if job.network != "perceptron":
+        return Model(job)
+    (features,) = job.shape
     if job.hidden:
-        return TorchMLP(job.features, jobs.CLASSES, job.hidden)
-    return LogisticRegression(job.features, jobs.CLASSES)
+        return TorchMLP(features, jobs.CLASSES, job.hidden)
+    return LogisticRegression(features, jobs.CLASSES)
 
 
 def simulator(job: jobs.Job) -> GossipSimulator:

@@ -32,8 +32,8 @@ from pfl.model.pytorch import PyTorchModel
 from . import job as jobs
 
 
-class Perceptron(torch.nn.Module):
-    """The model with the two methods that pfl requires."""
+class Model(torch.nn.Module):
+    """The network with the two methods that pfl requires."""
 
     def __init__(self, job: jobs.Job) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def users(job: jobs.Job) -> FederatedDataset:
 
 def drive(job: jobs.Job) -> tuple[RoundTimes, tuple[float, float]]:
     """Run the rounds; return their times, and the losses before and after."""
-    net = Perceptron(job)
+    net = Model(job)
     watch = RoundTimes()
     everyone = users(job)
     before = jobs.loss(net, job)

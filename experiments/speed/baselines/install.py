@@ -29,9 +29,11 @@ BASELINES = {
     "pfl": ("pfl[pytorch]==0.6.0",),
     "gossipy": ("gossipy-dfl==0.0.1",),
     "flower": ("flwr[simulation]==1.41.0",),
+    "torch": (),
 }
-"""Baseline -> the packages to install."""
+"""Baseline -> the packages to install besides those of all."""
 COMMON = ("torch==2.13.0", "numpy==2.4.6")
+"""The packages of all; a plain loop of torch needs no others."""
 
 STAND_IN = (
     '"""Stands in for torchvision, which gossipy imports for its data sets."""\n'

@@ -26,14 +26,18 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Job:
-    """Peers with `examples` of `features` float32 numbers each, and a perceptron that they train
-    for an epoch a round.
+    """Peers with `examples` of float32 numbers each, and a network that they train for an epoch a
+    round.
     """
 
     peers: int
     examples: int
-    features: int
+    shape: tuple[int, ...]
+    """The shape of an example."""
+    network: str
+    """perceptron, lenet or lstm."""
     hidden: tuple[int, ...]
+    """The widths of hidden layers; the LeNet has its own."""
     batch_size: int
     rounds: int
     """Rounds to time, after the warm-up."""
@@ -51,7 +55,6 @@ def read(arguments: Sequence[str] | None = None) -> Job:
     for name in (
         "peers",
         "examples",
-        "features",
         "batch-size",
         "rounds",
         "warm-up",
@@ -59,34 +62,75 @@ def read(arguments: Sequence[str] | None = None) -> Job:
         "threads",
     ):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--shape", type=int, nargs="+", required=True)
+    parser.add_argument("--network", choices=tuple(NETWORKS), default="perceptron")
     parser.add_argument("--hidden", type=int, nargs="*", default=[])
     parser.add_argument("--style", choices=("lean", "tutorial"), default="lean")
     values = vars(parser.parse_args(arguments))
-    return Job(**{**values, "hidden": tuple(values["hidden"])})
+    return Job(**{**values, **{name: tuple(values[name]) for name in ("shape", "hidden")}})
 
 
 def data(job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return normal numbers (P, n, features) with random labels (P, n), alike in every process."""
+    """Return normal numbers (P, n, *shape) with random labels (P, n), alike in every process."""
     rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(job.peers, job.examples, job.features)).astype(np.float32)
+    inputs = rng.normal(size=(job.peers, job.examples, *job.shape)).astype(np.float32)
     return inputs, rng.integers(0, CLASSES, (job.peers, job.examples))
 
 
-def network(job: Job) -> torch.nn.Sequential:
-    """Return the perceptron, softmax regression where no layer is hidden, with the same
-    initialization in every process.
-    """
-    sizes = (job.features, *job.hidden, CLASSES)
+def network(job: Job) -> torch.nn.Module:
+    """Return the network of a job, with the same initialization in every process."""
     generator = torch.Generator().manual_seed(0)
-    layers = [
-        layer for pair in pairwise(sizes) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())
-    ]
-    net = torch.nn.Sequential(*layers[:-1])
+    net = NETWORKS[job.network](job)
     for weight in net.parameters():
-        torch.nn.init.uniform_(
-            weight, -(weight.shape[-1] ** -0.5), weight.shape[-1] ** -0.5, generator=generator
-        )
+        fan_in = weight[0].numel() if weight.dim() > 1 else len(weight)
+        torch.nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
     return net
+
+
+def perceptron(job: Job) -> torch.nn.Module:
+    """Return dense layers, which are softmax regression where none is hidden."""
+    nn = torch.nn
+    sizes = (*job.shape, *job.hidden, CLASSES)
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet(job: Job) -> torch.nn.Module:
+    """Return the LeNet that dfl has, for square images."""
+    nn = torch.nn
+    channels, side, _ = job.shape
+    pixels = (((side - 4) // 2 - 4) // 2) ** 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(16 * pixels, 120), nn.ReLU(),
+        nn.Linear(120, 100), nn.ReLU(), nn.Linear(100, CLASSES),
+    )  # fmt: skip
+
+
+class LastState(torch.nn.Module):
+    """An LSTM layer over the steps of signals (n, channels, steps), and a dense layer on its last
+    state.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        (hidden,) = job.hidden
+        self.lstm = torch.nn.LSTM(job.shape[0], hidden, batch_first=True)
+        self.last = torch.nn.Linear(hidden, CLASSES)
+
+    def forward(self, signals: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the classes."""
+        scores: torch.Tensor = self.last(self.lstm(signals.mT)[0][:, -1])
+        return scores
+
+
+NETWORKS: dict[str, Callable[[Job], torch.nn.Module]] = {
+    "perceptron": perceptron,
+    "lenet": lenet,
+    "lstm": LastState,
+}
+"""Networks by name."""
 
 
 @torch.no_grad()

@@ -19,8 +19,14 @@ from experiments.speed.baselines.install import python, ready
 from experiments.speed.stopwatch import WORK, Work
 
 ROOT = Path(__file__).parents[3]
-HIDDEN = {"2nn": (200, 200), "mlp:hidden=32": (32,), "softmax": ()}
-"""The hidden layers of the models of the stopwatch's works."""
+NETWORKS = {
+    "2nn": ("perceptron", (200, 200)),
+    "mlp:hidden=32": ("perceptron", (32,)),
+    "softmax": ("perceptron", ()),
+    "lenet": ("lenet", ()),
+    "har_lstm:hidden=32,layers=1": ("lstm", (32,)),
+}
+"""Model of the stopwatch's works -> network of the drivers, and the widths of its hidden layers."""
 PATIENCE = 1800.0
 """Maximum number of seconds of a program."""
 
@@ -50,8 +56,12 @@ SETUPS = (
     Setup("gossipy", 1, 2, "tutorial"),
     Setup("flower", 2, 1),
     Setup("flower", 2, 1, "tutorial"),
+    Setup("torch", 1, 1),
+    Setup("torch", 1, 2),
 )
-"""The set-ups, on two cores: gossipy has one process, Flower one per client at a time."""
+"""The set-ups, on two cores: gossipy and the loop of torch have one process, Flower one per client
+at a time.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,6 @@ def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
     numbers = {
         "peers": it.peers,
         "examples": it.examples,
-        "features": it.features,
         "batch-size": it.batch_size,
         "rounds": terms.rounds,
         "warm-up": terms.warm_up,
@@ -153,13 +162,18 @@ def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
         "threads": setup.threads,
         "style": setup.style,
     }
+    network, hidden = NETWORKS[it.model]
     driver = [*(torchrun if several else []), f"baselines.drive_{setup.system}", *_flags(numbers)]
     return [
         str(python(terms.envs, setup.system)),
         "-m",
         *driver,
+        "--network",
+        network,
+        "--shape",
+        *map(str, it.shape),
         "--hidden",
-        *map(str, HIDDEN[it.model]),
+        *map(str, hidden),
     ]
 
 

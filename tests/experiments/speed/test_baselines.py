@@ -31,7 +31,8 @@ THEIRS = [
 JOB = job.Job(
     peers=3,
     examples=20,
-    features=4,
+    shape=(4,),
+    network="perceptron",
     hidden=(5,),
     batch_size=10,
     rounds=2,
@@ -39,7 +40,7 @@ JOB = job.Job(
     processes=1,
     threads=1,
 )
-NUMBERS = {"peers": 3, "examples": 20, "features": 4, "batch-size": 10, "rounds": 2, "warm-up": 1}
+NUMBERS = {"peers": 3, "examples": 20, "shape": 4, "batch-size": 10, "rounds": 2, "warm-up": 1}
 ARGUMENTS = [
     f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()
 ]
@@ -81,7 +82,8 @@ def test_nothing_of_ours_imports_a_driver() -> None:
 
 
 def test_the_work_is_the_stopwatch_s() -> None:
-    assert set(run.HIDDEN) == {work.model for work in WORK.values()}
+    assert set(run.NETWORKS) == {work.model for work in WORK.values()}
+    assert {network for network, _ in run.NETWORKS.values()} == set(job.NETWORKS)
     inputs, labels = job.data(JOB)
     np.testing.assert_array_equal(inputs.reshape(60, 4), examples((4,), 60).train_inputs)
     np.testing.assert_array_equal(labels.reshape(60), examples((4,), 60).train_labels)
@@ -104,7 +106,9 @@ def test_models_begin_alike_and_have_the_stated_size() -> None:
         assert torch.equal(a, b)
     assert net(torch.zeros(2, 4)).shape == (2, job.CLASSES)
     for name, work in WORK.items():
-        own_job = job.Job(work.peers, 1, work.features, run.HIDDEN[work.model], 1, 1, 0, 1, 1)
+        network = run.NETWORKS[work.model]
+        own_job = job.Job(work.peers, 1, work.shape, *network, 1, 1, 0, 1, 1)
+        assert job.network(own_job)(torch.zeros(2, *work.shape)).shape == (2, job.CLASSES)
         size = sum(weight.numel() for weight in job.network(own_job).parameters())
         assert peers.TITLES[name] == f"{work.peers:,} peers, {size:,} parameters"
 
@@ -185,7 +189,7 @@ def test_every_version_is_pinned() -> None:
 
 def test_a_failed_installation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        dfl.InputError, match=r"--only must be among pfl, gossipy, flower, not fedml"
+        dfl.InputError, match=r"--only must be among pfl, gossipy, flower, torch, not fedml"
     ):
         install.install(envs=tmp_path, only=("fedml",))
     with pytest.raises(dfl.InputError, match=r"-c raise SystemExit\('no wheel'\): no wheel"):
@@ -206,7 +210,23 @@ def test_a_baseline_runs_in_its_own_environment(
     arguments = text["arguments"].split()
     assert arguments[:2] == ["-m", "baselines.drive_gossipy"]
     own_job = job.read(arguments[2:])
-    assert own_job == job.Job(16, 600, 784, (200, 200), 50, 2, 1, 1, 2, "tutorial")
+    perceptron = ((784,), "perceptron", (200, 200))
+    assert own_job == job.Job(16, 600, *perceptron, 50, 2, 1, 1, 2, "tutorial")
+
+
+@pytest.mark.parametrize(
+    ("work", "network"),
+    [("D", ((3, 32, 32), "lenet", ())), ("E", ((6, 20), "lstm", (32,)))],
+)
+def test_a_loop_of_torch_has_the_works_of_other_layers(
+    tmp_path: Path, work: str, network: tuple[tuple[int, ...], str, tuple[int, ...]]
+) -> None:
+    terms = run.Terms(environment(tmp_path, "torch"), rounds=2, warm_up=1)
+    arguments = run.answer(run.Setup("torch", 1, 1), work, terms)["arguments"].split()
+    assert arguments[:2] == ["-m", "baselines.drive_torch"]
+    it = WORK[work]
+    own_job = job.Job(it.peers, it.examples, *network, it.batch_size, 2, 1, 1, 1)
+    assert job.read(arguments[2:]) == own_job
 
 
 def test_several_processes_of_pfl_are_torchrun_s(tmp_path: Path) -> None:

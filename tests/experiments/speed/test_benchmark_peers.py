@@ -128,10 +128,10 @@ def test_an_experiment_from_launch_to_figure(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--works", "D"], "--works must be among A, B, C, not D"),
+        (["--works", "F"], "--works must be among A, B, C, D, E, not F"),
         (
             ["--baselines", "pfl", "fedml"],
-            "--baselines must be among pfl, gossipy, flower, not pfl, fedml",
+            "--baselines must be among pfl, gossipy, flower, torch, not pfl, fedml",
         ),
         (["--baselines", "gossipy"], "gossipy is not installed"),
     ],
@@ -160,8 +160,9 @@ def test_what_was_published_is_whole() -> None:
     table = pd.read_csv(PUBLISHED / "table.csv")
     for work, own in table.groupby("work"):
         assert work in WORK
-        assert set(own["system"]) == {"dfl", *install.BASELINES}
-        assert list(own.loc[own["fastest"] == "yes", "system"]) == ["dfl", *install.BASELINES]
+        systems = [each for each in ("dfl", *install.BASELINES) if each in set(own["system"])]
+        assert {"dfl", "pfl", "gossipy", "flower"} <= set(systems)
+        assert list(own.loc[own["fastest"] == "yes", "system"]) == systems
         assert own.loc[own["system"] == "dfl", "ratio"].min() == 1
     assert (table["ratio_min"] <= table["ratio_max"]).all()
     assert (table["ms_q1"] <= table["ms_q3"]).all()

@@ -15,13 +15,14 @@ from tests.support import fake_baselines, fake_pfl
 
 pytestmark = pytest.mark.slow
 
-FAKES = {
+FAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pfl": fake_pfl.fake_pfl,
     "gossipy": fake_baselines.fake_gossipy,
     "flower": fake_baselines.fake_flower,
+    "torch": lambda _: None,
 }
-PACKAGES = {"pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr"}
-NUMBERS = {"peers": 4, "examples": 20, "features": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
+PACKAGES = {"pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr", "torch": "torch"}
+NUMBERS = {"peers": 4, "examples": 20, "shape": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
 ARGUMENTS = [
     f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()
 ]
@@ -55,7 +56,14 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--style=lean --hidden", "--style=tutorial --hidden 5 4", "--hidden 5"]
+    "arguments",
+    [
+        "--style=lean --hidden",
+        "--style=tutorial --hidden 5 4",
+        "--hidden 5",
+        "--network=lenet --shape 3 16 16",
+        "--network=lstm --shape 6 4 --hidden 5",
+    ],
 )
 @pytest.mark.parametrize("baseline", PACKAGES)
 def test_a_driver_answers(
@@ -114,6 +122,24 @@ def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
         ends.append({name: value.clone() for name, value in net.state_dict().items()})
     net.load_state_dict(fake_baselines.mean(ends))
     assert after == pytest.approx(job.loss(net, own_job), rel=1e-6)
+
+
+def test_a_loop_of_torch_averages_what_each_peer_makes_of_the_model(load: Load) -> None:
+    """With batches of all examples, whose order does not count."""
+    own_job = job.read([*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0"])
+    ends, losses = load("torch").drive(own_job)
+    net = job.network(own_job)
+    inputs, labels = (torch.from_numpy(each) for each in job.data(own_job))
+    losses_of_peers = [
+        torch.nn.functional.cross_entropy(net(own), answers)
+        for own, answers in zip(inputs, labels, strict=True)
+    ]
+    steps = torch.autograd.grad(torch.stack(losses_of_peers).mean(), list(net.parameters()))
+    with torch.no_grad():
+        for weight, step in zip(net.parameters(), steps, strict=True):
+            weight.sub_(job.LR * step)
+    assert len(ends) == 2
+    assert losses[1] == pytest.approx(job.loss(net, own_job), rel=1e-6)
 
 
 @pytest.mark.parametrize("peers", [3, 4, 10])

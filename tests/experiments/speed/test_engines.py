@@ -50,11 +50,13 @@ def test_a_stopwatch_times_the_rounds_between_evaluations() -> None:
     assert (run.rounds, run.eval_every) == (7, 7)
 
 
-@pytest.mark.parametrize(("work", "d"), [("A", 199_210), ("B", 2_410), ("C", 650)])
+@pytest.mark.parametrize(
+    ("work", "d"), [("A", 199_210), ("B", 2_410), ("C", 650), ("D", 64_102), ("E", 5_450)]
+)
 def test_the_work_is_that_of_the_baselines(work: str, d: int) -> None:
     it = WORK[work]
-    data = examples((it.features,), it.peers)
-    shape = engines.Shape(it.peers, 1, (it.features,), it.model, it.batch_size)
+    data = examples(it.shape, it.peers)
+    shape = engines.Shape(it.peers, 1, it.shape, it.model, it.batch_size)
     setting = prepare(replace(engines._run(shape, "auto", 1), dataset=data), World())
     assert setting.task.parameter_layout.d == d
     assert setting.task.examples.inputs.dtype.itemsize == 4
