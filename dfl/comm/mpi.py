@@ -117,6 +117,7 @@ class World:
                 turn=rank == 1,
             )
             self._wait(self.comm.Isend(message, dest=rank, tag=2), turn=False)
+            del message  # before the next one is made
         return make(0)
 
     def gather(self, rows: NDArray[_S]) -> NDArray[_S] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.sparse._sparsetools import csr_matvecs
 
 from dfl.core.profiling import in_phase
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 else:
     from dfl.core.lazy import torch
-
-TILE = 1 << 20
-"""Numbers that are stacked at a time, which bounds memory."""
 
 
 @in_phase("mix")
@@ -57,14 +55,16 @@ def _on_processor(weights: csr_array, parts: Sequence[np.ndarray]) -> np.ndarray
     )
     if len(parts) == 1:
         return np.asarray(matrix @ parts[0])
-    coordinates = parts[0].shape[1]
-    width = max(1, TILE // weights.shape[1])
-    if coordinates <= width:
+    if not matrix.has_sorted_indices:
         return np.asarray(matrix @ np.concatenate(parts))
-    total = np.empty((weights.shape[0], coordinates), dtype)
-    for first in range(0, coordinates, width):
-        tile = slice(first, first + width)
-        total[:, tile] = matrix @ np.concatenate([part[:, tile] for part in parts])
+    # What @ does, but one part after the other: together they would be copied.
+    total = np.zeros((weights.shape[0], parts[0].shape[1]), dtype)
+    first = 0
+    for part in parts:
+        some = matrix[:, first : first + len(part)]
+        own = (some.indptr, some.indices, some.data)
+        csr_matvecs(*some.shape, total.shape[1], *own, part.ravel(), total.ravel())
+        first += len(part)
     return total
 
 

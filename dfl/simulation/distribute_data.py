@@ -236,9 +236,8 @@ def server(data: Data, split: DataSplit) -> Arrays:
 
 def scatter(world: World, layout: Layout, part: Callable[[range], Arrays]) -> Arrays:
     """Return the part of this rank's peers; `part` is called on rank 0 only."""
-    if world.size == 1:
-        return part(layout.block(0))
-    return unpack(world.scatter(lambda rank: pack(part(layout.block(rank)))))
+    packed = world.scatter(lambda rank: pack(part(layout.block(rank))) if rank else b"")
+    return unpack(packed) if world.rank else part(layout.block(0))
 
 
 def pack(arrays: Arrays) -> bytes:
