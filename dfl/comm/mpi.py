@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
     Link = MPI.Distgraphcomm | None
     """A communicator of the ranks of a plan; None where there is one rank."""
-    Parcels = tuple[NDArray[np.uint8] | Tensor, list[int], list[int]]
-    """Contiguous bytes, on a device if MPI reads its memory; counts and displacements by rank."""
+    Datatype = MPI.Datatype
+    """Places of bytes in a memory."""
+    Parcels = tuple[NDArray[np.uint8] | Tensor, list[Datatype]]
+    """Contiguous bytes, on a device if MPI reads its memory; the type of each rank's part."""
 
 HANGING = 5.0
 """Seconds that MPI has to end a job, after which a rank ends itself."""
@@ -205,6 +207,20 @@ class World:
             )
         return link
 
+    def rows_type(self, runs: Sequence[range], width: int) -> Datatype:
+        """Return the type of some rows of a memory, to be freed by the caller.
+
+        Args:
+            runs: the rows.
+            width: bytes of a row.
+        """
+        from mpi4py import MPI
+
+        row = MPI.BYTE.Create_contiguous(width)
+        rows = row.Create_indexed([len(run) for run in runs], [run.start for run in runs]).Commit()
+        row.Free()
+        return rows
+
     def exchange(self, link: Link, leaving: Parcels, arriving: Parcels) -> None:
         """Exchange bytes with the neighbouring ranks.
 
@@ -214,7 +230,7 @@ class World:
             arriving: bytes from each other rank, ascending; overwritten.
         """
         if link is not None:
-            self._wait(link.Ineighbor_alltoallv([*leaving, _BYTE], [*arriving, _BYTE]))
+            self._wait(link.Ineighbor_alltoallw(leaving, arriving))
 
     @in_phase("wait")
     def minimum(self, *numbers: int) -> tuple[int, ...]:

@@ -43,16 +43,15 @@ class Plan:
     lost: int = 0
 
     @cached_property
-    def runs(self) -> Ints | None:
-        """The first message for every receiving rank, if those for each rank are consecutive.
-
-        Then nothing needs to be put together before it is sent. None otherwise.
-        """
+    def runs(self) -> list[list[range]]:
+        """The runs of consecutive messages that leave for every other rank, ascending."""
         ends = np.cumsum([0, *self.sends.values()])
-        parts = [self.send[a:b] for a, b in pairwise(ends)]
-        if all((np.diff(part) == 1).all() for part in parts):
-            return np.array([part[0] for part in parts], np.int64)
-        return None
+        parts = (self.send[a:b] for a, b in pairwise(ends))
+        return [
+            [range(run[0], run[-1] + 1) for run in np.split(part, breaks)]
+            for part in parts
+            for breaks in [np.flatnonzero(np.diff(part) != 1) + 1]
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

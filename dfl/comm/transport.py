@@ -1,9 +1,15 @@
-"""Transport: rows of tensors between ranks, by plan, and turned from rows of peers into columns."""
+"""Transport: rows of tensors between ranks, by plan, and turned from rows of peers into columns.
+
+Messages are not copied on a rank where MPI can take them from where they lie, and those that arrive
+are written to memory that is used again: memory that is new costs more than to send what it holds.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dfl.comm.mpi import Link, World
+    from dfl.comm.mpi import Datatype, Link, World
 else:
     from dfl.core.lazy import torch
 
@@ -28,20 +34,46 @@ class Route(NamedTuple):
     """Where the messages of a plan lie, for messages of one width.
 
     Attributes:
-        gather: positions of the messages to put together before they leave; None where they lie as
-            MPI needs them.
-        leaving, arriving: bytes to and from each other rank, and where they begin.
+        gather: positions of the messages to put together before they leave; None where MPI takes
+            them from where they lie.
+        leaving, arriving: for each other rank the type of its messages in the memory of all.
         rows: messages that arrive.
+        wire: bytes that leave.
     """
 
     gather: Tensor | None
-    leaving: tuple[list[int], list[int]]
-    arriving: tuple[list[int], list[int]]
+    leaving: list[Datatype]
+    arriving: list[Datatype]
     rows: int
+    wire: int
 
 
 LINKS = 64
 """The communicators that are kept, of the plans used last."""
+RUNS = 16
+"""The most runs of messages for another rank that MPI takes from where they lie. A library takes
+longer for many of them than a copy does.
+"""
+
+
+class Inbox:
+    """Memory for messages that arrive, which is used again once nothing refers to those before."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(0, np.uint8)
+        self._lent: weakref.ref[NDArray[np.uint8]] | None = None
+
+    def lend(self, rows: int, width: int) -> Tensor:
+        """Return memory for messages, (rows, width) uint8."""
+        size = rows * width
+        if self._lent and self._lent() is not None:
+            return torch.empty((rows, width), dtype=torch.uint8)
+        if len(self._memory) < size:
+            self._memory = np.zeros(0, np.uint8)  # freed first
+            self._memory = np.empty(size, np.uint8)  # in large pages, unlike a tensor
+        lent = self._memory[:size].reshape(rows, width)
+        self._lent = weakref.ref(lent)  # a tensor of this memory, and its views, keep this array
+        return torch.from_numpy(lent)
 
 
 @dataclass(frozen=True)
@@ -71,6 +103,7 @@ class Transport:
         self.world = world
         self.traffic = traffic
         self._lanes: OrderedDict[int, Lane] = OrderedDict()
+        self._inbox = Inbox()
 
     def lane(self, plan: PeerPlan | EdgePlan) -> Lane:
         """Return the communicator and the routes of a plan, made at its first use.
@@ -99,44 +132,44 @@ class Transport:
         """
         if self.world.size == 1:
             return messages[:0]
-        route = self._route(plan, messages)
-        leaving = messages.contiguous()
+        lane = self.lane(plan)
+        route = lane.routes.get(messages.shape[1]) or self._add_route(lane, plan, messages)
         if route.gather is not None:
-            leaving = leaving.index_select(0, route.gather.to(messages.device))
-        if not self.world.reads(messages.device.type):
+            leaving = messages.index_select(0, route.gather.to(messages.device))
+        else:
+            leaving = messages.contiguous()
+        kind = messages.device.type
+        if not self.world.reads(kind):
             leaving = leaving.cpu()
-        elif leaving.device.type == "cuda":
+        elif kind == "cuda":
             torch.cuda.synchronize(leaving.device)  # MPI does not wait for its computation
-        arriving = leaving.new_empty((route.rows, messages.shape[1]))
+        if leaving.device.type == "cpu":
+            arriving = self._inbox.lend(route.rows, messages.shape[1])
+        else:
+            arriving = leaving.new_empty((route.rows, messages.shape[1]))
         self.world.exchange(
-            self.lane(plan).link,
-            (_flat(leaving), *route.leaving),
-            (_flat(arriving), *route.arriving),
+            lane.link, (_memory(leaving), route.leaving), (_memory(arriving), route.arriving)
         )
-        self.traffic.wire += sum(route.leaving[0])
-        return arriving.to(messages.device)
+        self.traffic.wire += route.wire
+        return arriving if kind == "cpu" else arriving.to(messages.device)
 
-    def _route(self, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
-        """Return the route of messages of this width, computed once."""
+    def _add_route(self, lane: Lane, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
+        """Return the route of messages of this width, and keep it."""
         width = messages.shape[1]
-        routes = self.lane(plan).routes
-        if width not in routes:
-            readable = self.world.reads(messages.device.type)
-            sends = np.array(list(plan.sends.values()), np.int64)
-            receives = np.array(list(plan.receives.values()), np.int64)
-            # Displacements of some MPI libraries have 32 bits.
-            runs = plan.runs if readable and messages.numel() < 2**31 else None
-            begins = np.cumsum(sends) - sends if runs is None else runs
-            routes[width] = Route(
-                gather=torch.from_numpy(plan.send) if runs is None else None,
-                leaving=((sends * width).tolist(), (begins * width).tolist()),
-                arriving=(
-                    (receives * width).tolist(),
-                    ((np.cumsum(receives) - receives) * width).tolist(),
-                ),
-                rows=int(receives.sum()),
-            )
-        return routes[width]
+        in_place = messages.device.type == "cpu" and max(map(len, plan.runs), default=0) <= RUNS
+        runs = plan.runs if in_place else _one_after_another(plan.sends)
+        leaving, arriving = (
+            [self.world.rows_type(each, width) for each in of]
+            for of in (runs, _one_after_another(plan.receives))
+        )
+        route = lane.routes[width] = Route(
+            None if in_place else torch.from_numpy(plan.send),
+            leaving,
+            arriving,
+            rows=sum(plan.receives.values()),
+            wire=sum(plan.sends.values()) * width,
+        )
+        return route
 
     @in_phase("send")
     def to_columns(
@@ -186,12 +219,20 @@ class Transport:
 
 
 def _free(lane: Lane) -> None:
-    """Free the communicator of a plan, on all ranks at a time."""
+    """Free the communicator and the types of a plan, on all ranks at a time."""
+    for route in lane.routes.values():
+        for each in (*route.leaving, *route.arriving):
+            each.Free()
     if lane.link is not None:
         lane.link.Free()
 
 
-def _flat(messages: Tensor) -> NDArray[np.uint8] | Tensor:
+def _memory(messages: Tensor) -> NDArray[np.uint8] | Tensor:
     """Return the bytes of messages as MPI takes them."""
-    flat = messages.view(-1)
-    return flat.numpy() if flat.device.type == "cpu" else flat
+    return messages.numpy() if messages.device.type == "cpu" else messages
+
+
+def _one_after_another(counts: dict[int, int]) -> list[list[range]]:
+    """Return the rows of every other rank, where those of one lie after those of another."""
+    ends = accumulate(counts.values())
+    return [[range(end - n, end)] for end, n in zip(ends, counts.values(), strict=True)]

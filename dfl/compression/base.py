@@ -100,14 +100,16 @@ def floats(encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     They are copied where they have gaps or begin in the middle of a float.
     """
+    size = dtype.itemsize
+    unaligned = encoded.storage_offset() % size
+    if encoded.is_contiguous() and not (encoded.stride(0) % size or unaligned):
+        return encoded.view(dtype)
     flat = encoded.reshape(-1)
-    if flat.storage_offset() % dtype.itemsize:
+    if flat.storage_offset() % size:
         flat = flat.clone()
-    return flat.view(dtype).view(len(encoded), encoded.shape[1] // dtype.itemsize)
+    return flat.view(dtype).view(len(encoded), encoded.shape[1] // size)
 
 
 def as_bytes(messages: torch.Tensor) -> torch.Tensor:
     """View floats (q, n) as bytes (q, B); those that lie contiguously are not copied."""
-    # Flat first: torch cannot view the rows of a rank without peers.
-    flat = messages.reshape(-1).contiguous().view(torch.uint8)
-    return flat.view(len(messages), messages.shape[1] * messages.element_size())
+    return messages.contiguous().view(torch.uint8)

@@ -1,6 +1,7 @@
 """The exchange copies, waits and measures no more than is needed."""
 
 import time
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,21 @@ def plans(topology: str, ranks: int, peers: int = 16) -> list[Any]:
 def test_consecutive_messages_are_sent_without_a_copy() -> None:
     # The first message goes to the rank before, the last to the rank after.
     for plan in plans("ring", 4):
-        assert plan.runs is not None
-        assert [plan.send[0], plan.send[1]] == plan.runs.tolist()
-        assert set(plan.runs.tolist()) == {0, 3}
+        assert plan.send.tolist() == [run[0] for runs in plan.runs for run in runs]
+        assert [range(1)] in plan.runs
+        assert [range(3, 4)] in plan.runs
     for plan in plans("complete", 4):  # everything goes everywhere
-        assert plan.runs.tolist() == [0, 0, 0]
-    assert plans("ring", 1)[0].runs.tolist() == []
+        assert plan.runs == [[range(4)]] * 3
+    for plan in plans("ring", 2):  # both ends go to the other rank
+        assert plan.runs == [[range(1), range(7, 8)]]
+    assert plans("ring", 1)[0].runs == []
 
 
-def test_messages_with_gaps_are_put_together() -> None:
+def test_messages_with_gaps_are_in_several_runs() -> None:
     for plan in plans("regular", 3, 60):
-        assert plan.runs is None
-        assert len(plan.send) == sum(plan.sends.values())
+        assert all(len(runs) > 1 for runs in plan.runs)
+        assert [*map(len, map(list, map(chain.from_iterable, plan.runs)))] == [*plan.sends.values()]
+        assert [row for runs in plan.runs for run in runs for row in run] == plan.send.tolist()
 
 
 def test_messages_of_the_exact_format_are_not_copied() -> None:

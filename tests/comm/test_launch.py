@@ -113,7 +113,7 @@ def test_the_operations_of_a_lone_rank_need_no_mpi() -> None:
     np.testing.assert_array_equal(world.columns(rows, [range(2)], [3]), rows)
     assert world.minimum(7, 8) == (7, 8)
     nothing = np.zeros(0, np.uint8)
-    world.exchange(world.link({}, {}), (nothing, [], []), (nothing, [], []))
+    world.exchange(world.link({}, {}), (nothing, []), (nothing, []))
     assert world.local_rank == 0
     world.leave()
 

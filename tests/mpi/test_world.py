@@ -11,6 +11,7 @@ from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.threat_model import ThreatModel
+from dfl.comm.transport import RUNS
 from dfl.compression import Exact, Quantize
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout, columns
@@ -72,9 +73,12 @@ def test_minimum_returns_the_smallest_of_each_number(world: World) -> None:
 
 @pytest.mark.parametrize("topology", ["ring", "complete", "star", "exponential"])
 @pytest.mark.parametrize("peers", [5, 16, 23])
+@pytest.mark.parametrize("runs", [0, RUNS])
 def test_neighbours_receive_the_messages_of_the_mixing_matrix(
-    world: World, topology: str, peers: int
+    world: World, monkeypatch: pytest.MonkeyPatch, topology: str, peers: int, runs: int
 ) -> None:
+    """Put together before they leave, or taken from where they lie."""
+    monkeypatch.setattr("dfl.comm.transport.RUNS", runs)
     weights = build(
         TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)
     ).weights
@@ -128,8 +132,30 @@ def test_mpi_reads_tensors_without_a_copy(world: World) -> None:
     link = world.link({(world.rank + 1) % world.size: 1}, {(world.rank - 1) % world.size: 1})
     sent = torch.full((7,), world.rank, dtype=torch.uint8)
     received = torch.empty(7, dtype=torch.uint8)
-    world.exchange(link, (sent, [7], [0]), (received, [7], [0]))
+    whole = [world.rows_type([range(1)], 7)] * (world.size > 1)
+    world.exchange(link, (sent, whole), (received, whole))
     assert world.size == 1 or received.tolist() == [(world.rank - 1) % world.size] * 7
+
+
+def test_messages_stay_while_others_arrive(world: World) -> None:
+    """Memory is used again only where nothing refers to the messages in it."""
+    weights = build(TOPOLOGIES["ring"], MIXINGS["uniform"], 16, np.random.default_rng(0)).weights
+    layout = Layout(16, world.size)
+    mine = layout.block(world.rank)
+    net = Net(Network(layout, weights, world, ThreatModel(Exact()), 0), 0)
+    rows = torch.arange(mine.start, mine.stop, dtype=torch.float32)[:, None].expand(-1, 3)
+    first = net.exchange(rows.contiguous())
+    part = first.far[:, :1]
+    place = first.far.data_ptr()
+    before = first.far.clone()
+    del first
+    second = net.exchange(rows + 100)
+    assert torch.equal(part, before[:, :1])
+    assert torch.equal(second.far, before + 100)
+    del part, second
+    third = net.exchange(rows + 200)
+    assert torch.equal(third.far, before + 200)
+    assert world.size == 1 or third.far.data_ptr() == place
 
 
 def test_wire_bytes_are_those_that_mpi_is_given(
@@ -149,11 +175,11 @@ def test_wire_bytes_are_those_that_mpi_is_given(
         def __getattr__(self, name: str) -> object:
             return getattr(self.comm, name)
 
-        def Ineighbor_alltoallv(  # noqa: N802  as MPI calls it
-            self, send: list[object], receive: list[object]
+        def Ineighbor_alltoallw(  # noqa: N802  as MPI calls it
+            self, send: tuple[object, list[MPI.Datatype]], receive: object
         ) -> object:
-            handed[0] += sum(send[1])  # type: ignore[call-overload]
-            return self.comm.Ineighbor_alltoallv(send, receive)  # type: ignore[attr-defined]
+            handed[0] += sum(each.size for each in send[1])
+            return self.comm.Ineighbor_alltoallw(send, receive)  # type: ignore[attr-defined]
 
         def Create_dist_graph_adjacent(self, *args: object, **more: object) -> object:  # noqa: N802
             made = self.comm.Create_dist_graph_adjacent(*args, **more)  # type: ignore[attr-defined]
