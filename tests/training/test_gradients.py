@@ -205,6 +205,29 @@ def test_gradients_may_share_memory(engine: str) -> None:
         assert torch.allclose(moved[i], -0.1 * by_torch, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_tied_weights_move_together(engine: str) -> None:
+    """A weight with two names has one place in a row, and the gradient of both."""
+    setting = problem(
+        tied(), engine=engine, batch_size=0, local_epochs=1, momentum=0.0, init="independent"
+    )
+    x = start(setting.run, setting.task, False)
+    moved = sgd(x, setting.task, 0) - x
+    examples = setting.task.examples
+    for i in range(5):
+        mine = slice(12 * i, 12 * i + 12)
+        row = setting.task.parameter_layout.views(x[i].clone().requires_grad_())
+        out = examples.inputs[mine]
+        for name in ("0", "2", "4"):
+            weight = row["0.weight" if name == "2" else f"{name}.weight"]
+            out = out @ weight.T + row[f"{name}.bias"]
+            out = out.relu() if name != "4" else out
+        loss = nn.functional.cross_entropy(out, examples.labels[mine])
+        by_hand = torch.autograd.grad(loss, list(row.values()))
+        expected = -0.1 * torch.cat([g.flatten() for g in by_hand])
+        assert torch.allclose(moved[i], expected, rtol=0, atol=1e-6)
+
+
 def test_probabilities_as_labels_have_a_gradient() -> None:
     """Cross entropy takes the probabilities of the classes as labels too."""
     rng = np.random.default_rng(0)
