@@ -90,19 +90,14 @@ class Net:
         traffic.lost += plan.lost  # they are sent, and the plan keeps them from being received
         self.network.time_exchange(self.t, encoded.shape[1], self.graph)
         arrived = transport.carry(plan, encoded)
-        m, dtype = messages.shape[1], messages.dtype
-        replaced = attacked is not messages
-        honest = messages if replaced or self.observed else None
-        del attacked, messages  # where nothing else refers to them, decoding takes their memory
-        sent = own = self._decode(encoded, m, dtype)
-        far = self._decode(arrived, m, dtype)
-        ratio = _nan(self.hosted)
-        if honest is not None:
-            if replaced:
-                again = self._encode(honest, intended.kind, intended.ids, slot)
-                own = self._decode(again, m, dtype)
-            if self.observed:
-                ratio = error(honest, own, intended)
+        sent = self._decode(encoded, messages)
+        far = self._decode(arrived, messages)
+        if attacked is messages:
+            own = sent
+        else:
+            honest = self._encode(messages, intended.kind, intended.ids, slot)
+            own = self._decode(honest, messages)
+        ratio = error(messages, own, intended) if self.observed else _nan(self.hosted)
         if isinstance(intended, EdgePlan) and intended.arrives is not None:
             own = without_lost(own, intended.arrives[0])
         return Received(own, sent, far, plan, ratio, start)
@@ -133,7 +128,7 @@ class Net:
         if not len(group.ids):
             return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
         everyone = world.all_gather(np.asarray(weights, np.float64)[arrives])
-        received = self._decode(encoded[arrives], updates.shape[1], updates.dtype)
+        received = self._decode(encoded[arrives], updates)
         columns = network.transport.to_columns(
             received, group, everyone / everyone.sum(), reference
         )
@@ -165,7 +160,7 @@ class Net:
         world = self.network.transport.world
         encoded = self._upload(messages, group, None, slot)
         arrives, group = self._arriving(group)
-        received = self._decode(encoded[arrives], messages.shape[1], messages.dtype)
+        received = self._decode(encoded[arrives], messages)
         if world.size > 1:
             self.network.traffic.wire += received.nbytes
         with phase("send"):
@@ -355,8 +350,8 @@ class Net:
         return self.network.threat_model.compressor.encode(messages, draw)
 
     @in_phase("decode")
-    def _decode(self, encoded: Tensor, m: int, dtype: torch.dtype) -> Tensor:
-        return self.network.threat_model.compressor.decode(encoded, m, dtype)
+    def _decode(self, encoded: Tensor, like: Tensor) -> Tensor:
+        return self.network.threat_model.compressor.decode(encoded, like.shape[1], like.dtype)
 
     def _arriving(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:
         """Return which of a group's messages here reach the server, and whose do anywhere."""

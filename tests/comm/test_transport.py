@@ -1,6 +1,5 @@
 """Messages: counted to the byte, random by address, decoded alike at both ends."""
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -100,41 +99,6 @@ def test_the_average_is_of_decoded_messages(coarse: Prepared) -> None:
     lost = (received.own - messages).square().sum(1) / messages.square().sum(1)
     assert torch.allclose(received.error.float(), lost, rtol=1e-5)
     assert (received.error > 0).all()
-
-
-def test_messages_are_freed_before_they_are_decoded(coarse: Prepared) -> None:
-    """Else a peer takes a row more."""
-    network = coarse.network
-    compressor = network.threat_model.compressor
-    seen = []
-
-    class Watching:
-        encode = compressor.encode
-
-        def decode(self, *given: Any) -> torch.Tensor:
-            seen.append(made.pop()())
-            return compressor.decode(*given)
-
-    made: list[weakref.ref[torch.Tensor]] = []
-
-    def messages() -> torch.Tensor:
-        new = torch.randn(4, 30)
-        made.extend([weakref.ref(new)] * 2)
-        return new
-
-    network.threat_model = network.threat_model._replace(compressor=Watching())
-    Net(network, 0, observed=False).exchange(messages())
-    assert seen == [None, None]
-
-
-def test_copies_are_averaged_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last() -> Any:
-        *_, state = states(quadratic(bits=4, d=50), 4)
-        return state.x
-
-    whole = last()
-    monkeypatch.setattr("dfl.algorithms.replicas.TILE", 150)  # three rows
-    assert torch.equal(last(), whole)
 
 
 def test_the_error_of_a_message_of_zeros_is_zero(coarse: Prepared) -> None:
