@@ -100,16 +100,14 @@ def floats(encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     They are copied where they have gaps or begin in the middle of a float.
     """
-    size = dtype.itemsize
-    unaligned = encoded.storage_offset() % size
-    if encoded.is_contiguous() and not (encoded.stride(0) % size or unaligned):
-        return encoded.view(dtype)
     flat = encoded.reshape(-1)
-    if flat.storage_offset() % size:
+    if flat.storage_offset() % dtype.itemsize:
         flat = flat.clone()
-    return flat.view(dtype).view(len(encoded), encoded.shape[1] // size)
+    return flat.view(dtype).view(len(encoded), encoded.shape[1] // dtype.itemsize)
 
 
 def as_bytes(messages: torch.Tensor) -> torch.Tensor:
     """View floats (q, n) as bytes (q, B); those that lie contiguously are not copied."""
-    return messages.contiguous().view(torch.uint8)
+    # Flat first: torch cannot view the rows of a rank without peers.
+    flat = messages.reshape(-1).contiguous().view(torch.uint8)
+    return flat.view(len(messages), messages.shape[1] * messages.element_size())
