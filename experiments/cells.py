@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from cyclopts import App
@@ -76,15 +77,27 @@ def unpack(results: Path, folder: Path) -> None:
                 if not (cell := folder / place).exists():
                     texts = {name: archive.read(str(place / name)) for name in FILES}
                     claim(cell.parent)
-                    claim(cell)
-                    for name, content in texts.items():
-                        (cell / name).write_bytes(content)
-                    if damage := manifest.damage(cell):
-                        raise dfl.InputError(damage)
+                    _write(cell, texts)
     except (BadZipFile, KeyError, EOFError) as error:
         raise dfl.InputError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise dfl.InputError(f"{error.filename or path}: {error.strerror}") from None
+
+
+def _write(cell: Path, texts: Mapping[str, bytes]) -> None:
+    """Write the files of a cell, all of them or none.
+
+    Raises:
+        InputError: they are damaged.
+    """
+    with TemporaryDirectory(dir=cell.parent) as name:
+        part = Path(name) / cell.name
+        claim(part)
+        for each, content in texts.items():
+            (part / each).write_bytes(content)
+        if damage := manifest.damage(part):
+            raise dfl.InputError(damage)
+        part.rename(cell)
 
 
 def _texts(cell: Path) -> Iterator[tuple[str, str]]:
@@ -106,7 +119,14 @@ def _cell_of(path: Path, name: str) -> PurePosixPath:
         InputError: the name is none of `FILES` in a folder below.
     """
     place = PurePosixPath(name)
-    if place.name not in FILES or place.is_absolute() or ".." in place.parts or "\\" in name:
+    below = len(place.parts) > 1
+    if (
+        place.name not in FILES
+        or not below
+        or place.is_absolute()
+        or ".." in place.parts
+        or "\\" in name
+    ):
         raise dfl.InputError(f"{path} is damaged: it holds {name!r}, which is no file of a cell")
     return place.parent
 

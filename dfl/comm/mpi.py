@@ -226,8 +226,9 @@ class World:
 
         Args:
             link: what `link` returned for the same plan.
-            leaving: bytes for each other rank, ascending.
-            arriving: bytes from each other rank, ascending; overwritten.
+            leaving: the memory of all messages, and the type of those for each other rank,
+                ascending.
+            arriving: the same of those from each other rank, ascending; overwritten.
         """
         if link is not None:
             self._wait(link.Ineighbor_alltoallw(leaving, arriving))

@@ -43,6 +43,13 @@ class Plan:
     lost: int = 0
 
     @cached_property
+    def most_runs(self) -> int:
+        """The most runs that leave for another rank."""
+        breaks = np.cumsum([0, *(np.diff(self.send) != 1)]) if len(self.send) else self.send
+        ends = np.cumsum([0, *self.sends.values()])
+        return max((int(breaks[b - 1] - breaks[a]) + 1 for a, b in pairwise(ends)), default=0)
+
+    @cached_property
     def runs(self) -> list[list[range]]:
         """The runs of consecutive messages that leave for every other rank, ascending."""
         ends = np.cumsum([0, *self.sends.values()])

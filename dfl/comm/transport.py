@@ -156,7 +156,7 @@ class Transport:
     def _add_route(self, lane: Lane, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
         """Return the route of messages of this width, and keep it."""
         width = messages.shape[1]
-        in_place = messages.device.type == "cpu" and max(map(len, plan.runs), default=0) <= RUNS
+        in_place = messages.device.type == "cpu" and plan.most_runs <= RUNS
         runs = plan.runs if in_place else _one_after_another(plan.sends)
         leaving, arriving = (
             [self.world.rows_type(each, width) for each in of]

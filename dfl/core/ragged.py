@@ -45,7 +45,7 @@ class Ragged(Sequence[Ints]):
 
     def block(self, some: range) -> Ints:
         """Return the values of some consecutive arrays, one after the other."""
-        return self.values[self.ends[some.start] : self.ends[some.stop]]
+        return self.values[self.ends[some.start] : self.ends[max(some.start, some.stop)]]
 
     def sorted(self) -> Ragged:
         """Return the arrays, each in ascending order, of values from 0 up."""
@@ -59,10 +59,13 @@ class Ragged(Sequence[Ints]):
     def __getitem__(self, i: int) -> Ints: ...
 
     @overload
-    def __getitem__(self, i: slice) -> Sequence[Ints]: ...
+    def __getitem__(self, i: slice) -> Ragged: ...
 
-    def __getitem__(self, i: int | slice) -> Ints | Sequence[Ints]:
+    def __getitem__(self, i: int | slice) -> Ints | Ragged:
         if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
+            some = range(*i.indices(len(self)))
+            if some.step == 1:
+                return Ragged(self.block(some), self.sizes[i])
+            return Ragged.of([self[k] for k in some])
         k = range(len(self))[i]
         return self.values[self.ends[k] : self.ends[k + 1]]

@@ -60,8 +60,11 @@ class Conv2d(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, channels, height, width) for images x."""
-        if x.is_cpu and not STACKED.get():
+        """Return the outputs (n, channels, height, width) for images x; or those of a single image.
+
+        `torch.func.vmap` over models needs `stacked_models`.
+        """
+        if x.dim() == 4 and x.is_cpu and not STACKED.get():
             x = x.to(memory_format=torch.channels_last)
         return super().forward(x)
 

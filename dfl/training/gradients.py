@@ -44,10 +44,11 @@ def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float) -> No
             found = gradients(v, y, step)
         # One rounding per operation: a fused multiply-add may differ between the body and the tail
         # of a row. Not in place: two parameters may share one gradient.
-        moving = [v[name] for name in found]
-        torch._foreach_mul_(moving, problem.solver.momentum)
-        torch._foreach_sub_(moving, torch._foreach_mul(list(found.values()), rate))
-    if decay:
+        if found:
+            moving = [v[name] for name in found]
+            torch._foreach_mul_(moving, problem.solver.momentum)
+            torch._foreach_sub_(moving, torch._foreach_mul(list(found.values()), rate))
+    if decay and v:
         decayed = torch._foreach_mul([y[name] for name in v], rate * decay)
         torch._foreach_sub_(list(v.values()), decayed)
 

@@ -207,8 +207,9 @@ class Problem:
 
         The model must be causal. Peers that train together have batches of one length.
         """
-        causal = bool(getattr(self.module, "causal", False))
-        return self.is_sequence and causal and not self.solver.batched
+        causal = getattr(type(self.module), "causal", False) is True  # a module may have a buffer
+        one_axis = self.is_sequence and self.examples.labels.dim() == 2
+        return one_axis and causal and not self.solver.batched
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:

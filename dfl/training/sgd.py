@@ -202,7 +202,8 @@ def _correct(v: Parameters, shift: Parameters) -> None:
 
 def _move(y: Parameters, v: Parameters) -> None:
     """y <- y + v, for the parameters in `v`."""
-    torch._foreach_add_([y[name] for name in v], list(v.values()))
+    if v:
+        torch._foreach_add_([y[name] for name in v], list(v.values()))
 
 
 def _first(a: int, values: Parameters) -> Parameters:

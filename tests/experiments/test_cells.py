@@ -94,6 +94,7 @@ def changed(archive: Path, name: str, content: bytes | None) -> None:
         ("../seed=1/run.json", b"{}", "../seed=1/run.json"),
         ("/seed=1/run.json", b"{}", "/seed=1/run.json"),
         ("cells/seed=1/other.txt", b"", "other.txt"),
+        ("cell.toml", b"", "cell.toml"),
         ("cells/seed=0/cell.toml", bytes(cells.LARGEST + 1), "more than"),
     ],
 )
@@ -106,6 +107,8 @@ def test_a_damaged_file_is_refused_in_one_line(
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != "there"] == ["here"]
+    left = {path.name for path in (tmp_path / "there").glob("cells/*")}
+    assert left <= {".dfl", "seed=0"}  # what was whole
 
 
 def test_what_is_no_archive_is_refused(packed: Path, tmp_path: Path) -> None:
