@@ -4,9 +4,11 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017, Table 1: the 2NN, one local epoch, client fraction C = 0 (one client), 0.1, 0.2, 0.5
 and 1, batches of 10 or all 600 examples of a client.
 
-Command:
+Command, some hours of a core:
 
     python -m experiments.servers_and_robustness.client_fraction --data-dir DIR
+
+Finding: none yet; it has run on a small data set only, in its test.
 
 Grid: 100 clients of 600 examples, IID or two label shards each, pixels from 0 to 1 as in the paper;
 momentum 0. The learning rate is chosen for every case by validation accuracy, as in

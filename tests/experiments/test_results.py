@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import common
+import dfl
+from experiments import cells, common
 from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import vqa_modalities
 from experiments.speed import precision
 from experiments.workloads import normalization, shakespeare_rounds
+from tests.support import launched
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
+REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 FOLDERS = sorted(path.parent.name for path in RESULTS.glob("*/table.csv"))
 Figures = Mapping[str, str | Callable[[pd.DataFrame], float]]
 """Column of a table -> the column of seeds.csv whose mean it is, or a function of a cell's rows."""
@@ -194,3 +198,36 @@ def test_intervals_are_those_of_students_t() -> None:
         [12.7062 * 0.3 / math.sqrt(2), math.nan], nan_ok=True
     )
     assert list(table) == ["x", "x_std", "largest_std"]  # as it was
+
+
+PACKED = {
+    "shakespeare_rounds": (
+        "workloads.shakespeare_rounds", "--cases", "role_256", "role_32", "iid_32",
+        "ring_float32", "ring_8bits", "sgd_role_32",
+    ),
+}  # fmt: skip
+"""Folder of results with the cells behind it -> the command that computes its tables of them."""
+
+
+def test_every_folder_with_cells_is_recomputed() -> None:
+    assert {path.parent.name for path in RESULTS.glob(f"*/{cells.NAME}")} == {*PACKED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKED)
+def test_tables_are_those_of_their_cells(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (REAL / "shakespeare").is_dir():
+        pytest.skip(f"no {REAL / 'shakespeare'}: set DFL_DATA")
+
+    def refuse(folder: Path, run: dfl.Run) -> None:
+        raise AssertionError(f"{folder.name} is not among the cells")
+
+    cells.unpack(RESULTS / name, tmp_path)
+    monkeypatch.setattr(launched, "_simulate", refuse)
+    module, *arguments = PACKED[name]
+    done = launched.run_experiment(module, tmp_path, "--data-dir", str(REAL), *arguments)
+    assert done.returncode == 0, done.stderr
+    for table in ("table.csv", "seeds.csv", "tuning.csv"):
+        assert (tmp_path / table).read_text() == (RESULTS / name / table).read_text()

@@ -11,7 +11,7 @@ from experiments.inference import adult
 from tests.support.adult_files import people, text, write_adult
 
 RESULTS = Path(__file__).parents[3] / "experiments/results/inference_adult"
-REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
+REAL = Path(os.environ.get("DFL_DATA") or Path(__file__).parents[4] / "shared" / "data")
 real = pytest.mark.skipif(
     not (REAL / "adult").is_dir(), reason=f"no {REAL / 'adult'}: set DFL_DATA"
 )
