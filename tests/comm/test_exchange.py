@@ -38,7 +38,9 @@ def test_consecutive_messages_are_sent_without_a_copy() -> None:
         assert plan.runs == [[range(4)]] * 3
     for plan in plans("ring", 2):  # both ends go to the other rank
         assert plan.runs == [[range(1), range(7, 8)]]
+        assert plan.most_runs == 2
     assert plans("ring", 1)[0].runs == []
+    assert plans("ring", 1)[0].most_runs == 0
 
 
 def test_messages_with_gaps_are_in_several_runs() -> None:
@@ -46,6 +48,7 @@ def test_messages_with_gaps_are_in_several_runs() -> None:
         assert all(len(runs) > 1 for runs in plan.runs)
         assert [*map(len, map(list, map(chain.from_iterable, plan.runs)))] == [*plan.sends.values()]
         assert [row for runs in plan.runs for run in runs for row in run] == plan.send.tolist()
+        assert plan.most_runs == max(map(len, plan.runs))
 
 
 def test_messages_of_the_exact_format_are_not_copied() -> None:
