@@ -267,7 +267,8 @@ def verdict(one: Number, found: Measured | None) -> str:
         within = abs(gap) <= limit
     else:
         within = (gap if one.relation == "<=" else -gap) <= limit
-    better = one.relation == "=" and (gap > 0) == (one.better == "higher") and bool(one.better)
+    ranked = one.relation == "=" and bool(one.better) and not math.isnan(gap)
+    better = ranked and (gap > 0) == (one.better == "higher")
     if one.setting != EQUAL:
         return f"{OTHER}, {'within' if within else 'better' if better else 'worse'}"
     return "reproduced" if within else "exceeded" if better else "not reproduced"

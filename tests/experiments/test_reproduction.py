@@ -46,6 +46,8 @@ def test_the_page_is_that_of_the_tables() -> None:
         ({"relation": ">="}, 97.0, "not reproduced"),
         ({"confidence": "mem"}, 98.0, "from memory: not compared"),
         ({}, math.nan, "not reproduced"),
+        ({"better": "lower"}, math.nan, "not reproduced"),
+        ({"better": "lower", "setting": "fewer rounds"}, math.nan, "other setting, worse"),
     ],
 )
 def test_the_verdict_is_that_of_the_rule(
