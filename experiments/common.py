@@ -9,7 +9,7 @@ these rounds, however large `eval_every` is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -179,6 +179,17 @@ def named(only: str, by_name: Mapping[str, Named]) -> Named:
             f"{' and '.join(near)}"
         )
     return by_name[only]
+
+
+def check_cases(given: Collection[str], known: Collection[str]) -> None:
+    """Check that --cases names cases of an experiment.
+
+    Raises:
+        InputError: one is not known.
+    """
+    for name in given:
+        if name not in known:
+            raise dfl.InputError(f"--cases must be some of {', '.join(known)}, not {name!r}")
 
 
 def print_rows(rows: pd.DataFrame) -> None:

@@ -23,7 +23,6 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.parts import Parts, joined, map_parts, named, parts_of
-from dfl.core.ragged import Ragged
 from dfl.datasets.data import Data, checked
 from dfl.datasets.partitions.base import DataSplit, by_label, split_data
 from dfl.datasets.server_data import ServerDataRule, all_examples
@@ -80,8 +79,8 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
         validation=run.validation,
         server_rule=server_data,
     )
-    if run.validation and not Ragged.of(split.validation).sizes.any():
-        most = int(Ragged.of(split.train).sizes.max())
+    if run.validation and not split.validation.sizes.any():
+        most = int(split.train.sizes.max())
         raise InputError(
             f"--validation {run.validation} holds out no example where a peer has at most {most}"
         )
@@ -93,7 +92,7 @@ def count_labels(data: Data, split: DataSplit) -> NDArray[np.int64]:
 
     It is (P, 0) where labels are no classes, or an example has several.
     """
-    own = Ragged.of(split.train)
+    own = split.train
     if not data.classes or data.is_sequence:
         return np.zeros((len(own), 0), np.int64)
     places = own.owners * data.classes + data.train_labels[own.values]
@@ -103,11 +102,7 @@ def count_labels(data: Data, split: DataSplit) -> NDArray[np.int64]:
 
 def sizes(split: DataSplit) -> NDArray[np.int64]:
     """Return the training, validation and own test examples of every peer, (P, 3)."""
-    return np.stack([Ragged.of(parts).sizes for parts in _parts(split)], axis=1)
-
-
-def _parts(split: DataSplit) -> tuple[Sequence[NDArray[np.int64]], ...]:
-    return split.train, split.validation, split.test
+    return np.stack([split.train.sizes, split.validation.sizes, split.test.sizes], axis=1)
 
 
 def known_to_all(
@@ -154,7 +149,9 @@ def fingerprint(common: bytes, data: Data, split: DataSplit) -> str:
     for values in (
         *parts_of(data.train_inputs),
         data.train_labels,
-        *(Ragged.of(parts).values for parts in _parts(split)),
+        split.train.values,
+        split.validation.values,
+        split.test.values,
     ):
         checksum.update(np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
     return checksum.hexdigest()
@@ -187,7 +184,7 @@ def owned(
 
     Training examples of attackers are poisoned by the attack; their validation examples are not.
     """
-    train, held, test = (Ragged.of(parts).block(peers) for parts in _parts(split))
+    train, held, test = (some.block(peers) for some in (split.train, split.validation, split.test))
     arrays = {
         **named("train inputs", _rows(data.train_inputs, train)),
         "train labels": data.train_labels[train],
@@ -198,7 +195,7 @@ def owned(
     arrays |= (
         {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
     )
-    ends = Ragged.of(split.train).ends - Ragged.of(split.train).ends[peers.start]
+    ends = split.train.ends - split.train.ends[peers.start]
     for i in sorted(map(int, attackers)):
         if attack is not None and i in peers:
             _poison(arrays, slice(ends[i], ends[i + 1]), attack, data.classes)

@@ -22,17 +22,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-import dfl
 from dfl.evaluation.metrics import rounds_to
 from experiments import common
-from experiments.servers_and_robustness.fedavg_mcmahan2017 import SHARDS, UNIT, Case, grid, tune
+from experiments.servers_and_robustness import fedavg_mcmahan2017
+from experiments.servers_and_robustness.fedavg_mcmahan2017 import (
+    SHARDS,
+    UNIT,
+    Case,
+    every,
+    measure,
+)
 
 TARGET = 0.97
 CLIENTS = {0.0: 1, 0.1: 10, 0.2: 20, 0.5: 50, 1.0: 100}
@@ -54,7 +60,7 @@ def _case(partition: str, batch: str, fraction: float, published: int) -> Case:
     clients = CLIENTS[fraction]
     small = batch == "b10"
     first = (clients > 1) + (not small)
-    every = (2 if partition == "iid" else 10) if small else 50
+    between = (2 if partition == "iid" else 10) if small else 50
     return Case(
         title=f"2NN, {'IID' if partition == 'iid' else partition}, B={10 if small else 'inf'}, "
         f"C={fraction:g}",
@@ -67,7 +73,7 @@ def _case(partition: str, batch: str, fraction: float, published: int) -> Case:
         },
         rates=RATES[first : first + 4],
         tuning=min(200, max(30, published // 8)),
-        every=every if clients > 1 else 2 * every,
+        every=between if clients > 1 else 2 * between,
         cap=2 * published,
         seeds=3,
     )
@@ -83,44 +89,26 @@ CASES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(fedavg_mcmahan2017.Options):
     """The options of this experiment."""
 
+    known: ClassVar[Mapping[str, Case]] = CASES
     out: Path = Path("results/client_fraction")
     dataset: str = UNIT
     """The data set: MNIST with pixels from 0 to 1, or digits for a quick look."""
-    rounds: int = 10_000
-    """Maximum number of rounds of any run, where its case has no lower cap."""
-    jobs: int = 1
     cases: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(CASES)
     """The published numbers to reproduce."""
-
-    def __post_init__(self) -> None:
-        for name in self.cases:
-            if name not in CASES:
-                raise dfl.InputError(f"--cases must be some of {', '.join(CASES)}, not {name!r}")
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the rounds of FedAvg to 97 % by the share of clients, and compare with the paper."""
     if options.only is not None:
-        every = (
-            cell
-            for name in options.cases
-            for lr in CASES[name].rates
-            for cell in grid(options, name, CASES[name], lr)
-        )
-        return common.rerun(options.out, options.only, list(every))
-    tried = []
-    ran = []
-    for name in options.cases:
-        tried.append(tune(options, name, CASES[name]))
-        cells = grid(options, name, CASES[name], common.chosen(tried[-1]))
-        ran.append(common.measure(options.out, cells, jobs=options.jobs))
-    seeds = by_seed(pd.concat(ran, ignore_index=True))
+        return common.rerun(options.out, options.only, every(options))
+    rows, tried = measure(options)
+    seeds = by_seed(rows)
     table = tabulate(seeds)
     common.publish(options, table, draw(table), finding(table), seeds)
-    pd.concat(tried).to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
+    tried.to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
 
 
 def by_seed(rows: pd.DataFrame) -> pd.DataFrame:

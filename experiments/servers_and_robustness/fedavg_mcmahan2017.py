@@ -39,14 +39,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-import dfl
 from dfl.config import Run
 from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
@@ -140,6 +139,7 @@ CASES = {
 class Options(common.GridOptions):
     """The options of this experiment."""
 
+    known: ClassVar[Mapping[str, Case]] = CASES
     out: Path = Path("results/fedavg_mcmahan2017")
     rounds: int = 10_000
     """Maximum number of rounds of any run, where its case has no lower cap."""
@@ -148,28 +148,31 @@ class Options(common.GridOptions):
     """The published numbers to reproduce."""
 
     def __post_init__(self) -> None:
-        for name in self.cases:
-            if name not in CASES:
-                raise dfl.InputError(f"--cases must be some of {', '.join(CASES)}, not {name!r}")
+        common.check_cases(self.cases, self.known)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the rounds of FedAvg to a target accuracy, and compare them with the paper."""
     if options.only is not None:
         return common.rerun(options.out, options.only, every(options))
+    rows, tried = measure(options)
+    table = tabulate(rows)
+    common.publish(options, table, draw(table), finding(table))
+    tried.to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
+
+
+def measure(options: Options) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the evaluations of the runs that count, and the learning rates that were tried."""
     tried = []
     ran = []
     for name in options.cases:
-        tried.append(tune(options, name, CASES[name]))
-        cells = grid(options, name, CASES[name], common.chosen(tried[-1]))
+        tried.append(tune(options, name))
+        cells = grid(options, name, common.chosen(tried[-1]))
         ran.append(common.measure(options.out, cells, jobs=options.jobs))
-    rows = pd.concat(ran, ignore_index=True)
-    table = tabulate(rows)
-    common.publish(options, table, draw(table), finding(table))
-    pd.concat(tried).to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
+    return pd.concat(ran, ignore_index=True), pd.concat(tried)
 
 
-def run_of(options: common.GridOptions, case: Case, **changes: Any) -> Run:
+def run_of(options: Options, name: str, **changes: Any) -> Run:
     """Return a run of a case, with changes."""
     shared_settings = {
         "model": "2nn",
@@ -178,14 +181,16 @@ def run_of(options: common.GridOptions, case: Case, **changes: Any) -> Run:
         "momentum": 0.0,
         "batch_size": 10,
     }
+    setting = options.known[name].setting
     places = {"dataset": options.dataset, "data_dir": options.data_dir}
-    return Run(**{**places, **shared_settings, "local_epochs": 1, **case.setting, **changes})
+    return Run(**{**places, **shared_settings, "local_epochs": 1, **setting, **changes})
 
 
-def tune(options: common.GridOptions, name: str, case: Case) -> pd.DataFrame:
+def tune(options: Options, name: str) -> pd.DataFrame:
     """Return a row per learning rate of a case: the best validation accuracy of a short run; NaN
     where the rate is given.
     """
+    case = options.known[name]
     if len(case.rates) == 1:
         return pd.DataFrame(
             {"case": [name], "lr": [case.rates[0]], "rounds": [0], "validation": [np.nan]}
@@ -193,7 +198,7 @@ def tune(options: common.GridOptions, name: str, case: Case) -> pd.DataFrame:
     rounds = min(case.tuning, options.rounds)
     change = {"rounds": rounds, "eval_every": -(-rounds // 5), "validation": 0.1}
     cells = [
-        Cell({"case": name, "lr": f"{lr:g}"}, run_of(options, case, lr=lr, **change))
+        Cell({"case": name, "lr": f"{lr:g}"}, run_of(options, name, lr=lr, **change))
         for lr in case.rates
     ]
     rows = common.measure(options.out / "tuning", cells, jobs=options.jobs)
@@ -203,8 +208,9 @@ def tune(options: common.GridOptions, name: str, case: Case) -> pd.DataFrame:
     return pd.DataFrame({"case": name, "lr": case.rates, "rounds": rounds, "validation": best})
 
 
-def grid(options: common.GridOptions, name: str, case: Case, lr: float) -> list[Cell]:
+def grid(options: Options, name: str, lr: float) -> list[Cell]:
     """Return the cells of a case that count, one for each seed."""
+    case = options.known[name]
     change = {
         "rounds": min(case.cap, options.rounds),
         "eval_every": case.every,
@@ -213,7 +219,7 @@ def grid(options: common.GridOptions, name: str, case: Case, lr: float) -> list[
     return [
         Cell(
             {"case": name, "lr": f"{lr:g}", "seed": seed},
-            run_of(options, case, lr=lr, seed=seed, **change),
+            run_of(options, name, lr=lr, seed=seed, **change),
         )
         for seed in range(min(case.seeds, options.seeds))
     ]
@@ -224,8 +230,8 @@ def every(options: Options) -> list[Cell]:
     return [
         cell
         for name in options.cases
-        for lr in CASES[name].rates
-        for cell in grid(options, name, CASES[name], lr)
+        for lr in options.known[name].rates
+        for cell in grid(options, name, lr)
     ]
 
 

@@ -59,7 +59,6 @@ from cyclopts import Parameter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import dfl
 from dfl.config import Run
 from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
@@ -179,9 +178,7 @@ class Options(common.GridOptions):
     """The lines of the table."""
 
     def __post_init__(self) -> None:
-        for name in self.cases:
-            if name not in CASES:
-                raise dfl.InputError(f"--cases must be some of {', '.join(CASES)}, not {name!r}")
+        common.check_cases(self.cases, CASES)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 import dfl
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
+from dfl.core.ragged import Ragged
 from dfl.datasets.data import Data
 from dfl.datasets.partitions.base import DataSplit
 from dfl.simulation import cost, distribute_data, initialization
@@ -44,9 +45,9 @@ def test_owned_examples_are_concatenated_by_peer() -> None:
     whole = data()
     none = np.zeros(0, np.int64)
     split = DataSplit(
-        [np.array([5, 3]), np.array([0]), np.array([7, 8, 9])],
-        [np.array([1]), none, none],
-        [np.array([2]), np.array([0, 1]), np.array([3])],
+        Ragged.of([np.array([5, 3]), np.array([0]), np.array([7, 8, 9])]),
+        Ragged.of([np.array([1]), none, none]),
+        Ragged.of([np.array([2]), np.array([0, 1]), np.array([3])]),
     )
     arrays = distribute_data.owned(whole, split, range(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
@@ -208,7 +209,9 @@ def test_a_model_in_float64_stays_in_float64() -> None:
 
 def test_sizes_are_counted_by_peer() -> None:
     none = np.zeros(0, np.int64)
-    split = DataSplit([np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none])
+    halves = [np.arange(3), np.arange(2)], [none, np.arange(1)], [np.arange(4), none]
+    train, validation, test = map(Ragged.of, halves)
+    split = DataSplit(train, validation, test)
     assert distribute_data.sizes(split).tolist() == [[3, 0, 4], [2, 1, 0]]
 
 

@@ -69,9 +69,9 @@ class DataSplit:
         server: training examples that the server has; may be empty.
     """
 
-    train: Sequence[Indices]
-    validation: Sequence[Indices]
-    test: Sequence[Indices]
+    train: Ragged
+    validation: Ragged
+    test: Ragged
     server: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
 

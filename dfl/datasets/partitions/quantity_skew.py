@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,7 +84,7 @@ def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
         )
     owner = np.arange(peers) if peers == len(known) else _group_owners(counts, peers, rng)
 
-    def gather(groups: NDArray[np.int64]) -> Sequence[Indices]:
+    def gather(groups: NDArray[np.int64]) -> Ragged:
         place = np.minimum(np.searchsorted(known, groups), len(known) - 1)
         return by_owner(np.where(known[place] == groups, owner[place], peers), peers + 1)[:peers]
 

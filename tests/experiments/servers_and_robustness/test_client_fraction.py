@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_settings_are_those_of_the_table() -> None:
     assert len(experiment.CASES) == 16
     for name, case in experiment.CASES.items():
-        cell, *others = grid(experiment.Options(), name, case, 0.1)
+        cell, *others = grid(experiment.Options(), name, 0.1)
         partition, batch, fraction = name.split("_")
         run = cell.run
         assert len(others) == 2

@@ -97,8 +97,7 @@ def test_every_number_of_the_paper_has_a_case() -> None:
 @pytest.mark.parametrize("name", UNIT)
 def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
     raw, plain = (
-        experiment.grid(experiment.Options(), each, experiment.CASES[each], 0.1)[0].run
-        for each in (name, UNIT[name])
+        experiment.grid(experiment.Options(), each, 0.1)[0].run for each in (name, UNIT[name])
     )
     assert raw == replace(plain, dataset="mnist:unit=true")
     assert experiment.CASES[name].published == experiment.CASES[UNIT[name]].published
@@ -106,7 +105,7 @@ def test_raw_pixels_are_all_that_is_changed(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_settings_are_the_papers(name: str) -> None:
-    cell, *_ = experiment.grid(experiment.Options(), name, experiment.CASES[name], 0.1)
+    cell, *_ = experiment.grid(experiment.Options(), name, 0.1)
     run = cell.run
     case = experiment.CASES[name]
     setting = (
@@ -134,18 +133,14 @@ def test_the_settings_are_the_papers(name: str) -> None:
 
 
 def test_every_case_has_its_own_setting() -> None:
-    runs = [experiment.run_of(experiment.Options(), case) for case in experiment.CASES.values()]
+    runs = [experiment.run_of(experiment.Options(), name) for name in experiment.CASES]
     assert all(a != b for i, a in enumerate(runs) for b in runs[:i])
 
 
 def test_seeds_and_rounds_are_at_most_those_given() -> None:
-    several = experiment.grid(
-        experiment.Options(seeds=2, rounds=7), "iid_b10", experiment.CASES["iid_b10"], 0.1
-    )
+    several = experiment.grid(experiment.Options(seeds=2, rounds=7), "iid_b10", 0.1)
     assert [(cell.run.seed, cell.run.rounds) for cell in several] == [(0, 7), (1, 7)]
-    one = experiment.grid(
-        experiment.Options(seeds=9), "cnn_iid_b10", experiment.CASES["cnn_iid_b10"], 0.1
-    )
+    one = experiment.grid(experiment.Options(seeds=9), "cnn_iid_b10", 0.1)
     assert [(cell.run.seed, cell.run.rounds) for cell in one] == [
         (0, experiment.CASES["cnn_iid_b10"].cap)
     ]
@@ -288,7 +283,7 @@ def test_what_helps_to_choose_is_never_the_test_accuracy(monkeypatch: pytest.Mon
         return pd.concat([rows, later], ignore_index=True)
 
     monkeypatch.setattr(common, "measure", measured)
-    tried = experiment.tune(experiment.Options(), "iid_b10", experiment.CASES["iid_b10"])
+    tried = experiment.tune(experiment.Options(), "iid_b10")
     assert tried["validation"].tolist() == pytest.approx([0.00464, 0.01, 0.0215, 0.0464])
     assert common.chosen(tried) == 0.464
     assert [run.lr for run in runs] == [0.0464, 0.1, 0.215, 0.464]
