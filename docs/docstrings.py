@@ -60,8 +60,11 @@ def restructured(lines: list[str]) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-    """Return a line whose characters Markdown leaves as they are, but for code in backticks."""
-    parts = re.split(r"(`[^`]*`)", line)
+    """Return a line whose characters Markdown leaves as they are, but for code in backticks.
+
+    A line that begins with % would be a comment.
+    """
+    parts = re.split(r"(`[^`]*`)", re.sub(r"^%", r"\\%", line))
     return "".join(
         part if part.startswith("`") else re.sub(r"([*_<\[\]$])", r"\\\1", part) for part in parts
     )

@@ -56,6 +56,11 @@ def test_every_experiment_with_results_has_a_page(generate: dict[str, Any]) -> N
         assert row == "None yet" or row[1:] in " ".join(text.split())
 
 
+def test_a_line_that_begins_with_a_per_cent_sign_is_no_comment() -> None:
+    docstrings = runpy.run_path(str(DOCS / "docstrings.py"))
+    assert docstrings["markdown"]("54\n% of 3 % are.") == "54\n\\% of 3 % are."
+
+
 def test_equations_of_docstrings_are_code() -> None:
     docstrings = runpy.run_path(str(DOCS / "docstrings.py"))
     text = "What x_i is:\n\n    x_i <- sum_j w_ij z_j\n\nfor (P, *shape)."
