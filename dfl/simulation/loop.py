@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
@@ -54,6 +56,12 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
             watched = _callbacks(prepared, callbacks)
         rows = _rounds(prepared, *watched)
         profile = _profile(prepared) if run.profile else None
+
+        def leave() -> None:
+            with logs.listening(world, run), isolated(run.threads):
+                rows.close()
+
+        atexit.register(leave)  # for a caller that keeps the iterator to the end of the program
         try:
             while True:
                 with logs.listening(world, run), isolated(run.threads), profiled(profile):
@@ -62,8 +70,9 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
                     break
                 yield row
         finally:  # also where the caller leaves
-            with logs.listening(world, run), isolated(run.threads):
-                rows.close()
+            if not sys.is_finalizing():  # when it has left, and modules are gone
+                atexit.unregister(leave)
+                leave()
     world.busy = False
 
 

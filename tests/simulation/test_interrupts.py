@@ -19,7 +19,7 @@ from dfl.core import command_line
 from dfl.datasets import DATASETS
 from tests.comm.test_startup import running
 from tests.conftest import Command, eventually
-from tests.support.mpirun import ENV, ROOT, mpirun_command
+from tests.support.mpirun import ENV, ROOT, mpirun, mpirun_command
 
 pytestmark = pytest.mark.mpi
 
@@ -173,3 +173,19 @@ def test_standard_output_on_a_full_disk_raises_nothing(monkeypatch: pytest.Monke
             sys.stdout.flush()
         assert sys.stdout is full
         monkeypatch.setattr(sys, "stdout", io.StringIO())
+
+
+LEFT = """
+import sys, dfl
+rows = dfl.simulate(dfl.Run(peers=4, rounds=3, model="softmax", out=sys.argv[1]))
+next(rows)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_program_may_end_with_a_run_half_way(tmp_path: Path, ranks: int) -> None:
+    """The iterator lives until modules are gone; the run is closed before."""
+    done = mpirun(ranks, "-c", LEFT, str(tmp_path / "run"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["ending"] == "interrupted"
