@@ -73,6 +73,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def example_with(flags: str) -> Callable[[_C], _C]:
+    """Return a decorator that states the further flags of a command line that runs a component, as
+    `--help` shows it.
+    """
+
+    def state(component: _C) -> _C:
+        setattr(component, "example_flags", flags)  # noqa: B010  no attribute of a function's type
+        return component
+
+    return state
+
+
 class Registry(Mapping[str, _T]):
     """The components of one kind, by the name that the command line uses.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dfl.core.errors import InputError, one_line
 from dfl.core.options import require
 from dfl.core.parse import KINDS, shown
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Source, content, find, locate, look, members
 from dfl.datasets.questions import bags, read_json, vocabulary
@@ -58,6 +59,7 @@ Read = Callable[[Sequence[str]], dict[str, tuple[str, bytearray]]]
 
 
 @DATASETS.register("easy_vqa")
+@example_with("--model vqa")
 def easy_vqa(
     directory: Path | None, *, side: Annotated[int, Interval(ge=1, le=SIDE)] = SIDE
 ) -> Data:

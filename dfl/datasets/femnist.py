@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import PACKINGS, Source, content, locate
 
@@ -30,6 +31,7 @@ Ints = NDArray[np.int64]
 
 
 @DATASETS.register("femnist")
+@example_with("--model cnn --partition natural")
 def femnist(directory: Path | None) -> Data:
     """FEMNIST: images of digits and letters, (n, 1, 28, 28) uint8, by writer.
 

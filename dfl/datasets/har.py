@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError, one_line
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Source, content, find, locate
 
@@ -45,6 +46,7 @@ Floats = NDArray[np.float32]
 
 
 @DATASETS.register("har")
+@example_with("--model har_cnn --partition natural")
 def har(directory: Path | None) -> Data:
     """HAR: windows of 128 samples of 9 signals, (n, 9, 128) float32, in six activities, by person.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dfl.core.errors import InputError
 from dfl.core.options import Count
 from dfl.core.parse import KINDS, shown
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Source, content, find, locate, unpacked
 from dfl.datasets.questions import bags, read_json, vocabulary
@@ -48,6 +49,7 @@ class Half(NamedTuple):
 
 
 @DATASETS.register("vqa2")
+@example_with("--model vqa")
 def vqa2(directory: Path | None, *, answers: Count = 1000, words: Count = 1000) -> Data:
     """VQA v2, balanced real images: 443,757 training questions, and those of validation for
     testing.

@@ -13,7 +13,7 @@ from annotated_types import Interval
 from dfl.core.errors import InputError
 from dfl.core.options import BelowOne, Positive
 from dfl.core.parts import Shape, shown_shape
-from dfl.core.registry import Registry, choose, split_specs
+from dfl.core.registry import Registry, choose, example_with, split_specs
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +167,7 @@ def cnn(shape: Shape, classes: int) -> Module:
 
 
 @MODELS.register("lenet")
+@example_with("--dataset cifar10")
 def lenet(shape: Shape, classes: int, *, fc2: Width = 100) -> Module:
     """The LeNet of LG-FedAvg's released code: 64,102 parameters for 3x32x32 (the classical one has
     fc2=84).
@@ -198,6 +199,7 @@ def resnet20(
 
 
 @MODELS.register("vgg11")
+@example_with("--dataset cifar10")
 def vgg11(shape: Shape, classes: int) -> Module:
     """The convolutions of VGG-11 (Simonyan and Zisserman 2015) and one dense layer, without
     normalisation: 9,225,610 parameters on CIFAR-10.
@@ -218,6 +220,7 @@ def vgg11(shape: Shape, classes: int) -> Module:
 
 
 @MODELS.register("har_cnn")
+@example_with("--dataset har --partition natural")
 def har_cnn(shape: Shape, classes: int) -> Module:
     """Two convolutions over time and two dense layers, 274,822 parameters on HAR."""
     nn = torch.nn
@@ -230,6 +233,7 @@ def har_cnn(shape: Shape, classes: int) -> Module:
 
 
 @MODELS.register("har_lstm")
+@example_with("--dataset har --partition natural")
 def har_lstm(
     shape: Shape,
     classes: int,
@@ -248,6 +252,7 @@ def har_lstm(
 
 
 @MODELS.register("vqa")
+@example_with("--dataset easy_vqa")
 @takes_several_parts
 def vqa(
     shape: Shape,
@@ -291,6 +296,7 @@ def vqa(
 
 
 @MODELS.register("char_lstm")
+@example_with("--dataset shakespeare --partition natural")
 @takes_tokens
 @predicts_places
 def char_lstm(
@@ -325,6 +331,7 @@ def char_lstm(
 
 
 @MODELS.register("word_lstm")
+@example_with("--dataset words --partition natural")
 @takes_tokens
 @predicts_places
 def word_lstm(
@@ -358,6 +365,7 @@ def word_lstm(
 
 
 @MODELS.register("transformer")
+@example_with("--dataset shakespeare --partition natural")
 @takes_tokens
 @predicts_places
 def transformer(

@@ -81,7 +81,8 @@ def page(registry: Registry[Any], names: Sequence[str], command: str, width: int
             continue
         component = registry[name]
         alone = shared[getattr(component, "__module__", "")] < 2
-        example = f"{command} {registry.flag} {_example(name, component)}"
+        more = getattr(component, "example_flags", "")
+        example = f"{command} {registry.flag} {_example(name, component)} {more}".rstrip()
         entries.append(_entry(name, component, alone, bool(names), width) + f"\n  $ {example}")
     return "\n\n".join(entries)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dfl.core.errors import InputError
 from dfl.core.options import Index, Positive
 from dfl.core.ragged import Ragged
+from dfl.core.registry import example_with
 from dfl.datasets.partitions.assign import (
     by_owner,
     check_enough,
@@ -59,6 +60,7 @@ def quantity(
 
 
 @PARTITIONS.register("natural")
+@example_with("--dataset har --model har_cnn")
 def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
     """Every peer has the examples of one or several groups: persons, authors or places.
 

@@ -17,6 +17,9 @@ from dfl.core.registry import Registry, choose
 from dfl.inference.estimators import ESTIMATORS
 from dfl.inference.models import MODELS
 from dfl.simulation.components import registries
+from tests.conftest import Command
+from tests.datasets.test_datasets import WRITERS
+from tests.support.idx_files import write as write_idx
 
 EVERY = [*registries().values(), MODELS, ESTIMATORS]
 
@@ -89,3 +92,17 @@ def test_a_kind_is_found_by_its_plural_and_its_flag() -> None:
     assert find("estimators", EVERY) is ESTIMATORS
     with pytest.raises(InputError, match=r"'topologys' \(did you mean topologies\?\)"):
         find("topologys", EVERY)
+
+
+@pytest.mark.parametrize("field", ["dataset", "model", "partition"])
+def test_examples_of_data_and_models_run(dfl_run: Command, field: str) -> None:
+    """Each on small files in the official form, which have examples for few peers."""
+    for name, write in WRITERS.items():
+        write(dfl_run.folder / name)
+    for name in ("mnist", "fashion_mnist"):
+        write_idx(dfl_run.folder / name)
+    for entry in page(registries()[field], (), "", 80).split("\n\n")[1:]:
+        example = shlex.split(entry.rpartition("$ ")[2])
+        peers = 2 if "--dataset" in example or "--model" in example else 16
+        done = dfl_run(*example, f"--peers={peers}", "--data-dir=.", "--dry-run", "--quiet")
+        assert done.code == 0, (example, done.err)
