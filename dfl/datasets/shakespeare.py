@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.options import Count
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
 from dfl.datasets.files import Source, content, differing, find, locate
 
@@ -44,6 +45,7 @@ Letters = NDArray[np.uint8]
 
 
 @DATASETS.register("shakespeare_leaf")
+@example_with("--model char_lstm --partition natural")
 def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
     """Shakespeare as LEAF has it: the next character after 80, (n, 80) uint8 in 80 characters, by
     role of a play.
@@ -52,7 +54,8 @@ def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
     lines are joined, and runs of spaces are one. Every window of 80 characters is an example, whose
     label is the next character. A role's first 80 % of windows are for training; the 79 after them,
     which share characters with them, are left out, and the rest are for testing. Roles too short
-    for a window are left out. An unknown character is read as a space.
+    for a window are left out. An unknown character is read as a space. There are 1,130 roles, of
+    which 331 are too short to have windows for testing.
 
     Args:
         directory: holds shakespeare/ or t8.shakespeare.txt, compressed (.gz, .xz) or not. Nothing
@@ -71,6 +74,7 @@ def shakespeare_leaf(directory: Path | None, *, min_lines: Count = 3) -> Data:
     roles = [_letters(re.sub("  +", " ", text)) for text in texts]
     unknown = sum(count for _, count in roles)
     halves = [_windows(letters) for letters, _ in roles if len(letters) > WINDOW]
+    notes += left_out(path, len(roles) - len(halves), f"have no window of {WINDOW} characters")
     if not sum(len(test) for _, test in halves):
         raise InputError(
             f"{path}: found no role of {min_lines} lines and some {6 * WINDOW} characters, "
@@ -99,6 +103,11 @@ def read(directory: Path | None) -> tuple[Path, bytes, tuple[str, ...]]:
     raw = bytes(content(path, "text of Shakespeare", MOST))
     found = {FILE: (str(path), hashlib.sha256(raw).hexdigest())}
     return path, raw, differing("shakespeare", SOURCE, found)
+
+
+def left_out(path: Path, n: int, why: str) -> tuple[str, ...]:
+    """Return a note that n roles of a file are left out, if there are any."""
+    return (f"{path}: roles that {why} are left out: {n}",) if n else ()
 
 
 def _roles(text: str) -> list[list[str]]:

@@ -10,8 +10,9 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core.errors import InputError
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.shakespeare import FILE, plays, read
+from dfl.datasets.shakespeare import FILE, left_out, plays, read
 from dfl.datasets.text import Ints, Steps, rows_joined, rows_of, split_in_time
 
 BEGIN, PADDING = 256, 257
@@ -19,6 +20,7 @@ BEGIN, PADDING = 256, 257
 
 
 @DATASETS.register("shakespeare")
+@example_with("--model char_lstm --partition natural")
 def shakespeare(
     directory: Path | None,
     *,
@@ -66,6 +68,7 @@ def shakespeare(
         if len(lines) >= min_lines
     ]
     halves = [[_rows(_cut(half, rows), steps) for half in text] for text in texts if all(text)]
+    notes += left_out(path, len(texts) - len(halves), "have no text in one half of their lines")
     if not halves:
         raise InputError(f"{path}: found no role of {min_lines} lines, expected plays as in {FILE}")
     train, test = (rows_joined([one[k] for one in halves]) for k in range(2))

@@ -11,8 +11,9 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core.errors import InputError
+from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, IGNORED, Data
-from dfl.datasets.shakespeare import FILE, plays, read
+from dfl.datasets.shakespeare import FILE, left_out, plays, read
 from dfl.datasets.text import (
     Ints,
     Steps,
@@ -30,6 +31,7 @@ padded places.
 
 
 @DATASETS.register("words")
+@example_with("--model word_lstm --partition natural")
 def words(
     directory: Path | None,
     *,
@@ -76,6 +78,7 @@ def words(
         for group, train, test in roles
     ]
     rows = [each for each in every if len(each[1][1]) and len(each[2][1])]
+    notes += left_out(path, len(every) - len(rows), "have no known word in one half of their lines")
     if known and not rows:
         raise InputError(
             f"{path}: found no role with one of {len(known)} known words in both halves: choose a "

@@ -67,12 +67,18 @@ def test_spaces_are_one_and_unknown_characters_are_named(tmp_path: Path) -> None
 
 def test_short_roles_are_left_out(tmp_path: Path) -> None:
     write_plays(tmp_path / "shakespeare")
-    counts = {}
+    counts, noted = {}, {}
     for least in (1, 3, 4):
-        groups = load(tmp_path, min_lines=least).train_groups
-        assert groups is not None
-        counts[least] = len(np.unique(groups))
+        data = load(tmp_path, min_lines=least)
+        assert data.train_groups is not None
+        counts[least] = len(np.unique(data.train_groups))
+        noted[least] = [
+            note
+            for note in data.notes
+            if "roles that have no window of 80 characters are left out: 1" in note
+        ]
     assert counts == {1: 4, 3: 3, 4: 2}
+    assert {least: len(notes) for least, notes in noted.items()} == {1: 1, 3: 0, 4: 0}
 
 
 def test_natural_peers_are_roles(tmp_path: Path) -> None:
@@ -136,5 +142,6 @@ def test_the_real_plays_have_the_roles_of_leaf() -> None:
     assert len(roles) == 1302
     assert sum(len(lines) > 2 for lines in roles) == 1145
     data = load(REAL)
-    assert data.notes == ()
+    (note,) = data.notes
+    assert note.endswith("roles that have no window of 80 characters are left out: 15")
     assert text_of(data.train_inputs[0]).startswith("In delivering my son from me")

@@ -75,12 +75,21 @@ def test_lines_may_be_texts_of_their_own(tmp_path: Path) -> None:
     assert len(own(load(tmp_path, rows="lines", steps=80), 2)[1]) == 12  # 89 characters, two rows
 
 
+def noted(data: Data) -> str:
+    """Return the note on roles that are left out, without the path."""
+    found = [note for note in data.notes if "are left out" in note]
+    return found[0].partition(": ")[2] if found else ""
+
+
 def test_short_and_empty_roles_are_left_out(tmp_path: Path) -> None:
     text = TEXT.replace("    Two lines!", "     ")
     write_plays(tmp_path / "shakespeare", text)
     found = {least: load(tmp_path, min_lines=least).train_groups for least in (2, 4)}
     counts = {least: len(set(() if own is None else own)) for least, own in found.items()}
     assert counts == {2: 3, 4: 2}
+    why = "have no text in one half of their lines"
+    assert noted(load(tmp_path, min_lines=2)) == f"roles that {why} are left out: 1"
+    assert not noted(load(tmp_path, min_lines=4))
 
 
 def test_peers_are_roles_or_drawn(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ def test_labels_are_the_next_known_words(tmp_path: Path) -> None:
 
 def test_unknown_words_are_no_labels(tmp_path: Path) -> None:
     data = load(write_plays(tmp_path / "shakespeare").parent, vocabulary=5, steps=4)
+    assert any(
+        "roles that have no known word" in note and note.endswith("left out: 1")
+        for note in data.notes
+    )
     assert set(data.train_labels.ravel()) == {0, 1, IGNORED}
     assert {2, 3} <= set(data.train_inputs.ravel()) <= {0, 1, 2, 3, 4}
     assert (data.train_labels != IGNORED).any(1).all()
