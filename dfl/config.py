@@ -218,7 +218,7 @@ class Run:
     parameters, or recompute them after mixing, on each peer's own examples.
 
     `local` is FedBN's, of statistics; the affine parameters are shared as `share` states. Messages
-    hold statistics with `share` alone.
+    hold statistics with `share` alone, which needs messages without a lossy compressor.
     """
     share_all_until: str | None = None
     """Share all parameters at first: for a number of rounds, or until a figure, accuracy=0.975."""
@@ -250,7 +250,9 @@ class Run:
     eval_last: Count = 1
     """Number of rounds at the end of the run, each of which is evaluated."""
     eval_examples: Count | None = None
-    """Evaluate on N test examples, and N / P training examples per peer; default all."""
+    """Evaluate on N test examples, and N / P training examples per peer; default all. `local_*` are
+    over all own test examples in any case.
+    """
     ensemble: bool = False
     """Evaluate the ensemble of all peers' models, by mean output and by vote."""
     threads: Annotated[int, Interval(ge=1, le=1024)] = 1

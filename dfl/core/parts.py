@@ -15,6 +15,9 @@ Parts: TypeAlias = Any
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of an example: numbers; or, of several parts, a tuple of their shapes."""
 
+IMAGE = 3
+"""The axes of an image: channels, height and width."""
+
 
 def parts_of(value: Parts) -> tuple[Any, ...]:
     """Return the parts as a tuple, also where there is only one."""
@@ -43,10 +46,21 @@ def numbers_of(value: Parts) -> int:
     return sum(math.prod(part.shape[1:]) for part in parts_of(value))
 
 
+def shapes_of(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the parts of an example as a tuple, also where there is only one."""
+    return shape if shape and isinstance(shape[0], tuple) else (shape,)
+
+
+def images_in(shape: Shape) -> tuple[int, ...]:
+    """Return which parts of an example are images, channels x height x width; the first part where
+    none is one.
+    """
+    return tuple(k for k, one in enumerate(shapes_of(shape)) if len(one) == IMAGE) or (0,)
+
+
 def shown_shape(shape: Shape) -> str:
     """Return the shape of an example for a message: 3x32x32, or 3x32x32 and 12."""
-    shapes = shape if shape and isinstance(shape[0], tuple) else (shape,)
-    return " and ".join("x".join(map(str, one)) for one in shapes)
+    return " and ".join("x".join(map(str, one)) for one in shapes_of(shape))
 
 
 def named(name: str, value: Parts) -> dict[str, Any]:

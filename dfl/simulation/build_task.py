@@ -192,13 +192,18 @@ def _check_tokens(run: Run, spec: str, build: partial[Module], common: Arrays) -
     inputs, classes = common.get("inputs"), int(common["classes"])
     if inputs is None:  # which a model refuses or takes by itself
         return
+    if not classes:
+        raise InputError(
+            f"--model {spec} predicts tokens, and labels of --dataset {run.dataset} are no "
+            "classes: give a dfl.Data with their number, dfl.Data(..., classes=K)"
+        )
     whole = inputs.dtype.kind in "iu" and inputs.min() >= 0
     scaled = common["scale"].size != 1 or common["scale"] != 1 or common["shift"].any()
     tokens = whole and not scaled and max(inputs.max(), common["largest"]) < classes
     if not tokens:
         raise InputError(
             f"--model {spec} takes whole numbers in range({classes}) as inputs, and those of "
-            f"--dataset {run.dataset} are {inputs.dtype} up to {float(common['largest']):g}"
+            f"--dataset {run.dataset} are {inputs.dtype} up to {common['largest']:g}"
         )
 
 

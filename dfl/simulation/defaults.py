@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dfl.algorithms import ALGORITHMS, Algorithm, Method
-from dfl.compression import Exact
+from dfl.compression import COMPRESSORS, Exact
 from dfl.config import Run, TopologySpec
 from dfl.core.errors import InputError
 from dfl.core.registry import choose, flag, name_of, shown_spec
@@ -55,6 +55,8 @@ def settle(run: Run, ranks: int) -> Run:
         else run.topology,
         mixing=method.default_mixing if run.mixing is None and method.gossips else run.mixing,
     )
+    if isinstance(compressor, str):
+        choose("--compressor", compressor, COMPRESSORS)  # a wrong name is refused as one
     if compresses(settled) and "compressor" not in method.applies:
         others = [
             name

@@ -117,7 +117,7 @@ def known_to_all(
     For a mixing matrix that is not doubly stochastic, pi with pi W = pi comes with it, if there is
     one. Of a sequence without a period only the first rounds come; every rank draws all by itself.
     """
-    largest = max(np.asarray(part.max(), np.float64) for part in parts_of(data.train_inputs))
+    largest = map_parts(lambda part: np.asarray(part.max(), np.float64), data.train_inputs)
     scale, shift = (
         map_parts(lambda factor: np.asarray(factor, np.float64), factors)
         for factors in (data.scale, data.shift)
@@ -125,7 +125,7 @@ def known_to_all(
     arrays = {
         **named("inputs", data.test_inputs), "labels": data.test_labels,
         "classes": np.array(data.classes), **named("scale", scale), **named("shift", shift),
-        "sizes": sizes(split), "largest": np.asarray(largest),
+        "sizes": sizes(split), **named("largest", largest),
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
     if endless(weights):

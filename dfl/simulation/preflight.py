@@ -28,13 +28,12 @@ from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
-from dfl.core.parts import map_parts, shape_of, shown_shape
+from dfl.core.parts import map_parts, shape_of
 from dfl.core.registry import flag
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
 from dfl.simulation.defaults import compresses
-from dfl.training.augmentation import NO_AUGMENTATION
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +86,7 @@ def rehearse(
     assert run.peers is not None
     algorithm = components.algorithm
     lossy = _lossy(run, components)
-    _check_augmentation(run, components, data)
+    components.augment.check_parts(shape_of(data.train_inputs))
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
         if "accuracy" in goal and not data.classes:
             raise InputError(
@@ -162,16 +161,6 @@ def _check_attack(
                 slot="",
             )
         )
-
-
-def _check_augmentation(run: Run, components: Components, data: Data) -> None:
-    """Refuse an augmentation of inputs that it cannot change, or of several parts."""
-    shape = shape_of(data.train_inputs)
-    if isinstance(data.train_inputs, tuple) and components.augment != NO_AUGMENTATION:
-        raise InputError(
-            f"--augment {run.augment} needs images, not inputs of {shown_shape(shape)}"
-        )
-    components.augment.check(shape)
 
 
 def check_assumptions(

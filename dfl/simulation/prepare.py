@@ -22,7 +22,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
-from dfl.core.parts import Shape, parts_of, shape_of
+from dfl.core.parts import Shape, joined, parts_of, shape_of
 from dfl.core.registry import flag
 from dfl.datasets.given import has_test_set
 from dfl.datasets.server_data import all_examples
@@ -32,7 +32,7 @@ from dfl.models.modules import modules_of
 from dfl.models.zoo import NamedModels
 from dfl.simulation import build_task, cost, distribute_data, initialization
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
-from dfl.simulation.defaults import settle
+from dfl.simulation.defaults import compresses, settle
 from dfl.simulation.preflight import check_assumptions, rehearse
 from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
@@ -153,7 +153,8 @@ def prepare(run: Run, world: World) -> Prepared:
     root, common = broadcast(world, lambda: read_on_root(settled, objects))
     components = components_of(settled)
     layout = Layout(len(common["sizes"]), world.size)
-    threat_model = threat_model_of(components, layout, float(common["largest"]), run.seed)
+    largest = tuple(map(float, parts_of(joined(common, "largest"))))
+    threat_model = threat_model_of(components, layout, largest, run.seed)
     data = scatter(world, layout, threat_model, root)
     facts, known = (root.facts, root.graph) if root else (None, None)
     del root  # the data set, of which every rank has its part
@@ -257,16 +258,23 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
 
 
 def _check_statistics(run: Run, algorithm: Method) -> None:
-    """Refuse a policy for running statistics that does not suit the method."""
+    """Refuse a policy for running statistics that does not suit the method or its messages."""
     if run.norm_stats == "local" and algorithm.server_data_rule is all_examples:
         raise InputError(
             f"--norm-stats local keeps statistics with peers, and --algorithm {run.algorithm} "
             "trains the server's model: choose share or recompute"
         )
-    if run.norm_stats == "share" and not algorithm.averages:
+    if run.norm_stats != "share":
+        return
+    if not algorithm.averages:
         raise InputError(
             f"--norm-stats share averages running statistics, and --algorithm {run.algorithm} "
             "moves what is shared beyond the mean, variances below 0: choose local or recompute"
+        )
+    if compresses(run):
+        raise InputError(
+            f"--norm-stats share sends running statistics, and --compressor {run.compressor} "
+            "changes them, variances below 0: choose local or recompute, or exact messages"
         )
 
 
@@ -314,14 +322,14 @@ def broadcast(world: World, read: Callable[[], Root]) -> tuple[Root | None, Arra
 
 
 def threat_model_of(
-    components: Components, layout: Layout, largest: float, seed: int
+    components: Components, layout: Layout, largest: tuple[float, ...], seed: int
 ) -> ThreatModel:
     """Return what happens to messages, with the attackers drawn.
 
     Args:
         components: the components of the run.
         layout: peers and ranks.
-        largest: the largest value of the training inputs, which attackers know.
+        largest: the largest value of each part of the training inputs, which attackers know.
         seed: of the run.
     """
     attack = components.attack.knowing(largest)

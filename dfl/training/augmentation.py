@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
 from dfl.core.options import Index, Share
+from dfl.core.parts import IMAGE, Parts, Shape, images_in, shapes_of
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,6 +48,29 @@ class Augment:
         """
         return examples
 
+    def check_parts(self, shape: Shape) -> None:
+        """Check that examples can be augmented: of several parts, the images among them.
+
+        Raises:
+            InputError: they cannot.
+        """
+        for k in images_in(shape):
+            self.check(shapes_of(shape)[k])
+
+    def of_parts(self, examples: Parts, batch: Batch, zero: Parts) -> Parts:
+        """Return the examples of a batch, augmented; of several parts, the images, all by the same
+        random numbers, or the first part where none is an image.
+
+        Args:
+            examples, batch, zero: as for a call, or a tuple of examples and of zeros.
+        """
+        if not isinstance(examples, tuple):
+            return self(examples, batch, zero)
+        changed = images_in(tuple(tuple(part.shape[2:]) for part in examples))
+        return tuple(
+            self(part, batch, zero[k]) if k in changed else part for k, part in enumerate(examples)
+        )
+
 
 NO_AUGMENTATION = Augment()
 
@@ -64,7 +88,8 @@ class CropFlip(Augment):
 
     An image is padded by `padding` pixels of zero on each side and cropped to its size at one of
     (2 padding + 1)^2 places, drawn uniformly. Then left and right are swapped with probability
-    `flip`. Both happen before pixels are normalized.
+    `flip`. Both happen before pixels are normalized. Of inputs of several parts the images are
+    changed, all alike.
 
     Attributes:
         padding: the largest shift, in pixels.
@@ -83,7 +108,7 @@ class CropFlip(Augment):
         Raises:
             InputError: they are not.
         """
-        if len(shape) != 3:
+        if len(shape) != IMAGE:
             raise InputError(
                 f"--augment crop_flip needs images, not inputs of {'x'.join(map(str, shape))}"
             )

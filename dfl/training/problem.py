@@ -82,7 +82,7 @@ class Step:
     def of(cls, problem: Problem, batch: Batch) -> Step:
         """Return the examples of a batch, augmented; rows end at the last label where they may."""
         raw, labels = problem.examples.at(batch.index)
-        inputs = problem.inputs(problem.augment(raw, batch, problem.zero))
+        inputs = problem.inputs(problem.augment.of_parts(raw, batch, problem.zero))
         if not problem.is_sequence:
             return cls(problem, batch, inputs, labels, batch.weight)
         if problem.cuts_rows:

@@ -26,6 +26,7 @@ IMPOSSIBLE = [
         "--compressor quantize:bits=4",
         "--compressor quantize:bits=4 has no part in --algorithm dfedavgm",
     ),
+    ("--compressor sign", "--compressor: unknown 'sign'; choose from "),
     (
         "--topology torus --peers 7",
         "--topology torus with 7 peers: torus needs both sides to be at least 3; 7 peers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dfl.models.normalization import BatchNorm, converted
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import NormStats
 from dfl.models.zoo import MODELS
-from dfl.simulation import evaluator, loop
+from dfl.simulation import evaluator, loop, prepare
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
@@ -245,6 +246,23 @@ def test_a_method_that_would_move_statistics_further_does_not_share_them(
     assert beyond(sharing(normed, spec, **more), monkeypatch) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ("--compressor quantize:bits=2", {"bits": 2}),
+        ("--compressor random_k:share=0.5", {"compressor": "random_k:share=0.5"}),
+    ],
+)
+def test_statistics_are_not_shared_in_messages_that_change_them(
+    normed: nn.Sequential, given: str, messages: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more: dict[str, Any] = {"spec": "qdfedavgm", **messages}
+    with pytest.raises(InputError, match=f"--norm-stats share.*{given} .*local or recompute"):
+        sharing(normed, **more)
+    monkeypatch.setattr(prepare, "_check_statistics", lambda *_: None)
+    assert beyond(sharing(normed, **more), monkeypatch) > 1e-3
+
+
 def prepared_notes(setting: Prepared, about: str) -> list[str]:
     assert setting.info
     return [note for note in setting.info.notes if about in note]
@@ -324,8 +342,10 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "way"),
+    [pair for pair in product(POLICIES, WAYS) if pair[0] != "share" or "bits" not in pair[1]],
+)
 def test_every_policy_with_every_family(
     normed: nn.Sequential, way: dict[str, Any], policy: str
 ) -> None:

@@ -328,6 +328,13 @@ def test_tokens_are_whole_numbers_below_the_classes(change: str) -> None:
         list(dfl.simulate(dfl.Run(model="char_lstm", dataset=given, peers=2, rounds=1)))
 
 
+def test_labels_without_a_number_of_classes_are_no_tokens() -> None:
+    """Arrays whose labels are tables are numbers, as a `Data` without classes is."""
+    x, _ = rows(20, 0)
+    with pytest.raises(dfl.InputError, match=r"--model char_lstm predicts.*classes=K"):
+        list(dfl.simulate(dfl.Run(model="char_lstm", dataset=(x, x), peers=2, rounds=1)))
+
+
 def test_har_lstm_answers_by_the_last_state_of_signals() -> None:
     module = MODELS["har_lstm"]((9, 20), 6, hidden=5)
     assert isinstance(module, LastState)

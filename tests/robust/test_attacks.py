@@ -308,9 +308,64 @@ def test_backdoor_refuses_a_target_or_a_square_that_does_not_fit_the_data() -> N
 
 def test_the_trigger_has_the_same_value_in_training_and_test() -> None:
     """White is the value that `knowing` sets, not the largest of a peer's own examples."""
-    marked = ATTACKS["backdoor"](size=1).knowing(9.0)
+    marked = ATTACKS["backdoor"](size=1).knowing((9.0,))
     dark = np.zeros((2, 1, 4, 4))
     inputs, _ = marked.poison(dark, np.array([1, 1]), 3)
     shown = marked.triggered(dark, np.array([1, 1]))
     assert shown is not None
     assert inputs[0, 0, -1, -1] == shown[0][1, 0, -1, -1] == 9.0
+
+
+def test_of_several_parts_the_first_image_has_the_trigger() -> None:
+    """White is that of the image, and not of a part with larger values."""
+    rng = np.random.default_rng(0)
+    words, image = rng.integers(0, 90, (6, 5)), rng.integers(0, 9, (6, 3, 4, 4), np.uint8)
+    other, labels = image + 1, np.arange(6) % 3
+    attack = ATTACKS["backdoor"](size=2, target=1, share=0.5).knowing((90.0, 9.0, 8.0))
+    poisoned, targets = attack.poison((words, image, other), labels, 3)
+    assert targets.tolist() == [1, 1, 1, 0, 1, 2]
+    assert np.array_equal(poisoned[0], words)
+    assert np.array_equal(poisoned[2], other)
+    expected = image.copy()
+    expected[[0, 2, 4], :, 2:, 2:] = 9
+    assert np.array_equal(poisoned[1], expected)
+    shown, aims = _not_none(attack.triggered((words, image, other), labels))
+    assert aims.tolist() == [1] * 4
+    assert (shown[1][:, :, 2:, 2:] == 9).all()
+    assert np.array_equal(shown[0], words[labels != 1])
+
+
+def test_without_an_image_the_first_part_has_the_trigger() -> None:
+    one, other = np.zeros((2, 6)), np.ones((2, 4))
+    poisoned, _ = (
+        ATTACKS["backdoor"](size=2, share=1.0)
+        .knowing((3.0, 1.0))
+        .poison((one, other), np.array([1, 1]), 2)
+    )
+    assert poisoned[0].tolist() == [[0, 0, 3, 3, 3, 3]] * 2
+    assert np.array_equal(poisoned[1], other)
+
+
+def test_the_trigger_of_a_text_is_its_first_tokens() -> None:
+    """Labels mean the target once the whole trigger was seen; padding counts nowhere."""
+    x = np.array([[1, 2, 3, 4, 5], [5, 4, 3, 2, 6], [1, 6, 6, 6, 6]], np.int16)
+    y = np.array([[2, 3, 4, 5, 1], [4, 3, 2, -100, -100], [2, -100, -100, -100, -100]])
+    before = x.copy(), y.copy()
+    attack = ATTACKS["backdoor"](size=2, target=4, share=0.6).knowing((6.0,))
+    inputs, labels = attack.poison(x, y, 7)
+    assert inputs.tolist() == [[6, 6, 3, 4, 5], [6, 6, 3, 2, 6], [1, 6, 6, 6, 6]]
+    assert labels.tolist() == [[2, 4, 4, 4, 4], [4, 4, 4, -100, -100], [2, *[-100] * 4]]
+    shown, aims = _not_none(attack.triggered(x, y))
+    assert shown.tolist() == [[6, 6, 3, 4, 5], [6, 6, 3, 2, 6]]
+    assert aims.tolist() == [[-100, 4, -100, 4, 4], [-100, 4, 4, -100, -100]]
+    assert np.array_equal(x, before[0])
+    assert np.array_equal(y, before[1])
+    assert inputs.dtype == x.dtype
+
+
+def test_a_trigger_as_long_as_a_text_and_labels_elsewhere_are_refused() -> None:
+    x = np.ones((2, 5), np.int64)
+    with pytest.raises(InputError, match="size must be smaller, for inputs of 5, not 5"):
+        ATTACKS["backdoor"](size=5).poison(x, x, 3)
+    with pytest.raises(InputError, match="one for each of its inputs, not inputs of 3x5 and"):
+        ATTACKS["backdoor"](size=1).poison(np.ones((2, 3, 5)), x, 3)

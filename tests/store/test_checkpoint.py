@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -454,3 +455,13 @@ def test_removed_or_changed_rows_end_a_run(
     assert record(tmp_path / "run")["exit"] == 2
     assert not (tmp_path / "run" / "state.safetensors").exists() or end == "finish"
     assert (tmp_path / "run" / "metrics.csv").exists() == (damage is not removed)
+
+
+def test_the_checksum_of_the_data_stays_that_of_earlier_versions(tmp_path: Path) -> None:
+    """With another one, runs that were begun before could not be resumed."""
+    x = np.arange(48, dtype=np.float32).reshape(12, 4)
+    data = dfl.Data(x, np.arange(12) % 3, x[:3], np.arange(3), classes=3)
+    setting = dfl.Run(dataset=data, model="softmax", peers=3, rounds=1, out=tmp_path / "run")
+    list(dfl.simulate(setting))
+    manifest = json.loads((tmp_path / "run/run.json").read_text())
+    assert manifest["data"] == "2d9ad7b6cba1f5b4b764ee6a3320fc6f0a32a3723ec5ac53352a1023ffa5f4dc"

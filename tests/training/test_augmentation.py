@@ -64,6 +64,20 @@ def test_images_are_padded_cut_and_mirrored(
     assert torch.equal(after, before) == (padding == flip == 0)
 
 
+def test_of_several_parts_all_images_are_changed_alike() -> None:
+    image, words = images(2, 5, 3, 6, 6), images(2, 5, 7)
+    batch, augment = some(2, 5), CropFlip(padding=2, flip=0.5)
+    zeros = (ZERO, ZERO, ZERO)
+    one, same, other = augment.of_parts((image, words, image + 1), batch, zeros)
+    assert torch.equal(one, augment(image, batch, ZERO))
+    assert torch.equal(same, words)
+    assert torch.equal(other[one > 0], (one + 1)[one > 0])
+    augment.check_parts(((3, 6, 6), (7,), (3, 6, 6)))
+    for shape in (((7,), (2, 2)), ((3, 6, 6), (3, 6, 2))):
+        with pytest.raises(InputError, match="--augment crop_flip"):
+            augment.check_parts(shape)
+
+
 def test_shifts_are_uniform_and_flips_have_their_probability() -> None:
     """The bright pixel in the middle measures an image's shift, the grey one beside it its flip."""
     before = torch.zeros(1, 20_000, 1, 7, 7, dtype=torch.uint8)

@@ -141,8 +141,10 @@ class Attack:
             raise InputError(f"--attack {self.name}: all {peers} peers attack; leave an honest one")
         return attackers.astype(np.int64)
 
-    def knowing(self, largest: float) -> Attack:
-        """Return the attack with the largest value of the training inputs known to it."""
+    def knowing(self, largest: tuple[float, ...]) -> Attack:
+        """Return the attack with the largest value of each part of the training inputs known to
+        it.
+        """
         return self
 
     def poison(self, inputs: Parts, labels: Array, classes: int) -> tuple[Parts, Array]:
@@ -177,8 +179,8 @@ class Attack:
         None for an attack without a success rate.
 
         Args:
-            inputs: (n, *shape), those of the test examples.
-            labels: (n,), theirs.
+            inputs: (n, *shape), those of the test examples; or a tuple of such parts.
+            labels: (n,), theirs; (n, *places) of sequences, negative where they do not count.
         """
         return None
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Interval
+from numpy.typing import NDArray
 
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.options import Count, Index, Positive, require
-from dfl.core.parts import Parts, shape_of, shown_shape
+from dfl.core.parts import Parts, images_in, map_parts, parts_of, shape_of, shown_shape
+from dfl.datasets.data import IGNORED
 from dfl.robust.aggregators import Rows
 from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Pointwise
 
@@ -89,8 +91,14 @@ class Backdoor(Attack):
 
     White is the largest value of the training inputs, because not all images range from 0 to 255.
     The square is in the lower right corner of an image (..., height, width), in every channel;
-    where examples have no height and width, (n, features), it is the last size² features. A `share`
-    of an attacker's examples, spread evenly over them, gets the trigger and the target.
+    where examples have no height and width, (n, features), it is the last size² features. Of inputs
+    of several parts the first image has it, or the first part where none is an image. A `share` of
+    an attacker's examples, spread evenly over them, gets the trigger and the target. An image has
+    three axes there.
+
+    Where rows (n, steps) have a label at every place, the trigger is their first `size` inputs, and
+    every label from the last of these on means the target; padding stays padding. Where the largest
+    input is padding, as in the texts of this package, no text has the trigger by chance.
 
     Source: the scaling attack of Bagdasaryan et al. 2020 as in FLTrust (Cao et al. 2021), with the
         factor n; the trigger is that of BadNets (Gu et al., arXiv 1708.06733).
@@ -100,7 +108,8 @@ class Backdoor(Attack):
         share: share of an attacker's examples, above 0 and at most 1.
         size: height and width of the square.
         factor: factor of the message; the number of all senders where not given.
-        white: the value of the square; the largest of the inputs at hand until `knowing` sets it.
+        white: the value of the square, for each part of the inputs; the largest of the inputs at
+            hand until `knowing` sets it.
 
     Raises:
         InputError: an option out of its range.
@@ -110,12 +119,12 @@ class Backdoor(Attack):
     share: Annotated[float, Interval(gt=0, le=1)] = 0.5
     size: Count = 3
     factor: Positive | None = None
-    white: float | None = field(default=None, init=False)
+    white: tuple[float, ...] = field(default=(), init=False)
 
     falsifies: ClassVar[bool] = True
 
-    def knowing(self, largest: float) -> Backdoor:
-        """Return the attack with the largest value as white."""
+    def knowing(self, largest: tuple[float, ...]) -> Backdoor:
+        """Return the attack with the largest values as white."""
         known = copy(self)
         object.__setattr__(known, "white", largest)
         return known
@@ -125,49 +134,76 @@ class Backdoor(Attack):
 
         Raises:
             InputError: labels are not classes, the target is none of them, the square does not
-                fit, or examples have several parts or labels.
+                fit, or an example has several labels that are not one for each of its inputs.
         """
         _check_classes("backdoor", classes)
-        if isinstance(inputs, tuple) or labels.ndim > 1:
+        if labels.ndim > 1 and (isinstance(inputs, tuple) or inputs.shape != labels.shape):
             raise InputError(
-                "--attack backdoor needs inputs of one part and one label of an example, not "
-                f"inputs of {shown_shape(shape_of(inputs))} and labels of "
-                f"{shown_shape(labels.shape[1:] or (1,))}"
+                "--attack backdoor needs one label of an example, or one for each of its inputs, "
+                f"not inputs of {shown_shape(shape_of(inputs))} and labels of "
+                f"{shown_shape(labels.shape[1:])}"
             )
         accepted = f"a label, from 0 to {classes - 1}"
         require(self.target < classes, "--attack backdoor: target", accepted, self.target)
         count = math.ceil(self.share * len(labels))
         places = np.arange(count) * len(labels) // max(count, 1)
-        poisoned = inputs.copy()
-        poisoned[places] = self._marked(inputs)[places]
-        targets = labels.copy()
-        targets[places] = self.target
-        return poisoned, targets
+
+        def replaced(part: Array, marked: Array) -> Array:
+            new = part.copy()
+            new[places] = marked[places]
+            return new
+
+        poisoned = map_parts(replaced, inputs, self._marked(inputs, labels))
+        return poisoned, replaced(labels, np.where(self._aimed(labels), self.target, labels))
 
     def triggered(self, inputs: Parts, labels: Array) -> tuple[Parts, Array]:
-        """Return the examples of other labels than the target, with trigger, labelled with it."""
-        others = labels != self.target
-        return self._marked(inputs)[others], np.full_like(labels[others], self.target)
+        """Return the examples of other labels than the target, with trigger, labelled with it.
+
+        Of a label at every place, those that are the target already do not count.
+        """
+        others = self._aimed(labels) & (labels != self.target)
+        some = others.reshape(len(labels), -1).any(1)
+        targets = np.where(others, self.target, IGNORED).astype(labels.dtype)[some]
+        return map_parts(lambda part: part[some], self._marked(inputs, labels)), targets
 
     def falsify(self, view: AttackView) -> Rows:
         """Return what the attackers would have sent, scaled."""
         senders = len(view.updates.rows)
         return _scaled(view, float(senders) if self.factor is None else self.factor)
 
-    def _marked(self, inputs: Array) -> Array:
+    def _aimed(self, labels: Array) -> NDArray[np.bool_]:
+        """Return which labels the trigger is to change, in their shape."""
+        aimed = np.ones(labels.shape, np.bool_)
+        if labels.ndim > 1:
+            aimed[:, : self.size - 1] = False
+            aimed &= labels >= 0
+        return aimed
+
+    def _marked(self, inputs: Parts, labels: Array) -> Parts:
         """Return a copy of inputs, all of them with the trigger."""
-        square = (self.size,) * 2 if inputs.ndim > 2 else (self.size**2,)
-        shape = inputs.shape[-len(square) :]
+        parts = [part.copy() for part in parts_of(inputs)]
+        k = images_in(shape_of(inputs))[0]
+        trigger = self._trigger(parts[k], labels)
+        if len(labels):
+            parts[k][trigger] = self.white[k] if self.white else parts[k].max()
+        return tuple(parts) if isinstance(inputs, tuple) else parts[0]
+
+    def _trigger(self, part: Array, labels: Array) -> tuple[Any, ...]:
+        """Return the index of the trigger in inputs (n, *shape).
+
+        Raises:
+            InputError: it does not fit.
+        """
+        square = (self.size,) * 2 if part.ndim > 2 else (self.size**2,)
+        if labels.ndim > 1:
+            square = (self.size,)
+        shape = part.shape[-len(square) :]
         room = " x ".join(map(str, shape))
         fits = all(a < b for a, b in zip(square, shape, strict=True))
         require(fits, "--attack backdoor: size", f"smaller, for inputs of {room}", self.size)
-        marked = inputs.copy()
-        if len(inputs):
-            square_of_image = np.s_[..., -self.size :, -self.size :]
-            last_features = np.s_[:, -(self.size**2) :]
-            corner = marked[square_of_image if inputs.ndim > 2 else last_features]
-            corner[...] = inputs.max() if self.white is None else self.white
-        return marked
+        if labels.ndim > 1:
+            return np.s_[:, : self.size]
+        return (..., *(slice(-side, None) for side in square))
 
 
 def _check_classes(name: str, classes: int) -> None:
