@@ -48,21 +48,16 @@ def weighted_sum(weights: csr_array, *rows: Tensor) -> Tensor:
 
 
 def _on_processor(weights: csr_array, parts: Sequence[np.ndarray]) -> np.ndarray:
-    dtype = parts[0].dtype
-    # weights.astype(...) would sort the columns, and the order of a sum would depend on ranks.
-    matrix = csr_array(
-        (weights.data.astype(dtype), weights.indices, weights.indptr), shape=weights.shape
-    )
-    if len(parts) == 1:
-        return np.asarray(matrix @ parts[0])
-    if not matrix.has_sorted_indices:
-        return np.asarray(matrix @ np.concatenate(parts))
-    # What @ does, but one part after the other: together they would be copied.
-    total = np.zeros((weights.shape[0], parts[0].shape[1]), dtype)
+    if (n := sum(map(len, parts))) != weights.shape[1]:
+        raise ValueError(f"{n} rows for weights of {weights.shape[1]}")
+    if len(parts) > 1 and not weights.has_sorted_indices:
+        parts = [np.concatenate(parts)]
+    # What @ does, without its checks, and one part after the other: together they would be copied.
+    total = np.zeros((weights.shape[0], parts[0].shape[1]), parts[0].dtype)
     first = 0
     for part in parts:
-        some = matrix[:, first : first + len(part)]
-        own = (some.indptr, some.indices, some.data)
+        some = weights if len(parts) == 1 else weights[:, first : first + len(part)]
+        own = (some.indptr, some.indices, some.data.astype(part.dtype))
         csr_matvecs(*some.shape, total.shape[1], *own, part.ravel(), total.ravel())
         first += len(part)
     return total

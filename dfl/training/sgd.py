@@ -88,7 +88,7 @@ def _descend(
         if momentum is None:
             v = {name: torch.zeros_like(value) for name, value in y.items()}
         else:
-            v = {name: m.mul_(-unit) for name, m in layout.take(momentum, group).items()}
+            v = {name: m * -unit for name, m in layout.some(momentum, group).items()}
         last = v
         begin = layout.some(x, group) if problem.solver.prox_mu else {}
         start = {name: value for name, value in begin.items() if name in layout.shared_parameters}
@@ -178,12 +178,14 @@ def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     """
     g = {name: torch.zeros_like(y[name]) for name in names}
     update_velocity(g, y, step, -1.0)
-    squares = torch.stack([each.flatten(1).double().square().sum(1) for each in g.values()])
+    doubles = (each.flatten(1).to(torch.float64, copy=True) for each in g.values())
+    squares = torch.stack([each.square_().sum(1) for each in doubles])
     factor = step.problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
     factor = factor.to(step.problem.dtype)
     statistics = {name: y[name].clone() for name in step.problem.parameter_layout.statistics}
     ascended = {
-        name: y[name] + each * factor.view(-1, *[1] * (each.dim() - 1)) for name, each in g.items()
+        name: each.mul_(factor.view(-1, *[1] * (each.dim() - 1))).add_(y[name])
+        for name, each in g.items()
     }
     return y | statistics | ascended
 

@@ -40,3 +40,18 @@ def test_the_whole_is_the_product() -> None:
     rows = torch.from_numpy(rng.standard_normal((8, 3)))
     wanted = torch.from_numpy(weights.toarray()) @ rows
     torch.testing.assert_close(weighted_sum(weights, rows[:2], rows[2:]), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sum_has_the_bits_of_scipy_s_product(dtype: type[np.floating]) -> None:
+    rng = np.random.default_rng(1)
+    weights = csr_array(random_array((7, 9), density=0.6, rng=rng)).astype(dtype)
+    rows = rng.standard_normal((9, 33)).astype(dtype)
+    found = weighted_sum(weights, torch.from_numpy(rows)).numpy()
+    np.testing.assert_array_equal(found, weights @ rows)
+
+
+@pytest.mark.parametrize("rows", [7, 9])
+def test_rows_that_are_not_those_of_the_weights_are_refused(rows: int) -> None:
+    with pytest.raises(ValueError, match=f"{rows} rows for weights of 8"):
+        weighted_sum(csr_array(np.ones((2, 8))), torch.ones(rows, 3))

@@ -68,7 +68,7 @@ class MomentumTracking(Algorithm[State]):
         """Train with corrected momentum, average the models, and average the momenta."""
         x, u, c = state.x, state.u, state.c
         z, v = task.train_with_momentum(x, u - c, net.t, correction=(task.momentum - 1) * c)
-        step = z - x
+        step = z.sub_(x)
         y = step / -task.reach(net.t)
         own = (c + y).sub_(net.exchange(y, slot="y").average())
         return State(net.exchange(x).average().add_(step), v.add_(c), own)
