@@ -1,13 +1,21 @@
 """A run agrees with the paper's equations on dense matrices."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import dfl
 from dfl.comm.exchange import Net
+from dfl.comm.mpi import World
 from dfl.simulation.initialization import start
+from dfl.simulation.prepare import prepare
+from dfl.training.sgd import sgd as train
+from tests.mpi.layouts import MODEL
 from tests.support.quadratic import H, centres, final, quadratic, spread, states
+from tests.support.sequences import pictures_and_words, sequences
 
 GRAPHS = (
     "ring",
@@ -41,6 +49,32 @@ def test_dfedavgm_is_w_times_sgd(topology: str, momentum: float) -> None:
     for t in range(15):
         X = dense(setting, t) @ sgd(X, centres(setting), lr=0.1, momentum=momentum, steps=3)
     assert torch.allclose(final(setting, 15), X, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"model": "char_lstm:hidden=6,embedding=3", "dataset": sequences()}, "last"),
+        ({"model": "vqa:width=5", "dataset": pictures_and_words()}, "head.*"),
+        ({"model": f"{MODEL}:normed", "norm_stats": "local", "examples_per_peer": 20}, "head:1"),
+        ({"model": f"{MODEL}:normed", "norm_stats": "share", "examples_per_peer": 20}, "all"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["dfedavgm", "qdfedavgm"])
+def test_models_of_sequences_of_parts_and_with_statistics_are_mixed_alike(
+    settings: dict[str, Any], share: str, algorithm: str
+) -> None:
+    """X = W @ sgd(X) in what is shared; the rest, and statistics of one's own, stay."""
+    run = dfl.Run(**settings, algorithm=algorithm, share=share, peers=6, topology="star", rounds=3)
+    setting = prepare(run, World())
+    s = setting.task.parameter_layout.shared
+    x = first = final(setting, 0)
+    for t in range(3):
+        z = train(x, setting.task, t)
+        x = torch.cat([(dense(setting, t) @ z[:, :s].double()).float(), z[:, s:]], 1)
+    assert torch.allclose(final(setting, 3), x, atol=1e-5)
+    assert (x - first).abs().max() > 1e-2
+    assert bool((x[0] != x[1]).any())
 
 
 @pytest.mark.parametrize("topology", ["ring", "star", "exponential"])

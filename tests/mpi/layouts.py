@@ -113,6 +113,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield from links()
     yield from drawn_graphs()
     yield from kinds()
+    yield from workloads()
     yield "objects", small(**given())
     yield "model-file", setting(1, model=f"{MODEL}:build:width=4", bits=4, peers=5)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
@@ -366,6 +367,43 @@ def kinds() -> Iterator[tuple[str, dfl.Run]]:
         )
 
 
+def workloads() -> Iterator[tuple[str, dfl.Run]]:
+    """Yield runs of a recurrent, a two-input and a normalised model: with shared parts, messages of
+    few bits, losses, attacks on examples and on messages, and robust rules.
+    """
+    models: dict[str, tuple[dict[str, object], str]] = {
+        "recurrent": (
+            {"model": "char_lstm:hidden=6,embedding=3,layers=1", "dataset": sequences()},
+            "last",
+        ),
+        "two-input": ({"model": "vqa:width=5", "dataset": pictures_and_words()}, "head.*"),
+        "normed": ({"model": f"{MODEL}:normed", "norm_stats": "local"}, "head:1"),
+    }
+    trigger = "backdoor:fraction=0.2,size=2"
+    for label, (model, share) in models.items():
+        ways: dict[str, dict[str, object]] = {
+            "share": {"topology": "ring", "share": share, "share_all_until": "1", "bits": 3},
+            "server": {
+                "algorithm": "fedavg:fraction=0.6,stragglers=0.3", "attack": trigger, "bits": 6,
+                "share": share,
+            },
+            "faults": {
+                "topology": "one_peer_exponential", "bits": 4, "attack": "alie",
+                "faults": "link_loss:p=0.3+outage:p=0.2,length=2",
+            },
+            "rule": {
+                "topology": "regular:k=4", "aggregator": "trimmed_mean:f=1", "attack": trigger,
+                "engine": "batched",
+            },
+            "memory": {
+                "algorithm": "gradient_tracking", "topology": "ring", "attack": "label_flip",
+                "partition": "quantity:alpha=1",
+            },
+        }  # fmt: skip
+        for k, (way, values) in enumerate(ways.items()):
+            yield name("workload", label, way), setting(k, eval_examples=20, **model, **values)
+
+
 def attacks() -> Iterator[tuple[str, dfl.Run]]:
     """Yield runs of every attack with the mean and of every aggregator with an attack."""
     for k, attack in enumerate(ATTACKS):
@@ -431,12 +469,15 @@ def few(count: int = 8) -> list[tuple[str, dfl.Run]]:
 
 
 def methods() -> list[tuple[str, dfl.Run]]:
-    """Return the last run of every method: with a compressor where it compresses.
+    """Return the last run of every method, with a compressor where it compresses, and a run of each
+    workload.
 
     Those with models of two kinds have fewer peers than 16 ranks.
     """
-    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in runs()}
-    return [pair for name, pair in last.items() if name in ALGORITHMS]
+    works = [pair for pair in workloads() if pair[0].endswith("-rule")]
+    others = {label: run for label, run in runs() if not label.startswith("workload")}
+    last = {str(run.algorithm).partition(":")[0]: (label, run) for label, run in others.items()}
+    return [*(pair for name, pair in last.items() if name in ALGORITHMS), *works]
 
 
 PARTS: dict[str, Callable[[], Iterable[tuple[str, dfl.Run]]]] = {
@@ -445,6 +486,7 @@ PARTS: dict[str, Callable[[], Iterable[tuple[str, dfl.Run]]]] = {
     "odd": lambda: islice(runs(), 1, None, 2),
     "few": few,
     "methods": methods,
+    "workloads": workloads,
 }
 
 

@@ -14,15 +14,18 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dfl
+from dfl.comm.mpi import World
 from dfl.datasets.data import IGNORED, checked
 from dfl.models.zoo import MODELS
 from dfl.robust.attacks import ATTACKS
+from dfl.simulation.prepare import prepare
 from tests.support.sequences import (
     CLASSES,
     STEPS,
     Places,
     TwoParts,
     padded,
+    pictures_and_words,
     sequences,
     two_parts,
 )
@@ -206,7 +209,10 @@ def test_a_causal_model_alone_sees_no_padding_after_the_last_label(
         return out
 
     monkeypatch.setattr(type(module), "forward", recorded)
-    settings = {"model": module, "dataset": data, "engine": "loop", "batch_size": batch_size}
+    settings: dict[str, Any] = {
+        "model": module, "dataset": data, "engine": "loop", "batch_size": batch_size,
+        "lr": 0.1,  # at 0.3 steps of a transformer multiply rounding, up to 1e-7 from some starts
+    }  # fmt: skip
     short = figures(**settings)
     assert {3, STEPS} <= set(widths) <= ends
     monkeypatch.setattr(type(module), "causal", False)
@@ -254,6 +260,59 @@ def test_label_flip_leaves_padding_as_it_is() -> None:
     assert (flipped[y >= 0] == CLASSES - 1 - y[y >= 0]).all()
 
 
+def test_images_among_several_parts_are_mirrored() -> None:
+    """A run that mirrors every image is that on mirrored images."""
+    data = two_parts()
+    one, test = (
+        np.asarray(half[0])[:, None, None] for half in (data.train_inputs, data.test_inputs)
+    )
+    given = replace(
+        data, train_inputs=(one, data.train_inputs[1]), test_inputs=(test, data.test_inputs[1])
+    )
+    mirrored = replace(given, train_inputs=(one[..., ::-1].copy(), data.train_inputs[1]))
+    settings = {"model": TwoParts(), "rounds": 8, "eval_every": 1}
+    found = [
+        [row[1] for row in figures(dataset=dataset, augment=augment, **settings)]
+        for dataset, augment in ((given, "crop_flip:padding=0,flip=1"), (mirrored, "none"))
+    ]
+    assert found[0] == found[1]
+    assert found[0] != [row[1] for row in figures(dataset=given, **settings)]
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "size"),
+    [
+        (sequences, "char_lstm:hidden=12,embedding=4,layers=1", 1),
+        (pictures_and_words, "vqa:width=8", 2),
+    ],
+)
+def test_a_backdoor_works_in_texts_and_in_images_with_questions(
+    data: Callable[[], dfl.Data], model: str, size: int
+) -> None:
+    """The last model means the target by the trigger, and hardly where one example is poisoned."""
+    success = []
+    for share in (1.0, 1e-9):
+        run = dfl.Run(
+            model=model, dataset=data(), peers=4, rounds=30, eval_every=30, lr=0.2,
+            algorithm="fedavg", batch_size=8,
+            attack=f"backdoor:peers=1,size={size},target=2,factor=2,share={share}",
+        )  # fmt: skip
+        *_, last = dfl.simulate(run)
+        success.append(last["backdoor_success_mean"])
+    assert success[0] > 0.9
+    assert success[1] < 0.6
+
+
+def test_attackers_know_the_largest_value_of_every_part() -> None:
+    data = pictures_and_words()
+    run = dfl.Run(
+        model="vqa:width=8", dataset=data, peers=4, attack="backdoor:peers=1,size=2,target=2"
+    )
+    attack: Any = prepare(run, World()).network.threat_model.attack
+    assert attack.white == tuple(part.max() for part in data.train_inputs)
+    assert len(set(attack.white)) == 2
+
+
 def image_parts() -> dfl.Data:
     data = two_parts()
     image = np.zeros((60, 1, 8, 8), np.uint8)
@@ -266,9 +325,11 @@ def image_parts() -> dfl.Data:
 @pytest.mark.parametrize(
     ("data", "settings", "parts"),
     [
-        (image_parts, {"augment": "crop_flip"}, ["--augment crop_flip", "1x8x8 and 2x2"]),
-        (two_parts, {"attack": "backdoor:peers=1"}, ["--attack backdoor", "3 and 2x2"]),
-        (sequences, {"attack": "backdoor:peers=1"}, ["--attack backdoor", "labels of 6"]),
+        (two_parts, {"augment": "crop_flip"}, ["--augment crop_flip", "images", "inputs of 3"]),
+        (image_parts, {"augment": "crop_flip:padding=8"}, ["--augment crop_flip: padding", "8"]),
+        (sequences, {"augment": "crop_flip"}, ["--augment crop_flip", "images", "inputs of 6"]),
+        (two_parts, {"attack": "backdoor:peers=1,size=2"}, ["--attack backdoor: size", "of 3"]),
+        (sequences, {"attack": "backdoor:peers=1,size=6"}, ["--attack backdoor: size", "of 6"]),
         (two_parts, {"model": "mlp"}, ["--model mlp", "3 and 2x2"]),
         (sequences, {"model": "mlp"}, ["--model mlp", "6", "char_lstm"]),
         (sequences, {"partition": "dirichlet"}, ["--partition dirichlet", "6 labels"]),
