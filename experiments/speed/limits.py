@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from dfl.models.zoo import two_nn
 from experiments import common
-from experiments.speed import codec
+from experiments.speed import codec, plain_loops
 from experiments.speed.launch import launch, timed
 from experiments.speed.stopwatch import WORK
 
@@ -29,6 +29,10 @@ PAIR = 2
 """Number of ranks, one per core, where a question is not about the number of ranks."""
 WIDTHS = (4, 8)
 """Bits of the messages that are encoded and decoded."""
+NANOSECONDS = {"encode": 4.0, "decode": 1.0}
+"""Of a coordinate, at most."""
+STARTS = {1: 1.3, 16: 1.1}
+"""Ranks -> start-up over that of ranks that import torch and meet, at most."""
 MEET = """
 import time, torch
 from mpi4py import MPI
@@ -44,7 +48,7 @@ class Options(common.Place):
     """The options of `benchmark_limits`."""
 
     questions: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
-        "training", "exchange", "codec", "strong scaling", "weak scaling", "start",
+        "training", "models", "exchange", "codec", "strong scaling", "weak scaling", "start",
     )  # fmt: skip
     """The comparisons to make."""
     ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2, 4, 16)
@@ -84,9 +88,25 @@ def training(options: Options) -> list[Row]:
             "ms",
             1e3 * median(rounds),
             1e3 * floor,
-            at_most=1 / 0.55,
+            at_most=1 / 0.7,
         )
     ]
+
+
+def models(options: Options) -> list[Row]:
+    """Compare a round of convolutional and recurrent models on one rank with a loop of torch, in
+    seconds of the processor; they take turns.
+    """
+    rows = []
+    for name, work in plain_loops.WORKS.items():
+        ours, theirs = [], []
+        for _ in range(options.repeats):
+            ours += plain_loops.ours(work, options.rounds)
+            theirs += plain_loops.theirs(work, options.rounds)
+        rows.append(
+            _row(name, "ms", 1e3 * median(ours), 1e3 * median(theirs), at_most=work.at_most)
+        )
+    return rows
 
 
 def operations(name: str) -> float:
@@ -128,8 +148,9 @@ def coding(options: Options) -> list[Row]:
             "ns/coordinate",
             1e3 / row[verb],
             1e3 / row["copy"],
+            at_most=nanoseconds / (1e3 / row["copy"]),
         )
-        for verb in ("encode", "decode")
+        for verb, nanoseconds in NANOSECONDS.items()
         for row in rows
     ]
 
@@ -172,13 +193,20 @@ def start(options: Options) -> list[Row]:
             (timed(ranks, *ours)[1], timed(ranks, "-c", MEET)[1]) for _ in range(options.repeats)
         ]
         rows.append(
-            _row(_ranks(ranks), "s", median(a for a, _ in pairs), median(b for _, b in pairs))
+            _row(
+                _ranks(ranks),
+                "s",
+                median(a for a, _ in pairs),
+                median(b for _, b in pairs),
+                at_most=STARTS.get(ranks),
+            )
         )
     return rows
 
 
 QUESTIONS: dict[str, Callable[[Options], list[Row]]] = {
     "training": training,
+    "models": models,
     "exchange": exchange,
     "codec": coding,
     "strong scaling": strong,

@@ -1,52 +1,91 @@
 """A plain loop of torch: federated averaging with all peers, as one writes it by hand.
 
-One model and torch's SGD with momentum, which every peer in turn starts anew from the average; a
-batch is a row of indices of tensors in memory. There is no framework around it, so the loop is
-what torch itself takes for the work. The optimizer is torch's default; zeroing gradients drops
-them, as torch does by default, too.
+Each process trains its share of the peers, one after the other, with one model and torch's SGD with
+momentum, which start anew from the average; a batch is a row of indices of tensors in memory. The
+average and the sums of the processes are in shared memory. There is no framework around it, so the
+loop is what torch itself takes for the work. The optimizer is torch's default; zeroing gradients
+drops them, as torch does by default, too.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.multiprocessing import get_context
 
 from . import job as jobs
 
-
-def train(
-    job: jobs.Job,
-    net: torch.nn.Module,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-    generator: torch.Generator,
-) -> None:
-    """Train a model for an epoch on the examples of a peer, in a random order."""
-    optimizer = torch.optim.SGD(net.parameters(), jobs.LR, momentum=jobs.MOMENTUM)
-    for batch in torch.randperm(job.examples, generator=generator).split(job.batch_size):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
-        optimizer.step()
+PATIENCE = 600.0
+"""Maximum number of seconds that a process waits for the others."""
 
 
 def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
     """Run the rounds; return the times of their ends, and the losses before and after."""
     net = jobs.network(job)
-    generator = torch.Generator().manual_seed(0)
-    inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))
+    average = torch.nn.utils.parameters_to_vector(net.parameters()).detach().share_memory_()
+    sums = torch.zeros(job.processes, len(average)).share_memory_()
     before = jobs.loss(net, job)
+    context = get_context("spawn")
+    barrier = context.Barrier(job.processes, timeout=PATIENCE)
+    others = [
+        context.Process(target=own_rounds, args=(job, k, average, sums, barrier), daemon=True)
+        for k in range(1, job.processes)
+    ]
+    for other in others:
+        other.start()
+    ends = own_rounds(job, 0, average, sums, barrier)
+    for other in others:
+        other.join()
+    torch.nn.utils.vector_to_parameters(average, net.parameters())
+    return ends, (before, jobs.loss(net, job))
+
+
+def own_rounds(
+    job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: Any
+) -> list[float]:
+    """Run `rounds`; an error ends those of the other processes."""
+    try:
+        return rounds(job, process, average, sums, barrier)
+    except BaseException:
+        barrier.abort()
+        raise
+
+
+def rounds(job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: Any) -> list[float]:
+    """Run the rounds of the peers of a process.
+
+    Args:
+        job: the job.
+        process: the number of this process; process k has the peers k, k + processes, ....
+        average: (d,), the model of all peers, in shared memory; overwritten by process 0.
+        sums: (processes, d), the sum of the models of the peers of each, in shared memory.
+        barrier: where processes wait for each other.
+
+    Returns:
+        The time of the start, after all have started, and of the end of each round.
+    """
+    torch.set_num_threads(job.threads)
+    net = jobs.network(job)
+    generator = torch.Generator().manual_seed(process)
+    inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))
+    barrier.wait()
     ends = [time.perf_counter()]
     for _ in range(job.warm_up + job.rounds):
-        start = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-        total = torch.zeros_like(start)
-        for peer in range(job.peers):
-            torch.nn.utils.vector_to_parameters(start.clone(), net.parameters())
-            train(job, net, inputs[peer], labels[peer], generator)
+        total = torch.zeros_like(average)
+        for peer in range(process, job.peers, job.processes):
+            torch.nn.utils.vector_to_parameters(average.clone(), net.parameters())
+            jobs.train(job, net, inputs[peer], labels[peer], generator)
             total += torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-        torch.nn.utils.vector_to_parameters(total / job.peers, net.parameters())
+        sums[process] = total
+        barrier.wait()  # for the sums of all
+        if process == 0:
+            average.copy_(sums.sum(0) / job.peers)
+        barrier.wait()  # for their average
         ends.append(time.perf_counter())
-    return ends, (before, jobs.loss(net, job))
+    return ends
 
 
 def main() -> None:

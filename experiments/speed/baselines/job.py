@@ -133,6 +133,21 @@ NETWORKS: dict[str, Callable[[Job], torch.nn.Module]] = {
 """Networks by name."""
 
 
+def train(
+    job: Job,
+    net: torch.nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    generator: torch.Generator,
+) -> None:
+    """Train a model for an epoch on the examples of a peer, in a random order, by torch's SGD."""
+    optimizer = torch.optim.SGD(net.parameters(), LR, momentum=MOMENTUM)
+    for batch in torch.randperm(job.examples, generator=generator).split(job.batch_size):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+        optimizer.step()
+
+
 @torch.no_grad()
 def loss(
     model: Callable[[torch.Tensor], torch.Tensor], job: Job, users: slice = slice(None)

@@ -56,12 +56,11 @@ SETUPS = (
     Setup("gossipy", 1, 2, "tutorial"),
     Setup("flower", 2, 1),
     Setup("flower", 2, 1, "tutorial"),
+    Setup("torch", 2, 1),
     Setup("torch", 1, 1),
     Setup("torch", 1, 2),
 )
-"""The set-ups, on two cores: gossipy and the loop of torch have one process, Flower one per client
-at a time.
-"""
+"""The set-ups, on two cores: gossipy has one process, Flower one per client at a time."""
 
 
 @dataclass(frozen=True)

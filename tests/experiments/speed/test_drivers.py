@@ -124,9 +124,14 @@ def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
     assert after == pytest.approx(job.loss(net, own_job), rel=1e-6)
 
 
-def test_a_loop_of_torch_averages_what_each_peer_makes_of_the_model(load: Load) -> None:
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_loop_of_torch_averages_what_each_peer_makes_of_the_model(
+    load: Load, processes: int
+) -> None:
     """With batches of all examples, whose order does not count."""
-    own_job = job.read([*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0"])
+    own_job = job.read(
+        [*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0", f"--processes={processes}"]
+    )
     ends, losses = load("torch").drive(own_job)
     net = job.network(own_job)
     inputs, labels = (torch.from_numpy(each) for each in job.data(own_job))
