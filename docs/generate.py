@@ -41,6 +41,8 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "python -m topologies": lambda: topologies.__main__.main(["--help"]),
 }
 """The commands whose --help is shown, as functions of the arguments of this process."""
+LONGEST = 300
+"""Rows of the longest table that a page of the lab book shows."""
 THEMES = {
     "messages_and_graphs": "Messages and graphs",
     "methods": "Methods",
@@ -282,9 +284,12 @@ def short(title: str) -> str:
 
 
 def rows(path: Path) -> Iterator[str]:
-    """Yield the lines of a table; numbers have four digits."""
+    """Yield the lines of a table, or of a long one where it is; numbers have four digits."""
     with path.open(newline="") as file:
         head, *body = csv.reader(file)
+    if len(body) > LONGEST:
+        yield f"{len(body):,} rows, in `{path.relative_to(ROOT)}`."
+        return
     yield f"| {' | '.join(f'`{each}`' for each in head)} |"
     yield "|" + "---|" * len(head)
     for row in body:

@@ -56,6 +56,15 @@ def test_every_experiment_with_results_has_a_page(generate: dict[str, Any]) -> N
         assert row == "None yet" or row[1:] in " ".join(text.split())
 
 
+def test_a_long_table_is_named_and_not_shown(generate: dict[str, Any]) -> None:
+    folder = ROOT / "experiments/results/robust_gossip"
+    assert [*generate["rows"](folder / "seeds.csv")] == [
+        "1,160 rows, in `experiments/results/robust_gossip/seeds.csv`."
+    ]
+    lines = (folder / "table.csv").read_text().splitlines()
+    assert len([*generate["rows"](folder / "table.csv")]) == 1 + len(lines)
+
+
 def test_a_line_that_begins_with_a_per_cent_sign_is_no_comment() -> None:
     docstrings = runpy.run_path(str(DOCS / "docstrings.py"))
     assert docstrings["markdown"]("54\n% of 3 % are.") == "54\n\\% of 3 % are."

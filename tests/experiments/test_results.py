@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.sweep import runner
 from experiments import cells, common
 from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
-from experiments.personal_layers import vqa_modalities
+from experiments.personal_layers import easy_vqa, vqa_modalities
+from experiments.servers_and_robustness import client_fraction, robust_gossip
 from experiments.speed import precision
 from experiments.workloads import normalization, shakespeare_rounds
 from tests.support import launched
@@ -47,6 +49,11 @@ def std(column: str) -> Callable[[pd.DataFrame], float]:
     return lambda rows: float(rows[column].std())
 
 
+def under(attack: str) -> Callable[[pd.DataFrame], float]:
+    """Return a function that returns the mean accuracy under an attack, NaN without runs of it."""
+    return lambda rows: float(rows.loc[rows["attack"] == attack, "accuracy"].mean())
+
+
 RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "alpha_interpolation": of_cells(
         ["rho"],
@@ -67,7 +74,11 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "relative_squared_error": lambda rows: rows["relative_squared_error"].max(),
         },
     ),
+    "client_fraction": lambda seeds: common.with_intervals(client_fraction.tabulate(seeds), None),
     "convergence_rates": convergence_rates.tabulate,
+    "easy_vqa": lambda seeds: common.with_intervals(
+        easy_vqa.tabulate(seeds), seeds["seed"].nunique()
+    ),
     "har_people": of_cells(
         ["method"],
         {
@@ -85,6 +96,10 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "worst_peer": "accuracy_min",
             "mean_model": "accuracy_mean_model",
             "consensus_distance": "consensus_distance",
+            "target": lambda rows: local_steps.TARGETS[rows["partition"].iloc[0]],
+            "rounds_to_target": "rounds_to_target",
+            "rounds_to_target_std": std("rounds_to_target"),
+            "steps_to_target": lambda rows: (rows["rounds_to_target"] * rows["steps"]).mean(),
         },
     ),
     "methods_cifar10": lambda seeds: common.with_intervals(
@@ -96,6 +111,21 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             columns=["ms_per_round", "speed_up"]
         ),
         None,
+    ),
+    "robust_gossip": of_cells(
+        robust_gossip.LABELS,
+        {
+            **{attack: under(attack) for attack in robust_gossip.ATTACKS},
+            "worst_peer": lambda rows: rows.groupby("attack")["worst_peer"].mean().min(),
+            "consensus_distance": lambda rows: (
+                rows.groupby("attack")["consensus_distance"].mean().max()
+            ),
+            "largest_std": lambda rows: rows.groupby("attack")["accuracy"].std().max(),
+            "largest_ci95": lambda rows: (  # Student's t of 4 degrees of freedom
+                2.776445 * rows.groupby("attack")["accuracy"].std().max() / math.sqrt(5)
+            ),
+            "seeds": lambda rows: rows["seed"].nunique(),
+        },
     ),
     "shakespeare_rounds": lambda seeds: common.with_intervals(
         shakespeare_rounds.tabulate(seeds), None
@@ -183,7 +213,7 @@ def test_a_spread_over_seeds_has_its_confidence_interval(name: str) -> None:
 def test_a_published_number_is_of_the_same_setting(name: str) -> None:
     """The column `published` is of the experiments that have a row at the setting of the paper."""
     columns = [*pd.read_csv(RESULTS / name / "table.csv")]
-    assert ("published" in columns) == (name == "fedavg_mcmahan2017")
+    assert ("published" in columns) == (name in ("client_fraction", "fedavg_mcmahan2017"))
 
 
 def test_intervals_are_those_of_students_t() -> None:
@@ -201,12 +231,22 @@ def test_intervals_are_those_of_students_t() -> None:
 
 
 PACKED = {
+    "client_fraction": (
+        "mnist", "servers_and_robustness.client_fraction", "--cases", "iid_b10_0", "iid_b10_0.1",
+        "iid_b10_0.2", "iid_b10_0.5", "shards_b10_0", "shards_b10_0.1", "shards_b10_0.2",
+    ),
+    "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
+    "local_steps": ("digits", "messages_and_graphs.local_steps"),
+    "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),
     "shakespeare_rounds": (
-        "workloads.shakespeare_rounds", "--cases", "role_256", "role_32", "iid_32",
-        "ring_float32", "ring_8bits", "sgd_role_32",
+        "shakespeare", "workloads.shakespeare_rounds", "--cases", "role_256", "role_32",
+        "role_32_low", "role_32_high", "iid_32", "ring_float32", "ring_8bits", "sgd_role_32",
+        "sgd_iid_32",
     ),
 }  # fmt: skip
-"""Folder of results with the cells behind it -> the command that computes its tables of them."""
+"""Folder of results with the cells behind it -> the data set, and the command that computes its
+tables of them.
+"""
 
 
 def test_every_folder_with_cells_is_recomputed() -> None:
@@ -218,16 +258,17 @@ def test_every_folder_with_cells_is_recomputed() -> None:
 def test_tables_are_those_of_their_cells(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (REAL / "shakespeare").is_dir():
-        pytest.skip(f"no {REAL / 'shakespeare'}: set DFL_DATA")
+    dataset, module, *arguments = PACKED[name]
+    if dataset != "digits" and not (REAL / dataset).is_dir():
+        pytest.skip(f"no {REAL / dataset}: set DFL_DATA")
 
     def refuse(folder: Path, run: dfl.Run) -> None:
         raise AssertionError(f"{folder.name} is not among the cells")
 
     cells.unpack(RESULTS / name, tmp_path)
-    monkeypatch.setattr(launched, "_simulate", refuse)
-    module, *arguments = PACKED[name]
+    for program in (launched, runner):  # of its own, and of the experiment
+        monkeypatch.setattr(program, "_simulate", refuse)
     done = launched.run_experiment(module, tmp_path, "--data-dir", str(REAL), *arguments)
     assert done.returncode == 0, done.stderr
-    for table in ("table.csv", "seeds.csv", "tuning.csv"):
-        assert (tmp_path / table).read_text() == (RESULTS / name / table).read_text()
+    for table in (RESULTS / name).glob("*.csv"):
+        assert (tmp_path / table.name).read_text() == table.read_text()

@@ -115,7 +115,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
         {"accuracy": TAIL, "consensus_distance": TAIL, "consensus_distance_max": 1},
     ),
     "local_steps": (
-        lambda: local_steps.tabulate(of_many(partition=["iid"], steps=[1])),
+        lambda: local_steps.tabulate(local_steps.by_seed(of_many(partition=["iid"], steps=[1]))),
         {"accuracy": TAIL, "worst_peer": TAIL, "mean_model": TAIL, "consensus_distance": TAIL},
     ),
     "update_mixing": (
@@ -166,10 +166,16 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
     ),
     "robust_gossip": (
         lambda: robust_gossip.tabulate(
-            of_many(
-                data=["alike"], graph=["ring"], rule=["mean"], attack=list(robust_gossip.ATTACKS)
+            robust_gossip.by_seed(
+                of_many(
+                    data=["alike"],
+                    graph=["ring"],
+                    rule=["mean"],
+                    attack=list(robust_gossip.ATTACKS),
+                ),
+                robust_gossip.Options(rounds=ROUNDS),
             ),
-            robust_gossip.Options(rounds=ROUNDS),
+            robust_gossip.Options(),
         ),
         {"none": TAIL, "dissensus": TAIL, "worst_peer": TAIL, "consensus_distance": TAIL},
     ),
