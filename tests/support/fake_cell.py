@@ -60,7 +60,11 @@ def main(folder: Path, pause: float) -> int:
 
 
 def rounds(folder: Path, run: Run, begun: int, pause: float) -> tuple[int, str]:
-    """Write a row and a checkpoint per round; return the exit code and the ending."""
+    """Write a row and a checkpoint per round, each but the first after a pause.
+
+    Returns:
+        The exit code and the ending.
+    """
     lines = (folder / "metrics.csv").read_text().splitlines()[: begun + 1] if begun else []
     (folder / "metrics.csv").write_text("".join(f"{line}\n" for line in lines))
     for t in range(begun, run.rounds + 1):
@@ -68,7 +72,7 @@ def rounds(folder: Path, run: Run, begun: int, pause: float) -> tuple[int, str]:
             return 3, "peer 1 is no longer finite after round 2: try a smaller --lr"
         if signals:
             return 75, "stopped by SIGTERM"
-        time.sleep(pause)
+        time.sleep(pause if t else 0)
         append(folder / "metrics.csv", row(run, t))
         with atomically(folder / "checkpoint") as part:
             part.write_text(json.dumps({"round": t}))

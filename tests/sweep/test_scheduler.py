@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -49,11 +48,26 @@ def cell(folder: Path, name: str, **settings: object) -> Path:
     return folder / name
 
 
-def work(cells: list[Path], at_once: int = 2) -> Scheduler:
-    """Run cells, and assert that the callback received only cells that ended."""
+def work(
+    cells: list[Path], at_once: int = 2, signals: tuple[signal.Signals, ...] = ()
+) -> Scheduler:
+    """Run cells, and assert that the callback received only cells that ended.
+
+    Args:
+        signals: sent to this process once the first cell has written a row, one after each check of
+            the scheduler: while its handlers are in place, or the process would end.
+    """
     received = list[Path | None]()
+    left = deque(signals)
+
+    def receive(folder: Path | None) -> None:
+        received.append(folder)
+        if folder is None and left and read_state(cells[0]).row:
+            signal.raise_signal(left.popleft())
+
     found = Scheduler(deque(cells), at_once)
-    found.run(received.append)
+    found.run(receive)
+    assert not left
     assert {each for each in received if each} <= set(found.ended)
     return found
 
@@ -103,21 +117,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def after(folder: Path, *numbers: signal.Signals) -> threading.Thread:
-    """Send signals to this process, one per second, once a cell has written a row."""
-
-    def send() -> None:
-        while not read_state(folder).row:
-            time.sleep(0.02)
-        for number in numbers:
-            signal.raise_signal(number)
-            time.sleep(1)
-
-    found = threading.Thread(target=send)
-    found.start()
-    return found
-
-
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_makes_running_cells_write_a_checkpoint(
@@ -125,9 +124,7 @@ def test_a_signal_makes_running_cells_write_a_checkpoint(
 ) -> None:
     handler = signal.getsignal(number)
     cells = [cell(tmp_path, str(n), rounds=200) for n in range(3)]
-    sender = after(cells[0], number)
-    found = work(cells)
-    sender.join()
+    found = work(cells, signals=(number,))
     assert found.signals == [number]
     assert set(found.ended) == set(cells[:2])
     assert found.ended[cells[0]].status == STOPPED
@@ -136,22 +133,21 @@ def test_a_signal_makes_running_cells_write_a_checkpoint(
     assert signal.getsignal(number) is handler
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("slow")
 def test_a_second_signal_ends_cells_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pause = 60
     monkeypatch.setattr(
-        scheduler, "command", lambda folder: ["-m", "tests.support.fake_cell", str(folder), "3"]
+        scheduler,
+        "command",
+        lambda folder: ["-m", "tests.support.fake_cell", str(folder), f"{pause}"],
     )
     one = cell(tmp_path, "one", rounds=200)
-    sender = after(one, signal.SIGTERM, signal.SIGTERM)
     begun = time.monotonic()
-    found = work([one])
-    sender.join()
+    found = work([one], signals=(signal.SIGTERM, signal.SIGTERM))
     assert found.ended[one].status == STOPPED
     assert '"exit": null' in (one / "run.json").read_text()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < pause
 
 
 def test_a_killed_cell_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
