@@ -12,6 +12,7 @@ in for it.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,15 @@ BASELINES = {
     "pfl": ("pfl[pytorch]==0.6.0",),
     "gossipy": ("gossipy-dfl==0.0.1",),
     "flower": ("flwr[simulation]==1.41.0",),
+    "blazefl": ("blazefl[contrib,reproducibility]==2.0.3",),
     "torch": (),
 }
 """Baseline -> the packages to install besides those of all."""
 COMMON = ("torch==2.13.0", "numpy==2.4.6")
 """The packages of all; a plain loop of torch needs no others."""
+
+PROGRAMS = {"blazefl": "python3.12"}
+"""Baseline -> its Python, where it needs a newer one than dfl."""
 
 STAND_IN = (
     '"""Stands in for torchvision, which gossipy imports for its data sets."""\n'
@@ -53,7 +58,7 @@ def install(
         only: the baselines to install.
 
     Raises:
-        InputError: no such baseline is known, or pip failed.
+        InputError: no such baseline is known, the Python of one is missing, or pip failed.
     """
     unknown = sorted(set(only) - set(BASELINES))
     if unknown:
@@ -78,9 +83,16 @@ def ready(envs: Path, baseline: str) -> bool:
 
 
 def make(envs: Path, baseline: str) -> None:
-    """Make a baseline's environment, or update it to these versions."""
+    """Make a baseline's environment, or update it to these versions.
+
+    Raises:
+        InputError: the Python that it needs is not on the path, or pip failed.
+    """
     own = python(envs, baseline)
-    _run(sys.executable, "-m", "venv", str(own.parents[1]))
+    program = shutil.which(PROGRAMS.get(baseline, sys.executable))
+    if program is None:
+        raise dfl.InputError(f"{baseline} needs {PROGRAMS[baseline]} on the path")
+    _run(program, "-m", "venv", str(own.parents[1]))
     _run(str(own), "-m", "pip", "install", "--quiet", *BASELINES[baseline], *COMMON)
     if baseline == "gossipy":
         place = _run(

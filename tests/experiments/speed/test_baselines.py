@@ -189,11 +189,32 @@ def test_every_version_is_pinned() -> None:
 
 def test_a_failed_installation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        dfl.InputError, match=r"--only must be among pfl, gossipy, flower, torch, not fedml"
+        dfl.InputError,
+        match=r"--only must be among pfl, gossipy, flower, blazefl, torch, not fedml",
     ):
         install.install(envs=tmp_path, only=("fedml",))
     with pytest.raises(dfl.InputError, match=r"-c raise SystemExit\('no wheel'\): no wheel"):
         install._run(sys.executable, "-c", "raise SystemExit('no wheel')")
+
+
+def test_a_baseline_may_need_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install, "_note", lambda envs, baseline: tmp_path / "note")
+
+    def pretend(*command: str) -> None:
+        commands.append(command)
+
+    monkeypatch.setattr(install, "_run", pretend)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(dfl.InputError, match=r"^blazefl needs python3\.12 on the path$"):
+        install.install(envs=tmp_path, only=("blazefl",))
+    assert not commands
+    program = tmp_path / "python3.12"
+    program.touch(0o755)
+    install.install(envs=tmp_path, only=("blazefl",))
+    assert commands[0] == (str(program), "-m", "venv", str(tmp_path / "blazefl"))
 
 
 # The launches

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.speed.baselines import job
-from tests.support import fake_baselines, fake_pfl
+from tests.support import fake_baselines, fake_blazefl, fake_pfl
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +19,13 @@ FAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pfl": fake_pfl.fake_pfl,
     "gossipy": fake_baselines.fake_gossipy,
     "flower": fake_baselines.fake_flower,
+    "blazefl": fake_blazefl.fake_blazefl,
     "torch": lambda _: None,
 }
-PACKAGES = {"pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr", "torch": "torch"}
+PACKAGES = {
+    "pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr", "blazefl": "blazefl",
+    "torch": "torch",
+}  # fmt: skip
 NUMBERS = {"peers": 4, "examples": 20, "shape": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
 ARGUMENTS = [
     f"--{name}={number}" for name, number in {**NUMBERS, "processes": 1, "threads": 1}.items()
@@ -124,15 +128,19 @@ def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
     assert after == pytest.approx(job.loss(net, own_job), rel=1e-6)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_loop_of_torch_averages_what_each_peer_makes_of_the_model(
-    load: Load, processes: int
+@pytest.mark.parametrize(
+    ("baseline", "workers"),
+    [
+        *(("torch", f"--processes={n}") for n in (1, 2, 3)),
+        *(("blazefl", workers) for workers in ("--threads=1", "--threads=2", "--processes=2")),
+    ],
+)
+def test_a_driver_averages_what_each_peer_makes_of_the_model(
+    load: Load, baseline: str, workers: str
 ) -> None:
     """With batches of all examples, whose order does not count."""
-    own_job = job.read(
-        [*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0", f"--processes={processes}"]
-    )
-    ends, losses = load("torch").drive(own_job)
+    own_job = job.read([*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0", workers])
+    ends, losses = load(baseline).drive(own_job)
     net = job.network(own_job)
     inputs, labels = (torch.from_numpy(each) for each in job.data(own_job))
     losses_of_peers = [
