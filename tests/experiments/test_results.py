@@ -107,9 +107,10 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     ),
     "normalization": lambda seeds: common.with_intervals(normalization.tabulate(seeds), None),
     "precision": lambda seeds: common.with_intervals(
-        precision.tabulate(seeds, {"mnist": dict.fromkeys(precision.PRECISIONS, 1.0)}).drop(
-            columns=["ms_per_round", "speed_up"]
-        ),
+        precision.tabulate(
+            seeds,
+            {name: dict.fromkeys(precision.PRECISIONS, 1.0) for name in ("mnist", "cifar10")},
+        ).drop(columns=["ms_per_round", "speed_up"]),
         None,
     ),
     "robust_gossip": of_cells(
