@@ -25,8 +25,8 @@ import layers  # noqa: E402
 from columns import DESCRIBED, PEERS  # noqa: E402
 
 import dfl.__main__  # noqa: E402
-import dfl.commands  # noqa: E402
 import topologies.__main__  # noqa: E402
+from dfl import commands  # noqa: E402
 from dfl.config import COMPONENTS, SECTIONS, Run  # noqa: E402
 from dfl.core.help.docstrings import cited, described  # noqa: E402
 from dfl.core.options import MOST, Option, options  # noqa: E402
@@ -37,7 +37,7 @@ from experiments.findings import finding, question  # noqa: E402
 OUT = DOCS / "_generated"
 RESULTS = ROOT / "experiments/results"
 COMMANDS: dict[str, Callable[[], object]] = {
-    **{f"dfl {name}": dfl.__main__.main for name in dfl.commands.COMMANDS},
+    **{f"dfl {name}": dfl.__main__.main for name in commands.COMMANDS},
     "python -m topologies": lambda: topologies.__main__.main(["--help"]),
 }
 """The commands whose --help is shown, as functions of the arguments of this process."""
