@@ -1,8 +1,7 @@
-"""Seconds of a round of dfl, three other frameworks and a plain loop of torch on the same work.
+"""Seconds of a round of dfl, four other frameworks and a plain loop of torch on the same work.
 
-Command, an hour on two idle cores (published with `--works A B C --baselines pfl gossipy flower
---repetitions 2`, half of that); first `pip install -e ".[mpi,bench]"`, then the baselines, from
-PyPI into environments of their own (4 GB):
+Command, 40 minutes on two idle cores (published with `--repetitions 2`, 28 minutes); first `pip
+install -e ".[mpi,bench]"`, then the baselines, from PyPI into environments of their own (4 GB):
 
     python -m experiments.speed.baselines.install
     python -m experiments.speed.benchmark_peers
@@ -10,22 +9,24 @@ PyPI into environments of their own (4 GB):
 `--works`, `--baselines` and `--keep` measure in portions: launches that an earlier run left in
 `--out` are reused.
 
-Finding, without the loop of torch and on A to C: dfl is the fastest on every work, 1.43 to 137
-times as fast as the next system. Medians of 10 rounds in two launches of each system's fastest
-set-up. A: dfl 113 ms a round on two ranks, pfl 161 in two processes (1.43 times that; in one
-process 242), gossipy 258 (2.3 times), Flower 471 (4.2 times). B: dfl 6.7, pfl 262 (39 times),
-gossipy 422 (63 times), Flower 780 (117 times). C: dfl 14, pfl 1,900 (137 times), gossipy 3,020
-(218 times), Flower 10,700 (775 times). Where models are small, calls cost more than arithmetic,
-and dfl makes them for all peers at once; on A all systems spend their time in matrix products, and
-dfl is near their speed (`benchmark_limits`), so no system can be much faster. The two cores were a
-virtual machine's whose speed varied by a factor of up to 1.8.
+Finding: no system is faster than dfl, and on D pfl is as fast. Beside the loop of torch in two
+processes dfl is 1.26 times as fast on A, 16 times on B, 29 times on C, 1.20 times on D and 1.71
+times on E; beside the next framework 1.34 (pfl), 23 (pfl), 46 (pfl), 1.01 (pfl) and 2.05 times
+(pfl). Medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 61 ms a round on
+two ranks, the loop 77, pfl 81 in two processes, BlazeFL 127 in two threads, gossipy 142, Flower
+308. D: dfl 454, pfl 457, BlazeFL 502, the loop 546, gossipy 698, Flower 912. Where models are
+small, calls cost more than arithmetic, and dfl makes them for all peers at once; on A and D all
+systems spend their time in matrix products and convolutions, and dfl is near their speed
+(`benchmark_limits`). On other machines calls cost more beside arithmetic: an earlier measurement,
+without the loop of torch, had 1.43, 39 and 137 times the time of dfl for the next framework on A, B
+and C.
 
 Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
 (momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,
-batches of 50; B, 100 peers with 60 of 64, a perceptron 64-32-10, batches of 10; C, 1,000 peers
-with 60 of 64, softmax regression, batches of 10; D, 16 peers with 600 images of 3 x 32 x 32, a
-LeNet, batches of 50; E, 100 peers with 60 of 6 signals at 20 steps, an LSTM of 32 states, batches
-of 10. dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl and Flower, which have a
+batches of 50; B, 100 peers with 60 of 64, a perceptron 64-32-10, batches of 10; C, 1,000 peers with
+60 of 64, softmax regression, batches of 10; D, 16 peers with 600 images of 3 x 32 x 32, a LeNet,
+batches of 50; E, 100 peers with 60 of 6 signals at 20 steps, an LSTM of 32 states, batches of 10.
+dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl, Flower and BlazeFL, which have a
 server, and the loop of torch average all peers. No system evaluates in a timed round. Every system
 is run in the ways that its documentation recommends, with all that two cores give it
 (`experiments.speed.baselines.run.SETUPS`; the drivers state which API and why), and the fastest of
@@ -65,6 +66,8 @@ TITLES = {
     "E": "100 peers, 5,450 parameters",
 }
 COLOURS = dict(zip(("dfl", *BASELINES), common.COLOURS, strict=False))
+COLUMNS = 3
+"""Panels beside each other."""
 Texts = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 
 
@@ -216,11 +219,15 @@ def _of_best(table: pd.DataFrame) -> str:
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a panel per kind of work, a row per system: its fastest set-up, and the others."""
     works = common.groups(table, ["work"])
-    figure = Figure(figsize=(1.5 + 4.2 * len(works), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(works), sharey=True, squeeze=False)[0]
-    for axes, (work, own) in zip(panels, works, strict=True):
+    lines = -(-len(works) // COLUMNS)
+    figure = Figure(figsize=(1.5 + 4.2 * min(len(works), COLUMNS), 0.7 + 2.9 * lines))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(lines, min(len(works), COLUMNS), sharey=True, squeeze=False).flat
+    for (work, own), axes in zip(works, panels, strict=False):
         _panel(axes, own)
         axes.set_title(f"{work}: {TITLES[work]}", fontsize="medium")
+    for axes in panels:
+        axes.set_visible(False)
     figure.supxlabel(
         "milliseconds per round, logarithmic: median of the fastest set-up (filled) and of the "
         "others, with quartiles",

@@ -5,7 +5,9 @@
 prints one line of JSON: the seconds of every round after a warm-up, the ranks, and the peak
 memory of rank 0. Rounds are those of `dfl.simulate`, which evaluates before the first and after
 the last of them only; so training, the exchange, mixing and the check that models are finite are
-timed, evaluation is not. Other experiments take `WORK`, `examples` and `seconds` from here.
+timed, evaluation is not. With `--data` the same rounds run once more, each with an evaluation, and
+the mean accuracy at the start and after each round is printed, too. Other experiments take `WORK`,
+`examples` and `seconds` from here.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -74,6 +77,30 @@ def examples(shape: tuple[int, ...], n: int, classes: int = 10) -> Data:
     return Data(inputs, labels, inputs[:classes], labels[:classes], classes=classes)
 
 
+def read(path: Path) -> Data:
+    """Return the examples of an npz file: inputs (P, n, *shape) and labels (P, n) of peers, which
+    are groups, and test_inputs and test_labels.
+    """
+    with np.load(path) as file:
+        inputs, labels = file["inputs"], file["labels"]
+        peers = np.arange(len(labels))
+        return Data(
+            inputs.reshape(-1, *inputs.shape[2:]),
+            labels.reshape(-1),
+            file["test_inputs"],
+            file["test_labels"],
+            classes=int(labels.max()) + 1,
+            train_groups=np.repeat(peers, labels.shape[1]),
+            test_groups=np.resize(peers, len(file["test_labels"])),  # none is a peer's own
+        )
+
+
+def accuracies(run: Run, data: Data) -> list[float]:
+    """Simulate, and return the mean accuracy over peers at the start and after each round."""
+    rows = dfl.simulate(replace(run, dataset=data, eval_every=1))
+    return [float(row["accuracy_mean"]) for row in rows]
+
+
 def seconds(
     run: Run, data: Data, warm_up: int = 2, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
@@ -108,6 +135,8 @@ class Options:
     """Bits per coordinate of a message; float32 where not given."""
     threads: int = 1
     """Threads per rank."""
+    data: Path | None = None
+    """An npz file of the examples of as many peers; drawn at random where not given."""
 
 
 def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -132,7 +161,14 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
         }
         | settings
     )
-    times = seconds(run, examples(work.shape, number * work.examples), warm_up)
+    if options.data is None:
+        data = examples(work.shape, number * work.examples)
+    else:
+        data, run = read(options.data), replace(run, partition="natural")
+    times = seconds(run, data, warm_up)
+    more = {}
+    if options.data is not None:  # after the timing, whose first round is to find nothing prepared
+        more["accuracies"] = accuracies(replace(run, rounds=rounds - 1), data)
     world = connect()
     if world.rank == 0:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -144,6 +180,7 @@ def main(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
                     "ranks": world.size,
                     "seconds": times,
                     "peak_memory": memory,
+                    **more,
                 }
             )
         )

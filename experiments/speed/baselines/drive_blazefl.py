@@ -13,7 +13,6 @@ torch lets go of the interpreter; Python without that lock, which BlazeFL recomm
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -133,8 +132,8 @@ class Processes(Cache, ProcessPoolClientTrainer):  # type: ignore[misc]
         return Trained(trained.cid, SHMHandle(), trained.data_size)
 
 
-def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
-    """Run the rounds; return the times of their ends, and the losses before and after."""
+def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
+    """Run the rounds; return their times, and the losses before and after."""
     clients = Clients(job)
     trainer: Any = (Threads if job.threads > 1 else Serial)(clients)
     if job.processes > 1:
@@ -151,23 +150,24 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
         seed=0,
     )
     before = jobs.loss(handler.model, job)
-    ends = [time.perf_counter()]
+    watch = jobs.Watch(job)
+    watch.end(lambda: [handler.model.state_dict()])
     while not handler.if_stop():
         chosen = handler.sample_clients()
         sent = handler.downlink_package().model_parameters
         trainer.local_process(Model(sent), chosen)
         for package in trainer.uplink_package():
             handler.load(package)
-        ends.append(time.perf_counter())
-    return ends, (before, jobs.loss(handler.model, job))
+        watch.end(lambda: [handler.model.state_dict()])
+    return watch, (before, jobs.loss(handler.model, job))
 
 
 def main() -> None:
     """Run the job of the command line."""
     job = jobs.read()
     torch.set_num_threads(1)
-    ends, losses = drive(job)
-    jobs.report(job, "blazefl", ends, losses)
+    watch, losses = drive(job)
+    jobs.report(job, "blazefl", watch, losses)
 
 
 if __name__ == "__main__":

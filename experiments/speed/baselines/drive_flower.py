@@ -14,7 +14,6 @@ command `flwr run`, which Flower has come to prefer, starts the same simulation.
 from __future__ import annotations
 
 import os
-import time
 from functools import partial
 from typing import Any
 
@@ -32,11 +31,11 @@ from . import job as jobs
 from .client_flower import train
 
 
-def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
-    """Run the rounds; return the times of their ends, and the losses before and after."""
+def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
+    """Run the rounds; return their times, and the losses before and after."""
     client = ClientApp()
     server = ServerApp()
-    ends: list[float] = []
+    watch = jobs.Watch(job)
     losses: list[float] = []
 
     client.train()(partial(train, job))
@@ -52,7 +51,7 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
             grid=grid,
             initial_arrays=ArrayRecord(net.state_dict()),
             num_rounds=job.warm_up + job.rounds,
-            evaluate_fn=lambda _, __: ends.append(time.perf_counter()),
+            evaluate_fn=lambda _, arrays: watch.end(lambda: [arrays.to_torch_state_dict()]),
         )
         net.load_state_dict(result.arrays.to_torch_state_dict())
         losses.append(jobs.loss(net, job))
@@ -62,15 +61,15 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
         "init_args": {"num_cpus": job.processes},
     }
     run_simulation(server, client, num_supernodes=job.peers, backend_config=resources)
-    return ends, (losses[0], losses[1])
+    return watch, (losses[0], losses[1])
 
 
 def main() -> None:
     """Run the job of the command line."""
     job = jobs.read()
     torch.set_num_threads(job.threads)
-    ends, losses = drive(job)
-    jobs.report(job, "flwr", ends, losses)
+    watch, losses = drive(job)
+    jobs.report(job, "flwr", watch, losses)
 
 
 if __name__ == "__main__":

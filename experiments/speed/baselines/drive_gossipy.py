@@ -13,7 +13,6 @@ receives.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -38,14 +37,21 @@ STEPS = {"tutorial": 100, "lean": 1}
 class RoundTimes(SimulationEventReceiver):  # type: ignore[misc]
     """Records the time at which every round ended."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.ends: list[float] = []
+    def __init__(self, job: jobs.Job, run: GossipSimulator) -> None:
+        self.steps = STEPS[job.style]
+        self.watch = jobs.Watch(job)
+        self.run = run
+
+    def end(self) -> None:
+        """Record the time."""
+        self.watch.end(
+            lambda: (node.model_handler.model.state_dict() for node in self.run.nodes.values())
+        )
 
     def update_timestep(self, t: int) -> None:
-        """Record the time."""
+        """Record the time at the last step of a round."""
         if (t + 1) % self.steps == 0:
-            self.ends.append(time.perf_counter())
+            self.end()
 
     def update_message(self, failed: bool, msg: Any = None) -> None:
         """Nothing to do."""
@@ -127,16 +133,16 @@ def own_loss(run: GossipSimulator, job: jobs.Job) -> float:
 def main() -> None:
     """Run the job of the command line."""
     job = jobs.read()
-    watch = RoundTimes(STEPS[job.style])
     torch.set_num_threads(job.threads)
     set_seed(0)
     run = simulator(job)
     before = own_loss(run, job)
     run.init_nodes()
-    run.add_receiver(watch)
-    watch.ends.append(time.perf_counter())
+    times = RoundTimes(job, run)
+    run.add_receiver(times)
+    times.end()
     run.start(n_rounds=job.warm_up + job.rounds)
-    jobs.report(job, "gossipy-dfl", watch.ends, (before, own_loss(run, job)))
+    jobs.report(job, "gossipy-dfl", times.watch, (before, own_loss(run, job)), model(job))
 
 
 if __name__ == "__main__":

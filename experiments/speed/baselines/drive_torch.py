@@ -9,7 +9,6 @@ drops them, as torch does by default, too.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ PATIENCE = 600.0
 """Maximum number of seconds that a process waits for the others."""
 
 
-def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
-    """Run the rounds; return the times of their ends, and the losses before and after."""
+def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
+    """Run the rounds; return their times, and the losses before and after."""
     net = jobs.network(job)
     average = torch.nn.utils.parameters_to_vector(net.parameters()).detach().share_memory_()
     sums = torch.zeros(job.processes, len(average)).share_memory_()
@@ -36,16 +35,16 @@ def drive(job: jobs.Job) -> tuple[list[float], tuple[float, float]]:
     ]
     for other in others:
         other.start()
-    ends = own_rounds(job, 0, average, sums, barrier)
+    watch = own_rounds(job, 0, average, sums, barrier)
     for other in others:
         other.join()
     torch.nn.utils.vector_to_parameters(average, net.parameters())
-    return ends, (before, jobs.loss(net, job))
+    return watch, (before, jobs.loss(net, job))
 
 
 def own_rounds(
     job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: Any
-) -> list[float]:
+) -> jobs.Watch:
     """Run `rounds`; an error ends those of the other processes."""
     try:
         return rounds(job, process, average, sums, barrier)
@@ -54,7 +53,7 @@ def own_rounds(
         raise
 
 
-def rounds(job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: Any) -> list[float]:
+def rounds(job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: Any) -> jobs.Watch:
     """Run the rounds of the peers of a process.
 
     Args:
@@ -65,14 +64,20 @@ def rounds(job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: 
         barrier: where processes wait for each other.
 
     Returns:
-        The time of the start, after all have started, and of the end of each round.
+        The times of the start, after all have started, and of the end of each round.
     """
     torch.set_num_threads(job.threads)
     net = jobs.network(job)
     generator = torch.Generator().manual_seed(process)
     inputs, labels = (torch.from_numpy(each) for each in jobs.data(job))
+
+    def averaged() -> list[dict[str, Tensor]]:
+        torch.nn.utils.vector_to_parameters(average.clone(), net.parameters())
+        return [net.state_dict()]
+
+    watch = jobs.Watch(job)
     barrier.wait()
-    ends = [time.perf_counter()]
+    watch.end(averaged)
     for _ in range(job.warm_up + job.rounds):
         total = torch.zeros_like(average)
         for peer in range(process, job.peers, job.processes):
@@ -84,16 +89,16 @@ def rounds(job: jobs.Job, process: int, average: Tensor, sums: Tensor, barrier: 
         if process == 0:
             average.copy_(sums.sum(0) / job.peers)
         barrier.wait()  # for their average
-        ends.append(time.perf_counter())
-    return ends
+        watch.end(averaged)
+    return watch
 
 
 def main() -> None:
     """Run the job of the command line."""
     job = jobs.read()
     torch.set_num_threads(job.threads)
-    ends, losses = drive(job)
-    jobs.report(job, "torch", ends, losses)
+    watch, losses = drive(job)
+    jobs.report(job, "torch", watch, losses)
 
 
 if __name__ == "__main__":

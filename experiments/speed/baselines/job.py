@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,64 @@ class Job:
     """Threads of torch in each process."""
     style: str = "lean"
     """The code that is left to the user: lean, or as in the baseline's own tutorial or scripts."""
+    data: Path | None = None
+    """An npz file of the examples: inputs (P, n, *shape), labels (P, n), test_inputs and
+    test_labels. With it the model of every round is tested; else examples are drawn, with random
+    labels.
+    """
+
+
+class Watch:
+    """Records the end of every round, and the models at it where they are to be tested.
+
+    Attributes:
+        ends: times of the start and of the end of each round, without what copies of models took.
+        models: for each of these times the parameters of every model that is tested, by name.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.tested = job.data is not None
+        self.ends: list[float] = []
+        self.models: list[list[dict[str, torch.Tensor]]] = []
+        self.copying = 0.0
+
+    def end(self, models: Callable[[], Iterable[Mapping[str, torch.Tensor]]]) -> None:
+        """Record the start of the first round or the end of a round.
+
+        Args:
+            models: returns the parameters of the models at that time; called where they are tested.
+        """
+        now = time.perf_counter()
+        self.ends.append(now - self.copying)
+        if self.tested:
+            self.models.append(
+                [{name: value.clone() for name, value in each.items()} for each in models()]
+            )
+            self.copying += time.perf_counter() - now
+
+    def accuracies(self, job: Job, net: torch.nn.Module) -> list[float]:
+        """Return the accuracy on the test examples at every recorded time, in the mean over its
+        models; none where they are not to be tested.
+
+        Args:
+            job: the job.
+            net: computes with the parameters.
+        """
+        if job.data is None:
+            return []
+        with np.load(job.data) as file:
+            inputs, labels = (
+                torch.from_numpy(file[f"test_{name}"]) for name in ("inputs", "labels")
+            )
+        found = []
+        with torch.no_grad():
+            for models in self.models:
+                right = []
+                for values in models:
+                    net.load_state_dict(values)
+                    right.append(float((net(inputs).argmax(1) == labels).double().mean()))
+                found.append(float(np.mean(right)))
+        return found
 
 
 def read(arguments: Sequence[str] | None = None) -> Job:
@@ -66,12 +126,18 @@ def read(arguments: Sequence[str] | None = None) -> Job:
     parser.add_argument("--network", choices=tuple(NETWORKS), default="perceptron")
     parser.add_argument("--hidden", type=int, nargs="*", default=[])
     parser.add_argument("--style", choices=("lean", "tutorial"), default="lean")
+    parser.add_argument("--data", type=Path)
     values = vars(parser.parse_args(arguments))
     return Job(**{**values, **{name: tuple(values[name]) for name in ("shape", "hidden")}})
 
 
 def data(job: Job) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return normal numbers (P, n, *shape) with random labels (P, n), alike in every process."""
+    """Return the inputs (P, n, *shape) and labels (P, n) of the job's file, or normal numbers with
+    random labels, alike in every process.
+    """
+    if job.data is not None:
+        with np.load(job.data) as file:
+            return file["inputs"], file["labels"]
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(job.peers, job.examples, *job.shape)).astype(np.float32)
     return inputs, rng.integers(0, CLASSES, (job.peers, job.examples))
@@ -159,27 +225,36 @@ def loss(
     return float(torch.nn.functional.cross_entropy(model(inputs), labels))
 
 
-def report(job: Job, package: str, ends: Sequence[float], losses: tuple[float, float]) -> None:
+def report(
+    job: Job,
+    package: str,
+    watch: Watch,
+    losses: tuple[float, float],
+    net: torch.nn.Module | None = None,
+) -> None:
     """Print a line of JSON with the seconds of the rounds after the warm-up.
 
     Args:
         job: the job.
         package: the baseline's name on PyPI.
-        ends: times of the start and of the end of each round.
+        watch: recorded the start and the end of each round.
         losses: before the first round and after the last.
+        net: computes with the recorded models; that of the job where not given.
 
     Raises:
         SystemExit: rounds are missing, or the models have not learned.
     """
-    if len(ends) != 1 + job.warm_up + job.rounds:
-        sys.exit(f"{package} ran {len(ends) - 1} rounds, not {job.warm_up + job.rounds}")
+    if len(watch.ends) != 1 + job.warm_up + job.rounds:
+        sys.exit(f"{package} ran {len(watch.ends) - 1} rounds, not {job.warm_up + job.rounds}")
     if not losses[1] < losses[0]:
         sys.exit(f"{package} did not train: its loss went from {losses[0]:.4f} to {losses[1]:.4f}")
-    seconds = np.diff(ends)[job.warm_up :].tolist()
     answer: dict[str, Any] = {
         "peers": job.peers,
         "processes": job.processes,
         "threads": job.threads,
+        "losses": losses,
+        "seconds": np.diff(watch.ends)[job.warm_up :].tolist(),
+        "accuracies": watch.accuracies(job, network(job) if net is None else net),
     }
     versions = {"version": version(package), "torch": torch.__version__}
-    print(json.dumps({**answer, **versions, "losses": losses, "seconds": seconds}), flush=True)
+    print(json.dumps({**answer, **versions}), flush=True)

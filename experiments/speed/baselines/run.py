@@ -68,13 +68,22 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of all set-ups: environments, rounds, start of the command."""
+    """The terms of all set-ups: environments, rounds, start of the command, examples."""
 
     envs: Path
     rounds: int
     warm_up: int
     prefix: Sequence[str] = ()
     """The start of every command, such as `taskset -c 0,1`."""
+    data: Path | None = None
+    """An npz file of the examples, whose test examples the model of every round is tested on; drawn
+    at random, and not tested, where not given.
+    """
+
+    def flags(self) -> list[str]:
+        """Return what each program is told of them."""
+        numbers = {"rounds": self.rounds, "warm-up": self.warm_up}
+        return [*_flags(numbers), *([] if self.data is None else ["--data", str(self.data)])]
 
 
 def check(terms: Terms, systems: Sequence[str]) -> None:
@@ -136,13 +145,9 @@ def _environment(threads: int) -> Mapping[str, str]:
 
 def _ours(setup: Setup, work: str, terms: Terms) -> list[str]:
     ranks = [mpirun("two ranks need"), "-n", str(setup.processes)] if setup.processes > 1 else []
-    numbers = {
-        "work": work,
-        "rounds": terms.rounds,
-        "warm-up": terms.warm_up,
-        "threads": setup.threads,
-    }
-    return [*ranks, sys.executable, "-m", "experiments.speed.stopwatch", *_flags(numbers)]
+    program = [sys.executable, "-m", "experiments.speed.stopwatch"]
+    numbers = {"work": work, "threads": setup.threads}
+    return [*ranks, *program, *_flags(numbers), *terms.flags()]
 
 
 def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
@@ -158,14 +163,13 @@ def _theirs(setup: Setup, it: Work, terms: Terms) -> list[str]:
         "peers": it.peers,
         "examples": it.examples,
         "batch-size": it.batch_size,
-        "rounds": terms.rounds,
-        "warm-up": terms.warm_up,
         "processes": setup.processes,
         "threads": setup.threads,
         "style": setup.style,
     }
     network, hidden = NETWORKS[it.model]
     driver = [*(torchrun if several else []), f"baselines.drive_{setup.system}", *_flags(numbers)]
+    driver += terms.flags()
     return [
         str(python(terms.envs, setup.system)),
         "-m",

@@ -4,6 +4,9 @@ import ast
 import json
 import os
 import sys
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -124,8 +127,39 @@ def test_the_loss_is_that_of_some_users_or_of_all() -> None:
     assert job.loss(net, JOB) == job.loss(net, JOB, slice(3))
 
 
+def watched(*ends: float) -> job.Watch:
+    """Return a watch with these times."""
+    watch = job.Watch(JOB)
+    watch.ends += ends
+    return watch
+
+
+def test_models_are_tested_at_every_recorded_time_and_copies_take_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models answer one class each; the clock runs a second per look, two looks per copy."""
+    net = torch.nn.Linear(2, 3)
+    file = tmp_path / "examples.npz"
+    np.savez(file, test_inputs=np.ones((4, 2), np.float32), test_labels=[0, 0, 0, 1])
+    tested = replace(JOB, data=file)
+    seconds = iter(np.arange(100.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+
+    def answering(*classes: int) -> list[dict[str, torch.Tensor]]:
+        return [{"weight": torch.zeros(3, 2), "bias": torch.eye(3)[answer]} for answer in classes]
+
+    watch = job.Watch(tested)
+    for models in (answering(0), answering(1, 2), answering(0, 1)):
+        watch.end(partial(list, models))
+    assert watch.ends == [0.0, 1.0, 2.0]
+    assert watch.accuracies(tested, net) == [0.75, 0.125, 0.5]
+    untested = job.Watch(JOB)
+    untested.end(lambda: pytest.fail("models that nobody asks for are not copied"))
+    assert untested.accuracies(JOB, net) == []
+
+
 def test_an_answer_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    job.report(JOB, "numpy", [1.0, 5.0, 5.5, 5.75], (2.3, 2.2))
+    job.report(JOB, "numpy", watched(1.0, 5.0, 5.5, 5.75), (2.3, 2.2))
     text = json.loads(capsys.readouterr().out)
     assert text["seconds"] == [0.5, 0.25]
     assert text["version"] == np.__version__
@@ -145,7 +179,7 @@ def test_an_answer_that_proves_nothing_is_refused(
     ends: list[float], losses: tuple[float, float], complaint: str
 ) -> None:
     with pytest.raises(SystemExit, match=complaint):
-        job.report(JOB, "numpy", ends, losses)
+        job.report(JOB, "numpy", watched(*ends), losses)
 
 
 # The environments

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_a_driver_averages_what_each_peer_makes_of_the_model(
 ) -> None:
     """With batches of all examples, whose order does not count."""
     own_job = job.read([*ARGUMENTS, "--batch-size=20", "--rounds=1", "--warm-up=0", workers])
-    ends, losses = load(baseline).drive(own_job)
+    watch, losses = load(baseline).drive(own_job)
     net = job.network(own_job)
     inputs, labels = (torch.from_numpy(each) for each in job.data(own_job))
     losses_of_peers = [
@@ -151,7 +152,7 @@ def test_a_driver_averages_what_each_peer_makes_of_the_model(
     with torch.no_grad():
         for weight, step in zip(net.parameters(), steps, strict=True):
             weight.sub_(job.LR * step)
-    assert len(ends) == 2
+    assert len(watch.ends) == 2
     assert losses[1] == pytest.approx(job.loss(net, own_job), rel=1e-6)
 
 
@@ -167,14 +168,42 @@ def test_gossipy_s_ring_is_a_ring(load: Load, peers: int) -> None:
 def test_gossipy_s_rounds_are_as_long_as_its_scripts_or_one_step(load: Load) -> None:
     driver = load("gossipy")
     for style, steps in (("tutorial", 100), ("lean", 1)):
-        made = driver.simulator(job.read([*ARGUMENTS, "--style", style]))
+        own_job = job.read([*ARGUMENTS, "--style", style])
+        made = driver.simulator(own_job)
         assert made.delta == made.nodes[0].round_len == steps
-        watch = driver.RoundTimes(steps)
+        times = driver.RoundTimes(own_job, made)
         for t in range(3 * steps):
-            watch.update_timestep(t)
-        watch.update_message(False)
-        watch.update_end()
-        assert len(watch.ends) == 3
+            times.update_timestep(t)
+        times.update_message(False)
+        times.update_end()
+        assert len(times.watch.ends) == 3
+
+
+@pytest.mark.parametrize("baseline", PACKAGES)
+def test_a_driver_tests_the_model_of_every_round(
+    load: Load,
+    baseline: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On the examples of a file, whose labels can be learned from the first feature."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((4, 100, 6)).astype(np.float32)
+    tests = rng.standard_normal((50, 6)).astype(np.float32)
+    labels = (inputs[..., 0] > 0).astype(np.int64)
+    np.savez(
+        tmp_path / "data.npz",
+        inputs=inputs, labels=labels, test_inputs=tests,
+        test_labels=(tests[:, 0] > 0).astype(np.int64),
+    )  # fmt: skip
+    monkeypatch.setattr(job, "LR", 0.1)
+    flags = ["--examples=100", "--rounds=5", "--warm-up=0", f"--data={tmp_path / 'data.npz'}"]
+    monkeypatch.setattr(sys, "argv", ["driver", *ARGUMENTS, *flags])
+    load(baseline).main()
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["accuracies"]
+    assert len(found) == 6
+    assert found[-1] > max(0.85, found[0])
 
 
 def test_flower_s_clients_keep_one_model_only_where_they_are_lean(load: Load) -> None:
