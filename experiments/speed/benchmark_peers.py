@@ -15,11 +15,9 @@ times on E; beside the next framework 1.34 (pfl), 23 (pfl), 46 (pfl), 1.01 (pfl)
 (pfl). Medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 61 ms a round on
 two ranks, the loop 77, pfl 81 in two processes, BlazeFL 127 in two threads, gossipy 142, Flower
 308. D: dfl 454, pfl 457, BlazeFL 502, the loop 546, gossipy 698, Flower 912. Where models are
-small, calls cost more than arithmetic, and dfl makes them for all peers at once; on A and D all
-systems spend their time in matrix products and convolutions, and dfl is near their speed
-(`benchmark_limits`). On other machines calls cost more beside arithmetic: an earlier measurement,
-without the loop of torch, had 1.43, 39 and 137 times the time of dfl for the next framework on A, B
-and C.
+small, calls cost more than arithmetic, and dfl makes them for all peers at once. An earlier
+measurement, on another virtual machine, whose speed varied by a factor of up to 1.8, had 1.43, 39
+and 137 times the time of dfl for the next framework on A, B and C.
 
 Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
 (momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,
@@ -32,7 +30,10 @@ is run in the ways that its documentation recommends, with all that two cores gi
 (`experiments.speed.baselines.run.SETUPS`; the drivers state which API and why), and the fastest of
 them counts. Each launch is a program of its own; two rounds warm up, five are timed; launches take
 turns in three repetitions. A ratio compares medians over all rounds with dfl's fastest; its range
-is that of the ratios within a repetition. Every driver checks that its models learn.
+is that of the ratios within a repetition, and as the ratio is of all rounds it can lie outside. pfl
+keeps the order of its batches, gossipy sends half as many messages as dfl, and BlazeFL makes a
+network for every client in every round, as its own trainers do. Every driver checks that its models
+learn.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ is torch's SGD with momentum, and central SGD with learning rate 1, so the new m
 Users are `PyTorchTensorDataset`s that are made once: pfl keeps their batches, in the order of the
 examples, which saves it the shuffling of the others. `MinimizeReuseUserSampler` takes users in
 turn, so a cohort of all has each once. pfl evaluates on the users whenever `evaluation_frequency`
-divides the number of the round, so only in round 0, which is warm-up. With more than one process,
-which its guide to fast simulations recommends, the driver is launched by torchrun. The optimizer
-is torch's default; its fused form was no faster here.
+divides the number of the round, so only in round 0, which no experiment counts. With more than one
+process, which its guide to fast simulations recommends, the driver is launched by torchrun. The
+optimizer is torch's default; its fused form was no faster here.
 """
 
 from __future__ import annotations
