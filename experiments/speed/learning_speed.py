@@ -7,10 +7,10 @@ Command, some five minutes on two idle cores; the baselines are those of
 
 Finding: to an accuracy of 0.851, without its first round, dfl takes 0.52 s, the loop of torch 0.60
 s, 1.15 times that, pfl 0.84 s, BlazeFL 1.16 s, gossipy 1.71 s and Flower 2.47 s: 9 to 11 rounds, 14
-with gossipy. One seed was run, so the numbers of rounds do not tell systems apart. First rounds
-take 0.07 s with dfl, 0.13 with gossipy, 0.15 with pfl, a second with the loop of torch and with
-BlazeFL, and 6.2 s with Flower. Final accuracies: 0.889 with dfl and 0.878 with gossipy, in the mean
-over all models on a ring, and 0.892 to 0.896 of the average model with the others.
+with gossipy. One seed was run, so differences between the numbers of rounds are not significant.
+First rounds take 0.07 s with dfl, 0.13 with gossipy, 0.15 with pfl, a second with the loop of torch
+and with BlazeFL, and 6.2 s with Flower. Final accuracies: 0.889 with dfl and 0.878 with gossipy, in
+the mean over all models on a ring, and 0.892 to 0.896 of the average model with the others.
 
 Grid: work A of the benchmark on MNIST in place of random numbers: 16 peers with 600 training images
 each, drawn at random, a perceptron 784-200-200-10, an epoch of heavy-ball steps (momentum 0.9,

@@ -2,12 +2,12 @@
 
 The server is `FedAvgBaseServerHandler` of `blazefl.contrib`, and a round is that of its examples:
 sample clients, send them the model, train, load what they return. Its trainers of federated
-averaging have no momentum, so the clients' training is written here, as its documentation tells
-users to: with two processes by a `ProcessPoolClientTrainer` whose tensors are in shared memory, the
-faster of its two ways, in one process of two threads by a `ThreadPoolClientTrainer`, each thread
-with one of torch, and else one client after the other. Clients keep no generators between rounds
-where processes train them, which saves it their files. Threads compute at the same time only where
-torch lets go of the interpreter; Python without that lock, which BlazeFL recommends, needs 3.14.
+averaging have no momentum, so the clients' training is written here, which its documentation
+intends. With two processes it is a `ProcessPoolClientTrainer` whose tensors are in shared memory;
+with two threads a `ThreadPoolClientTrainer`, each thread with one of torch; else clients train one
+after the other. Clients keep no generators between rounds where processes train them, which saves
+their files. Threads compute at the same time only where torch releases the lock of the interpreter;
+Python without that lock, which BlazeFL recommends, needs version 3.14.
 """
 
 from __future__ import annotations
@@ -30,13 +30,6 @@ from blazefl.core import (
 )
 
 from . import job as jobs
-
-
-@dataclass
-class Model:
-    """What the server sends."""
-
-    model_parameters: Any
 
 
 @dataclass
@@ -115,7 +108,7 @@ class Processes(Cache, ProcessPoolClientTrainer):  # type: ignore[misc]
         self.empty = serialize_model(jobs.network(clients.job))
 
     def get_client_config(self, cid: int) -> int:
-        """Return what a process is told of a client."""
+        """Return the configuration of a client, which is its number."""
         return cid
 
     def prepare_uplink_package_buffer(self) -> Trained:
@@ -154,8 +147,7 @@ def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
     watch.end(lambda: [handler.model.state_dict()])
     while not handler.if_stop():
         chosen = handler.sample_clients()
-        sent = handler.downlink_package().model_parameters
-        trainer.local_process(Model(sent), chosen)
+        trainer.local_process(handler.downlink_package(), chosen)
         for package in trainer.uplink_package():
             handler.load(package)
         watch.end(lambda: [handler.model.state_dict()])

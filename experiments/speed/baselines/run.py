@@ -81,7 +81,7 @@ class Terms:
     """
 
     def flags(self) -> list[str]:
-        """Return what each program is told of them."""
+        """Return the flags that all programs have in common."""
         numbers = {"rounds": self.rounds, "warm-up": self.warm_up}
         return [*_flags(numbers), *([] if self.data is None else ["--data", str(self.data)])]
 

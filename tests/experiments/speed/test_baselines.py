@@ -154,7 +154,7 @@ def test_models_are_tested_at_every_recorded_time_and_copies_take_none(
     assert watch.ends == [0.0, 1.0, 2.0]
     assert watch.accuracies(tested, net) == [0.75, 0.125, 0.5]
     untested = job.Watch(JOB)
-    untested.end(lambda: pytest.fail("models that nobody asks for are not copied"))
+    untested.end(lambda: pytest.fail("models were copied that are not tested"))
     assert untested.accuracies(JOB, net) == []
 
 
