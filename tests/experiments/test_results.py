@@ -103,7 +103,10 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         },
     ),
     "methods_cifar10": lambda seeds: common.with_intervals(
-        methods_cifar10.tabulate(methods_cifar10.Options(), seeds.astype({"lr": str})), None
+        methods_cifar10.tabulate(
+            methods_cifar10.Options(cases=tuple(seeds["case"].unique())), seeds.astype({"lr": str})
+        ),
+        None,
     ),
     "normalization": lambda seeds: common.with_intervals(normalization.tabulate(seeds), None),
     "precision": lambda seeds: common.with_intervals(
@@ -238,6 +241,10 @@ PACKED = {
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
+    "methods_cifar10": (
+        "cifar10", "methods.methods_cifar10", "--cases", "ring8_0.1", "ring8_4", "ring8_0.01",
+        "ring16_0.1", "ring16_0.01",
+    ),
     "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),
     "shakespeare_rounds": (
         "shakespeare", "workloads.shakespeare_rounds", "--cases", "role_256", "role_32",
