@@ -11,14 +11,13 @@ are written after each, so that it can be stopped at any time and called again:
 
 Finding: alpha = 1 is NOT complete and not in the table, and with 4 classes each momentum tracking
 is NOT first, as it is in its notebook: DecentLaM's mean over the peers is 4.6 ± 5.8 points larger,
-paired by seed. Every accuracy is far below the published one, and the
-worst of 16 peers has 37 and 17 % with RelaySGD where all-reduce has 59 and 60 %; published are 87
-and 90 %. The five methods of RelaySGD's table have its order in both cases, but with alpha = 0.01
-the four without all-reduce are within their intervals. Of the methods that send to neighbours
-RelaySGD serves the worst of 8 peers best: by 15 points with alpha = 0.01, by 5 with 0.1, which its
-interval does not exclude to be none. CHOCO-SGD with a tenth of the coordinates has the lowest mean
-wherever it runs. DFedAvgM with 5 steps, at a fifth of the messages, is below D-PSGD in three of
-four cases, within the intervals.
+paired by seed. Every accuracy is far below the published one, and the worst of 16 peers has 37 and
+17 % with RelaySGD where all-reduce has 59 and 60 %; published are 87 and 90 %. The five methods of
+RelaySGD's table have its order in both cases, but with alpha = 0.01 the four without all-reduce are
+within their intervals. Of the methods that send to neighbours RelaySGD serves the worst of 8 peers
+best: by 15 points with alpha = 0.01, by 5 with 0.1, which its interval does not exclude to be none.
+CHOCO-SGD with a tenth of the coordinates has the lowest mean wherever it runs. DFedAvgM with 5
+steps, at a fifth of the messages, is below D-PSGD in three of four cases, within the intervals.
 
 The published table is of `--cases ring8_0.1 ring8_4 ring8_0.01 ring16_0.1 ring16_0.01`, 144 runs
 and those that chose their rates. `cells.zip` has what has run with alpha = 1 on the ring of 8, too:
