@@ -1,8 +1,7 @@
-"""Two thousand peers in one process: results, memory and time."""
+"""Two thousand peers in one process: results and memory."""
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +39,10 @@ def run(peers: int = PEERS, **more: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of three rounds with a report, which ends within minutes."""
+    """Return the folder of a run of three rounds with a report."""
     out = tmp_path_factory.mktemp("many") / "run"
-    begun = time.perf_counter()
     for _ in dfl.simulate(run(rounds=3, eval_every=3, out=out)):
         pass
-    assert time.perf_counter() - begun < 300
     return out
 
 

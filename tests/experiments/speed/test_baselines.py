@@ -314,7 +314,7 @@ def test_our_rounds_are_timed_by_the_stopwatch(tmp_path: Path) -> None:
     assert len(text["seconds"]) == 3
     assert text["version"] == dfl.__version__
     assert text["ranks"] == 1
-    assert all(0 < seconds < 60 for seconds in text["seconds"])
+    assert all(seconds > 0 for seconds in text["seconds"])
 
 
 def test_two_ranks_need_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
