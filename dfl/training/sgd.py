@@ -81,7 +81,6 @@ def _descend(
     layout, rate = problem.parameter_layout, problem.solver.lr(t)
     unit = rate or 1.0
     kept = z if momentum is None else torch.empty_like(x)
-    scaled = None if correction is None else correction * unit
     for group in groups(problem):
         begun = time.perf_counter()
         whole = y = layout.take(x, group)
@@ -92,7 +91,9 @@ def _descend(
         last = v
         begin = layout.some(x, group) if problem.solver.prox_mu else {}
         start = {name: value for name, value in begin.items() if name in layout.shared_parameters}
-        shift = {} if scaled is None else layout.some(scaled, group)
+        shift = {}
+        if correction is not None:
+            shift = {name: c * unit for name, c in layout.some(correction, group).items()}
         active = len(group)
         for step in profiling.each("batches", _steps(problem, t, group)):
             if (a := len(step.batch.index)) < active:
@@ -164,9 +165,7 @@ def _step(
             update_velocity(moving, at, step, rate)
         with profiling.phase("update"):
             _proximal(moving, y, start, rate * solver.prox_mu)
-            _correct(moving, shift)
-            if moves:
-                _move(y, moving)
+            _move(y, moving, shift, moves=moves)
 
 
 def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
@@ -178,10 +177,8 @@ def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     """
     g = {name: torch.zeros_like(y[name]) for name in names}
     update_velocity(g, y, step, -1.0)
-    doubles = (each.flatten(1).to(torch.float64, copy=True) for each in g.values())
-    squares = torch.stack([each.square_().sum(1) for each in doubles])
-    factor = step.problem.solver.sam_rho / squares.sum(0).sqrt().clamp_min(NO_GRADIENT)
-    factor = factor.to(step.problem.dtype)
+    norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in g.values()])
+    factor = step.problem.solver.sam_rho / norms.square_().sum(0).sqrt_().clamp_min_(NO_GRADIENT)
     statistics = {name: y[name].clone() for name in step.problem.parameter_layout.statistics}
     ascended = {
         name: each.mul_(factor.view(-1, *[1] * (each.dim() - 1))).add_(y[name])
@@ -196,16 +193,27 @@ def _proximal(v: Parameters, y: Parameters, start: Parameters, factor: float) ->
         v[name].sub_((y[name] - start[name]) * factor)
 
 
-def _correct(v: Parameters, shift: Parameters) -> None:
-    """v <- v - η c, for the parameters in `shift`."""
-    for name in v.keys() & shift.keys():
-        v[name].sub_(shift[name])
+def _move(y: Parameters, v: Parameters, shift: Parameters, *, moves: bool) -> None:
+    """v <- v - η c, where there is a correction; y <- y + v, where models move.
 
-
-def _move(y: Parameters, v: Parameters) -> None:
-    """y <- y + v, for the parameters in `v`."""
-    if v:
-        torch._foreach_add_([y[name] for name in v], list(v.values()))
+    Args:
+        y: models, name -> (a, *shape); overwritten.
+        v: velocities of some of the parameters; overwritten.
+        shift: η c of all parameters; empty without a correction.
+        moves: whether models move by the velocities.
+    """
+    models, velocities = [y[name] for name in v], list(v.values())
+    corrections = [shift[name] for name in v] if shift else []
+    if corrections and moves:
+        # Both in one pass over the models: v <- 1 v - ηc and y <- y + 1 v.
+        torch._fused_sgd_(
+            models, corrections, velocities, weight_decay=0.0, momentum=1.0, lr=-1.0,
+            dampening=0.0, nesterov=False, maximize=True, is_first_step=False,
+        )  # fmt: skip
+    elif corrections:
+        torch._foreach_sub_(velocities, corrections)
+    elif moves and models:
+        torch._foreach_add_(models, velocities)
 
 
 def _first(a: int, values: Parameters) -> Parameters:

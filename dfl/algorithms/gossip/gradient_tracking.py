@@ -85,7 +85,8 @@ class GradientTracking(Algorithm[State]):
         z = task.train(state.x, net.t, correction=-state.c)
         step = z - state.x
         y = step / -task.reach(net.t, task.momentum)
-        c = (state.c + y).sub_(net.exchange(y, slot="y").average())
+        tracked = net.exchange(y, slot="y").average()
+        c = y.add_(state.c).sub_(tracked)
         if self.form == "atc":
             return State(net.exchange(z, start=state.x).average(), c)
         return State(net.exchange(state.x).average().add_(step), c)

@@ -70,5 +70,5 @@ class MomentumTracking(Algorithm[State]):
         z, v = task.train_with_momentum(x, u - c, net.t, correction=(task.momentum - 1) * c)
         step = z.sub_(x)
         y = step / -task.reach(net.t)
-        own = (c + y).sub_(net.exchange(y, slot="y").average())
-        return State(net.exchange(x).average().add_(step), v.add_(c), own)
+        tracked = net.exchange(y, slot="y").average()
+        return State(net.exchange(x).average().add_(step), v.add_(c), y.add_(c).sub_(tracked))
