@@ -241,10 +241,7 @@ PACKED = {
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
-    "methods_cifar10": (
-        "cifar10", "methods.methods_cifar10", "--cases", "ring8_0.1", "ring8_4", "ring8_0.01",
-        "ring16_0.1", "ring16_0.01",
-    ),
+    "methods_cifar10": ("cifar10", "methods.methods_cifar10"),
     "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),
     "shakespeare_rounds": (
         "shakespeare", "workloads.shakespeare_rounds", "--cases", "role_256", "role_32",
