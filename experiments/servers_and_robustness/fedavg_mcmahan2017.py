@@ -144,6 +144,8 @@ class Options(common.GridOptions):
     rounds: int = 10_000
     """Maximum number of rounds of any run, where its case has no lower cap."""
     jobs: int = 1
+    eval_examples: int | None = None
+    """Test examples of an evaluation, and at most as many training examples; all if not given."""
     cases: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = tuple(CASES)
     """The published numbers to reproduce."""
 
@@ -182,7 +184,11 @@ def run_of(options: Options, name: str, **changes: Any) -> Run:
         "batch_size": 10,
     }
     setting = options.known[name].setting
-    places = {"dataset": options.dataset, "data_dir": options.data_dir}
+    places = {
+        "dataset": options.dataset,
+        "data_dir": options.data_dir,
+        "eval_examples": options.eval_examples,
+    }
     return Run(**{**places, **shared_settings, "local_epochs": 1, **setting, **changes})
 
 

@@ -217,7 +217,9 @@ def test_a_spread_over_seeds_has_its_confidence_interval(name: str) -> None:
 def test_a_published_number_is_of_the_same_setting(name: str) -> None:
     """The column `published` is of the experiments that have a row at the setting of the paper."""
     columns = [*pd.read_csv(RESULTS / name / "table.csv")]
-    assert ("published" in columns) == (name in ("client_fraction", "fedavg_mcmahan2017"))
+    assert ("published" in columns) == (
+        name in ("client_fraction", "cnn_mcmahan2017", "fedavg_mcmahan2017")
+    )
 
 
 def test_intervals_are_those_of_students_t() -> None:
@@ -237,7 +239,8 @@ def test_intervals_are_those_of_students_t() -> None:
 PACKED = {
     "client_fraction": (
         "mnist", "servers_and_robustness.client_fraction", "--cases", "iid_b10_0", "iid_b10_0.1",
-        "iid_b10_0.2", "iid_b10_0.5", "shards_b10_0", "shards_b10_0.1", "shards_b10_0.2",
+        "iid_b10_0.2", "iid_b10_0.5", "iid_b10_1", "iid_full_0", "iid_full_0.2", "shards_b10_0",
+        "shards_b10_0.1", "shards_b10_0.2", "shards_full_0", "shards_full_0.2",
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
