@@ -28,6 +28,8 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
         path = ".".join(parts[:depth])
         if path not in sys.modules:
             monkeypatch.setitem(sys.modules, path, ModuleType(path))
+        if depth > 1:
+            setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[path])
     for member, value in members.items():
         setattr(sys.modules[name], member, value)
 

@@ -59,11 +59,16 @@ SETUPS = (
     Setup("blazefl", 2, 1),
     Setup("blazefl", 1, 1),
     Setup("blazefl", 1, 2),
+    Setup("fedjax", 2, 1),
+    Setup("fedjax", 1, 1),
+    Setup("fedjax", 1, 2),
     Setup("torch", 2, 1),
     Setup("torch", 1, 1),
     Setup("torch", 1, 2),
 )
-"""The set-ups, on two cores: gossipy has one process, Flower one per client at a time."""
+"""The set-ups, on two cores: gossipy has one process, Flower one per client at a time, FedJAX one
+with so many devices.
+"""
 
 
 @dataclass(frozen=True)

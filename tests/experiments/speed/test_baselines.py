@@ -224,7 +224,7 @@ def test_every_version_is_pinned() -> None:
 def test_a_failed_installation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         dfl.InputError,
-        match=r"--only must be among pfl, gossipy, flower, blazefl, torch, not fedml",
+        match=r"--only must be among pfl, gossipy, flower, blazefl, fedjax, torch, not fedml",
     ):
         install.install(envs=tmp_path, only=("fedml",))
     with pytest.raises(dfl.InputError, match=r"-c raise SystemExit\('no wheel'\): no wheel"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.speed.baselines import job
-from tests.support import fake_baselines, fake_blazefl, fake_pfl
+from tests.support import fake_baselines, fake_blazefl, fake_fedjax, fake_pfl
 
 pytestmark = pytest.mark.slow
 
@@ -21,11 +21,12 @@ FAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "gossipy": fake_baselines.fake_gossipy,
     "flower": fake_baselines.fake_flower,
     "blazefl": fake_blazefl.fake_blazefl,
+    "fedjax": fake_fedjax.fake_fedjax,
     "torch": lambda _: None,
 }
 PACKAGES = {
     "pfl": "pfl", "gossipy": "gossipy-dfl", "flower": "flwr", "blazefl": "blazefl",
-    "torch": "torch",
+    "fedjax": "fedjax", "torch": "torch",
 }  # fmt: skip
 NUMBERS = {"peers": 4, "examples": 20, "shape": 6, "batch-size": 10, "rounds": 3, "warm-up": 1}
 ARGUMENTS = [
@@ -102,6 +103,30 @@ def test_pfl_has_everyone_in_every_round(load: Load) -> None:
     assert len(watch.ends) == 5
     assert losses[1] < losses[0]
     assert fake_pfl.FederatedAveraging.seen == [["0", "1", "2", "3"]] * 4
+
+
+@pytest.mark.parametrize(("processes", "backend"), [(1, "jit"), (2, "pmap")])
+def test_fedjax_trains_everyone_in_every_round(load: Load, processes: int, backend: str) -> None:
+    driver = load("fedjax")
+    watch, losses = driver.drive(job.read([*ARGUMENTS, f"--processes={processes}"]))
+    assert len(watch.ends) == 5
+    assert losses[1] < losses[0]
+    assert fake_fedjax.FederatedAveraging.backend == backend
+    assert fake_fedjax.FederatedAveraging.seen == [[0, 1, 2, 3]] * 4
+
+
+@pytest.mark.parametrize(
+    "network",
+    ["perceptron --shape 6 --hidden 5 4", "lenet --shape 3 16 16", "lstm --shape 6 4 --hidden 5"],
+)
+def test_networks_of_fedjax_are_those_of_torch(load: Load, network: str) -> None:
+    driver = load("fedjax")
+    own_job = job.read([*ARGUMENTS, "--network", *network.split()])
+    net = job.network(own_job)
+    inputs = torch.from_numpy(job.data(own_job)[0][0])
+    with torch.no_grad():
+        scores = driver.NETWORKS[own_job.network](net.state_dict(), inputs)
+        assert torch.allclose(scores, net(inputs), rtol=1e-5, atol=1e-6)
 
 
 def test_pfl_s_mean_is_federated_averaging(load: Load) -> None:
