@@ -18,7 +18,11 @@ from experiments import cells, common
 from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import easy_vqa, vqa_modalities
-from experiments.servers_and_robustness import client_fraction, robust_gossip
+from experiments.servers_and_robustness import (
+    client_fraction,
+    cnn_mcmahan2017,
+    robust_gossip,
+)
 from experiments.speed import precision
 from experiments.workloads import normalization, shakespeare_rounds
 from tests.support import launched
@@ -75,6 +79,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         },
     ),
     "client_fraction": lambda seeds: common.with_intervals(client_fraction.tabulate(seeds), None),
+    "cnn_mcmahan2017": lambda seeds: common.with_intervals(cnn_mcmahan2017.tabulate(seeds), None),
     "convergence_rates": convergence_rates.tabulate,
     "easy_vqa": lambda seeds: common.with_intervals(
         easy_vqa.tabulate(seeds), seeds["seed"].nunique()
@@ -239,8 +244,13 @@ def test_intervals_are_those_of_students_t() -> None:
 PACKED = {
     "client_fraction": (
         "mnist", "servers_and_robustness.client_fraction", "--cases", "iid_b10_0", "iid_b10_0.1",
-        "iid_b10_0.2", "iid_b10_0.5", "iid_b10_1", "iid_full_0", "iid_full_0.2", "shards_b10_0",
-        "shards_b10_0.1", "shards_b10_0.2", "shards_full_0", "shards_full_0.2",
+        "iid_b10_0.2", "iid_b10_0.5", "iid_b10_1", "iid_full_0", "iid_full_0.1", "iid_full_0.2",
+        "shards_b10_0", "shards_b10_0.1", "shards_b10_0.2", "shards_full_0", "shards_full_0.1",
+        "shards_full_0.2",
+    ),
+    "cnn_mcmahan2017": (
+        "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
+        "iid_e1_b10_c0.1", "iid_e5_b50_c0.1", "iid_e5_b10_c0.1", "iid_e5_b10_c0",
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
