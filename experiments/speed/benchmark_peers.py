@@ -1,6 +1,6 @@
-"""Seconds of a round of dfl, four other frameworks and a plain loop of torch on the same work.
+"""Seconds of a round of dfl, five other frameworks and a plain loop of torch on the same work.
 
-Command, 40 minutes on two idle cores (published with `--repetitions 2`, 28 minutes); first `pip
+Command, 40 minutes on two idle cores (published with `--repetitions 2`, 25 minutes); first `pip
 install -e ".[mpi,bench]"`, then the baselines, from PyPI into environments of their own (4 GB):
 
     python -m experiments.speed.baselines.install
@@ -9,24 +9,25 @@ install -e ".[mpi,bench]"`, then the baselines, from PyPI into environments of t
 `--works`, `--baselines` and `--keep` measure in portions: launches that an earlier run left in
 `--out` are reused.
 
-Finding: no system is faster than dfl, and on D pfl is as fast. Beside the loop of torch in two
-processes dfl is 1.26 times as fast on A, 16 times on B, 29 times on C, 1.20 times on D and 1.71
-times on E; beside the next framework 1.34 (pfl), 23 (pfl), 46 (pfl), 1.01 (pfl) and 2.05 times
-(pfl). Medians of 10 rounds in two launches of each system's fastest set-up. A: dfl 61 ms a round on
-two ranks, the loop 77, pfl 81 in two processes, BlazeFL 127 in two threads, gossipy 142, Flower
-308. D: dfl 454, pfl 457, BlazeFL 502, the loop 546, gossipy 698, Flower 912. Where models are
-small, calls cost more than arithmetic, and dfl makes them for all peers at once. An earlier
-measurement, on another virtual machine, whose speed varied by a factor of up to 1.8, had 1.43, 39
-and 137 times the time of dfl for the next framework on A, B and C.
+Finding: no system is faster than dfl. The next one takes 1.21 times as long on A (the loop of
+torch), 10.8 times on B (FedJAX), 23 times on C (FedJAX), 1.10 times on D (pfl) and 1.61 times on E
+(FedJAX). Medians of 10 rounds in two launches of each system's fastest set-up, all on one day. A:
+dfl 56 ms a round on two ranks, the loop 68, pfl 79 in two processes, FedJAX 98 and BlazeFL 101 in
+two threads, gossipy 145, Flower 260. D: dfl 349, pfl 385, BlazeFL 420, the loop 452, gossipy 539,
+Flower 608, FedJAX 1,540. Where models are small, calls cost more than arithmetic, and dfl makes
+them for all peers at once; FedJAX makes one compiled call for each client. The loop of torch takes
+17.9, 30.5 and 1.94 times as long on B, C and E. A measurement of the days before had 1.25, 11.7,
+24.2, 1.28 and 1.51 for the same next systems, and one on another virtual machine, whose speed
+varied by a factor of up to 1.8, had 137 for the next framework on C, before FedJAX was measured.
 
 Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
 (momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,
 batches of 50; B, 100 peers with 60 of 64, a perceptron 64-32-10, batches of 10; C, 1,000 peers with
 60 of 64, softmax regression, batches of 10; D, 16 peers with 600 images of 3 x 32 x 32, a LeNet,
 batches of 50; E, 100 peers with 60 of 6 signals at 20 steps, an LSTM of 32 states, batches of 10.
-dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl, Flower and BlazeFL, which have a
-server, and the loop of torch average all peers. No system evaluates in a timed round. Every system
-is run in the ways that its documentation recommends, with all that two cores give it
+dfl mixes on a ring, in float32; gossipy gossips on a ring; pfl, Flower, BlazeFL and FedJAX, which
+have a server, and the loop of torch average all peers. No system evaluates in a timed round. Every
+system is run in the ways that its documentation recommends, with all that two cores give it
 (`experiments.speed.baselines.run.SETUPS`; the drivers state which API and why), and the fastest of
 them counts. Each launch is a program of its own; two rounds warm up, five are timed; launches take
 turns in three repetitions. A ratio compares medians over all rounds with dfl's fastest; its range
