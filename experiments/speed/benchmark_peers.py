@@ -16,9 +16,7 @@ dfl 56 ms a round on two ranks, the loop 68, pfl 79 in two processes, FedJAX 98 
 two threads, gossipy 145, Flower 260. D: dfl 349, pfl 385, BlazeFL 420, the loop 452, gossipy 539,
 Flower 608, FedJAX 1,540. Where models are small, calls cost more than arithmetic, and dfl makes
 them for all peers at once; FedJAX makes one compiled call for each client. The loop of torch takes
-17.9, 30.5 and 1.94 times as long on B, C and E. A measurement of the days before had 1.25, 11.7,
-24.2, 1.28 and 1.51 for the same next systems, and one on another virtual machine, whose speed
-varied by a factor of up to 1.8, had 137 for the next framework on C, before FedJAX was measured.
+17.9, 30.5 and 1.94 times as long on B, C and E.
 
 Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
 (momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,

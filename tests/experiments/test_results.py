@@ -18,11 +18,7 @@ from experiments import cells, common
 from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import easy_vqa, vqa_modalities
-from experiments.servers_and_robustness import (
-    client_fraction,
-    cnn_mcmahan2017,
-    robust_gossip,
-)
+from experiments.servers_and_robustness import client_fraction, cnn_mcmahan2017, robust_gossip
 from experiments.speed import precision
 from experiments.workloads import normalization, shakespeare_rounds
 from tests.support import launched
