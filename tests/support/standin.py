@@ -8,12 +8,17 @@ they hold, and noted if it moves numbers to the processor.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+import dfl
+
+PRODUCT = f"{Path(dfl.__file__).parent}/"
+"""The folder of the package."""
 DEVICE = torch.device("lazy", 0)
 
 
@@ -87,6 +92,6 @@ def _inner(value: Any) -> Any:
 def _caller() -> str:
     """Return the file of dfl that is being executed."""
     frame: Any = sys._getframe(1)
-    while frame and "/dfl/" not in frame.f_code.co_filename:
+    while frame and not frame.f_code.co_filename.startswith(PRODUCT):
         frame = frame.f_back
-    return frame.f_code.co_filename.rpartition("/dfl/")[2] if frame else "elsewhere"
+    return frame.f_code.co_filename.removeprefix(PRODUCT) if frame else "elsewhere"
