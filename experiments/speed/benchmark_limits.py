@@ -11,18 +11,17 @@ Command, on an idle 2-core machine:
 
     python -m experiments.speed.benchmark_limits
 
-Finding: 13 of 24 figures with a bound are within it. A round of A takes 1.67 times its operations
-at the speed of a matrix product, 60 % of that speed, where 70 % is the aim; an earlier measurement
-had 72 %. Of seven models four are within the bound on the time of a loop of torch: the CNN takes
-0.92 and 0.87 of it, ResNet-20 0.96, the LSTM of 256 states 1.03; LeNet takes 1.09 and 0.95, and the
-LSTM of 32 states 0.62, where narrow models are to take a half. An exchange has a fixed cost of some
-0.12 ms, the Python and torch calls around MPI's, and the cost of fresh memory: 5 times bare MPI at
-100 kB, 1.6 to 1.9 at 1 MB and 1.8 to 1.9 at 10 MB. None of the six with a bound meets it. Encoding
-takes 2.7 to 3.3 nanoseconds a coordinate and decoding 0.5 to 0.9, all within their bounds. Ranks
-beyond the cores cost: 140 ms with 4 and 186 with 16, where 2 take 111. A start takes 1.09 times the
-imports of torch and mpi4py on one rank, within its bound, and 1.18 times on 16, over it. The first
-row was measured alone, an hour after the others, which ran in one session; a test ran beside the
-first two models. The machine's speed varied.
+Finding: 15 of 24 figures with a bound are within it. A round of A takes 1.12 times its operations
+at the speed of a matrix product, 89 % of that speed, where 70 % is the aim. Of seven models three
+are within the bound on the time of a loop of torch: the CNN takes 1.05 and 0.80 of it, ResNet-20
+0.92. The LSTM of 256 states takes 1.16, where 1.05 is the bound; LeNet takes 1.15 and 0.97, and the
+LSTM of 32 states 0.53, where narrow models are to take a half. An exchange has a fixed cost of 0.02
+to 0.11 ms, the Python and torch calls around MPI's, and the cost of fresh memory: 2.3 to 2.8 times
+bare MPI at 100 kB, 1.2 to 2.1 at 1 MB and 1.5 to 1.6 at 10 MB. One of the six with a bound meets
+it. Encoding takes 1.2 to 1.5 nanoseconds a coordinate and decoding 0.2 to 0.4, all within their
+bounds of 4 and 1. Ranks beyond the cores cost: 69 ms with 4 and 96 with 16, where 2 take 57. A
+start takes 0.97 times the imports of torch and mpi4py on one rank and 0.90 times on 16, both within
+their bounds. All was measured in one session of four minutes on an idle machine.
 
 Grid: work A is 16 peers on a ring with 600 examples of 784 numbers each and the 2NN, one epoch of
 batches of 50; its limit is 6 d operations for each of 9,600 examples at the float32 speed that

@@ -8,15 +8,14 @@ Command, on an idle 2-core machine:
 
     python -m experiments.speed.scale
 
-Finding: 10,000 peers take 0.14 s a round on two ranks and 0.22 s on one; the whole run 18 and 13
-s, 1.07 and 0.65 GB. From 1,000 peers on a round grows in proportion to them (12 to 14
-microseconds a peer on two ranks, 22 to 24 on one); below, calls cost as much as the work. A peer
-takes 5.3 rows on one rank, one of them the state at the last evaluation, and 8.1 on two, where
-nearly every peer has a neighbour on the other rank: more than the aim of 4. In 8 bits it is 15,
-since every line of the method makes new rows. 100,000 peers work: 38 s to build, 1.7 s a round,
-44 s for two evaluations, 6.9 GB. A million peers on a torus, with 20 examples each and without a
-folder, take 65 s to build, 9.7 s a round, 166 s for two evaluations, and 22.7 GB on two ranks, each
-at its own peak. They were run once, by hand and with later code than the table:
+Finding: 10,000 peers take 0.10 s a round on two ranks and 0.18 s on one; the whole run 8 s on
+either, 1.05 and 0.62 GB. From 1,000 peers on a round grows in proportion to them (10 microseconds a
+peer on two ranks, 18 on one); below, calls cost as much as the work. A peer takes 4.4 rows on one
+rank, and 6.6 on two, where nearly every peer has a neighbour on the other rank: more than the aim
+of 4. In 8 bits it is 10 and 12, since every line of the method makes new rows. 100,000 peers work:
+27 s to build, 1.25 s a round, 14 s for two evaluations, 6.1 GB. A million peers on a torus, with 20
+examples each and without a folder, take 65 s to build, 9.7 s a round, 166 s for two evaluations,
+and 22.7 GB on two ranks, each at its own peak. They were run once, by hand and on a slower machine:
 
     mpirun -n 2 python -m experiments.speed.probe --peers 1000000 --examples 20 \\
         --topology torus --rounds 4
