@@ -17,7 +17,7 @@ from dfl.sweep import runner
 from experiments import cells, common
 from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
-from experiments.personal_layers import easy_vqa, vqa_modalities
+from experiments.personal_layers import easy_vqa, lg_table1, vqa_modalities
 from experiments.servers_and_robustness import client_fraction, cnn_mcmahan2017, robust_gossip
 from experiments.speed import precision
 from experiments.workloads import normalization, shakespeare_rounds
@@ -88,6 +88,10 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "worst": lambda rows: 100 * rows["worst"].mean(),
             "worst_std": lambda rows: 100 * rows["worst"].std(),
         },
+    ),
+    "lg_table1": lambda seeds: common.with_intervals(lg_table1.tabulate(seeds, "mnist"), None),
+    "lg_table1_cifar10": lambda seeds: common.with_intervals(
+        lg_table1.tabulate(seeds, "cifar10"), None
     ),
     "local_steps": of_cells(
         local_steps.LABELS,

@@ -149,7 +149,9 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
         {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_alone": 100 * TAIL, "MB": 0.05},
     ),
     "lg_table1": (
-        lambda: lg_table1.tabulate(of_many(method=["lg"]), {0: spiking()}, lg_table1.Options()),
+        lambda: lg_table1.tabulate(
+            lg_table1.by_seed(of_many(method=["lg"]), {0: spiking()}, "mnist"), "mnist"
+        ),
         {
             "local_test": 100 * TAIL,
             "new_test": 100 * TAIL,

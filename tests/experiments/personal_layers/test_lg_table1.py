@@ -10,6 +10,7 @@ import pytest
 
 from experiments import common
 from experiments.personal_layers import lg_table1 as experiment
+from experiments.personal_layers import lg_table1_cifar10
 from tests.support.launched import run_experiment
 
 pytestmark = pytest.mark.slow
@@ -50,8 +51,20 @@ def test_cells_go_on_from_the_pretrained_model(published: Path) -> None:
     }
     for (method, seed), run in cells.items():
         begun = None if method == "local_only" else experiment.folder(options, int(seed))
-        assert (run.init_from, run.seed, run.validation) == (begun, seed, 0.1)
+        assert (run.init_from, run.seed, run.validation) == (begun, seed, 0)
         assert run.share == ("all" if method in ("fedavg", "local_only") else "head:2")
+
+
+def test_the_experiment_on_cifar10_has_the_settings_of_the_paper() -> None:
+    options = lg_table1_cifar10.Options(seeds=1, epochs=7)
+    cells = {str(each.values["method"]): each.run for each in experiment.grid(options)}
+    before = experiment.first(options, 0)
+    assert (before.rounds, cells["fedavg"].rounds, cells["lg"].rounds) == (1200, 650, 60)
+    assert (cells["lg"].share, cells["local_only"].rounds) == ("first:2", 7)
+    for run in (before, *cells.values()):
+        assert (run.dataset, run.model, run.augment) == ("cifar10", "lenet", "crop_flip")
+        assert (run.peers, run.batch_size, run.lr, run.momentum) == (100, 50, 0.1, 0.5)
+    assert options.out.name == lg_table1_cifar10.__name__.rpartition(".")[2]
 
 
 def test_one_cell_alone_trains_only_the_model_it_goes_on_from(
@@ -80,16 +93,16 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     FedAvg.
     """
     before = pd.DataFrame(
-        {"round": [400.0], "parameters_k_plus_m": [110 * 400 * 633_226.0], "payload_bytes": [4e9]}
-    )
+        {"round": [200.0, 400.0], "parameters_k_plus_m": [0, 110 * 400 * 633_226.0],
+         "payload_bytes": [0, 4e9], "accuracy_mean": [0.97, 0.98]}
+    )  # fmt: skip
     shared_settings: dict[str, Any] = {
-        "validation_accuracy_mean": [0.9, 0.99, 0.9],
         "accuracy_mean_model": [0.1, 0.2, 0.3],
     }
     found = pd.concat(
         [
             rows("fedavg", {**shared_settings, "round": [0, 320, 325],
-                 "local_accuracy_mean": [0.5, 0.6, 0.7], "accuracy_mean": [0.4, 0.8, 0.9],
+                 "local_accuracy_mean": [0.5, 0.6, 0.7], "accuracy_mean": [0.98, 0.8, 0.99],
                  "payload_bytes": [0, 1, 1e9],
                  "parameters_k_plus_m": [0, 1, 110 * 325 * 633_226]}),
             rows("lg", {**shared_settings, "round": [0, 49, 50],
@@ -104,7 +117,7 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
         ]
     )  # fmt: skip
     options = experiment.Options(seeds=1)
-    table = experiment.tabulate(found, {0: before}, options)
+    table = experiment.tabulate(experiment.by_seed(found, {0: before}, "mnist"), "mnist")
     of = common.by_label(table, ["method"])
     assert [of["lg"][name] for name in ("local_test", "new_test", "new_by_vote", "rounds")] == [
         98,
@@ -116,7 +129,12 @@ def test_the_last_tenth_counts_and_parameters_add_up() -> None:
     assert of["fedavg"]["parameters"] == pytest.approx(5.05e10, rel=1e-4)
     assert [
         of["fedavg"][name] for name in ("local_test", "new_test", "megabytes")
-    ] == pytest.approx([65, 85, 5000])
+    ] == pytest.approx([65, 89.5, 5000])
+    # From 200 to 400 rounds from 97 to 98 %; from 720 to 725 from 98 to 99 %, the best so far.
+    assert [of["fedavg"][name] for name in ("rounds_to_goal", "rounds_to_end")] == pytest.approx(
+        [300, 720 + 5 * 0.15]
+    )
+    assert np.isnan([of["lg"]["rounds_to_goal"], of["local_only"]["rounds_to_end"]]).all()
     assert np.isnan(of["fedavg"]["new_by_vote"])
     assert [of["local_only"][name] for name in ("rounds", "parameters", "megabytes")] == [10, 0, 0]
     published = ("local_test_published_full_setting", "new_test_published_full_setting")
