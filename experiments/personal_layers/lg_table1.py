@@ -234,10 +234,8 @@ def tabulate(seeds: pd.DataFrame, dataset: str) -> pd.DataFrame:
         insert_published(table, column, published, None if column == "parameters" else std[column])
     for column in ("rounds_to_goal", "rounds_to_end"):
         table[column] = by[column].agg(lambda runs: runs.mean(skipna=False))
-        place = table.columns.get_loc(column)
-        assert isinstance(place, int)
         spread = by[column].agg(lambda runs: runs.std(skipna=False))
-        table.insert(place + 1, f"{column}_std", spread)
+        table.insert(list(table).index(column) + 1, f"{column}_std", spread)
     return table.reset_index()
 
 
@@ -248,13 +246,13 @@ def _figures(name: str, run: pd.DataFrame, begun: pd.DataFrame, dataset: str) ->
     alone = run["payload_bytes"].max() == 0
     served = end.get("parameters_k_plus_m", np.nan)
     one = pd.isna(end.get("accuracy_ensemble", np.nan))
-    new = run["accuracy_mean" if one else "accuracy_ensemble"]
+    new = "accuracy_mean" if one else "accuracy_ensemble"
     goal, last = (_rounds(begun, run, level) for level in GOALS[dataset])
     return {
         "local_test": 100 * end["local_accuracy_mean"],
-        "new_test": 100 * (end["accuracy_mean"] if one else end["accuracy_ensemble"]),
+        "new_test": 100 * end[new],
         "local_test_best": 100 * run["local_accuracy_mean"].max(),
-        "new_test_best": 100 * new.max(),
+        "new_test_best": 100 * run[new].max(),
         "new_by_vote": np.nan if one else 100 * end["accuracy_vote"],
         "new_by_mean_model": 100 * end["accuracy_mean_model"],
         "rounds": end["round"] + (0 if alone else before["round"]),

@@ -1,10 +1,10 @@
-"""Accuracy and parameters sent with a local LeNet under shared layers: CIFAR-10 in Table 1 of
+"""Accuracy and parameters sent with shared convolutions under local layers: CIFAR-10 in Table 1 of
 LG-FedAvg.
 
 Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
 Representations", 2020.
 
-Command, three quarters of an hour of a core for every seed:
+Command, half an hour of a core for every seed:
 
     python -m experiments.personal_layers.lg_table1_cifar10 --data-dir DIR \\
         --methods fedavg lg ring
