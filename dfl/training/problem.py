@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.parts import Parts, map_parts, parts_of, shape_of
-from dfl.models.modules import Dense, dense_layers, frozen, is_recurrent, stacked_models
+from dfl.models.modules import (
+    Dense,
+    convolutions,
+    dense_layers,
+    frozen,
+    is_recurrent,
+    stacked_models,
+)
 from dfl.training.augmentation import NO_AUGMENTATION, Augment
 from dfl.training.batch import Batch
 from dfl.training.examples import Examples, normalize
@@ -321,9 +328,10 @@ class Problem:
     ) -> Tensor:
         """Return the outputs of models.
 
-        A single model is computed in a batch with a duplicate of itself, for the reason given in
-        `dfl.training.batches.groups`. Frozen parameters are expanded to one for each model, without
-        a copy: a product with the rows of all models at once would round by their number.
+        Where models are computed together, a single one is computed with a duplicate of itself, for
+        the reason given in `dfl.training.batches.groups`. Frozen parameters are expanded to one for
+        each model, without a copy: a product with the rows of all models at once would round by
+        their number.
 
         Args:
             parameters: name -> (a, *shape), one model per row.
@@ -337,12 +345,12 @@ class Problem:
         """
         a = len(next(iter(parameters.values())))
         forward = partial(self.output, part=part) if part else self.output
-        if not self.solver.batched and a == 1:
+        if self._alone and a == 1:
             # No index, whose gradient is a copy of the parameter's.
             row = {name: value.squeeze(0) for name, value in parameters.items()}
             own = map_parts(lambda part: part.squeeze(0), inputs) if each else inputs
             return forward(row, own).unsqueeze(0).to(self.dtype)
-        if not self.solver.batched:
+        if self._alone:
             rows = ({name: value[i] for name, value in parameters.items()} for i in range(a))
             return torch.stack(
                 [
@@ -359,6 +367,19 @@ class Problem:
         with stacked_models():
             out: Tensor = stacked(own | fixed, inputs)
         return out[:a].to(self.dtype)
+
+    @cached_property
+    def _alone(self) -> bool:
+        """Whether models are computed one after the other.
+
+        On a processor they are where they have convolutions, even of peers that train together:
+        torch computes the images of several models as one grouped convolution there, whose rounding
+        depends on the number of groups.
+        """
+        if not self.solver.batched:
+            return True
+        convolves = any(isinstance(layer, convolutions()) for layer in self.module.modules())
+        return convolves and self.device.type == "cpu"
 
     def output(self, parameters: dict[str, Tensor], inputs: Parts, part: str = "") -> Tensor:
         """Return the outputs (n, ...) of one model, or of a part of it, for inputs (n, *shape)."""

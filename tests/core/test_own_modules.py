@@ -171,6 +171,28 @@ def test_peers_on_a_frozen_body_have_the_same_bits_among_any_others(others: int)
     assert torch.equal(part, whole[some])
 
 
+def test_convolutions_have_the_same_bits_among_any_others() -> None:
+    """Convolutions of several models in one call would be rounded by their number."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 3))
+    images = data(np.zeros((80, 1, 8, 8), np.float32))
+    run = dfl.Run(**FEW, model=module, dataset=images, engine="batched")
+    task = prepare(run, World()).task
+    assert task.solver.batched
+    parameters = {
+        name: torch.randn(12, *shape)
+        for name, shape in zip(
+            task.parameter_layout.names, task.parameter_layout.shapes, strict=True
+        )
+    }
+    x = torch.randn(12, 2, 1, 8, 8)
+    with isolated(1):
+        whole = task.outputs(parameters, x)
+        for some in ([11], [11, 0], [11, 0, 1, 2, 3, 4]):
+            part = task.outputs({name: value[some] for name, value in parameters.items()}, x[some])
+            assert torch.equal(part, whole[some])
+
+
 def test_an_auxiliary_net_needs_a_trained_layer_before_it(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     module[0].requires_grad_(False)
