@@ -83,13 +83,16 @@ class Evaluator:
         self.last: tuple[RunState, metrics.Figures | None] | None = None
         self.done = False
         self.sharing_all = True
-        self.watched = bool(prepared.world.from_root(self._start))
+        answer = prepared.world.from_root(self._start)
+        self.watched = bool(answer)
+        self.needs_models = answer == b"models"
 
     def _start(self) -> bytes:
+        """Start the callback, and return what it watches: nothing, the figures, or models too."""
         if self.callback is None or self.prepared.info is None:
             return b""
         self.callback.start(self.prepared.info)
-        return b"watched"
+        return b"models" if self.callback.needs_models else b"figures"
 
     def evaluate(self, run_state: RunState) -> Iterator[Row]:
         """Yield a row of figures on the models after t rounds, if one is due.
@@ -129,6 +132,7 @@ class Evaluator:
                 f"{answer['wrong']} after round {t} while all models are finite: try a smaller "
                 f"--lr (it is {run.lr}), or look at the data and the loss"
             )
+        self._pass_models(run_state)
         row = Row(answer)
         self.done = t == run.rounds or (t > 0 and reached(row, run.goal))
         if not isinstance(run.share_all_goal, int) and reached(row, run.share_all_goal):
@@ -149,10 +153,21 @@ class Evaluator:
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
-                named = by_name(run_state.task, torch.from_numpy(models))
-                state = {name: np.ascontiguousarray(v.numpy()) for name, v in named.items()}
-                self.callback.finish(Outcome(peers, state, profile))
+                self.callback.finish(Outcome(peers, _state(run_state, models), profile))
                 self.callback.close(None)
+            return b""
+
+        self.prepared.world.from_root(pass_on)
+
+    def _pass_models(self, run_state: RunState) -> None:
+        """Pass the models of all peers to the callback, if it needs them."""
+        if not self.needs_models:
+            return
+        models = gathered(run_state, self.prepared)
+
+        def pass_on() -> bytes:
+            if self.callback and models is not None:
+                self.callback.evaluated_models(run_state.t, _state(run_state, models))
             return b""
 
         self.prepared.world.from_root(pass_on)
@@ -161,6 +176,12 @@ class Evaluator:
         """Return what is not finite among the figures of honest peers, on rank 0."""
         info = self.prepared.info
         return metrics.not_finite(peers, info.sizes, info.classes) if peers and info else ""
+
+
+def _state(run_state: RunState, models: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
+    """Return copies of gathered models by parameter name: a callback may change them."""
+    named = by_name(run_state.task, torch.from_numpy(models))
+    return {name: np.array(value.numpy(), order="C") for name, value in named.items()}
 
 
 def _profiles(world: World) -> Profiles | None:

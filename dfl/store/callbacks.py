@@ -230,6 +230,11 @@ class Callback:
     here.
     """
 
+    needs_models: bool = False
+    """Whether `evaluated_models` is called. The models of all peers are then gathered at every
+    evaluation.
+    """
+
     def start(self, info: RunInfo) -> None:
         """Called before round 0."""
 
@@ -245,6 +250,14 @@ class Callback:
         Args:
             t: the rounds that are done.
             peers: the figures of all peers.
+        """
+
+    def evaluated_models(self, t: int, state: Mapping[str, NDArray[np.floating]]) -> None:
+        """Called after `evaluated`, if `needs_models` is true.
+
+        Args:
+            t: the rounds that are done.
+            state: the models by parameter name, as `Outcome.state`.
         """
 
     def finish(self, outcome: Outcome) -> None:
@@ -273,6 +286,7 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: tuple[Callback, ...]) -> None:
         self.callbacks = callbacks
+        self.needs_models = any(each.needs_models for each in callbacks)
 
     def start(self, info: RunInfo) -> None:
         """Start each; where one fails, close those that were started."""
@@ -300,6 +314,12 @@ class Callbacks(Callback):
         """Pass on the figures of the peers."""
         for each in self.callbacks:
             each.evaluated(t, peers)
+
+    def evaluated_models(self, t: int, state: Mapping[str, NDArray[np.floating]]) -> None:
+        """Pass on the models to those that need them."""
+        for each in self.callbacks:
+            if each.needs_models:
+                each.evaluated_models(t, state)
 
     def finish(self, outcome: Outcome) -> None:
         """Pass on the outcome."""
