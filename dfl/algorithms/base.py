@@ -66,6 +66,10 @@ class Algorithm(ABC, Generic[S]):
     """Columns that the method adds to metrics.csv, with the largest value over the peers."""
     replicated: ClassVar[tuple[str, ...]] = ()
     """Fields of the state that belong to the server and are the same on every rank."""
+    incoming: ClassVar[tuple[str, ...]] = ()
+    """Fields of the state with a row for each incoming edge; others that have a row for each edge
+    have one for each outgoing edge.
+    """
     messages: ClassVar[int] = 1
     """Messages to each neighbour in a round, where peers gossip."""
     on_every_graph: ClassVar[bool] = False

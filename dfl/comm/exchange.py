@@ -127,7 +127,7 @@ class Net:
         scores = _nan(self.hosted)
         if not len(group.ids):
             return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
-        everyone = world.all_gather(np.asarray(weights, np.float64)[arrives])
+        everyone = group.ascending(world.all_gather(np.asarray(weights, np.float64)[arrives]))
         received = self._decode(encoded[arrives], updates)
         columns = network.transport.to_columns(
             received, group, everyone / everyone.sum(), reference
@@ -141,7 +141,7 @@ class Net:
         with phase("send"):
             row = torch.from_numpy(world.all_gather(aggregate.row)).to(updates)
         if aggregate.scores is not None:
-            scores[group.here] = torch.from_numpy(aggregate.scores[self._span(group.counts)])
+            scores[group.here] = torch.from_numpy(aggregate.scores[group.mine])
         return ServerAggregate(row[None], scores)
 
     def collect(
@@ -164,8 +164,8 @@ class Net:
         if world.size > 1:
             self.network.traffic.wire += received.nbytes
         with phase("send"):
-            everyone = torch.from_numpy(world.all_gather(received.cpu().numpy()))
-        return everyone.to(messages), group.ids
+            everyone = group.ascending(world.all_gather(received.cpu().numpy()))
+        return torch.from_numpy(everyone).to(messages), group.ids
 
     def broadcast(self, row: Tensor, to: Group) -> Tensor:
         """Send the server's row (1, m) to a group and return it as it arrives."""
@@ -285,8 +285,7 @@ class Net:
         if all(each.touches == "links" for each in self.network.threat_model.faults):
             return None
         assert self._effects is not None
-        here = self.network.layout.block(self.network.transport.world.rank)
-        return self._effects.work[here.start : here.stop]
+        return self._effects.work[self.network.layout.hosted(self.network.transport.world.rank)]
 
     def group(self, ids: NDArray[np.int64]) -> Group:
         """Return some peers, by their numbers."""
@@ -328,7 +327,7 @@ class Net:
         network = self.network
         if network.threat_model.falsifies:
             messages = falsified(network, self.t, slot, messages, group, reference=reference)
-        encoded = self._encode(messages, "peers", group.ids[self._span(group.counts)], slot)
+        encoded = self._encode(messages, "peers", group.ids[group.mine], slot)
         network.traffic.payload[group.here] += encoded.shape[1]
         network.traffic.parameters += len(group.ids) * messages.shape[1]
         if network.clock:
@@ -358,14 +357,9 @@ class Net:
         if self._effects is None:
             return slice(None), group
         arrives = self._effects.arrive(group.ids, self.peers)
-        here = arrives[self._span(group.counts)]
+        here = arrives[group.mine]
         self.network.traffic.lost += int(np.count_nonzero(~here))
         return np.flatnonzero(here), self.group(group.ids[arrives])
-
-    def _span(self, counts: list[int]) -> slice:
-        """Return where the members of a group on this rank are among all of its members."""
-        rank = self.network.transport.world.rank
-        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
 def _nan(n: int) -> Tensor:

@@ -54,7 +54,7 @@ def falsified(
     steps = messages if start is None else messages - start
     updates = network.transport.to_columns(steps, group, np.full(n, 1 / n), reference)
     view = _view(network, t, slot, updates, falsifying, group.ids[falsifying])
-    return _replaced(network, messages, attack.falsify(view), falsifying, group.counts, start)
+    return _replaced(network, messages, attack.falsify(view), falsifying, group, start)
 
 
 def falsified_per_edge(
@@ -78,7 +78,7 @@ def falsified_per_edge(
     updates = network.transport.to_columns(messages, everyone, np.full(peers, 1 / peers))
     view = _view(network, t, slot, updates, attackers, attackers)
     columns = attack.falsify_edges(view, network.schedule.matrix(t), pairs)
-    return _replaced(network, rows_at(messages, owner), columns, falsifying, edges.counts)
+    return _replaced(network, rows_at(messages, owner), columns, falsifying, edges)
 
 
 def _view(
@@ -103,7 +103,7 @@ def _replaced(
     messages: Tensor,
     columns: Rows,
     falsifying: Ints,
-    counts: list[int],
+    group: Group,
     start: Tensor | None = None,
 ) -> Tensor:
     """Return messages (a, m) in which some members of a group send falsified ones.
@@ -112,13 +112,16 @@ def _replaced(
         network: moves the columns.
         messages: (a, m), those of the members on this rank.
         columns: (f, c), the falsified messages, in the coordinates of this rank.
-        falsifying: (f,), positions of their senders in the group.
-        counts: members of the group on each rank.
+        falsifying: (f,), positions of their senders in the group, ascending.
+        group: the senders.
         start: (a, m), added to what is sent.
     """
-    rank = network.transport.world.rank
-    ranks = np.repeat(np.arange(len(counts)), counts)[falsifying]
-    per_rank = np.bincount(ranks, minlength=len(counts)).tolist()
-    rows = network.transport.to_rows(columns, messages, per_rank)
-    here = torch.from_numpy(falsifying[ranks == rank] - sum(counts[:rank])).to(messages.device)
+    world = network.transport.world
+    ranks = network.layout.ranks_of(group.owners[falsifying])
+    order = np.argsort(ranks, kind="stable")
+    counts = np.bincount(ranks, minlength=world.size).tolist()
+    rows = network.transport.to_rows(columns[order], messages, counts)
+    members = np.arange(len(group.ids))[group.mine]
+    places = np.searchsorted(members, falsifying[ranks == world.rank])
+    here = torch.from_numpy(places).to(messages.device)
     return messages.index_copy(0, here, rows if start is None else rows + start[here])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from dfl.comm.plan import EdgePlan, PeerPlan
+from dfl.comm.plan import EdgePlan, PeerPlan, places_of
 from dfl.environment.fault_effects import FaultEffects
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def lossy_peer_plan(plan: PeerPlan, edges: EdgePlan, effects: FaultEffects, peer
 
     def on_senders(weights: csr_array) -> csr_array:
         used = _some(weights, weights.data != 0)
-        column = np.searchsorted(plan.senders, sender[used.indices])
+        column = places_of(sender[used.indices], plan.senders)
         shape = len(plan.ids), len(plan.senders)
         return csr_array((used.data, column, used.indptr), shape=shape)
 

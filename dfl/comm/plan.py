@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dfl.comm.weighting import Piece, pieces_of
 from dfl.core.layout import Layout
 
 Ints = NDArray[np.int64]
@@ -66,8 +67,8 @@ class PeerPlan(Plan):
     """Messages sent once by every peer.
 
     Attributes:
-        senders: (r1 + p + r2,) peers whose messages the weights are on, ascending: r1 of ranks
-            before this one, this rank's own, and r2 of ranks after it.
+        senders: (r1 + p + r2,) peers whose messages the weights are on: r1 of ranks before this
+            one, this rank's own, and r2 of ranks after it; those of a rank ascending.
         near: (p, r1 + p + r2) rows of W: weights of the closed neighbourhood. The entries of a row
             are in ascending peer id.
         before: r1.
@@ -81,6 +82,12 @@ class PeerPlan(Plan):
     near: csr_array
     before: int
     kept: Callable[[], csr_array] | None = None
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """`near` on the messages of ranks before this one, of this one, and of ranks after it."""
+        own, everyone = len(self.ids), len(self.senders)
+        return pieces_of(self.near, [self.before, own, everyone - self.before - own])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,29 +165,36 @@ def all_edges(matrices: Sequence[csr_array], peers: int) -> Ints:
 
 def peer_plan(matrix: csr_array, layout: Layout, rank: int) -> PeerPlan:
     """Plan one message per peer on the mixing matrix (P, P), for the peers of `rank`."""
-    mine = layout.block(rank)
-    P = layout.peers
+    mine, P = layout.hosted(rank), layout.peers
     arcs = Arcs.of(matrix)
     here = layout.ranks_of(arcs.sender)
     there = layout.ranks_of(arcs.receiver)
     leaving = np.unique((there * P + arcs.sender)[(here == rank) & (there != rank)])
-    received = np.unique(arcs.sender[(there == rank) & (here != rank)])
-    near = np.union1d(received, np.arange(mine.start, mine.stop))
-    rows = matrix[mine.start : mine.stop]
+    received = np.unique((here * P + arcs.sender)[(there == rank) & (here != rank)])
+    before = int(np.searchsorted(received, rank * P))
+    senders = np.concatenate([received[:before] % P, mine, received[before:] % P])
+    rows = matrix[mine]
+    rows.sort_indices()  # by ascending peer id, which stays the order of the sums
     around = csr_array(
-        (rows.data, np.searchsorted(near, rows.indices), rows.indptr), shape=(len(mine), len(near))
+        (rows.data, places_of(rows.indices, senders), rows.indptr), shape=(len(mine), len(senders))
     )
-    around.sort_indices()
     return PeerPlan(
-        ids=np.arange(mine.start, mine.stop),
-        send=leaving % P - mine.start,
+        ids=mine,
+        send=np.searchsorted(mine, leaving % P),
         sends=_count(leaving // P),
-        receives=_count(layout.ranks_of(received)),
-        copies=np.bincount(arcs.sender[here == rank] - mine.start, minlength=len(mine)),
-        senders=near,
+        receives=_count(received // P),
+        copies=np.bincount(np.searchsorted(mine, arcs.sender[here == rank]), minlength=len(mine)),
+        senders=senders,
         near=around,
-        before=int(np.searchsorted(received, mine.start)),
+        before=before,
     )
+
+
+def places_of(peers: Ints, among: Ints) -> Ints:
+    """Return the place of each of some peers in an array of different peers."""
+    order = np.argsort(among, kind="stable")
+    places: Ints = order[np.searchsorted(among[order], peers)]
+    return places
 
 
 @dataclass(frozen=True)
@@ -192,35 +206,38 @@ class Union:
     Attributes:
         out: (e,) edges owner -> other, sorted.
         into: (e',) edges other -> owner, sorted.
-        peers: this rank's peers.
+        peers: (p,), this rank's peers.
         P: peers in all.
     """
 
     out: Ints
     into: Ints
-    peers: range
+    peers: Ints
     P: int
 
     @classmethod
     def of(cls, matrices: Sequence[csr_array], layout: Layout, rank: int) -> Union:
         """Collect the edges of a sequence of mixing matrices."""
-        mine = layout.block(rank)
+        P = layout.peers
         arcs = [Arcs.of(matrix) for matrix in matrices]
-        out = [_within(a.sender, a.receiver, mine, layout.peers) for a in arcs]
-        into = [_within(a.receiver, a.sender, mine, layout.peers) for a in arcs]
-        return cls(
-            np.unique(np.concatenate(out)), np.unique(np.concatenate(into)), mine, layout.peers
+        pairs = [(a.sender, a.receiver) for a in arcs]
+        out, into = (
+            np.unique(
+                np.concatenate([(i * P + j)[layout.ranks_of(i) == rank] for i, j in directed])
+            )
+            for directed in (pairs, [(j, i) for i, j in pairs])
         )
+        return cls(out, into, layout.hosted(rank), P)
 
     @property
     def out_owner(self) -> Ints:
         """(e,) position on this rank of each outgoing edge's owner."""
-        return self.out // self.P - self.peers.start
+        return np.searchsorted(self.peers, self.out // self.P)
 
     @property
     def into_owner(self) -> Ints:
         """(e',) position on this rank of each incoming edge's owner."""
-        return self.into // self.P - self.peers.start
+        return np.searchsorted(self.peers, self.into // self.P)
 
 
 def edge_plan(
@@ -248,19 +265,20 @@ def edge_plan(
     send = np.flatnonzero(target != rank)
     send = send[np.argsort(target[send], kind="stable")]
     arrange = np.searchsorted(ids, received.sender * P + received.receiver)
-    far = np.flatnonzero(layout.ranks_of(received.sender) != rank)
-    far = far[
-        np.lexsort((received.receiver[far], received.sender[far]))
-    ]  # as the senders order them
+    source = layout.ranks_of(received.sender)
+    far = np.flatnonzero(source != rank)
+    far = far[  # as the ranks of the senders order them
+        np.lexsort((received.receiver[far], received.sender[far], source[far]))
+    ]
     arrange[far] = len(ids) + np.arange(len(far))
-    owner = sent.sender - mine.start
+    owner = np.searchsorted(mine, sent.sender)
     kept = np.ones(P) if stationary is None else stationary
     back = sent.weight * (kept[sent.receiver] / kept[sent.sender])
     return EdgePlan(
         ids=ids,
         send=send,
         sends=_count(target[send]),
-        receives=_count(layout.ranks_of(received.sender[far])),
+        receives=_count(source[far]),
         copies=np.bincount(owner, minlength=len(mine)),
         owner=owner,
         out=out,
@@ -269,19 +287,19 @@ def edge_plan(
         arrange=arrange,
         push=csr_array((back, (owner, out)), shape=(len(mine), len(union.out))),
         pull=csr_array(
-            (received.weight, (received.receiver - mine.start, into)),
+            (received.weight, (np.searchsorted(mine, received.receiver), into)),
             shape=(len(mine), len(union.into)),
         ),
-        near=_closed(received, matrix.diagonal()[mine.start : mine.stop], mine),
+        near=_closed(received, matrix.diagonal()[mine], mine),
         weights=sent.weight,
     )
 
 
-def _closed(received: Arcs, own: NDArray[np.float64], mine: range) -> csr_array:
+def _closed(received: Arcs, own: NDArray[np.float64], mine: Ints) -> csr_array:
     """Return `EdgePlan.near`."""
     receiver, sender = (np.concatenate([of, mine]) for of in (received.receiver, received.sender))
     order = np.lexsort((sender, receiver))
-    ends = np.searchsorted(receiver[order], [*mine, mine.stop])
+    ends = np.append(np.searchsorted(receiver[order], mine), len(order))
     return csr_array(
         (np.concatenate([received.weight, own])[order], order, ends), shape=(len(mine), len(order))
     )
@@ -293,11 +311,6 @@ def _sorted(arcs: Arcs, which: NDArray[np.bool_], by_receiver: bool = False) -> 
     sender, receiver = arcs.sender[chosen], arcs.receiver[chosen]
     order = chosen[np.lexsort((sender, receiver) if by_receiver else (receiver, sender))]
     return Arcs(arcs.sender[order], arcs.receiver[order], arcs.weight[order])
-
-
-def _within(owner: Ints, other: Ints, mine: range, peers: int) -> Ints:
-    inside = (owner >= mine.start) & (owner < mine.stop)
-    return (owner * peers + other)[inside]
 
 
 def _count(ranks: Ints) -> dict[int, int]:

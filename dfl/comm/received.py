@@ -97,7 +97,8 @@ class Received:
         return rows
 
     def _weighted(self, plan: PeerPlan, weights: csr_array) -> Tensor:
-        total = weighted_sum(weights, *self._in_order(plan))
+        pieces = plan.pieces if weights is plan.near else ()
+        total = weighted_sum(weights, *self._in_order(plan), pieces=pieces)
         if self.sent is self.own:
             return total
         itself = torch.from_numpy(weights.diagonal(plan.before)).to(total)

@@ -117,8 +117,8 @@ class Schedule:
         layout = self.layout
         ids = np.sort(arcs.sender * layout.peers + arcs.receiver)
         owners = ids // layout.peers
-        counts = np.bincount(layout.ranks_of(owners), minlength=layout.ranks).tolist()
-        return Group(ids, np.arange(counts[self.rank]), counts, owners)
+        counts, by_rank, mine = layout.members(owners, self.rank)
+        return Group(ids, np.arange(counts[self.rank]), counts, owners, by_rank, mine)
 
     def _make_peer_plan(self, k: int) -> PeerPlan:
         return peer_plan(self.weights[k], self.layout, self.rank)

@@ -191,7 +191,7 @@ class Transport:
         rank = self.world.rank
         mine = slice(cut[rank].start, cut[rank].stop)
         return Updates(
-            self.world.columns(rows.cpu().numpy(), cut, group.counts),
+            group.ascending(self.world.columns(rows.cpu().numpy(), cut, group.counts)),
             weights,
             None if reference is None else reference[0, mine].cpu().numpy(),
             lambda parts: np.add.reduce(self.world.all_gather(parts), axis=0),
@@ -202,7 +202,7 @@ class Transport:
         """Return the rows of this rank; the inverse of `to_columns`.
 
         Args:
-            columns_here: (n, c), the coordinates of this rank.
+            columns_here: (n, c), the coordinates of this rank, rank by rank of the rows.
             like: (..., m), a tensor of the rows' dtype and device.
             counts: rows on each rank.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,48 @@ else:
     from dfl.core.lazy import torch
 
 
+class Piece(NamedTuple):
+    """A part of weighted sums: those of some stored entries, on the rows of one part.
+
+    Attributes:
+        part: the number of the part.
+        entries: (p, rows of the part), the entries.
+    """
+
+    part: int
+    entries: csr_array
+
+
+def pieces_of(weights: csr_array, sizes: Sequence[int]) -> list[Piece]:
+    """Return weights (p, q) as pieces which, one after the other, add every row in its order.
+
+    A row goes on in a later piece where it turns to another part.
+
+    Args:
+        weights: the weights; the stored order of a row need not be ascending.
+        sizes: the rows of each part, q in all.
+    """
+    ends = np.cumsum([0, *sizes])
+    if len(sizes) == 1:
+        return [Piece(0, weights)]
+    part = np.searchsorted(ends, weights.indices, side="right") - 1
+    row = np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
+    back = np.zeros(len(part), bool)  # whether an entry is of an earlier part than that before it
+    back[1:] = (part[1:] < part[:-1]) & (row[1:] == row[:-1])
+    cycles = np.cumsum(back)
+    first = weights.indptr[:-1][row]  # of the row
+    turn = (cycles - cycles[first]) * len(sizes) + part
+    found = []
+    for each in np.unique(turn):
+        which, k = turn == each, int(each) % len(sizes)
+        places = np.concatenate([[0], np.cumsum(which)])[weights.indptr]
+        entries = (weights.data[which], weights.indices[which] - ends[k], places)
+        found.append(Piece(k, csr_array(entries, shape=(weights.shape[0], sizes[k]))))
+    return found or [Piece(0, csr_array((weights.shape[0], sizes[0])))]
+
+
 @in_phase("mix")
-def weighted_sum(weights: csr_array, *rows: Tensor) -> Tensor:
+def weighted_sum(weights: csr_array, *rows: Tensor, pieces: Sequence[Piece] = ()) -> Tensor:
     """Return weights (p, q) times rows (q, m).
 
     Each row of the result is added up in the order of its stored weights, with one rounding for
@@ -32,13 +72,18 @@ def weighted_sum(weights: csr_array, *rows: Tensor) -> Tensor:
     Args:
         weights: (p, q); the stored order of a row need not be ascending.
         rows: (q, m) in one part or in several, which are stacked; all on one device, of one dtype.
+        pieces: `pieces_of` weights and the sizes of the parts, where they are known.
 
     Returns:
         (p, m).
     """
+    if rows[0].device.type == "cpu":
+        sizes = [len(part) for part in rows]
+        if (n := sum(sizes)) != weights.shape[1]:
+            raise ValueError(f"{n} rows for weights of {weights.shape[1]}")
+        known = pieces or pieces_of(weights, sizes)
+        return torch.from_numpy(_on_processor(known, [part.numpy() for part in rows]))
     parts = [part for part in rows if len(part)] or [*rows[:1]]
-    if parts[0].device.type == "cpu":
-        return torch.from_numpy(_on_processor(weights, [part.numpy() for part in parts]))
     stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
     total = stacked.new_zeros((weights.shape[0], stacked.shape[1]))
     for into, column, weight in _slots(weights):
@@ -47,19 +92,12 @@ def weighted_sum(weights: csr_array, *rows: Tensor) -> Tensor:
     return total
 
 
-def _on_processor(weights: csr_array, parts: Sequence[np.ndarray]) -> np.ndarray:
-    if (n := sum(map(len, parts))) != weights.shape[1]:
-        raise ValueError(f"{n} rows for weights of {weights.shape[1]}")
-    if len(parts) > 1 and not weights.has_sorted_indices:
-        parts = [np.concatenate(parts)]
-    # What @ does, without its checks, and one part after the other: together they would be copied.
-    total = np.zeros((weights.shape[0], parts[0].shape[1]), parts[0].dtype)
-    first = 0
-    for part in parts:
-        some = weights if len(parts) == 1 else weights[:, first : first + len(part)]
-        own = (some.indptr, some.indices, some.data.astype(part.dtype))
-        csr_matvecs(*some.shape, total.shape[1], *own, part.ravel(), total.ravel())
-        first += len(part)
+def _on_processor(pieces: Sequence[Piece], parts: Sequence[np.ndarray]) -> np.ndarray:
+    # What @ does, without its checks, and one piece after the other: rows are not copied together.
+    total = np.zeros((pieces[0].entries.shape[0], parts[0].shape[1]), parts[0].dtype)
+    for k, entries in pieces:
+        own = (entries.indptr, entries.indices, entries.data.astype(total.dtype))
+        csr_matvecs(*entries.shape, total.shape[1], *own, parts[k].ravel(), total.ravel())
     return total
 
 

@@ -1,13 +1,16 @@
-"""Blocks of peers that ranks host, and blocks of coordinates that ranks sum up."""
+"""Which peers ranks host, and blocks of coordinates that ranks sum up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+_S = TypeVar("_S", bound=np.generic)
 
 BLOCK = 4096
 """Coordinates per block of a reduction over peers. Fixed, so that sums do not depend on the number
@@ -24,29 +27,54 @@ class Group:
         here: (a,) the positions, among this rank's peers or edges, of those in the subset.
         counts: the number of them on each rank, (R,).
         owners: (k,) the peer that sends each message.
+        by_rank: (k,) positions in `ids` of the members of rank 0, then of rank 1, and so on, those
+            of a rank ascending; None where this is the order of `ids`.
+        mine: positions in `ids` of the members on this rank.
     """
 
     ids: NDArray[np.int64]
     here: NDArray[np.int64]
     counts: list[int]
     owners: NDArray[np.int64]
+    by_rank: NDArray[np.int64] | None
+    mine: slice | NDArray[np.int64]
+
+    def ascending(self, rows: NDArray[_S]) -> NDArray[_S]:
+        """Return rows of all members (k, ...), given rank by rank, in the order of `ids`."""
+        return _put_back(rows, self.by_rank)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """P peers on R ranks, in ascending blocks: rank r hosts range(P*r//R, P*(r+1)//R)."""
+    """P peers on R ranks: rank r hosts those at positions range(P*r//R, P*(r+1)//R) of `order`.
+
+    Attributes:
+        peers: P.
+        ranks: R.
+        order: (P,), all peers, those of one rank ascending; None for 0 to P - 1.
+    """
 
     peers: int
     ranks: int
+    order: NDArray[np.int64] | None = None
 
     @cached_property
     def starts(self) -> list[int]:
-        """R + 1 numbers, the first peer of every rank and then P."""
+        """R + 1 numbers, the position of the first peer of every rank and then P."""
         return [self.peers * r // self.ranks for r in range(self.ranks + 1)]
 
     def block(self, rank: int) -> range:
-        """Return the p peers that `rank` hosts; none on some ranks where ranks outnumber peers."""
+        """Return the p positions of the peers that `rank` hosts; none on some ranks where ranks
+        outnumber peers.
+        """
         return range(self.starts[rank], self.starts[rank + 1])
+
+    def hosted(self, rank: int) -> NDArray[np.int64]:
+        """Return the p peers that `rank` hosts, ascending."""
+        block = self.block(rank)
+        if self.order is None:
+            return np.arange(block.start, block.stop)
+        return self.order[block.start : block.stop]
 
     @property
     def widest(self) -> int:
@@ -55,14 +83,59 @@ class Layout:
 
     def ranks_of(self, peers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ranks (n,) that host `peers` (n,)."""
+        if self._hosts is not None:
+            return self._hosts[peers]
         return np.searchsorted(np.asarray(self.starts), peers, side="right").astype(np.int64) - 1
 
     def group(self, ids: NDArray[np.int64], rank: int) -> Group:
         """Return the group of some peers, given in any order, as it lies on `rank`."""
         ids = np.sort(ids)
-        edges = np.searchsorted(ids, self.starts)
-        here = ids[edges[rank] : edges[rank + 1]] - self.starts[rank]
-        return Group(ids, here, np.diff(edges).tolist(), ids)
+        counts, by_rank, mine = self.members(ids, rank)
+        return Group(ids, np.searchsorted(self.hosted(rank), ids[mine]), counts, ids, by_rank, mine)
+
+    def members(
+        self, owners: NDArray[np.int64], rank: int
+    ) -> tuple[list[int], NDArray[np.int64] | None, slice | NDArray[np.int64]]:
+        """Return `counts`, `by_rank` and `mine` of a group.
+
+        Args:
+            owners: (k,), the peer of each member, ascending.
+            rank: the rank on which `mine` are.
+        """
+        ranks = self.ranks_of(owners)
+        counts = np.bincount(ranks, minlength=self.ranks)
+        first = int(counts[:rank].sum())
+        span = slice(first, first + int(counts[rank]))
+        if self.order is None:
+            return counts.tolist(), None, span
+        by_rank = np.argsort(ranks, kind="stable")
+        return counts.tolist(), by_rank, by_rank[span]
+
+    def ascending(self, rows: NDArray[_S]) -> NDArray[_S]:
+        """Return rows of all peers (P, ...), given rank by rank, by ascending peer."""
+        return _put_back(rows, self.order)
+
+    def by_rank(self, rows: NDArray[_S]) -> NDArray[_S]:
+        """Return rows of all peers (P, ...), given by ascending peer, rank by rank."""
+        return rows if self.order is None else rows[self.order]
+
+    @cached_property
+    def _hosts(self) -> NDArray[np.int64] | None:
+        """The rank of every peer, (P,); None where peers are in ascending order."""
+        if self.order is None:
+            return None
+        hosts = np.empty(self.peers, np.int64)
+        hosts[self.order] = np.repeat(np.arange(self.ranks), np.diff(self.starts))
+        return hosts
+
+
+def _put_back(rows: NDArray[_S], order: NDArray[np.int64] | None) -> NDArray[_S]:
+    """Return rows of which the one at place k belongs at order[k]; they stay where it is None."""
+    if order is None:
+        return rows
+    found = np.empty_like(rows)
+    found[order] = rows
+    return found
 
 
 def columns(d: int, ranks: int) -> list[range]:

@@ -47,6 +47,13 @@ class Ragged(Sequence[Ints]):
         """Return the values of some consecutive arrays, one after the other."""
         return self.values[self.ends[some.start] : self.ends[max(some.start, some.stop)]]
 
+    def some(self, which: Ints) -> Ragged:
+        """Return the arrays with some ascending numbers."""
+        if len(which) and which[-1] - which[0] == len(which) - 1:
+            block = range(int(which[0]), int(which[-1]) + 1)
+            return Ragged(self.block(block), self.sizes[which])
+        return Ragged.of([self[int(k)] for k in which])
+
     def sorted(self) -> Ragged:
         """Return the arrays, each in ascending order, of values from 0 up."""
         above = int(self.values.max(initial=0)) + 1

@@ -100,9 +100,8 @@ class Ensemble:
     def _mean(self, outputs: Floats) -> Floats | None:
         """Return the mean over all honest peers of (a, n, classes), flat; None on ranks but 0."""
         rows = outputs.reshape(len(outputs), int(np.prod(outputs.shape[1:])))
-        everyone = self.world.columns(
-            rows, columns(rows.shape[1], self.world.size), self.honest.counts
-        )
+        cut = columns(rows.shape[1], self.world.size)
+        everyone = self.honest.ascending(self.world.columns(rows, cut, self.honest.counts))
         mean = np.zeros(everyone.shape[1])
         for block in blocks(len(mean)):
             mean[block] = np.add.reduce(everyone[:, block], axis=0) / len(everyone)

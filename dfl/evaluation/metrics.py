@@ -312,7 +312,7 @@ def consensus_distance(
     """
     counts = [len(layout.block(r)) for r in range(world.size)]
     parts = columns(x.shape[1], world.size)
-    everyone = world.columns(x.cpu().numpy(), parts, counts)
+    everyone = layout.ascending(world.columns(x.cpu().numpy(), parts, counts))
     kept = np.ones(x.shape[1], bool) if counted is None else counted
     kept = kept[parts[world.rank].start : parts[world.rank].stop]
     everyone = np.delete(everyone, attackers, axis=0) if len(attackers) else everyone

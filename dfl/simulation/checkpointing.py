@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core.arrays import Arrays
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+_S = TypeVar("_S", bound=np.generic)
 Table = Callable[[], str]
 
 COUNTERS = "counters"
@@ -100,12 +102,13 @@ def save(run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: T
     arrays: dict[str, Any] = {}
     for name, value in tensors(state).items():
         rows = value.cpu().numpy()
-        arrays[name] = rows if name in replicated else world.gather(rows)
+        arrays[name] = rows if name in replicated else _gathered(name, rows, prepared)
     if task.personal.shape[1]:
-        arrays[PERSONAL] = world.gather(task.personal.cpu().numpy())
+        arrays[PERSONAL] = _gathered(PERSONAL, task.personal.cpu().numpy(), prepared)
         if task.server:
             arrays[SERVER_PERSONAL] = task.server.personal.cpu().numpy()
-    arrays[COUNTERS] = world.gather(np.stack([traffic.payload, traffic.downloaded], axis=1))
+    counters = np.stack([traffic.payload, traffic.downloaded], axis=1)
+    arrays[COUNTERS] = _gathered(COUNTERS, counters, prepared)
     arrays |= {CLOCK: network.clock.now} if network.clock else {}
     counts = world.gather(np.array([[traffic.wire, traffic.lost]]))
     content = {
@@ -160,7 +163,12 @@ def restore(run_state: RunState, prepared: Prepared, evaluator: Evaluator) -> Ru
     at_root = {SERVER_PERSONAL: task.server.personal} if task.server else {}
     at_root = {name: value for name, value in at_root.items() if value.shape[1]}
     replicated = (*prepared.algorithm.replicated, CLOCK)
-    rows = _scatter(last, like, replicated, at_root, world)
+    places = {
+        name: _places(name, len(value), prepared)
+        for name, value in sorted(like.items())
+        if name not in replicated
+    }
+    rows = _scatter(last, like, places, at_root, world)
     if task.personal.shape[1]:
         task.personal.copy_(torch.from_numpy(rows.pop(PERSONAL)))
     traffic.payload[:], traffic.downloaded[:] = rows.pop(COUNTERS).T
@@ -180,10 +188,48 @@ def restore(run_state: RunState, prepared: Prepared, evaluator: Evaluator) -> Ru
     return restored
 
 
+def _gathered(name: str, rows: NDArray[_S], prepared: Prepared) -> NDArray[_S] | None:
+    """Return the rows of all ranks on rank 0, by ascending owner; None elsewhere."""
+    places = _places(name, len(rows), prepared)
+    everyone = prepared.world.gather(rows)
+    if everyone is None or places is None:
+        return everyone
+    found = np.empty_like(everyone)
+    found[places] = everyone
+    return found
+
+
+def _places(name: str, rows: int, prepared: Prepared) -> NDArray[np.int64] | None:
+    """Return the places (n,) of the rows of all ranks, given rank by rank, by ascending owner.
+
+    A row belongs to a peer, or to an edge and so to the peer that owns it. They are on rank 0; None
+    elsewhere, and where rows are in this order already.
+
+    Args:
+        name: the field of a state, or what else has a row per peer.
+        rows: the rows on this rank.
+        prepared: the run.
+    """
+    world, layout = prepared.world, prepared.layout
+    if layout.order is None:
+        return None
+    owners = layout.hosted(world.rank)
+    if int(world.all_gather(np.array([rows])).sum()) != layout.peers:
+        union = prepared.network.schedule.union
+        edges = union.into if name in prepared.algorithm.incoming else union.out
+        owners = edges // layout.peers
+    everyone = world.gather(owners)
+    if everyone is None:
+        return None
+    places = np.empty(len(everyone), np.int64)
+    places[np.argsort(everyone, kind="stable")] = np.arange(len(everyone))
+    return places
+
+
 def _scatter(
     found: checkpoint_files.Checkpoint | None,
     like: Arrays,
-    replicated: tuple[str, ...],
+    places: Mapping[str, NDArray[np.int64] | None],
     at_root: Mapping[str, Tensor],
     world: World,
 ) -> Arrays:
@@ -192,7 +238,8 @@ def _scatter(
     Args:
         found: the checkpoint, on rank 0.
         like: arrays of the form of this rank's rows.
-        replicated: the names of those that are the same on every rank.
+        places: those of the rows of all ranks, as `_places` returns them; without the fields that
+            are the same on every rank.
         at_root: tensors that only rank 0 has, which are overwritten.
         world: the ranks.
 
@@ -200,7 +247,7 @@ def _scatter(
         InputError: on every rank, if the checkpoint holds other arrays.
     """
     names, whole = sorted(like), Arrays()
-    mine = np.array([[0 if name in replicated else len(like[name]) for name in names]])
+    mine = np.array([[len(like[name]) if name in places else 0 for name in names]])
     everyone = world.all_gather(mine)
     ends = np.cumsum(everyone, axis=0)
     begins = ends - everyone
@@ -209,7 +256,7 @@ def _scatter(
         assert found is not None
         whole.update(found.arrays())
         known = {
-            name: len(like[name]) if name in replicated else int(ends[-1, k])
+            name: int(ends[-1, k]) if name in places else len(like[name])
             for k, name in enumerate(names)
         }
         wanted = {name: ((n, *like[name].shape[1:]), like[name].dtype) for name, n in known.items()}
@@ -224,10 +271,12 @@ def _scatter(
         return b""
 
     def part(rank: int) -> bytes:
-        cut = {name: slice(begins[rank, k], ends[rank, k]) for k, name in enumerate(names)}
-        return pack(
-            {name: whole[name][slice(None) if name in replicated else cut[name]] for name in names}
-        )
+        cut: dict[str, Any] = dict.fromkeys(names, slice(None))
+        for k, name in enumerate(names):
+            if name in places:
+                rows, at = slice(begins[rank, k], ends[rank, k]), places[name]
+                cut[name] = rows if at is None else at[rows]
+        return pack({name: whole[name][cut[name]] for name in names})
 
     world.from_root(fits)
     return {name: value.copy() for name, value in unpack(world.scatter(part)).items()}

@@ -175,7 +175,7 @@ def stationary(common: Arrays) -> list[NDArray[np.float64] | None]:
 def owned(
     data: Data,
     split: DataSplit,
-    peers: range,
+    peers: NDArray[np.int64],
     attack: Attack | None = None,
     attackers: Collection[int] = (),
 ) -> Arrays:
@@ -184,21 +184,20 @@ def owned(
 
     Training examples of attackers are poisoned by the attack; their validation examples are not.
     """
-    train, held, test = (some.block(peers) for some in (split.train, split.validation, split.test))
+    train, held, test = (of.some(peers) for of in (split.train, split.validation, split.test))
     arrays = {
-        **named("train inputs", _rows(data.train_inputs, train)),
-        "train labels": data.train_labels[train],
-        **named("held inputs", _rows(data.train_inputs, held)),
-        "held labels": data.train_labels[held],
-        "test": test,
+        **named("train inputs", _rows(data.train_inputs, train.values)),
+        "train labels": data.train_labels[train.values],
+        **named("held inputs", _rows(data.train_inputs, held.values)),
+        "held labels": data.train_labels[held.values],
+        "test": test.values,
     }
-    arrays |= (
-        {"train protected": data.train_protected[train]} if data.train_protected is not None else {}
-    )
-    ends = split.train.ends - split.train.ends[peers.start]
-    for i in sorted(map(int, attackers)):
-        if attack is not None and i in peers:
-            _poison(arrays, slice(ends[i], ends[i + 1]), attack, data.classes)
+    if data.train_protected is not None:
+        arrays["train protected"] = data.train_protected[train.values]
+    if attack is not None:
+        for i in np.flatnonzero(np.isin(peers, list(attackers))):
+            places = slice(train.ends[i], train.ends[i + 1])
+            _poison(arrays, places, attack, data.classes)
     return arrays
 
 
@@ -231,10 +230,10 @@ def server(data: Data, split: DataSplit) -> Arrays:
     )
 
 
-def scatter(world: World, layout: Layout, part: Callable[[range], Arrays]) -> Arrays:
+def scatter(world: World, layout: Layout, part: Callable[[NDArray[np.int64]], Arrays]) -> Arrays:
     """Return the part of this rank's peers; `part` is called on rank 0 only."""
-    packed = world.scatter(lambda rank: pack(part(layout.block(rank))) if rank else b"")
-    return unpack(packed) if world.rank else part(layout.block(0))
+    packed = world.scatter(lambda rank: pack(part(layout.hosted(rank))) if rank else b"")
+    return unpack(packed) if world.rank else part(layout.hosted(0))
 
 
 def pack(arrays: Arrays) -> bytes:

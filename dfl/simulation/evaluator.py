@@ -260,7 +260,9 @@ def measure(
     own["download_bytes"] = network.traffic.downloaded.astype(np.float64)
     own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
     everyone = prepared.world.gather(np.stack(list(own.values()), axis=1))
-    return None if everyone is None else dict(zip(own, everyone.T, strict=True))
+    if everyone is None:
+        return None
+    return dict(zip(own, prepared.layout.ascending(everyone).T, strict=True))
 
 
 def consensus(run_state: RunState, prepared: Prepared) -> tuple[float, Tensor | None]:
@@ -300,9 +302,10 @@ def gathered(run_state: RunState, prepared: Prepared) -> NDArray[np.floating] | 
     elsewhere.
     """
     world, models = prepared.world, run_state.models
-    if world.rank and is_global(run_state.task, has_server=prepared.algorithm.has_server):
-        models = models[:0]
-    return world.gather(models.cpu().numpy())
+    if is_global(run_state.task, has_server=prepared.algorithm.has_server):
+        return world.gather((models[:0] if world.rank else models).cpu().numpy())
+    everyone = world.gather(models.cpu().numpy())
+    return None if everyone is None else prepared.layout.ascending(everyone)
 
 
 def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:

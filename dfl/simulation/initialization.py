@@ -20,6 +20,7 @@ from dfl.training.task import Task
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
     from torch.nn import Module
 
@@ -139,11 +140,10 @@ def _models(run: Run, common: Collection[str]) -> Arrays:
     return models
 
 
-def _some(models: Arrays, peers: range) -> Arrays:
+def _some(models: Arrays, peers: NDArray[np.int64]) -> Arrays:
     """Return the rows of some peers; the first row where there is only one, or no peer."""
     return {
-        n: rows[peers.start : peers.stop] if len(rows) > 1 and peers else rows[:1]
-        for n, rows in models.items()
+        n: rows[peers] if len(rows) > 1 and len(peers) else rows[:1] for n, rows in models.items()
     }
 
 

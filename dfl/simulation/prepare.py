@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dfl.algorithms import Method
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.placement import placed
 from dfl.comm.threat_model import ThreatModel
 from dfl.config import Run
 from dfl.core import randomness
@@ -152,7 +153,9 @@ def prepare(run: Run, world: World) -> Prepared:
 
     root, common = broadcast(world, lambda: read_on_root(settled, objects))
     components = components_of(settled)
-    layout = Layout(len(common["sizes"]), world.size)
+    drawn = distribute_data.ENDLESS in common  # a new graph in every round has no order
+    matrices = () if drawn else distribute_data.matrices(common)
+    layout = placed(matrices, len(common["sizes"]), world.size)
     largest = tuple(map(float, parts_of(joined(common, "largest"))))
     threat_model = threat_model_of(components, layout, largest, run.seed)
     data = scatter(world, layout, threat_model, root)
@@ -342,7 +345,7 @@ def threat_model_of(
 def scatter(world: World, layout: Layout, threat_model: ThreatModel, root: Root | None) -> RankData:
     """Return what this rank gets; the examples of attackers are poisoned here."""
 
-    def examples(peers: range) -> Arrays:
+    def examples(peers: NDArray[np.int64]) -> Arrays:
         assert root is not None
         return distribute_data.owned(
             root.data, root.split, peers, threat_model.attack, threat_model.attackers
@@ -379,14 +382,14 @@ def build(
         InputError: on every rank, if the model cannot be trained here.
     """
     algorithm, sizes = components.algorithm, common["sizes"][:, 0]
-    mine = layout.block(world.rank)
+    peers = layout.hosted(world.rank)
     own_module = not isinstance(components.model, NamedModels)
     modules = build_task.make_modules(run, components, common)
     if isinstance(components.model, ModelFile) and world.size > 1:
         check_equal(fingerprints.of_models(modules), world)
     starts = initialization.given(run, world, layout, modules)
     initialization.give_values(run, modules, starts)
-    peers, device = np.arange(mine.start, mine.stop), build_task.device(run.device, world)
+    device = build_task.device(run.device, world)
     task = build_task.make_task(run, components, modules, common, data.own, peers, device)
     initialization.check(
         run, task, starts or own_module, algorithm.has_server, layout.widest, world
@@ -417,7 +420,7 @@ def build(
         tokens=task.is_sequence or takes_tokens,
         seed=run.seed,
     )
-    world.pulse.doing = f"peers {mine.start} to {mine.stop - 1}"
+    world.pulse.doing = _named(peers)
     info = _run_info(run, task, network, algorithm, test_sets, own_module, facts) if facts else None
     return Prepared(
         run=run,
@@ -431,6 +434,15 @@ def build(
         info=info,
         progress=facts.progress if facts else None,
     )
+
+
+def _named(peers: NDArray[np.int64]) -> str:
+    """Return the peers of a rank in a few words."""
+    if not len(peers):
+        return "no peers"
+    if peers[-1] - peers[0] == len(peers) - 1:
+        return f"peers {peers[0]} to {peers[-1]}"
+    return f"{len(peers)} of the peers {peers[0]} to {peers[-1]}"
 
 
 def _run_info(
@@ -489,19 +501,19 @@ def _memory(
     task: Task, network: Network, algorithm: Method, test_sets: TestSets, facts: RootFacts
 ) -> Memory:
     """Return the estimated bytes on the fullest rank, from those on this one."""
-    starts = np.asarray(network.layout.starts)
-    hosted, widest = max(1, len(task.peers)), int(np.diff(starts).max())
+    layout = network.layout
+    hosted, widest = max(1, len(task.peers)), layout.widest
     dtype = task.dtype
     state = cost.memory_of_state(
         algorithm, network, (len(task.peers), task.parameter_layout), dtype
     )
     work = WORK_ROWS * hosted * task.parameter_layout.d * dtype.itemsize
-    ends = np.concatenate([[0], np.cumsum(facts.sizes.sum(1))])
+    ends = np.concatenate([[0], np.cumsum(layout.by_rank(facts.sizes.sum(1)))])
     tensors = (*parts_of(test_sets.inputs), test_sets.labels)
     example = sum(each.element_size() * math.prod(each.shape[1:]) for each in tensors)
     return Memory(
         models=round((state + work) / hosted * widest + task.frozen_numbers * dtype.itemsize),
-        examples=int(np.diff(ends[starts]).max()) * example,
+        examples=int(np.diff(ends[layout.starts]).max()) * example,
         test_set=facts.n_test * example,
     )
 

@@ -42,10 +42,10 @@ def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np
         seconds = step_seconds * task.solver.steps_for(sizes)
         network.clock = Clock(peers, connections, lambda: seconds)
         return task
-    train_seconds, here = np.zeros(peers), network.layout.block(world.rank)
+    train_seconds, here = np.zeros(peers), network.layout.hosted(world.rank)
 
     def measured() -> Floats:
-        everyone = world.all_gather(train_seconds[here.start : here.stop].copy())
+        everyone = network.layout.ascending(world.all_gather(train_seconds[here]))
         train_seconds[:] = 0
         return everyone
 

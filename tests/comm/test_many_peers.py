@@ -133,7 +133,7 @@ def test_the_broadcast_facts_do_not_hold_the_training_examples() -> None:
     message = distribute_data.pack(distribute_data.known_to_all(data, split, graph.weights))
     assert len(message) < data.train_inputs.nbytes
     owned = [
-        distribute_data.owned(data, split, range(first, first + 500))
+        distribute_data.owned(data, split, np.arange(first, first + 500))
         for first in range(0, PEERS, 500)
     ]
     assert sum(len(own["train labels"]) for own in owned) == PEERS * EACH

@@ -27,6 +27,17 @@ def matrices(draw: st.DrawFn) -> csr_array:
     return csr_array(np.where(used, rng.random((peers, peers)), 0.0))
 
 
+@st.composite
+def layouts(draw: st.DrawFn, peers: int) -> Layout:
+    """Draw a layout of peers on up to 16 ranks, which are consecutive or at random places."""
+    ranks, order = draw(st.integers(1, 16)), None
+    if draw(st.booleans()):
+        rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        parts = np.split(rng.permutation(peers), Layout(peers, ranks).starts[1:-1])
+        order = np.concatenate([np.sort(part) for part in parts])
+    return Layout(peers, ranks, order)
+
+
 def route(plans: list[PeerPlan] | list[EdgePlan], sent: list[Floats]) -> list[Floats]:
     """Return what every rank receives, as MPI moves the sends and receives of all plans."""
     leaving = [rows[plan.send] for plan, rows in zip(plans, sent, strict=True)]
@@ -47,31 +58,35 @@ def route(plans: list[PeerPlan] | list[EdgePlan], sent: list[Floats]) -> list[Fl
 
 
 @settings(max_examples=60, deadline=None)
-@given(matrices(), st.integers(1, 16))
+@given(matrices(), st.data())
 def test_weights_times_received_messages_is_the_mixing_matrix_times_all(
-    matrix: csr_array, ranks: int
+    matrix: csr_array, data: st.DataObject
 ) -> None:
-    layout = Layout(matrix.shape[0], ranks)
-    plans = [peer_plan(matrix, layout, rank) for rank in range(ranks)]
+    layout = data.draw(layouts(matrix.shape[0]))
+    plans = [peer_plan(matrix, layout, rank) for rank in range(layout.ranks)]
     x = np.random.default_rng(1).normal(size=(layout.peers, 3))
-    sent = [x[layout.starts[r] : layout.starts[r + 1]] for r in range(ranks)]
+    sent = [x[layout.hosted(r)] for r in range(layout.ranks)]
     received = route(plans, sent)
     got = []
     for plan, own, far in zip(plans, sent, received, strict=True):
-        assert len(plan.senders) == len(far) + len(own)
-        got.append(plan.near @ np.concatenate([far[: plan.before], own, far[plan.before :]]))
-    np.testing.assert_allclose(np.concatenate(got), matrix @ x, atol=1e-12)
+        rows = np.concatenate([far[: plan.before], own, far[plan.before :]])
+        np.testing.assert_array_equal(rows, x[plan.senders])
+        got.append(plan.near @ rows)
+        sums = pairwise(plan.near.indptr)
+        assert all((np.diff(plan.senders[plan.near.indices[a:b]]) > 0).all() for a, b in sums)
+    np.testing.assert_allclose(layout.ascending(np.concatenate(got)), matrix @ x, atol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
-@given(matrices(), matrices(), st.integers(1, 16))
+@given(matrices(), matrices(), st.data())
 def test_every_edge_carries_its_own_message(
-    first: csr_array, second: csr_array, ranks: int
+    first: csr_array, second: csr_array, data: st.DataObject
 ) -> None:
     """On two graphs in turn, j's message to i arrives at i, with the weight of the round."""
     peers = min(first.shape[0], second.shape[0])
     sequence = [csr_array(m.toarray()[:peers, :peers]) for m in (first, second)]
-    layout = Layout(peers, ranks)
+    layout = data.draw(layouts(peers))
+    ranks = layout.ranks
     unions = [Union.of(sequence, layout, r) for r in range(ranks)]
     for matrix in sequence:
         plans = [edge_plan(matrix, layout, r, unions[r]) for r in range(ranks)]
@@ -79,7 +94,7 @@ def test_every_edge_carries_its_own_message(
         weights = matrix.toarray() * (1 - np.eye(peers))
         names = np.arange(peers)[None, :] * peers + np.arange(peers)[:, None]  # [i, j] = j * P + i
         for r, (plan, far) in enumerate(zip(plans, route(plans, sent), strict=True)):
-            mine = list(layout.block(r))
+            mine = layout.hosted(r)
             received = np.zeros((len(unions[r].into), 1))
             received[plan.into] = np.concatenate([sent[r], far])[plan.arrange]
             np.testing.assert_allclose(
@@ -93,12 +108,12 @@ def test_every_edge_carries_its_own_message(
 
 
 @settings(max_examples=40, deadline=None)
-@given(matrices(), st.integers(1, 16))
-def test_copies_count_the_edges_that_carry_a_row(matrix: csr_array, ranks: int) -> None:
-    layout = Layout(matrix.shape[0], ranks)
+@given(matrices(), st.data())
+def test_copies_count_the_edges_that_carry_a_row(matrix: csr_array, data: st.DataObject) -> None:
+    layout = data.draw(layouts(matrix.shape[0]))
     off = (matrix.toarray() != 0) & ~np.eye(layout.peers, dtype=bool)
-    copies = np.concatenate([peer_plan(matrix, layout, r).copies for r in range(ranks)])
-    np.testing.assert_array_equal(copies, off.sum(0))
+    copies = np.concatenate([peer_plan(matrix, layout, r).copies for r in range(layout.ranks)])
+    np.testing.assert_array_equal(layout.ascending(copies), off.sum(0))
 
 
 def test_a_row_crosses_to_a_rank_once() -> None:
@@ -125,6 +140,25 @@ def test_weights_come_in_ascending_peer_id_on_every_rank() -> None:
 def test_arcs_leave_the_diagonal_and_stored_zeros_out() -> None:
     arcs = Arcs.of(csr_array(([0.5, 0.5, 0.0, 1.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2)))
     assert (arcs.sender.tolist(), arcs.receiver.tolist(), arcs.weight.tolist()) == ([1], [0], [0.5])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.data())
+def test_rows_of_a_group_return_to_the_order_of_its_members(
+    peers: int, data: st.DataObject
+) -> None:
+    layout = data.draw(layouts(peers))
+    ids = np.array(sorted(data.draw(st.sets(st.integers(0, peers - 1)))), np.int64)
+    groups = [layout.group(ids[::-1], rank) for rank in range(layout.ranks)]
+    for rank, group in enumerate(groups):
+        np.testing.assert_array_equal(layout.hosted(rank)[group.here], group.ids[group.mine])
+        assert group.counts == [len(each.here) for each in groups]
+    by_rank = np.concatenate([group.ids[group.mine] for group in groups])
+    np.testing.assert_array_equal(groups[0].ascending(by_rank), ids)
+    everyone = np.concatenate([layout.hosted(rank) for rank in range(layout.ranks)])
+    np.testing.assert_array_equal(layout.by_rank(np.arange(peers)), everyone)
+    for rank in range(layout.ranks):
+        assert (layout.ranks_of(layout.hosted(rank)) == rank).all()
 
 
 @given(st.integers(1, 200), st.integers(1, 40))

@@ -9,7 +9,7 @@ In place of `all`, any name in `PARTS` runs a part of the combinations.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import chain, combinations, islice
 from pathlib import Path
@@ -18,17 +18,20 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 import dfl
 from dfl.algorithms import ALGORITHMS
 from dfl.algorithms.assumptions import STATIC
 from dfl.comm.mpi import connect
 from dfl.compression import COMPRESSORS
+from dfl.core.layout import Layout
 from dfl.datasets import PARTITIONS
 from dfl.environment.faults import FAULTS
 from dfl.reporting.callbacks.figures import Figures
 from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
+from dfl.simulation import prepare
 from tests.models.test_kinds import FEW, WAYS, Half
 from tests.simulation.test_given_objects import given, small
 from tests.support.protected import shaded
@@ -183,7 +186,7 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         ("batch", f"{MODEL}:normed", {"norm_stats": "share", "engine": "batched"}),
     ):
         yield f"bf16-{case}", setting(0, model=model, precision="bf16", peers=5, **more)
-    yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=20, engine="batched")
+    yield "cnn-together", setting(0, model="cnn", peers=5, examples_per_peer=24, engine="batched")
     yield (
         "threads-together",
         setting(0, threads=2, engine="batched", partition="dirichlet:alpha=0.3"),
@@ -502,12 +505,25 @@ def name(*parts: str) -> str:
     return "-".join(part.replace(":", "_").replace(",", "_") for part in parts)
 
 
+def shuffled(matrices: Sequence[csr_array], peers: int, ranks: int) -> Layout:
+    """Return a layout whose ranks host peers at random."""
+    cuts = Layout(peers, ranks).starts[1:-1]
+    parts = np.split(np.random.default_rng(peers).permutation(peers), cuts)
+    order = np.concatenate([np.sort(part) for part in parts])
+    return Layout(peers, ranks, order if ranks > 1 else None)
+
+
 def main(folder: Path, part: str) -> None:
-    """Run the combinations of a part, each to its own folder."""
-    for label, run in PARTS[part]():
+    """Run the combinations of a part, each to its own folder; every second one with peers that lie
+    on the ranks at random.
+    """
+    for k, (label, run) in enumerate(PARTS[part]()):
         given = replace(run, dataset=shaded()) if run.fairness_adversary != "none" else run
-        for _ in dfl.simulate(replace(given, out=folder / label)):
-            pass
+        with pytest.MonkeyPatch.context() as patch:
+            if k % 2:
+                patch.setattr(prepare, "placed", shuffled)
+            for _ in dfl.simulate(replace(given, out=folder / label)):
+                pass
 
 
 if __name__ == "__main__":

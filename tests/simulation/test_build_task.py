@@ -49,12 +49,12 @@ def test_owned_examples_are_concatenated_by_peer() -> None:
         Ragged.of([np.array([1]), none, none]),
         Ragged.of([np.array([2]), np.array([0, 1]), np.array([3])]),
     )
-    arrays = distribute_data.owned(whole, split, range(1, 3))
+    arrays = distribute_data.owned(whole, split, np.arange(1, 3))
     np.testing.assert_array_equal(arrays["train inputs"], whole.train_inputs[[0, 7, 8, 9]])
     np.testing.assert_array_equal(arrays["train labels"], whole.train_labels[[0, 7, 8, 9]])
     assert arrays["held inputs"].shape == (0, 4)
     assert arrays["test"].tolist() == [0, 1, 3]
-    assert distribute_data.owned(whole, split, range(0))["train inputs"].shape == (0, 4)
+    assert distribute_data.owned(whole, split, np.arange(0))["train inputs"].shape == (0, 4)
 
 
 def test_arrays_are_unpacked_as_they_were_packed() -> None:

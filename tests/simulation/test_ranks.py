@@ -31,7 +31,12 @@ import os, signal, sys
 import dfl
 from dataclasses import replace
 from pathlib import Path
+from dfl.simulation import prepare
+from tests.mpi.layouts import shuffled
 from tests.simulation.test_ranks import HARD
+
+if "shuffled" in sys.argv:
+    prepare.placed = shuffled
 
 class Kill(dfl.Callback):
     def row(self, row):
@@ -55,9 +60,10 @@ def test_a_sample_of_runs_is_the_same_on_one_and_three_ranks(tmp_path: Path) -> 
         same(folders[0] / name, folders[1] / name)
 
 
-def test_a_job_whose_rank_0_is_killed_is_resumed_on_one_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["consecutive", "shuffled"])
+def test_a_job_whose_rank_0_is_killed_is_resumed_on_one_rank(tmp_path: Path, order: str) -> None:
     (tmp_path / "kill.py").write_text(KILL)
-    done = mpirun(2, str(tmp_path / "kill.py"), str(tmp_path / "killed"))
+    done = mpirun(2, str(tmp_path / "kill.py"), str(tmp_path / "killed"), order)
     assert done.returncode not in (0, 1, 2), done.stderr
     list(dfl.simulate(dfl.resumed(tmp_path / "killed")))
     list(dfl.simulate(replace(HARD, out=tmp_path / "whole")))

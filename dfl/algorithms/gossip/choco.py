@@ -37,6 +37,7 @@ class Choco(Algorithm[Replicas]):
 
     applies: ClassVar[tuple[str, ...]] = ("compressor",)
     columns: ClassVar[tuple[str, ...]] = ("relative_squared_error",)
+    incoming: ClassVar[tuple[str, ...]] = ("received",)
 
     @property
     def averaging_step(self) -> float:

@@ -50,6 +50,7 @@ class QDFedAvgM(Algorithm[State]):
 
     applies: ClassVar[tuple[str, ...]] = ("compressor",)
     columns: ClassVar[tuple[str, ...]] = ("relative_squared_error",)
+    incoming: ClassVar[tuple[str, ...]] = ("received",)
 
     def __post_init__(self) -> None:
         idle = "alpha" if self.exchange == "replica" else "gamma"

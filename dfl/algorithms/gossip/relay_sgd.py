@@ -62,6 +62,7 @@ class RelaySGD(Algorithm[State]):
 
     numbers: ClassVar[int] = 1
     on_every_graph: ClassVar[bool] = True
+    incoming: ClassVar[tuple[str, ...]] = ("relayed", "counts")
     default_topology: ClassVar[str] = "tree"
     requires: ClassVar[Mapping[Assumption, str]] = {
         TREES: "on another graph the sums hold steps of a peer several times, or not at all",
