@@ -19,7 +19,7 @@ from experiments.messages_and_graphs import local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import easy_vqa, lg_table1, vqa_modalities
 from experiments.servers_and_robustness import client_fraction, cnn_mcmahan2017, robust_gossip
-from experiments.speed import precision
+from experiments.speed import placement, precision
 from experiments.workloads import normalization, shakespeare_rounds
 from tests.support import launched
 
@@ -114,6 +114,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         None,
     ),
     "normalization": lambda seeds: common.with_intervals(normalization.tabulate(seeds), None),
+    "placement": placement.tabulate,
     "precision": lambda seeds: common.with_intervals(
         precision.tabulate(
             seeds,
