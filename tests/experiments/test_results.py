@@ -15,7 +15,7 @@ import pytest
 import dfl
 from dfl.sweep import runner
 from experiments import cells, common
-from experiments.messages_and_graphs import local_steps, update_mixing
+from experiments.messages_and_graphs import label_coverage, local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import easy_vqa, lg_table1, vqa_modalities
 from experiments.servers_and_robustness import client_fraction, cnn_mcmahan2017, robust_gossip
@@ -89,6 +89,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "worst_std": lambda rows: 100 * rows["worst"].std(),
         },
     ),
+    "label_coverage": lambda seeds: common.with_intervals(label_coverage.tabulate(seeds), None),
     "lg_table1": lambda seeds: common.with_intervals(lg_table1.tabulate(seeds, "mnist"), None),
     "lg_table1_cifar10": lambda seeds: common.with_intervals(
         lg_table1.tabulate(seeds, "cifar10"), None
