@@ -8,6 +8,7 @@ these rounds, however large `eval_every` is.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from scipy import stats
 
 import dfl
 from dfl.config import Run
+from dfl.core.files import atomically
 from dfl.sweep import Cell, run_grid
 from dfl.sweep.grid import name_of
 
@@ -164,6 +166,33 @@ def rerun(out: Path, only: str, cells: Sequence[Cell], before: Sequence[Cell] = 
     rows = measure(out, [cell])
     row = ends(rows, list(cell.values))
     print_rows(row[[*cell.values, *(name for name in row if name not in cell.values)]])
+
+
+def kept_rows(
+    folder: Path, settings: Mapping[str, Any], compute: Callable[[], pd.DataFrame]
+) -> pd.DataFrame:
+    """Return the rows of a cell, which are computed unless its folder holds them.
+
+    Args:
+        folder: the folder of the cell; its rows are in rows.csv.
+        settings: what they depend on, beside the name of the cell.
+        compute: computes them.
+
+    Raises:
+        InputError: the folder holds rows of other settings.
+    """
+    about = json.dumps(settings, sort_keys=True, default=str)
+    rows, known = folder / "rows.csv", folder / "settings.json"
+    if rows.exists():
+        if not known.exists() or known.read_text() != about:
+            raise dfl.InputError(f"{folder} holds rows of other settings: give another --out")
+        return pd.read_csv(rows)
+    found = compute()
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in ((known, about), (rows, found.to_csv(index=False))):
+        with atomically(path) as new:
+            new.write_text(text)
+    return pd.read_csv(rows)
 
 
 def named(only: str, by_name: Mapping[str, Named]) -> Named:

@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -139,6 +140,86 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert again.drop(columns="seconds").equals(first.drop(columns="seconds"))
     with pytest.raises(InputError, match="seed=0 with another seed"):
         common.measure(tmp_path, [Cell({"seed": 0}, common.standard(options, seed=1))])
+
+
+ROWS = pd.DataFrame(
+    {"name": ["a", "b"], "n": [1, 20], "x": [0.1 + 0.2, np.nan], "tiny": [1e-300, -1 / 3]}
+)
+
+
+def test_rows_are_computed_once_and_read_back_equal(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def compute() -> pd.DataFrame:
+        calls.append(1)
+        return ROWS
+
+    settings = {"rounds": 3, "out": Path("somewhere"), "only": None}
+    first = common.kept_rows(tmp_path / "rows" / "seed=0", settings, compute)
+    again = common.kept_rows(
+        tmp_path / "rows" / "seed=0", dict(reversed(settings.items())), compute
+    )
+    assert calls == [1]
+    pd.testing.assert_frame_equal(first, ROWS, check_exact=True)
+    pd.testing.assert_frame_equal(again, ROWS, check_exact=True)
+    common.kept_rows(tmp_path / "rows" / "seed=1", settings, compute)
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("other", [{"rounds": 4}, {}, {"rounds": 3, "goal": 0.5}, {"rounds": "3"}])
+def test_rows_of_other_settings_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    folder = tmp_path / "seed=0"
+    common.kept_rows(folder, {"rounds": 3}, lambda: ROWS)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError) as refused:
+        common.kept_rows(folder, other, lambda: ROWS)
+    line = str(refused.value)
+    assert str(folder) in line
+    assert "--out" in line
+    assert "\n" not in line
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_rows_without_their_settings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x\n1\n")
+    with pytest.raises(InputError, match="other settings"):
+        common.kept_rows(tmp_path, {"rounds": 3}, lambda: ROWS)
+
+
+def test_nothing_is_left_where_rows_are_not_computed(tmp_path: Path) -> None:
+    def fail() -> pd.DataFrame:
+        raise ValueError("no rows")
+
+    with pytest.raises(ValueError, match="no rows"):
+        common.kept_rows(tmp_path / "seed=0", {"rounds": 3}, fail)
+    assert list(tmp_path.iterdir()) == []
+    found = common.kept_rows(tmp_path / "seed=0", {"rounds": 4}, lambda: ROWS)
+    pd.testing.assert_frame_equal(found, ROWS, check_exact=True)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_rows_that_were_not_written_to_their_end_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """The disk fails at the settings, or at the rows."""
+    known, calls = Path.write_text, []
+
+    def write(path: Path, text: str) -> int:
+        calls.append(path)
+        if len(calls) == fails_at + 1:
+            known(path, text[: len(text) // 2])
+            raise OSError("no space left")
+        return known(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", write)
+        with pytest.raises(OSError, match="no space left"):
+            common.kept_rows(tmp_path, {"rounds": 3}, lambda: ROWS)
+    assert not (tmp_path / "rows.csv").exists()
+    found = common.kept_rows(tmp_path, {"rounds": 4}, lambda: ROWS)
+    pd.testing.assert_frame_equal(found, ROWS, check_exact=True)
+    with pytest.raises(InputError, match="other settings"):
+        common.kept_rows(tmp_path, {"rounds": 3}, lambda: ROWS)
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
