@@ -234,8 +234,8 @@ def own(arrays: Arrays, split: DataSplit, peers: range, peer: int) -> tuple[NDAr
 def test_attackers_get_poisoned_examples(peers: range, bad: Any) -> None:
     data = made(403)
     split = split_data(PARTITIONS["dirichlet"], data, peers=6, validation=0.2)
-    arrays = distribute_data.owned(data, split, peers, Poison(), bad)
-    clean = distribute_data.owned(data, split, peers)
+    arrays = distribute_data.owned(data, split, np.array(peers), Poison(), bad)
+    clean = distribute_data.owned(data, split, np.array(peers))
     for peer in peers:
         inputs, labels = own(arrays, split, peers, peer)
         if peer not in bad:
@@ -253,8 +253,8 @@ def test_attackers_get_poisoned_examples(peers: range, bad: Any) -> None:
 def test_attackers_that_change_messages_learn_from_their_own_examples() -> None:
     data = made()
     split = split_data(iid, data, peers=4)
-    arrays = distribute_data.owned(data, split, range(4), ATTACKS["sign_flip"](), (1, 2))
-    clean = distribute_data.owned(data, split, range(4))
+    arrays = distribute_data.owned(data, split, np.arange(4), ATTACKS["sign_flip"](), (1, 2))
+    clean = distribute_data.owned(data, split, np.arange(4))
     assert all(np.array_equal(arrays[name], clean[name]) for name in clean)
 
 
@@ -269,4 +269,4 @@ def test_poisoned_examples_must_have_the_same_shape_and_dtype(change: Any) -> No
     data = made()
     split = split_data(iid, data, peers=4)
     with pytest.raises(AssertionError, match="keeps shape and dtype"):
-        distribute_data.owned(data, split, range(4), Wrong(), (1,))
+        distribute_data.owned(data, split, np.arange(4), Wrong(), (1,))
