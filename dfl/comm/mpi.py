@@ -155,7 +155,7 @@ class World:
         return whole
 
     def columns(self, rows: NDArray[_S], cut: list[range], counts: list[int]) -> NDArray[_S]:
-        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), by ascending peer.
+        """Turn rows of peers into columns of coordinates, (P, len(cut[rank])), rank by rank.
 
         Args:
             rows: (p, d), this rank's peers.

@@ -55,7 +55,7 @@ class Network:
     ) -> None:
         self.layout = layout
         self.schedule = Schedule(weights, layout, world.rank, stationary, possible)
-        self.traffic = Traffic.of(len(layout.block(world.rank)))
+        self.traffic = Traffic.of(layout.counts[world.rank])
         self.transport = Transport(world, self.traffic)
         compressor = fitted(threat_model.compressor, shapes)
         self.threat_model = threat_model._replace(compressor=compressor)

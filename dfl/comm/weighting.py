@@ -22,11 +22,11 @@ else:
 
 
 class Piece(NamedTuple):
-    """A part of weighted sums: those of some stored entries, on the rows of one part.
+    """Some entries of a matrix of weights, all on the rows of one tensor.
 
     Attributes:
-        part: the number of the part.
-        entries: (p, rows of the part), the entries.
+        part: the number of the tensor.
+        entries: (p, rows of the tensor), the entries.
     """
 
     part: int
@@ -34,31 +34,35 @@ class Piece(NamedTuple):
 
 
 def pieces_of(weights: csr_array, sizes: Sequence[int]) -> list[Piece]:
-    """Return weights (p, q) as pieces which, one after the other, add every row in its order.
+    """Return weights (p, q) on the rows of several tensors as pieces, to be added one by one.
 
-    A row goes on in a later piece where it turns to another part.
+    Every row is then added in the order of its stored weights: a new piece begins where the next
+    weight of a row is on an earlier tensor.
 
     Args:
         weights: the weights; the stored order of a row need not be ascending.
-        sizes: the rows of each part, q in all.
+        sizes: the rows of each tensor, q in all.
     """
+    held = [k for k, size in enumerate(sizes) if size]
+    if len(held) < 2:
+        return [Piece(held[0] if held else 0, weights)]
+    if not weights.nnz:
+        return [Piece(0, csr_array((weights.shape[0], sizes[0])))]
     ends = np.cumsum([0, *sizes])
-    if len(sizes) == 1:
-        return [Piece(0, weights)]
     part = np.searchsorted(ends, weights.indices, side="right") - 1
     row = np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
-    back = np.zeros(len(part), bool)  # whether an entry is of an earlier part than that before it
+    back = np.zeros(len(part), bool)  # whether an entry is on an earlier tensor than the one before
     back[1:] = (part[1:] < part[:-1]) & (row[1:] == row[:-1])
     cycles = np.cumsum(back)
-    first = weights.indptr[:-1][row]  # of the row
-    turn = (cycles - cycles[first]) * len(sizes) + part
+    turn = (cycles - cycles[weights.indptr[:-1][row]]) * len(sizes) + part
+    order = np.argsort(turn, kind="stable")
     found = []
-    for each in np.unique(turn):
-        which, k = turn == each, int(each) % len(sizes)
-        places = np.concatenate([[0], np.cumsum(which)])[weights.indptr]
-        entries = (weights.data[which], weights.indices[which] - ends[k], places)
+    for which in np.split(order, np.flatnonzero(np.diff(turn[order])) + 1):
+        k = int(part[which[0]])
+        stops = np.cumsum(np.bincount(row[which] + 1, minlength=weights.shape[0] + 1))
+        entries = (weights.data[which], weights.indices[which] - ends[k], stops)
         found.append(Piece(k, csr_array(entries, shape=(weights.shape[0], sizes[k]))))
-    return found or [Piece(0, csr_array((weights.shape[0], sizes[0])))]
+    return found
 
 
 @in_phase("mix")

@@ -41,7 +41,7 @@ class Group:
 
     def ascending(self, rows: NDArray[_S]) -> NDArray[_S]:
         """Return rows of all members (k, ...), given rank by rank, in the order of `ids`."""
-        return _put_back(rows, self.by_rank)
+        return put_back(rows, self.by_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,23 +63,20 @@ class Layout:
         """R + 1 numbers, the position of the first peer of every rank and then P."""
         return [self.peers * r // self.ranks for r in range(self.ranks + 1)]
 
-    def block(self, rank: int) -> range:
-        """Return the p positions of the peers that `rank` hosts; none on some ranks where ranks
-        outnumber peers.
-        """
-        return range(self.starts[rank], self.starts[rank + 1])
+    @cached_property
+    def counts(self) -> list[int]:
+        """The number of peers on every rank; 0 on some where ranks outnumber peers."""
+        return [b - a for a, b in pairwise(self.starts)]
 
     def hosted(self, rank: int) -> NDArray[np.int64]:
         """Return the p peers that `rank` hosts, ascending."""
-        block = self.block(rank)
-        if self.order is None:
-            return np.arange(block.start, block.stop)
-        return self.order[block.start : block.stop]
+        first, end = self.starts[rank], self.starts[rank + 1]
+        return np.arange(first, end) if self.order is None else self.order[first:end]
 
     @property
     def widest(self) -> int:
         """The largest number of peers on a rank."""
-        return max(b - a for a, b in pairwise(self.starts))
+        return max(self.counts)
 
     def ranks_of(self, peers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ranks (n,) that host `peers` (n,)."""
@@ -113,7 +110,7 @@ class Layout:
 
     def ascending(self, rows: NDArray[_S]) -> NDArray[_S]:
         """Return rows of all peers (P, ...), given rank by rank, by ascending peer."""
-        return _put_back(rows, self.order)
+        return put_back(rows, self.order)
 
     def by_rank(self, rows: NDArray[_S]) -> NDArray[_S]:
         """Return rows of all peers (P, ...), given by ascending peer, rank by rank."""
@@ -125,12 +122,12 @@ class Layout:
         if self.order is None:
             return None
         hosts = np.empty(self.peers, np.int64)
-        hosts[self.order] = np.repeat(np.arange(self.ranks), np.diff(self.starts))
+        hosts[self.order] = np.repeat(np.arange(self.ranks), self.counts)
         return hosts
 
 
-def _put_back(rows: NDArray[_S], order: NDArray[np.int64] | None) -> NDArray[_S]:
-    """Return rows of which the one at place k belongs at order[k]; they stay where it is None."""
+def put_back(rows: NDArray[_S], order: NDArray[np.int64] | None) -> NDArray[_S]:
+    """Return rows (n, ...) of which row k is put at order[k]; as they are if it is None."""
     if order is None:
         return rows
     found = np.empty_like(rows)

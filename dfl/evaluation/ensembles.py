@@ -94,7 +94,7 @@ class Ensemble:
         if not parts:
             return np.zeros((0, n, classes))
         rows = torch.cat(parts).cpu().numpy()
-        everyone = np.broadcast_to(rows, (len(self.layout.block(self.world.rank)), n, classes))
+        everyone = np.broadcast_to(rows, (self.layout.counts[self.world.rank], n, classes))
         return everyone[self.honest.here].astype(np.float64)
 
     def _mean(self, outputs: Floats) -> Floats | None:

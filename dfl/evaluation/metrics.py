@@ -310,9 +310,8 @@ def consensus_distance(
         attackers: the peers to leave out.
         counted: (d,), whether a coordinate counts in the distance; None for all.
     """
-    counts = [len(layout.block(r)) for r in range(world.size)]
     parts = columns(x.shape[1], world.size)
-    everyone = layout.ascending(world.columns(x.cpu().numpy(), parts, counts))
+    everyone = layout.ascending(world.columns(x.cpu().numpy(), parts, layout.counts))
     kept = np.ones(x.shape[1], bool) if counted is None else counted
     kept = kept[parts[world.rank].start : parts[world.rank].stop]
     everyone = np.delete(everyone, attackers, axis=0) if len(attackers) else everyone

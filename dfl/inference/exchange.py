@@ -116,9 +116,9 @@ class Exchange(ABC):
         return self.network.layout.peers
 
     @property
-    def here(self) -> range:
-        """The numbers of this rank's sites."""
-        return self.network.layout.block(self.network.transport.world.rank)
+    def here(self) -> NDArray[np.int64]:
+        """The numbers of this rank's sites, ascending."""
+        return self.network.layout.hosted(self.network.transport.world.rank)
 
     def everywhere(self, here: bool) -> bool:
         """Return whether something holds on every rank."""
@@ -267,9 +267,7 @@ class Graph(Exchange):
         since, flat = self.t, _flat(rows)
         known = flat.new_zeros(len(flat), self.count, flat.shape[1] + 1)  # 1, then the numbers
         own = torch.arange(len(flat))
-        known[own, torch.tensor(self.here, dtype=torch.int64)] = torch.cat(
-            [torch.ones_like(flat[:, :1]), flat], 1
-        )
+        known[own, torch.from_numpy(self.here)] = torch.cat([torch.ones_like(flat[:, :1]), flat], 1)
         for _ in range(MOST_ROUNDS):
             if self.everywhere(bool((known[..., 0] > 0).all())):
                 break
@@ -285,7 +283,7 @@ class Graph(Exchange):
         edges = net.edges
         received = net.exchange(known.flatten(1)[edges.owner], per_edge=True)
         messages = received.messages.unflatten(1, known.shape[1:])
-        receivers = edges.received % self.count - self.here.start
+        receivers = np.searchsorted(self.here, edges.received % self.count)
         for receiver, message in zip(receivers.tolist(), messages, strict=True):
             new = (known[receiver, :, 0] == 0) & (message[:, 0] > 0)
             known[receiver, new] = message[new]

@@ -248,12 +248,12 @@ def _scatter(
 
     def part(rank: int) -> bytes:
         of = root[0].sites
-        arrays = {f"{k} {name}": a for k in layout.block(rank) for name, a in of[k].items()}
+        arrays = {f"{k} {name}": a for k in layout.hosted(rank) for name, a in of[k].items()}
         return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
     arrays = load(world.scatter(part))
     names = ["y", "x", "z", "offset"] + ["event"] * model.timed
-    here = layout.block(world.rank)
+    here = layout.hosted(world.rank)
     sites = [site_of({name: arrays[f"{k} {name}"] for name in names}) for k in here]
     p, q = len(columns.covariates), len(columns.own_names)
     shape = {"y": (2,), "x": (2, p), "z": (2, q), "offset": (2,), "event": (2,)}

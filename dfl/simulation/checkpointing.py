@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, Suspended
+from dfl.core.layout import put_back
 from dfl.core.profiling import in_phase
 from dfl.simulation.distribute_data import pack, unpack
 from dfl.simulation.evaluator import due as evaluated
@@ -192,38 +193,43 @@ def _gathered(name: str, rows: NDArray[_S], prepared: Prepared) -> NDArray[_S] |
     """Return the rows of all ranks on rank 0, by ascending owner; None elsewhere."""
     places = _places(name, len(rows), prepared)
     everyone = prepared.world.gather(rows)
-    if everyone is None or places is None:
-        return everyone
-    found = np.empty_like(everyone)
-    found[places] = everyone
-    return found
+    return None if everyone is None else put_back(everyone, places)
 
 
 def _places(name: str, rows: int, prepared: Prepared) -> NDArray[np.int64] | None:
     """Return the places (n,) of the rows of all ranks, given rank by rank, by ascending owner.
 
-    A row belongs to a peer, or to an edge and so to the peer that owns it. They are on rank 0; None
-    elsewhere, and where rows are in this order already.
+    A row belongs to a peer, or to an edge and so to the peer that owns it, which the number of rows
+    tells: with as many edges as peers `dfl.comm.placement` keeps the peers in order. The places of
+    edges are on rank 0 only; None elsewhere, and where rows are in this order already.
 
     Args:
         name: the field of a state, or what else has a row per peer.
         rows: the rows on this rank.
         prepared: the run.
+
+    Raises:
+        InputError: on every rank, if the rows are neither of peers nor of edges.
     """
     world, layout = prepared.world, prepared.layout
     if layout.order is None:
         return None
-    owners = layout.hosted(world.rank)
-    if int(world.all_gather(np.array([rows])).sum()) != layout.peers:
-        union = prepared.network.schedule.union
-        edges = union.into if name in prepared.algorithm.incoming else union.out
-        owners = edges // layout.peers
-    everyone = world.gather(owners)
-    if everyone is None:
+    everyone = world.all_gather(np.array([rows]))
+    if everyone.tolist() == layout.counts:
+        return layout.order
+    union = prepared.network.schedule.union
+    edges = union.into if name in prepared.algorithm.incoming else union.out
+    wanted = world.all_gather(np.array([len(edges)]))
+    if everyone.tolist() != wanted.tolist():
+        raise InputError(
+            f"the state of {type(prepared.algorithm).__name__} has {everyone.sum()} rows of "
+            f"{name!r}: give it {layout.peers}, one for each peer, or {wanted.sum()}, one for each "
+            "directed edge, or name it in `incoming` if they are of incoming edges"
+        )
+    owners = world.gather(edges // layout.peers)
+    if owners is None:
         return None
-    places = np.empty(len(everyone), np.int64)
-    places[np.argsort(everyone, kind="stable")] = np.arange(len(everyone))
-    return places
+    return put_back(np.arange(len(owners)), np.argsort(owners, kind="stable"))
 
 
 def _scatter(

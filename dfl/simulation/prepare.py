@@ -153,9 +153,7 @@ def prepare(run: Run, world: World) -> Prepared:
 
     root, common = broadcast(world, lambda: read_on_root(settled, objects))
     components = components_of(settled)
-    drawn = distribute_data.ENDLESS in common  # a new graph in every round has no order
-    matrices = () if drawn else distribute_data.matrices(common)
-    layout = placed(matrices, len(common["sizes"]), world.size)
+    layout = layout_of(common, world)
     largest = tuple(map(float, parts_of(joined(common, "largest"))))
     threat_model = threat_model_of(components, layout, largest, run.seed)
     data = scatter(world, layout, threat_model, root)
@@ -164,6 +162,22 @@ def prepare(run: Run, world: World) -> Prepared:
     graph = graph_of(settled, common, world, known)
     with isolated(run.threads):
         return build(run, world, layout, components, threat_model, common, data, facts, graph)
+
+
+def layout_of(common: Arrays, world: World) -> Layout:
+    """Return which peers each rank hosts. Rank 0 computes it: processors of different kinds sort
+    equal numbers differently.
+    """
+    peers = len(common["sizes"])
+
+    def order() -> bytes:
+        drawn = distribute_data.ENDLESS in common  # a new graph in every round has no order
+        matrices = () if drawn else distribute_data.matrices(common)
+        found = placed(matrices, peers, world.size).order
+        return b"" if found is None else found.tobytes()
+
+    message = world.from_root(order)
+    return Layout(peers, world.size, np.frombuffer(message, np.int64) if message else None)
 
 
 def check_equal(mine: Mapping[str, str], world: World) -> None:

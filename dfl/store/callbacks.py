@@ -316,10 +316,10 @@ class Callbacks(Callback):
             each.evaluated(t, peers)
 
     def evaluated_models(self, t: int, state: Mapping[str, NDArray[np.floating]]) -> None:
-        """Pass on the models to those that need them."""
+        """Pass on the models to those that need them, each of which gets its own copies."""
         for each in self.callbacks:
             if each.needs_models:
-                each.evaluated_models(t, state)
+                each.evaluated_models(t, {name: rows.copy() for name, rows in state.items()})
 
     def finish(self, outcome: Outcome) -> None:
         """Pass on the outcome."""

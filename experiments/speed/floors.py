@@ -112,11 +112,8 @@ def crossing(
     """
 
     def messages(to: int, source: int) -> int:
-        rows = layout.block(to)
-        columns = layout.block(source)
-        return len(
-            np.unique(weights[rows.start : rows.stop, columns.start : columns.stop].tocoo().col)
-        )
+        between = weights[layout.hosted(to)][:, layout.hosted(source)]
+        return len(np.unique(between.tocoo().col))
 
     others = [other for other in range(layout.ranks) if other != rank]
     sends = {other: messages(other, rank) for other in others}

@@ -116,7 +116,7 @@ def finding(table: pd.DataFrame) -> str:
 
 
 def draw(table: pd.DataFrame, options: Options) -> Figure:
-    """Draw the share of all messages' receivers that lie on other ranks, both ways."""
+    """Draw the messages between ranks on every graph, of consecutive and of placed peers."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     names = list(table["graph"].unique())
     axes = figure.subplots(1, len(options.ranks), sharey=True, squeeze=False)[0]

@@ -68,9 +68,10 @@ def test_a_ring_at_random_places_is_cut_twice() -> None:
         ([mixing(shuffled(nx.cycle_graph(16)))], 16, 1),
         ([mixing(shuffled(nx.cycle_graph(16)))], 16, 16),
         ([csr_array(np.roll(np.eye(16), 5, axis=1))], 16, 4),
+        ([mixing(nx.barabasi_albert_graph(1024, 2, seed=0))], 1024, 16),
         ([], 16, 4),
     ],
-    ids=["ring", "complete", "one rank", "a rank each", "an edge each", "server"],
+    ids=["ring", "complete", "one rank", "a rank each", "an edge each", "a little", "server"],
 )
 def test_peers_are_consecutive_where_nothing_is_saved(
     matrices: list[csr_array], peers: int, ranks: int

@@ -129,7 +129,7 @@ def test_weights_come_in_ascending_peer_id_on_every_rank() -> None:
     layout = Layout(6, 3)
     for rank in range(3):
         plan = peer_plan(ring, layout, rank)
-        mine = layout.block(rank)
+        mine = layout.hosted(rank)
         near = {j % 6 for i in mine for j in (i - 1, i, i + 1)}
         assert plan.senders.tolist() == sorted(near)
         assert plan.senders[plan.before : plan.before + len(mine)].tolist() == list(mine)
@@ -164,7 +164,7 @@ def test_rows_of_a_group_return_to_the_order_of_its_members(
 @given(st.integers(1, 200), st.integers(1, 40))
 def test_every_peer_is_on_one_rank_and_ranks_are_balanced(peers: int, ranks: int) -> None:
     layout = Layout(peers, ranks)
-    blocks_of_ranks = [list(layout.block(r)) for r in range(ranks)]
+    blocks_of_ranks = [list(layout.hosted(r)) for r in range(ranks)]
     assert sum(blocks_of_ranks, []) == list(range(peers))  # noqa: RUF017
     assert max(map(len, blocks_of_ranks)) - min(map(len, blocks_of_ranks)) <= 1
     ranks_of_peers = layout.ranks_of(np.arange(peers)).tolist()

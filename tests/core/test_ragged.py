@@ -31,6 +31,14 @@ def test_every_array_is_sorted_by_itself(parts: list[list[int]]) -> None:
     assert [part.tolist() for part in ragged] == [sorted(part) for part in parts]
 
 
+@given(PARTS, st.data())
+def test_some_arrays_keep_their_order(parts: list[list[int]], data: st.DataObject) -> None:
+    which = data.draw(st.lists(st.integers(0, len(parts) - 1)) if parts else st.just([]))
+    ragged = Ragged.of([np.array(part, np.int64) for part in parts])
+    some = ragged.some(np.array(which, np.int64))
+    assert [part.tolist() for part in some] == [parts[k] for k in which]
+
+
 def test_a_block_is_some_consecutive_arrays() -> None:
     ragged = Ragged(np.arange(6), np.array([2, 0, 3, 1]))
     assert ragged.block(range(1, 3)).tolist() == [2, 3, 4]

@@ -514,13 +514,13 @@ def shuffled(matrices: Sequence[csr_array], peers: int, ranks: int) -> Layout:
 
 
 def main(folder: Path, part: str) -> None:
-    """Run the combinations of a part, each to its own folder; every second one with peers that lie
-    on the ranks at random.
+    """Run the combinations of a part, each to its own folder. On three ranks all peers lie on the
+    ranks at random, on other numbers of ranks those of every second combination.
     """
     for k, (label, run) in enumerate(PARTS[part]()):
         given = replace(run, dataset=shaded()) if run.fairness_adversary != "none" else run
         with pytest.MonkeyPatch.context() as patch:
-            if k % 2:
+            if k % 2 or connect().size == 3:
                 patch.setattr(prepare, "placed", shuffled)
             for _ in dfl.simulate(replace(given, out=folder / label)):
                 pass

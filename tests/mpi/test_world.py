@@ -60,9 +60,9 @@ def test_columns_are_those_of_all_peers(world: World, peers: int, d: int) -> Non
     layout = Layout(peers, world.size)
     cut = columns(d, world.size)
     whole = np.arange(peers * d, dtype=np.float32).reshape(peers, d)
-    mine = layout.block(world.rank)
-    counts = [len(layout.block(r)) for r in range(world.size)]
-    got = world.columns(whole[mine.start : mine.stop], cut, counts)
+    mine = layout.hosted(world.rank)
+    counts = layout.counts
+    got = world.columns(whole[mine], cut, counts)
     here = cut[world.rank]
     np.testing.assert_array_equal(got, whole[:, here.start : here.stop])
 
@@ -84,11 +84,11 @@ def test_neighbours_receive_the_messages_of_the_mixing_matrix(
     ).weights
     layout = Layout(peers, world.size)
     network = Network(layout, weights, world, ThreatModel(Exact()), 0)
-    mine = layout.block(world.rank)
-    values = torch.arange(mine.start, mine.stop, dtype=torch.float64)
+    mine = layout.hosted(world.rank)
+    values = torch.from_numpy(mine).double()
     rows = values[:, None].expand(-1, 3).contiguous()
     got = Net(network, 0).exchange(rows).average()
-    expected = weights[0][mine.start : mine.stop] @ np.arange(peers)
+    expected = weights[0][mine] @ np.arange(peers)
     np.testing.assert_allclose(got, np.tile(expected[:, None], 3), atol=1e-9)
     sent = {bytes(row) for row in rows.numpy()[network.peer_plan(0).send]}
     assert len(sent) * 24 <= network.traffic.wire == len(network.peer_plan(0).send) * 24
@@ -114,8 +114,8 @@ def test_messages_are_staged_from_another_device(world: World, topology: str) ->
         TOPOLOGIES[topology], MIXINGS["metropolis"], 7, np.random.default_rng(0)
     ).weights
     layout = Layout(7, world.size)
-    mine = layout.block(world.rank)
-    rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine.start : mine.stop].contiguous()
+    mine = layout.hosted(world.rank)
+    rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine]
     here, there = (
         Network(layout, weights, world, ThreatModel(Quantize(bits=6)), 0) for _ in range(2)
     )
@@ -141,9 +141,9 @@ def test_messages_stay_while_others_arrive(world: World) -> None:
     """Memory is used again only where nothing refers to the messages in it."""
     weights = build(TOPOLOGIES["ring"], MIXINGS["uniform"], 16, np.random.default_rng(0)).weights
     layout = Layout(16, world.size)
-    mine = layout.block(world.rank)
+    mine = layout.hosted(world.rank)
     net = Net(Network(layout, weights, world, ThreatModel(Exact()), 0), 0)
-    rows = torch.arange(mine.start, mine.stop, dtype=torch.float32)[:, None].expand(-1, 3)
+    rows = torch.from_numpy(mine).float()[:, None].expand(-1, 3)
     first = net.exchange(rows.contiguous())
     part = first.far[:, :1]
     place = first.far.data_ptr()

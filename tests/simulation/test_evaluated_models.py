@@ -208,12 +208,16 @@ def test_watching_or_changing_them_does_not_change_the_run(way: str) -> None:
                 rows[...] = 7
 
     settings, _ = WAYS[way]
-    seen, spoiler, blind = Seen(), Spoiler(), Uninterested()
-    rows = [watched(each, **settings) for each in (seen, spoiler, blind)]
-    assert rows[0] == rows[1] == rows[2]
+    seen, spoiler, blind, before, after = Seen(), Spoiler(), Uninterested(), Seen(), Seen()
+    rows = [
+        watched(*each, **settings)
+        for each in ([seen], [spoiler], [blind], [before, Spoiler(), after])
+    ]
+    assert rows[0] == rows[1] == rows[2] == rows[3]
     assert_same(seen.end, blind.end)
     for t in ROUNDS:
-        assert_same(seen.states[t], spoiler.states[t])  # those of `seen` are not overwritten
+        for other in (spoiler, before, after):  # each has copies of its own
+            assert_same(seen.states[t], other.states[t])
 
 
 def test_a_run_that_stops_at_its_goal_ends_with_the_models_of_that_round() -> None:

@@ -6,6 +6,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dfl
@@ -26,16 +27,19 @@ HARD = dfl.Run(
     model="mlp:hidden=12",
     faults="link_loss:p=0.2+outage:p=0.05",
 )
-KILL = """
+DIRECTED = replace(HARD, topology="directed_random", attack="none")
+"""Peers have other numbers of incoming edges than of outgoing ones."""
+JOB = """
 import os, signal, sys
 import dfl
 from dataclasses import replace
 from pathlib import Path
 from dfl.simulation import prepare
 from tests.mpi.layouts import shuffled
-from tests.simulation.test_ranks import HARD
+from tests.simulation import test_ranks
 
-if "shuffled" in sys.argv:
+_, folder, run, order = sys.argv
+if order == "shuffled":
     prepare.placed = shuffled
 
 class Kill(dfl.Callback):
@@ -43,7 +47,50 @@ class Kill(dfl.Callback):
         if row.round == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-for row in dfl.simulate(replace(HARD, out=Path(sys.argv[1])), [Kill()]):
+if Path(folder).exists():
+    run, callbacks = dfl.resumed(Path(folder)), []
+else:
+    run, callbacks = replace(getattr(test_ranks, run), out=Path(folder)), [Kill()]
+for row in dfl.simulate(run, callbacks):
+    pass
+"""
+GEOMETRIC = """
+import sys
+import dfl
+from dfl.core.layout import Layout
+from dfl.simulation import prepare
+
+_, folder, order = sys.argv
+if order == "consecutive":
+    prepare.placed = lambda matrices, peers, ranks: Layout(peers, ranks)
+for row in dfl.simulate(dfl.Run(peers=40, topology="geometric", rounds=1, out=folder)):
+    pass
+"""
+OTHER_ROWS = """
+import sys
+from dataclasses import dataclass
+import dfl
+from dfl.algorithms import Algorithm
+from torch import Tensor
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor
+    kept: Tensor
+
+@dataclass(frozen=True, kw_only=True)
+class Longer(Algorithm[State]):
+    def init(self, x, copies, net):
+        return State(x, x.new_zeros(len(x) + 1, 3))
+
+    def round(self, state, task, net):
+        return state
+
+run = dfl.Run(
+    peers=40, topology="geometric", rounds=1, checkpoint_every=1, algorithm=Longer(),
+    out=sys.argv[1],
+)
+for row in dfl.simulate(run):
     pass
 """
 
@@ -60,11 +107,43 @@ def test_a_sample_of_runs_is_the_same_on_one_and_three_ranks(tmp_path: Path) -> 
         same(folders[0] / name, folders[1] / name)
 
 
-@pytest.mark.parametrize("order", ["consecutive", "shuffled"])
-def test_a_job_whose_rank_0_is_killed_is_resumed_on_one_rank(tmp_path: Path, order: str) -> None:
-    (tmp_path / "kill.py").write_text(KILL)
-    done = mpirun(2, str(tmp_path / "kill.py"), str(tmp_path / "killed"), order)
-    assert done.returncode not in (0, 1, 2), done.stderr
-    list(dfl.simulate(dfl.resumed(tmp_path / "killed")))
-    list(dfl.simulate(replace(HARD, out=tmp_path / "whole")))
+@pytest.mark.parametrize(
+    ("name", "before", "ranks", "after"),
+    [
+        ("HARD", "consecutive", 1, "consecutive"),
+        ("HARD", "shuffled", 3, "shuffled"),
+        ("DIRECTED", "shuffled", 3, "shuffled"),
+        ("DIRECTED", "consecutive", 3, "shuffled"),
+    ],
+)
+def test_a_job_whose_rank_0_is_killed_is_resumed_on_other_ranks(
+    tmp_path: Path, name: str, before: str, ranks: int, after: str
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    command = [str(tmp_path / "job.py"), str(tmp_path / "killed"), name]
+    killed = mpirun(2, *command, before)
+    assert killed.returncode not in (0, 1, 2), killed.stderr
+    resumed = mpirun(ranks, *command, after)
+    assert resumed.returncode == 0, resumed.stderr
+    list(dfl.simulate(replace(globals()[name], out=tmp_path / "whole")))
     same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_ranks_host_peers_that_are_close_on_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(GEOMETRIC)
+    wire = {}
+    for order in ("placed", "consecutive"):
+        done = mpirun(2, str(tmp_path / "job.py"), str(tmp_path / order), order)
+        assert done.returncode == 0, done.stderr
+        wire[order] = pd.read_csv(tmp_path / order / "metrics.csv")["wire_bytes"].iloc[-1]
+    ranks = pd.read_csv(tmp_path / "placed/peers.csv")["rank"].tolist()
+    assert sorted(ranks) == [0] * 20 + [1] * 20
+    assert ranks != sorted(ranks)
+    assert wire["placed"] < 0.9 * wire["consecutive"]
+
+
+def test_rows_of_neither_peers_nor_edges_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(OTHER_ROWS)
+    done = mpirun(2, str(tmp_path / "job.py"), str(tmp_path / "run"))
+    assert "dfl: the state of Longer has 42 rows of 'kept': " in done.stderr
+    assert "in `incoming`" in done.stderr

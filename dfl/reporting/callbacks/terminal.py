@@ -138,8 +138,8 @@ class Terminal(Callback):
 def header(info: RunInfo) -> list[Line]:
     """Return the lines before a run: names, peers, graph, model, training, messages."""
     run = info.run
-    per_rank = np.diff(info.layout.starts)
-    hosted = ends(int(per_rank.min()), int(per_rank.max()))
+    per_rank = info.layout.counts
+    hosted = ends(min(per_rank), max(per_rank))
     part = f", of which {info.shared:,} are shared" if info.shared < info.parameters else ""
     part += f", besides {info.frozen:,} frozen ones" if info.frozen else ""
     lines = [

@@ -217,7 +217,7 @@ def test_crossing_is_what_a_share_moves(ranks: int, topology: str) -> None:
         assert sends == {other: into[rank] for other, (_, into) in enumerate(found) if rank in into}
         dense = weights.toarray() != 0
         for other, rows in receives.items():
-            block = dense[np.ix_(list(layout.block(rank)), list(layout.block(other)))]
+            block = dense[np.ix_(layout.hosted(rank), layout.hosted(other))]
             assert rows == block.any(axis=0).sum() > 0
 
 
