@@ -18,7 +18,12 @@ from experiments import cells, common
 from experiments.messages_and_graphs import label_coverage, local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import easy_vqa, lg_table1, vqa_modalities
-from experiments.servers_and_robustness import client_fraction, cnn_mcmahan2017, robust_gossip
+from experiments.servers_and_robustness import (
+    client_fraction,
+    cnn_mcmahan2017,
+    robust_gossip,
+    stragglers,
+)
 from experiments.speed import placement, precision
 from experiments.workloads import normalization, shakespeare_rounds
 from tests.support import launched
@@ -141,6 +146,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "shakespeare_rounds": lambda seeds: common.with_intervals(
         shakespeare_rounds.tabulate(seeds), None
     ),
+    "stragglers": lambda seeds: common.with_intervals(stragglers.tabulate(seeds), None),
     "vqa_modalities": lambda seeds: common.with_intervals(
         vqa_modalities.tabulate(seeds, ["questions", "method", "devices"]), seeds["seed"].nunique()
     ),
