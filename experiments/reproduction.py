@@ -54,10 +54,10 @@ The numbers of the papers that dfl was built after, beside ours. The page is wri
 
 Ours is the mean over seeds ± its standard error, and in brackets the number of seeds. The column
 *allowed* is the largest of two standard errors of the difference (of ours and of theirs; where a
-source gives its runs and no std, ours is taken for it), the tolerance, and half a unit of the last
-digit that is printed. Tolerances are 0.5 points of an accuracy or AUC, 10 % of a number of rounds,
-0.5 % of a count, 3 % of an excess risk, 20 % of a distance that depends on one draw and 0.002 of a
-growth. A number is
+source gives its runs and no std, or ours is a single run, the other std is taken for it), the
+tolerance, and half a unit of the last digit that is printed. Tolerances are 0.5 points of an
+accuracy or AUC, 10 % of a number of rounds, 0.5 % of a count, 3 % of an excess risk, 20 % of a
+distance that depends on one draw and 0.002 of a growth. A number is
 
 - *reproduced* if ours was measured at the published setting and differs by no more than is allowed,
 - *exceeded* if it differs by more, and is better,
@@ -238,15 +238,16 @@ def allowed(one: Number, found: Measured) -> float:
 
 
 def error_of_difference(one: Number, found: Measured) -> float:
-    """Return the standard error of ours less theirs; 0 where ours has none."""
-    if math.isnan(found.error):
+    """Return the standard error of ours less theirs; 0 where ours has none, as a count."""
+    error = float(one.std) if found.seeds == 1 and one.std else found.error
+    if math.isnan(error):
         return 0.0
     theirs = 0.0
     if one.std:
         theirs = float(one.std) / math.sqrt(float(one.runs))
     elif one.runs:
-        theirs = found.error * math.sqrt(found.seeds / float(one.runs))
-    return math.hypot(found.error, theirs)
+        theirs = error * math.sqrt(found.seeds / float(one.runs))
+    return math.hypot(error, theirs)
 
 
 def half_digit(value: str) -> float:

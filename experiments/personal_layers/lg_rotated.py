@@ -44,8 +44,9 @@ here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,6 +60,7 @@ from torch.nn import Module, Sequential
 
 from dfl.config import Run
 from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
 from dfl.datasets.partitions.base import DataSplit, split_data
@@ -67,6 +69,8 @@ from dfl.sweep import Cell, run_grid
 from dfl.sweep.grid import name_of
 from experiments import common
 from experiments.personal_layers.new_device import (
+    Kept,
+    Models,
     OnFixed,
     as_inputs,
     cut_of,
@@ -96,29 +100,30 @@ C = 0 is published once, for both readings of its training.
 MU = 0.1
 """Of FedProx; not given in the paper."""
 
+PLACES = ("out", "data_dir", "seeds", "jobs", "only")
+"""The options on which the rows of a cell do not depend."""
+
+Pair = tuple[Sequence[Module], Module]
+"""The models of the first devices, one where all have the same, and that of the new device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(common.GridOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_rotated")
-    rounds: int = 20
-    """Rounds with the new device and a tenth of the others; published: 500."""
-    epochs: int = 20
-    """Maximum number of rounds of the new device alone, chosen on its validation examples."""
-    goal: float = 0.97
-    """Validation accuracy at which the first devices stop; published: 98 % on their own test
-    examples."""
-    most: int = 300
+    rounds: int = 500
+    """Rounds after the new device has joined."""
+    goal: float = 0.98
+    """Mean accuracy on the first devices' own test examples at which they stop."""
+    most: int = 1500
     """Maximum number of rounds of the first devices."""
     devices: int = 100
     """Number of first devices."""
-    model: str = "mlp:hidden=200+100"
-    """Their model; published: mlp:hidden=512+256+256+128."""
+    model: str = "mlp:hidden=512+256+256+128"
+    """Their model."""
     examples: int = 3000
-    """Training examples of the new device, a sixth of them for validation; its test set is as
-    large as that sixth.
-    """
+    """Training examples of the new device; its test set is a sixth as large."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,8 @@ class Scene:
         seed: of the run.
         data: normal digits.
         split: the examples of each of the first devices.
-        newest: the examples of the new device: its training set, with its validation examples in
-            place of the test set.
-        rotated: inputs and labels of the new device's test set.
+        newest: the examples of the new device.
+        rotated: inputs and labels of its test set.
         start: the model of the first devices.
     """
 
@@ -162,6 +166,8 @@ class Scene:
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure accuracy on normal and rotated digits after a device with rotated ones joins."""
+    if options.rounds < 2:
+        raise InputError(f"--rounds must be at least 2, not {options.rounds}")
     grid: list[dict[str, Any]] = [
         {"data": partition, "seed": seed}
         for partition in PARTITION
@@ -169,13 +175,21 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     ]
     if options.only is not None:
         grid = [common.named(options.only, {name_of(cell): cell for cell in grid})]
-    rows = pd.DataFrame(
-        [row for cell in grid for row in measured(options, cell["data"], cell["seed"])]
+    seeds = pd.concat(
+        [
+            common.kept_rows(
+                options.out / "rows" / name_of(cell),
+                {name: value for name, value in asdict(options).items() if name not in PLACES},
+                partial(measured, options, cell["data"], cell["seed"]),
+            )
+            for cell in grid
+        ],
+        ignore_index=True,
     )
     if options.only is not None:
-        return common.print_rows(rows)
-    table = tabulate(rows)
-    common.publish(options, table, draw(table, options), finding(table))
+        return common.print_rows(seeds)
+    table = tabulate(seeds)
+    common.publish(options, table, draw(table, options), finding(table), seeds)
 
 
 def first(options: Options, partition: str, seed: int) -> Run:
@@ -187,10 +201,9 @@ def first(options: Options, partition: str, seed: int) -> Run:
         data_dir=options.data_dir,
         partition=PARTITION[partition],
         model=options.model,
-        validation=0.1,
         rounds=options.most,
-        eval_every=20,
-        until=f"validation_accuracy={options.goal}",
+        eval_every=10,
+        until=f"local_accuracy={options.goal}",
         batch_size=10,
         lr=0.05,
         momentum=0.5,
@@ -211,67 +224,107 @@ def scene(options: Options, partition: str, seed: int) -> Scene:
         seed=run.seed,
         validation=run.validation,
     )
-    held = options.examples // 6
-    train = randomness.generator(seed, "newest train").choice(
-        len(data.train_labels), options.examples, replace=False
+    train, test = (
+        randomness.generator(seed, f"newest {name}").choice(known, number, replace=False)
+        for name, known, number in (
+            ("train", len(data.train_labels), options.examples),
+            ("test", len(data.test_labels), options.examples // 6),
+        )
     )
-    test = randomness.generator(seed, "newest test").choice(
-        len(data.test_labels), held, replace=False
-    )
-    own = rotated(data.train_inputs[train])
-    labels = data.train_labels[train]
     newest = replace(
         data,
-        train_inputs=own[held:],
-        train_labels=labels[held:],
-        test_inputs=own[:held],
-        test_labels=labels[:held],
+        train_inputs=rotated(data.train_inputs[train]),
+        train_labels=data.train_labels[train],
+        test_inputs=rotated(data.test_inputs[test]),
+        test_labels=data.test_labels[test],
     )
-    test_inputs = as_inputs(data, rotated(data.test_inputs[test]))
-    test_labels = torch.from_numpy(data.test_labels[test])
+    own_test = as_inputs(data, newest.test_inputs), torch.from_numpy(newest.test_labels)
     start = load(options.out / "cells" / cell.name).model(0)
     assert isinstance(start, Sequential)
-    return Scene(options, seed, data, split, newest, (test_inputs, test_labels), start)
+    return Scene(options, seed, data, split, newest, own_test, start)
 
 
-def measured(options: Options, partition: str, seed: int) -> list[dict[str, Any]]:
+def measured(options: Options, partition: str, seed: int) -> pd.DataFrame:
     """Return a row per method, of one seed."""
     this = scene(options, partition, seed)
     labels = {"data": partition, "seed": seed}
-    return [labels | row for row in (*alone(this), *together(this))]
+    return pd.DataFrame([labels | row for row in (*alone(this), *together(this))])
 
 
 def alone(this: Scene) -> list[dict[str, Any]]:
     """Return the rows of C = 0, where only the new device trains.
 
-    The methods differ in the pairs of local part f and shared part g that are then combined.
+    The methods differ in the pairs of local part f and shared part g that are then combined. Where
+    the local part learns first, it does in the first half of the rounds.
     """
-    old = this.start
-    cut = cut_of(old)
-    joint, n = longest_that_pays(this, old)
-    local, k = longest_that_pays(this, OnFixed(old[:cut], old[cut:]))
-    own = Sequential(*local.f.children(), *old[cut:].children())
-    both, m = longest_that_pays(this, own)
+    old, rounds = this.start, this.options.rounds
+    cut, half = cut_of(old), max(1, rounds // 2)
+    fixed = OnFixed(old[:cut], old[cut:])
+
+    def on_head(models: Models) -> Sequential:
+        return Sequential(*filled(fixed, models).f.children(), *old[cut:].children())
+
+    def of_joint(models: Models) -> dict[str, Pair]:
+        new = filled(old, models)
+        return {FEDAVG: ([new], new), LG: ([old[:cut] + new[cut:]], new)}
+
+    def of_local(models: Models) -> dict[str, Pair]:
+        return {FIRST: ([old], on_head(models))}
+
+    def of_both(models: Models) -> dict[str, Pair]:
+        new = filled(old, models)
+        return {BOTH: ([old[:cut] + new[cut:]], new)}
+
+    def run_of(rounds: int) -> Run:
+        return this.run(algorithm="fedavg", peers=1, **evaluated(rounds))
+
+    joint, _ = followed(this, run_of(rounds), old, this.newest, of_joint)
+    local, models = followed(this, run_of(half), fixed, this.newest, of_local)
+    both, _ = followed(this, run_of(rounds - half), on_head(models), this.newest, of_both)
+    after = {**joint, **both, **local}
+    lengths = {FIRST: half}
     return [
         {"method": BEFORE} | scores(this, [old], old),
-        {"method": FEDAVG, "C": 0.0, "rounds": n} | scores(this, [joint], joint),
-        {"method": LG, "C": 0.0, "rounds": n} | scores(this, [old[:cut] + joint[cut:]], joint),
-        {"method": BOTH, "C": 0.0, "rounds": k + m} | scores(this, [old[:cut] + both[cut:]], both),
-        {"method": FIRST, "C": 0.0, "rounds": k} | scores(this, [old], own),
+        *(
+            {"method": name, "C": 0.0, "rounds": lengths.get(name, rounds)} | row
+            for name, row in after.items()
+        ),
     ]
 
 
-def longest_that_pays(this: Scene, module: Any) -> tuple[Any, int]:
-    """Train a model on the new device alone, for the epochs with the best validation accuracy.
+def evaluated(rounds: int) -> dict[str, int]:
+    """Return the settings of a run of so many rounds that is evaluated in its last tenth."""
+    tail = len(common.tail_rounds(rounds))
+    return {"rounds": rounds, "eval_every": rounds, "eval_last": max(1, tail)}
+
+
+def followed(
+    this: Scene, run: Run, module: Module, data: Data, pairs: Callable[[Models], dict[str, Pair]]
+) -> tuple[dict[str, dict[str, float]], Models]:
+    """Run from a model on own data.
+
+    Args:
+        this: the devices.
+        run, module, data: as for `learn`.
+        pairs: the models of the first devices and that of the new one, by method, from the models
+            of a run.
 
     Returns:
-        The model, and the number of epochs.
+        The mean scores by method over 10 to 19 rounds of the last tenth, evenly spaced, or over all
+        where they are fewer; and the models.
     """
-    run = this.run(algorithm="fedavg", peers=1, rounds=this.options.epochs, eval_every=1)
-    rows, _ = learn(run, module, this.newest)
-    best = int(max(rows[1:], key=lambda row: row["accuracy_mean"])["round"])
-    _, models = learn(replace(run, rounds=best), module, this.newest)
-    return filled(module, models), best
+    tail = common.tail_rounds(run.rounds)
+    some = {t for t in tail if (run.rounds - t) % max(1, len(tail) // 10) == 0}
+
+    def measure(models: Models) -> dict[str, dict[str, float]]:
+        return {name: scores(this, *pair) for name, pair in pairs(models).items()}
+
+    kept = Kept(some, measure)
+    models = learn(run, module, data, kept)
+    return {
+        name: {key: float(np.mean([one[name][key] for one in kept.found])) for key in figures}
+        for name, figures in kept.found[0].items()
+    }, models
 
 
 def together(this: Scene) -> list[dict[str, Any]]:
@@ -286,13 +339,12 @@ def together(this: Scene) -> list[dict[str, Any]]:
         np.concatenate([getattr(one, f"train_{name}") for one in (this.data, this.newest)])[places]
         for name in ("inputs", "labels")
     )
-    newest = np.full(len(this.newest.test_labels), len(own) - 1)
     data = replace(
         this.newest,
         train_inputs=inputs,
         train_labels=labels,
         train_groups=owners,
-        test_groups=newest,
+        test_groups=np.full(len(this.newest.test_labels), len(own) - 1),
     )
     rounds = this.options.rounds
     rows = []
@@ -301,30 +353,23 @@ def together(this: Scene) -> list[dict[str, Any]]:
         (FEDPROX, f"newest_fedprox:fraction=0.1,mu={MU}", "all"),
         (LG, "newest_fedavg:fraction=0.1", "head:2"),
     ):
+
+        def split_up(models: Models, name: str = name) -> dict[str, Pair]:
+            known = len(next(iter(models.values())))
+            *old, new = (filled(this.start, models, i) for i in range(known))
+            return {name: (old or [new], new)}
+
         run = this.run(
             algorithm=method,
             share=share,
             peers=len(own),
             partition="natural",
-            rounds=rounds,
-            eval_every=rounds,
+            eval_examples=len(own),
+            **evaluated(rounds),
         )
-        ends = [
-            _scores_after(this, replace(run, rounds=t, eval_every=t), data)
-            for t in common.tail_rounds(rounds)
-        ]
-        mean = {figure: float(np.mean([end[figure] for end in ends])) for figure in ends[0]}
-        rows.append({"method": name, "C": 0.1, "rounds": rounds} | mean)
+        found, _ = followed(this, run, this.start, data, split_up)
+        rows.append({"method": name, "C": 0.1, "rounds": rounds} | found[name])
     return rows
-
-
-def _scores_after(this: Scene, run: Run, data: Data) -> dict[str, float]:
-    """Return the scores at the end of a run of all devices. A shorter run is the beginning of a
-    longer one.
-    """
-    _, models = learn(run, this.start, data)
-    *old, new = (filled(this.start, models, i) for i in range(len(next(iter(models.values())))))
-    return scores(this, old or [new], new)
 
 
 def scores(this: Scene, old: Sequence[Module], new: Module) -> dict[str, float]:
@@ -399,8 +444,8 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
                 color=common.COLOURS[k],
                 label=f"{column} digits",
             )
-            shown = "published, full setting" if k else None
-            axes.plot(own[f"{column}_published_full_setting"], at, "kd", markersize=5, label=shown)
+            shown = "published" if k else None
+            axes.plot(own[f"{column}_published"], at, "kd", markersize=5, label=shown)
         names = [
             name if np.isnan(c) else f"{name}, C = {c:g}"
             for name, c in zip(own["method"], own["C"], strict=True)

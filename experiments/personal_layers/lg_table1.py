@@ -231,11 +231,12 @@ def tabulate(seeds: pd.DataFrame, dataset: str) -> pd.DataFrame:
     known = [PUBLISHED.get((dataset, str(name)), (np.nan,) * 3) for name in table.index]
     for k, column in enumerate(("local_test", "new_test", "parameters")):
         published = [figures[k] for figures in known]
-        insert_published(table, column, published, None if column == "parameters" else std[column])
+        spread = None if column == "parameters" else std[column]
+        insert_published(table, column, published, spread, "published_full_setting")
     for column in ("rounds_to_goal", "rounds_to_end"):
         table[column] = by[column].agg(lambda runs: runs.mean(skipna=False))
-        spread = by[column].agg(lambda runs: runs.std(skipna=False))
-        table.insert(list(table).index(column) + 1, f"{column}_std", spread)
+        deviation = by[column].agg(lambda runs: runs.std(skipna=False))
+        table.insert(list(table).index(column) + 1, f"{column}_std", deviation)
     return table.reset_index()
 
 

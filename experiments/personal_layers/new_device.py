@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from dfl.config import Run
 from dfl.core import randomness
 from dfl.datasets import Data
 from dfl.models.sharing import shared_names
-from dfl.store.callbacks import Callback, Outcome
+from dfl.store.callbacks import Callback
 from dfl.training.examples import normalize
 
 if TYPE_CHECKING:
@@ -66,14 +66,26 @@ NEWEST: dict[str, type[Algorithm[Any]]] = {
 
 
 class Kept(Callback):
-    """Keeps the models of a run in memory."""
+    """Keeps the last models of a run in memory, and what a function finds of those of some rounds.
 
-    def __init__(self) -> None:
-        self.models: Models = {}
+    Args:
+        rounds: the rounds.
+        measure: the function.
+    """
 
-    def finish(self, outcome: Outcome) -> None:
-        """Keep the models."""
-        self.models = {name: torch.from_numpy(rows) for name, rows in outcome.state.items()}
+    needs_models = True
+
+    def __init__(self, rounds: Collection[int], measure: Callable[[Models], Any]) -> None:
+        self.last: Models = {}
+        self.found: list[Any] = []
+        self.rounds = rounds
+        self.measure = measure
+
+    def evaluated_models(self, t: int, state: Mapping[str, NDArray[np.floating]]) -> None:
+        """Keep the models, and measure them if their round is one of `rounds`."""
+        self.last = {name: torch.from_numpy(rows) for name, rows in state.items()}
+        if t in self.rounds:
+            self.found.append(self.measure(self.last))
 
 
 class OnFixed(Module):
@@ -97,12 +109,19 @@ def cut_of(model: Sequential) -> int:
     )
 
 
-def learn(run: Run, module: Module, data: Data) -> tuple[list[dfl.Row], Models]:
-    """Run from a model, which is left unchanged, on own data; return evaluations and models."""
-    kept = Kept()
+def learn(run: Run, module: Module, data: Data, kept: Kept | None = None) -> Models:
+    """Run from a model, which is left unchanged, on own data; return the models.
+
+    Args:
+        run: the settings but model and data.
+        module, data: the model and the data.
+        kept: receives the models of every evaluation.
+    """
+    kept = kept or Kept((), len)
     with ALGORITHMS.replaced(**NEWEST):
-        rows = list(dfl.simulate(replace(run, model=module, dataset=data), callbacks=[kept]))
-    return rows, kept.models
+        for _ in dfl.simulate(replace(run, model=module, dataset=data), callbacks=[kept]):
+            pass
+    return kept.last
 
 
 def filled(module: Any, models: Models, i: int = 0) -> Any:

@@ -8,7 +8,11 @@ import pandas as pd
 
 
 def insert_published(
-    table: pd.DataFrame, column: str, published: Sequence[float], std: pd.Series[float] | None
+    table: pd.DataFrame,
+    column: str,
+    published: Sequence[float],
+    std: pd.Series[float] | None,
+    name: str = "published",
 ) -> None:
     """Insert the std over seeds and the published figures after a column of a table, in place.
 
@@ -17,9 +21,11 @@ def insert_published(
         column: the name of the column.
         published: the published figure of every row, NaN for none.
         std: of every row; no column where not given.
+        name: the end of the name of the column; published_full_setting where the setting here is a
+            reduced one.
     """
     place = table.columns.get_loc(column)
     assert isinstance(place, int)
-    table.insert(place + 1, f"{column}_published_full_setting", list(published))
+    table.insert(place + 1, f"{column}_{name}", list(published))
     if std is not None:
         table.insert(place + 1, f"{column}_std", std)

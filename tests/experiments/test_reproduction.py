@@ -68,6 +68,9 @@ def test_the_errors_of_both_count() -> None:
     assert reproduction.error_of_difference(replace(ONE, runs="4"), found) == pytest.approx(
         0.3 * math.sqrt(2)
     )
+    single = Measured(98.0, seeds=1)  # whose std is theirs
+    assert reproduction.error_of_difference(both, single) == pytest.approx(0.4 * math.sqrt(2))
+    assert reproduction.error_of_difference(both, Measured(98.0, seeds=4)) == 0
     assert reproduction.allowed(ONE, Measured(98.0)) == pytest.approx(0.05)  # the digit printed
 
 

@@ -17,7 +17,14 @@ from dfl.sweep import runner
 from experiments import cells, common
 from experiments.messages_and_graphs import label_coverage, local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
-from experiments.personal_layers import easy_vqa, lg_table1, vqa_modalities
+from experiments.personal_layers import (
+    auxiliary_tasks,
+    easy_vqa,
+    lg_fair,
+    lg_table1,
+    new_architecture,
+    vqa_modalities,
+)
 from experiments.servers_and_robustness import (
     client_fraction,
     cnn_mcmahan2017,
@@ -67,6 +74,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "pooled": "pooled", "own": "own", "best": "best",
         },
     ),
+    "auxiliary_tasks": lambda seeds: common.with_intervals(
+        auxiliary_tasks.tabulate(seeds), seeds["seed"].nunique()
+    ),
     "bits": of_cells(
         ["width"],
         {
@@ -95,6 +105,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         },
     ),
     "label_coverage": lambda seeds: common.with_intervals(label_coverage.tabulate(seeds), None),
+    "lg_fair": lambda seeds: common.with_intervals(lg_fair.tabulate(seeds), None),
     "lg_table1": lambda seeds: common.with_intervals(lg_table1.tabulate(seeds, "mnist"), None),
     "lg_table1_cifar10": lambda seeds: common.with_intervals(
         lg_table1.tabulate(seeds, "cifar10"), None
@@ -118,6 +129,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             methods_cifar10.Options(cases=tuple(seeds["case"].unique())), seeds.astype({"lr": str})
         ),
         None,
+    ),
+    "new_architecture": lambda seeds: common.with_intervals(
+        new_architecture.tabulate(seeds), seeds["seed"].nunique()
     ),
     "normalization": lambda seeds: common.with_intervals(normalization.tabulate(seeds), None),
     "placement": placement.tabulate,

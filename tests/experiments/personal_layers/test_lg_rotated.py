@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import dfl
 from dfl.algorithms import ALGORITHMS
 from dfl.config import Run
 from dfl.datasets import DATASETS, Data
+from dfl.simulation import evaluator
 from experiments import common
 from experiments.personal_layers import lg_rotated as experiment
 from experiments.personal_layers import new_device
@@ -27,8 +31,17 @@ pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "devices": 6, "examples": 120, "model": "mlp:hidden=16+8",
-    "goal": 0.8, "most": 20, "rounds": 2, "epochs": 2, "seeds": 1,
+    "goal": 0.8, "most": 20, "rounds": 4, "seeds": 1,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """The folder of the experiment, the runs that it launched, and what it printed."""
+    out, printed = tmp_path_factory.mktemp("published"), StringIO()
+    with here() as launched, redirect_stdout(printed):
+        experiment.experiment(experiment.Options(**SMALL, out=out))
+    return out, launched, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +62,83 @@ def same(one: Module, other: Module) -> bool:
 
 
 def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    published: tuple[Path, list[str], str],
 ) -> None:
-    with here() as launched:
-        experiment.experiment(experiment.Options(**SMALL, out=tmp_path))
-    table = pd.read_csv(tmp_path / "table.csv")
+    out, launched, printed = published
+    table, seeds = (pd.read_csv(out / f"{name}.csv") for name in ("table", "seeds"))
     assert launched == ["data=iid,seed=0", "data=non-iid,seed=0"]
-    assert len(table) == 2 * 8
-    shares = table[["normal", "normal_alone", "local", "rotated"]].to_numpy()
-    assert ((shares >= 0) & (shares <= 100)).all()
+    assert len(table) == len(seeds) == 2 * 8
+    figures = ["normal", "normal_alone", "local", "rotated"]
+    assert ((seeds[figures] >= 0) & (seeds[figures] <= 100)).all(axis=None)
+    assert (seeds["seed"] == 0).all()
+    np.testing.assert_allclose(table[figures], seeds[figures], rtol=1e-5)
     before = table[table["method"] == experiment.BEFORE].set_index("data")["normal"]
     for data, cell in zip(("iid", "non-iid"), launched, strict=True):
-        end = dfl.load(tmp_path / "cells" / cell).rows.iloc[-1]
+        end = dfl.load(out / "cells" / cell).rows.iloc[-1]
         assert before[data] == pytest.approx(100 * end["accuracy_mean"], rel=1e-5)
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.strip() == (tmp_path / "table.md").read_text().strip()
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.strip() == (out / "table.md").read_text().strip()
     assert not set(new_device.NEWEST) & set(ALGORITHMS)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a row is computed")
+
+    for name in ("scene", "learn", "scores"):
+        monkeypatch.setattr(experiment, name, refuse)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_kept_rows_are_not_computed_again(
+    published: tuple[Path, list[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _, printed = published
+    tables = [out / f"{name}.csv" for name in ("table", "seeds")]
+    before = [path.read_bytes() for path in tables]
+    experiment.experiment(experiment.Options(**SMALL, out=out))
+    assert [path.read_bytes() for path in tables] == before
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_one_cell_alone_has_its_rows(
+    published: tuple[Path, list[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _, _ = published
+    # Neither the number of seeds nor that of jobs changes a row.
+    changed = {**SMALL, "seeds": 3, "jobs": 1}
+    experiment.experiment(experiment.Options(**changed, out=out, only="data=non-iid,seed=0"))
+    head, *lines = capsys.readouterr().out.splitlines()
+    written = (out / "seeds.csv").read_text().splitlines()
+    assert head == written[0]
+    assert lines == [line for line in written if line.startswith("non-iid,0,")]
+    assert len(lines) == 8
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    "other",
+    [{"rounds": 5}, {"goal": 0.7}, {"most": 21}, {"devices": 7}, {"model": "mlp:hidden=8+8"},
+     {"examples": 60}],
+    ids=str,
+)  # fmt: skip
+def test_rows_of_other_settings_are_refused(
+    published: tuple[Path, list[str], str], other: dict[str, Any]
+) -> None:
+    with pytest.raises(dfl.InputError, match=r"data=iid,seed=0 holds rows of other settings.*"):
+        experiment.experiment(experiment.Options(**{**SMALL, **other}, out=published[0]))
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_single_round_is_refused(tmp_path: Path) -> None:
+    """The local part learns first in half of the rounds."""
+    with pytest.raises(dfl.InputError, match="--rounds must be at least 2, not 1"):
+        experiment.experiment(experiment.Options(**{**SMALL, "rounds": 1}, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_images_are_turned_by_a_quarter() -> None:
@@ -75,22 +149,19 @@ def test_images_are_turned_by_a_quarter() -> None:
 
 def test_the_new_device_has_turned_digits_of_its_own(this: experiment.Scene) -> None:
     newest, data = this.newest, this.data
-    assert (len(newest.train_labels), len(newest.test_labels), len(this.rotated[1])) == (
-        100,
-        20,
-        20,
-    )
+    sizes = (len(newest.train_labels), len(newest.test_labels), len(this.rotated[1]))
+    assert sizes == (120, 20, 20)
+    assert len(np.unique(newest.train_inputs.reshape(120, -1), axis=0)) > 115
     found = np.concatenate([newest.train_inputs, newest.test_inputs])
-    assert (
-        len(np.unique(found.reshape(120, -1), axis=0)) > 115
-    )  # validation examples are others than those of training
-    known = {
-        image.tobytes(): label
-        for image, label in zip(data.train_inputs, data.train_labels, strict=True)
-    }
+    inputs = new_device.as_inputs(data, newest.test_inputs)
+    assert torch.equal(this.rotated[0], inputs)
+    assert this.rotated[1].tolist() == newest.test_labels.tolist()
     back = np.rot90(found, k=3, axes=(2, 3))
-    labels = np.concatenate([newest.train_labels, newest.test_labels])
-    assert [known[np.ascontiguousarray(image).tobytes()] for image in back] == labels.tolist()
+    for part, places in (("train", slice(0, 120)), ("test", slice(120, 140))):
+        images, labels = (getattr(data, f"{part}_{name}") for name in ("inputs", "labels"))
+        known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+        own = [known[np.ascontiguousarray(image).tobytes()] for image in back[places]]
+        assert own == getattr(newest, f"{part}_labels").tolist()
 
 
 def test_the_first_devices_keep_their_examples(this: experiment.Scene) -> None:
@@ -106,7 +177,7 @@ def test_the_first_devices_keep_their_examples(this: experiment.Scene) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_newest_device_learns_in_every_round(this: experiment.Scene, seed: int) -> None:
     run = Run(algorithm="newest_fedavg:fraction=0.4", peers=6, share="head:1", rounds=1, seed=seed)
-    rows, models = new_device.learn(run, this.start, this.data)
+    models = new_device.learn(run, this.start, this.data)
     moved = (
         models["1.weight"]
         .ne(rows_of(this.start)["1.weight"])
@@ -118,10 +189,12 @@ def test_the_newest_device_learns_in_every_round(this: experiment.Scene, seed: i
     )
     assert len(moved) == 3  # 0.4 of five, and the newest
     assert moved[-1] == 5
-    text = sum(
+    shared = sum(
         value.numel() for name, value in rows_of(this.start).items() if name.startswith("5.")
     )
-    assert rows[-1]["upload_bytes"] == rows[-1]["download_bytes"] == 3 * 4 * text
+    with ALGORITHMS.replaced(**new_device.NEWEST):
+        *_, end = dfl.simulate(replace(run, model=this.start, dataset=this.data))
+    assert end["upload_bytes"] == end["download_bytes"] == 3 * 4 * shared
 
 
 def test_who_is_drawn_changes_from_round_to_round() -> None:
@@ -144,9 +217,9 @@ def test_who_is_drawn_changes_from_round_to_round() -> None:
 
 def test_prox_pulls_back(this: experiment.Scene) -> None:
     run: dict[str, Any] = {"peers": 4, "rounds": 1, "dataset": "digits"}
-    _, plain = new_device.learn(Run(**run, algorithm="newest_fedavg"), this.start, this.data)
-    _, free = new_device.learn(Run(**run, algorithm="newest_fedprox:mu=0"), this.start, this.data)
-    _, held = new_device.learn(Run(**run, algorithm="newest_fedprox:mu=5"), this.start, this.data)
+    plain = new_device.learn(Run(**run, algorithm="newest_fedavg"), this.start, this.data)
+    free = new_device.learn(Run(**run, algorithm="newest_fedprox:mu=0"), this.start, this.data)
+    held = new_device.learn(Run(**run, algorithm="newest_fedprox:mu=5"), this.start, this.data)
     weight = rows_of(this.start)["1.weight"]
     assert torch.equal(plain["1.weight"], free["1.weight"])
     assert (held["1.weight"] - weight).norm() < 0.7 * (plain["1.weight"] - weight).norm()
@@ -168,104 +241,228 @@ def test_a_fixed_part_stays_as_it_is(this: experiment.Scene) -> None:
     assert list(rows_of(module)) == ["f.1.weight", "f.1.bias"]
     inputs, _ = this.normal
     assert torch.equal(module(inputs), this.start(inputs))
-    _, models = new_device.learn(Run(algorithm="fedavg", peers=1, rounds=2), module, this.newest)
+    models = new_device.learn(Run(algorithm="fedavg", peers=1, rounds=2), module, this.newest)
     trained = new_device.filled(module, models)
     assert not torch.equal(trained.f[1].weight, before["1.weight"])
     assert same(trained.fixed[0], this.start[3:])
     assert all(torch.equal(before[name], value) for name, value in rows_of(this.start).items())
 
 
-def test_the_length_is_the_shortest_of_the_best_on_validation(
-    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, Data]] = []
+Seen = list[tuple[int, list[Any], Any]]
+"""The models that are scored, old and new, with the number of runs before."""
 
-    def learn(
-        run: Run, module: Module, data: Data
-    ) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-        calls.append((run.rounds, data))
-        rows = [
-            {"round": t, "accuracy_mean": value}
-            for t, value in enumerate([0.99, 0.1, 0.7, 0.7, 0.6])
-        ]
-        return rows[: run.rounds + 1], {
-            name: value[None] for name, value in rows_of(module).items()
-        }
+
+def copy_of(model: Module) -> Module:
+    return copy.deepcopy(model)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Run, Module, Data]], Seen]:
+    """Replace `scores`, which are then 1, 2, 3, ...; return the runs, and what is scored."""
+    runs: list[tuple[Run, Module, Data]] = []
+    seen: Seen = []
+    known = new_device.learn
+
+    def learn(run: Run, module: Module, data: Data, kept: Any) -> Any:
+        runs.append((run, copy_of(module), data))
+        return known(run, module, data, kept)
+
+    def scores(scene: experiment.Scene, old: Any, new: Any) -> dict[str, float]:
+        seen.append((len(runs), [copy_of(each) for each in old], copy_of(new)))
+        return {"normal": float(len(seen)), "rotated": 10.0 * len(seen)}
 
     monkeypatch.setattr(experiment, "learn", learn)
-    _, rounds = experiment.longest_that_pays(this, this.start)
-    assert rounds == 2  # not 0, at which nothing is learned
-    assert calls == [(this.options.epochs, this.newest), (2, this.newest)]
+    monkeypatch.setattr(experiment, "scores", scores)
+    return runs, seen
 
 
-def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """Replace `scores`; return the models that it is then called with, old and new."""
-    seen: list[tuple[Any, Any]] = []
-
-    def marks(scene: experiment.Scene, old: Any, new: Any) -> dict[str, float]:
-        seen.append((old, new))
-        return {}
-
-    monkeypatch.setattr(experiment, "scores", marks)
-    return seen
+def after(this: experiment.Scene, run: Run, module: Module, data: Data, t: int) -> Any:
+    """The model of device 0 after t rounds of a run."""
+    short = replace(run, rounds=t, eval_every=t, eval_last=1)
+    return new_device.filled(module, new_device.learn(short, module, data))
 
 
 def test_alone_whose_parts_meet(this: experiment.Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = recorded_scores(monkeypatch)
+    """4 rounds at once, and 2 of the local part before 2 of both."""
+    runs, seen = recorded(monkeypatch)
     rows = experiment.alone(this)
-    assert [row["method"] for row in rows] == [
-        experiment.BEFORE,
-        experiment.FEDAVG,
-        experiment.LG,
-        experiment.BOTH,
-        experiment.FIRST,
+    assert [(row["method"], row.get("C"), row.get("rounds")) for row in rows] == [
+        (experiment.BEFORE, None, None),
+        (experiment.FEDAVG, 0.0, 4),
+        (experiment.LG, 0.0, 4),
+        (experiment.BOTH, 0.0, 4),
+        (experiment.FIRST, 0.0, 2),
     ]
-    (_, start), (fedavg, joint), (lg, lg_new), (both, both_new), (first, first_new) = (
-        (old[0], new) for old, new in seen
-    )
-    assert start is this.start
-    assert fedavg is joint
-    assert lg_new is joint
-    for old, new in ((lg, lg_new), (both, both_new)):
+    # A score is the number of its call: FedAvg, LG-FedAvg, the local part, both, and before.
+    assert [k for k, _, _ in seen] == [1, 1, 2, 3, 3]
+    assert [row["normal"] for row in rows] == [5, 1, 2, 4, 3]
+    *joint, local, both, before = [(old, new) for _, old, new in seen]
+    start = this.start
+    ((fedavg,), fedavg_new), ((lg,), lg_new) = joint
+    assert same(fedavg, fedavg_new)
+    assert same(fedavg_new, lg_new)
+    assert same(fedavg_new, after(this, *runs[0], 4))
+    assert same(runs[0][1], start)
+    ((both_old,), both_new), ((first,), first_new), ((known,), known_new) = both, local, before
+    assert same(known, start)
+    assert same(known_new, start)
+    for old, new in ((lg, lg_new), (both_old, both_new)):
         assert same(old[:3], start[:3])
         assert same(old[3:], new[3:])
         assert not same(old[3:], start[3:])
-    assert first is start
+    assert same(first, start)
     assert same(first_new[3:], start[3:])
     assert not same(first_new[:3], start[:3])
+
+
+@pytest.mark.parametrize(("rounds", "half"), [(4, 2), (5, 2), (7, 3)])
+def test_the_local_part_learns_first_for_half_of_the_rounds_under_the_unchanged_head(
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch, rounds: int, half: int
+) -> None:
+    runs, seen = recorded(monkeypatch)
+    experiment.alone(replace(this, options=replace(this.options, rounds=rounds)))
+    (joint, *_), (local, module, data), (both, begun, again) = runs
+    assert [run.rounds for run in (joint, local, both)] == [rounds, half, rounds - half]
+    assert {run.peers for run, _, _ in runs} == {1}
+    assert {run.algorithm for run, _, _ in runs} == {"fedavg"}
+    assert all(owned is this.newest for _, _, owned in runs)
+    assert isinstance(module, new_device.OnFixed)
+    assert same(module.f, this.start[:3])
+    assert same(module.fixed[0], this.start[3:])
+    frozen = copy.deepcopy(this.start)  # the same steps, of a whole model with a frozen part
+    frozen[3:].requires_grad_(False)
+    expected = after(this, local, frozen, data, half)
+    assert isinstance(begun, Sequential)
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(begun.parameters(), expected.parameters(), strict=True)
+    )
+    assert same(begun[3:], this.start[3:])
+    assert same(seen[-2][2], after(this, both, begun, again, rounds - half))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "scored"),
+    [(1, [1]), (4, [4]), (10, [10]), (20, [19, 20]), (50, [46, 47, 48, 49, 50]),
+     (200, [*range(182, 201, 2)]), (500, [*range(455, 501, 5)]), (250, [*range(226, 251, 2)])],
+)  # fmt: skip
+def test_ten_rounds_of_the_last_tenth_are_scored(
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch, rounds: int, scored: list[int]
+) -> None:
+    """All of the last tenth where these are fewer; scores are the means over them."""
+    run = this.run(algorithm="fedavg", peers=1, **experiment.evaluated(rounds))
+
+    def learn(run: Run, module: Module, data: Data, kept: new_device.Kept) -> Any:
+        for t in range(run.rounds + 1):
+            if evaluator.due(t, run):
+                kept.evaluated_models(t, {"t": np.array([t])})
+        return kept.last
+
+    def scores(scene: experiment.Scene, old: Any, new: Any) -> dict[str, float]:
+        seen.append(new)
+        return {"normal": float(new), "rotated": float(new) ** 2}
+
+    seen: list[int] = []
+    monkeypatch.setattr(experiment, "learn", learn)
+    monkeypatch.setattr(experiment, "scores", scores)
+    found, last = experiment.followed(
+        this,
+        run,
+        this.start,
+        this.newest,
+        lambda models: {"a": ([], int(models["t"]))},  # type: ignore[dict-item]
+    )
+    assert seen == scored
+    assert int(last["t"]) == rounds
+    assert found == {
+        "a": {
+            "normal": pytest.approx(np.mean(scored)),
+            "rotated": pytest.approx(np.mean(np.square(scored))),
+        }
+    }
+
+
+def test_scores_are_means_over_the_models_of_these_rounds(this: experiment.Scene) -> None:
+    """The models of rounds 19 and 20, which shorter runs have too."""
+    this = replace(this, options=replace(this.options, rounds=20))
+    run = this.run(algorithm="fedavg", peers=1, rounds=20)
+    rows = {row["method"]: row for row in experiment.alone(this)}
+    models = [after(this, run, this.start, this.newest, t) for t in (19, 20)]
+    scored = {
+        experiment.FEDAVG: [experiment.scores(this, [new], new) for new in models],
+        experiment.LG: [experiment.scores(this, [this.start[:3] + new[3:]], new) for new in models],
+    }
+    for method, ends in scored.items():
+        for name in ends[0]:
+            assert rows[method][name] == pytest.approx(np.mean([end[name] for end in ends]))
+    assert scored[experiment.FEDAVG][0] != scored[experiment.FEDAVG][1]
 
 
 def test_together_the_first_devices_keep_their_part(
     this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = recorded_scores(monkeypatch)
+    runs, seen = recorded(monkeypatch)
     rows = experiment.together(this)
+    names = (experiment.FEDAVG, experiment.FEDPROX, experiment.LG)
     assert [(row["method"], row["C"], row["rounds"]) for row in rows] == [
-        (name, 0.1, 2) for name in (experiment.FEDAVG, experiment.FEDPROX, experiment.LG)
+        (name, 0.1, 4) for name in names
     ]
-    for old, new in seen[:2]:
-        assert old == [new]
-    old, new = seen[2]
+    assert [row["normal"] for row in rows] == [1, 2, 3]
+    assert [run.share for run, _, _ in runs] == ["all", "all", "head:2"]
+    assert [str(run.algorithm).partition(":")[0] for run, _, _ in runs] == [
+        "newest_fedavg", "newest_fedprox", "newest_fedavg",
+    ]  # fmt: skip
+    assert f"mu={experiment.MU}" in str(runs[1][0].algorithm)
+    assert all(run.peers == 7 and same(module, this.start) for run, module, _ in runs)
+    for _, (old,), new in seen[:2]:
+        assert same(old, new)
+    assert not same(seen[0][2], seen[1][2])
+    _, old, new = seen[2]
     assert len(old) == 6
     assert all(same(each[3:], new[3:]) for each in old)
+    assert not same(new[3:], this.start[3:])
     still = sum(same(each[:3], this.start[:3]) for each in old)
-    assert still >= 6 - 2 * 1  # one of six besides the newest, in each of two rounds
+    assert still >= 6 - 4 * 1  # one of six besides the newest, in each of four rounds
     assert not same(new[:3], this.start[:3])
+    with ALGORITHMS.replaced(**new_device.NEWEST):
+        assert same(new[:3], after_of(runs[2], 6)[:3])
+
+
+def after_of(given: tuple[Run, Module, Data], i: int) -> Any:
+    """The model of device i after a run."""
+    run, module, data = given
+    return new_device.filled(module, new_device.learn(run, module, data), i)
+
+
+def test_together_every_device_trains_on_its_own_examples(
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, _ = recorded(monkeypatch)
+    experiment.together(this)
+    _, _, data = runs[0]
+    assert data.train_groups is not None
+    for i in range(6):
+        own, part = data.train_groups == i, this.split.train[i]
+        assert np.array_equal(data.train_inputs[own], this.data.train_inputs[part])
+        assert np.array_equal(data.train_labels[own], this.data.train_labels[part])
+    own = data.train_groups == 6
+    assert np.array_equal(data.train_inputs[own], this.newest.train_inputs)
+    assert np.array_equal(data.train_labels[own], this.newest.train_labels)
+    assert np.array_equal(data.test_inputs, this.newest.test_inputs)
 
 
 def test_together_the_last_tenth_of_the_rounds_counts(
     this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def marks_after(scene: experiment.Scene, run: Run, data: Data) -> dict[str, float]:
-        return {"normal": 10.0 * run.rounds, "rotated": float(run.eval_every)}
-
-    monkeypatch.setattr(experiment, "_scores_after", marks_after)
-    for row in experiment.together(replace(this, options=replace(this.options, rounds=20))):
-        assert (row["rounds"], row["normal"], row["rotated"]) == (
-            20,
-            195,
-            19.5,
-        )  # of rounds 19 and 20
+    runs, seen = recorded(monkeypatch)
+    this = replace(this, options=replace(this.options, rounds=20))
+    rows = experiment.together(this)
+    assert [row["rounds"] for row in rows] == [20] * 3
+    assert [row["normal"] for row in rows] == [1.5, 3.5, 5.5]  # two rounds of each method
+    assert [row["rotated"] for row in rows] == [15, 35, 55]
+    for k, (run, module, data) in enumerate(runs):
+        for t, (_, _, new) in zip((19, 20), seen[2 * k : 2 * k + 2], strict=True):
+            short = replace(run, rounds=t, eval_every=t, eval_last=1)
+            assert same(new, after_of((short, module, data), 6 if k == 2 else 0))
 
 
 class Constant(Module):
@@ -326,17 +523,17 @@ def test_the_table_and_the_finding_follow_from_the_rows() -> None:
     table = experiment.tabulate(rows)
     assert len(table) == 2 * 4
     row = common.by_label(table, ["data", "C", "method"])["non-iid", 0.0, experiment.LG]
-    assert (row["normal"], row["normal_std"], row["normal_published_full_setting"]) == (
+    assert (row["normal"], row["normal_std"], row["normal_published"]) == (
         61.0,
         1.0,
         96.31,
     )
-    assert (row["rotated"], row["rotated_std"], row["rotated_published_full_setting"]) == (
+    assert (row["rotated"], row["rotated_std"], row["rotated_published"]) == (
         81.0,
         1.0,
         94.12,
     )
-    assert table["normal_published_full_setting"].notna().sum() == 6
+    assert table["normal_published"].notna().sum() == 6
     assert (
         "iid, C = 0, LG-FedAvg: normal 61.0 % (+30.0 to FedAvg), rotated 81.0 %"
         in experiment.finding(table)
@@ -351,11 +548,16 @@ def test_the_table_and_the_finding_follow_from_the_rows() -> None:
     assert max(widths) == 91.0
 
 
-def test_the_setting_is_the_published_one_but_for_its_size() -> None:
+def test_the_setting_is_the_published_one() -> None:
     run = experiment.first(experiment.Options(), "non-iid", 2)
     assert (run.dataset, run.partition, run.peers, run.algorithm) == (
         "mnist", "shards:per_peer=2", 100, "fedavg:fraction=0.1",
     )  # fmt: skip
     assert (run.lr, run.momentum, run.batch_size, run.seed) == (0.05, 0.5, 10, 2)
-    assert (run.goal or ("",))[0] == "validation_accuracy_mean"
+    assert (run.model, run.rounds, run.validation, run.share) == (
+        "mlp:hidden=512+256+256+128", 1500, 0.0, "all",
+    )  # fmt: skip
+    assert run.until == "local_accuracy=0.98"
+    options = experiment.Options()
+    assert (options.rounds, options.examples) == (500, 3000)
     assert "mnist" in DATASETS
