@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, csr_matrix
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from dfl.comm.plan import all_edges
 from dfl.core.layout import Layout
@@ -50,6 +49,8 @@ def close_together(
         sender, receiver: (n,), the ends of each directed edge.
         layout: of consecutive peers.
     """
+    from scipy.sparse.csgraph import reverse_cuthill_mckee  # late: with it scipy.linalg is imported
+
     shape = (layout.peers, layout.peers)
     graph = csr_matrix((np.ones(len(sender), bool), (receiver, sender)), shape=shape)
     order = reverse_cuthill_mckee(csr_matrix(graph + graph.T), symmetric_mode=True)
