@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,10 @@ COUNTED = (
     "parameters_k_plus_m", "messages_lost", "sim_seconds",
 )  # fmt: skip
 """Columns of metrics.csv that accumulate from the first round on."""
+
+
+INCIDENTAL = ("out", "data_dir", "seeds", "jobs", "only")
+"""The options on which the rows of a cell do not depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +171,32 @@ def rerun(out: Path, only: str, cells: Sequence[Cell], before: Sequence[Cell] = 
     rows = measure(out, [cell])
     row = ends(rows, list(cell.values))
     print_rows(row[[*cell.values, *(name for name in row if name not in cell.values)]])
+
+
+def keep(
+    options: Any, grid: Sequence[dict[str, Any]], compute: Callable[..., pd.DataFrame]
+) -> pd.DataFrame:
+    """Return the rows of all cells, or of the one that --only names. They are kept in `out/rows`.
+
+    Args:
+        options: the options of the experiment, a dataclass with `out` and `only`.
+        grid: the values of each cell.
+        compute: returns the rows of a cell, given the options and its values by name.
+
+    Raises:
+        InputError: there is no such cell, or the folder holds rows of other settings.
+    """
+    if options.only is not None:
+        grid = [named(options.only, {name_of(cell): cell for cell in grid})]
+    settings = {name: value for name, value in asdict(options).items() if name not in INCIDENTAL}
+    folders = [options.out / "rows" / name_of(cell) for cell in grid]
+    return pd.concat(
+        [
+            kept_rows(folder, settings, partial(compute, options, **cell))
+            for folder, cell in zip(folders, grid, strict=True)
+        ],
+        ignore_index=True,
+    )
 
 
 def kept_rows(

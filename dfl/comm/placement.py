@@ -33,7 +33,7 @@ def placed(matrices: Sequence[csr_array], peers: int, ranks: int) -> Layout:
     if not matrices or not 1 < ranks < peers:
         return consecutive
     sender, receiver = np.divmod(all_edges(matrices, peers), peers)
-    if len(sender) == peers:  # checkpoints tell rows of edges from rows of peers by their number
+    if len(sender) == peers:  # in a checkpoint the number of rows separates peers from edges
         return consecutive
     other = close_together(sender, receiver, consecutive)
     now, then = (crossing(each, sender, receiver) for each in (consecutive, other))

@@ -199,9 +199,10 @@ def _gathered(name: str, rows: NDArray[_S], prepared: Prepared) -> NDArray[_S] |
 def _places(name: str, rows: int, prepared: Prepared) -> NDArray[np.int64] | None:
     """Return the places (n,) of the rows of all ranks, given rank by rank, by ascending owner.
 
-    A row belongs to a peer, or to an edge and so to the peer that owns it, which the number of rows
-    tells: with as many edges as peers `dfl.comm.placement` keeps the peers in order. The places of
-    edges are on rank 0 only; None elsewhere, and where rows are in this order already.
+    A row belongs to a peer, or to an edge and so to the peer that owns it. The number of rows
+    decides: `dfl.comm.placement` orders no peers where there are as many edges as peers. The places
+    of edges are on rank 0 only. The result is None elsewhere, and where rows are in this order
+    already.
 
     Args:
         name: the field of a state, or what else has a row per peer.

@@ -153,7 +153,8 @@ class Evaluator:
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
-                self.callback.finish(Outcome(peers, _state(run_state, models), profile))
+                state = {n: np.ascontiguousarray(v) for n, v in _state(run_state, models).items()}
+                self.callback.finish(Outcome(peers, state, profile))
                 self.callback.close(None)
             return b""
 
@@ -179,9 +180,9 @@ class Evaluator:
 
 
 def _state(run_state: RunState, models: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
-    """Return copies of gathered models by parameter name: a callback may change them."""
+    """Return gathered models by parameter name, without a copy."""
     named = by_name(run_state.task, torch.from_numpy(models))
-    return {name: np.array(value.numpy(), order="C") for name, value in named.items()}
+    return {name: value.numpy() for name, value in named.items()}
 
 
 def _profiles(world: World) -> Profiles | None:

@@ -319,7 +319,8 @@ class Callbacks(Callback):
         """Pass on the models to those that need them, each of which gets its own copies."""
         for each in self.callbacks:
             if each.needs_models:
-                each.evaluated_models(t, {name: rows.copy() for name, rows in state.items()})
+                copies = {name: np.array(rows, order="C") for name, rows in state.items()}
+                each.evaluated_models(t, copies)
 
     def finish(self, outcome: Outcome) -> None:
         """Pass on the outcome."""

@@ -43,8 +43,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -69,7 +68,6 @@ from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
 from dfl.simulation.defaults import settle
-from dfl.sweep.grid import name_of
 from experiments import common
 from experiments.personal_layers.new_device import Kept, Models
 from experiments.personal_layers.probe import auc, probe_auc
@@ -109,10 +107,6 @@ WIDTH = 3
 """Width of the narrow representation."""
 LAMBDA = {"lg_adv": 30, "lg_adv_narrow": 15}
 """Weight of the adversary's loss, the mean over race and sex; chosen on validation data."""
-
-
-PLACES = ("out", "data_dir", "seeds", "jobs", "only")
-"""The options on which the figures of a run do not depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,25 +170,14 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         for partition in PARTITIONS
         for method in METHODS
     ]
-    if options.only is not None:
-        grid = [common.named(options.only, {name_of(cell): cell for cell in grid})]
-    settings = {name: value for name, value in asdict(options).items() if name not in PLACES}
-    seeds = pd.concat(
-        [
-            common.kept_rows(
-                options.out / "rows" / name_of(cell), settings, partial(row, options, cell)
-            )
-            for cell in grid
-        ],
-        ignore_index=True,
-    )
+    seeds = common.keep(options, grid, row)
     if options.only is not None:
         return common.print_rows(seeds)
     table = tabulate(seeds)
     common.publish(options, table, draw_bars(table, options), finding(table), seeds)
 
 
-def row(options: Options, cell: dict[str, Any]) -> pd.DataFrame:
+def row(options: Options, **cell: Any) -> pd.DataFrame:
     """Return the row of a cell."""
     return pd.DataFrame([cell | measured(options, **cell)])
 
@@ -264,17 +247,12 @@ def trained(options: Options, partition: str, method: str, seed: int) -> Trained
             for _ in dfl.simulate(replace(alone_first(run), out=place / "alone")):
                 pass
             run = replace(run, init_from=place / "alone")
-        kept = Kept(common.tail_rounds(run.rounds), copied)
+        kept = Kept(common.tail_rounds(run.rounds), dict)
         out = place / "run"
         for _ in dfl.simulate(replace(run, out=out, model=module or run.model), callbacks=[kept]):
             pass
         template = dfl.load(out, module).model(0)
     return Trained(run, template, kept.found, data, split)
-
-
-def copied(models: Models) -> Models:
-    """Return a copy of models."""
-    return {name: rows.clone() for name, rows in models.items()}
 
 
 def measured(options: Options, partition: str, method: str, seed: int) -> dict[str, float]:

@@ -46,8 +46,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +66,6 @@ from dfl.datasets import DATASETS, PARTITIONS, Data
 from dfl.datasets.partitions.base import DataSplit, split_data
 from dfl.store.results import load
 from dfl.sweep import Cell, run_grid
-from dfl.sweep.grid import name_of
 from experiments import common
 from experiments.personal_layers.new_device import (
     Kept,
@@ -100,9 +98,6 @@ C = 0 is published once, for both readings of its training.
 
 MU = 0.1
 """Of FedProx; not given in the paper."""
-
-PLACES = ("out", "data_dir", "seeds", "jobs", "only")
-"""The options on which the rows of a cell do not depend."""
 
 Pair = tuple[Sequence[Module], Module]
 """The models of the first devices, one where all have the same, and that of the new device."""
@@ -174,19 +169,7 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         for partition in PARTITION
         for seed in range(options.seeds)
     ]
-    if options.only is not None:
-        grid = [common.named(options.only, {name_of(cell): cell for cell in grid})]
-    seeds = pd.concat(
-        [
-            common.kept_rows(
-                options.out / "rows" / name_of(cell),
-                {name: value for name, value in asdict(options).items() if name not in PLACES},
-                partial(measured, options, cell["data"], cell["seed"]),
-            )
-            for cell in grid
-        ],
-        ignore_index=True,
-    )
+    seeds = common.keep(options, grid, measured)
     if options.only is not None:
         return common.print_rows(seeds)
     table = tabulate(seeds)
@@ -245,10 +228,10 @@ def scene(options: Options, partition: str, seed: int) -> Scene:
     return Scene(options, seed, data, split, newest, own_test, start)
 
 
-def measured(options: Options, partition: str, seed: int) -> pd.DataFrame:
-    """Return a row per method, of one seed."""
-    this = scene(options, partition, seed)
-    labels = {"data": partition, "seed": seed}
+def measured(options: Options, data: str, seed: int) -> pd.DataFrame:
+    """Return a row per method, of one partition of the data and one seed."""
+    this = scene(options, data, seed)
+    labels = {"data": data, "seed": seed}
     return pd.DataFrame([labels | row for row in (*alone(this), *together(this))])
 
 

@@ -19,8 +19,8 @@ half the 95 % confidence interval of differences paired by seed.
 Grid: MNIST, 20 first devices with 200 examples of two label shards each, whose encoders end in 64
 numbers, under a shared head 64-32-10: all encoders are one layer (MLPs), or every second has two
 convolutions (MLPs+CNNs). They train for 20 rounds, half of them in each, in batches of 10 with
-learning rate 0.05 and momentum 0.5. A new device with examples of all labels trains alone: with a
-head of its own (`nobody`), under the given head, which stays as it is (`given, fixed`), or which
+learning rate 0.05 and momentum 0.5. A new device with examples of all labels trains with a head of
+its own (`others` is alone), or under the given head, which stays as it is (`given, fixed`) or
 learns too (`given, learns`). Its encoder is of either kind. Accuracies are on the common test set,
 in the mean over the last tenth of the epochs; five seeds. `minus_alone` is the difference to a head
 of its own, paired by seed, `minus_mlp` that of this difference to the one with an MLP.
@@ -31,8 +31,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -54,7 +53,6 @@ from dfl.datasets import DATASETS, Data
 from dfl.models.layers import Conv2d
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.store.callbacks import Callback, Outcome
-from dfl.sweep.grid import name_of
 from experiments import common
 
 Shape = tuple[int, ...]
@@ -69,15 +67,13 @@ MLP = "MLP"
 CNN = "CNN"
 KINDS = (MLP, CNN)
 """Kinds of encoders."""
-NOBODY = "nobody"
+ALONE = "alone"
 OTHERS = {"MLPs": (MLP,), "MLPs+CNNs": (MLP, CNN)}
 """First devices -> the kinds of their encoders, in turn."""
 OWN = "own"
 FIXED = "given, fixed"
 LEARNS = "given, learns"
 LABELS = ["others", "head", "new", "examples", "epochs"]
-PLACES = ("out", "data_dir", "seeds", "only")
-"""The options on which the rows of a cell do not depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +101,9 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     """Measure the accuracy of a new device by encoder, head, examples and epochs."""
     grid: list[dict[str, Any]] = [
         {"others": others, "seed": seed}
-        for seed, others in product(range(options.seeds), (NOBODY, *OTHERS))
+        for seed, others in product(range(options.seeds), (ALONE, *OTHERS))
     ]
-    if options.only is not None:
-        grid = [common.named(options.only, {name_of(cell): cell for cell in grid})]
-    settings = {name: value for name, value in asdict(options).items() if name not in PLACES}
-    rows = pd.concat(
-        [
-            common.kept_rows(
-                options.out / "rows" / name_of(cell),
-                settings,
-                partial(measured, options, cell["others"], cell["seed"]),
-            )
-            for cell in grid
-        ],
-        ignore_index=True,
-    )
+    rows = common.keep(options, grid, measured)
     if options.only is not None:
         return common.print_rows(rows)
     seeds = with_differences(rows)
@@ -210,7 +193,7 @@ def measured(options: Options, others: str, seed: int) -> pd.DataFrame:
     given: Mapping[str, torch.Tensor] = {}
     heads: tuple[str, ...] = (OWN,)
     local_test = np.nan
-    if others != NOBODY:
+    if others != ALONE:
         ended = Ended()
         rows = list(dfl.simulate(first(options, others, seed, rest), callbacks=[ended]))
         given, heads = head_of(ended.state), (FIXED, LEARNS)
@@ -248,7 +231,7 @@ def with_differences(rows: pd.DataFrame) -> pd.DataFrame:
         minus_mlp: of that difference to that of a new device with an MLP, as the others have it.
     """
     case = ["new", "examples", "epochs", "seed"]
-    gain = rows["accuracy"] - matched(rows, rows["others"] == NOBODY, case, "accuracy")
+    gain = rows["accuracy"] - matched(rows, rows["others"] == ALONE, case, "accuracy")
     rows = rows.assign(minus_alone=gain)
     setting = ["others", "head", "examples", "epochs", "seed"]
     return rows.assign(minus_mlp=gain - matched(rows, rows["new"] == MLP, setting, "minus_alone"))
@@ -279,7 +262,7 @@ def finding(table: pd.DataFrame) -> str:
     """
     parts = []
     for (new, others, head), own in common.groups(
-        table[table["others"] != NOBODY].sort_values("new", ascending=False, kind="stable"),
+        table[table["others"] != ALONE].sort_values("new", ascending=False, kind="stable"),
         ["new", "others", "head"],
     ):
         gains = ", ".join(
@@ -302,8 +285,8 @@ def draw_gains(table: pd.DataFrame, options: Options) -> Figure:
     panels = figure.subplots(1, len(KINDS), sharey=True)
     for axes, new in zip(panels, KINDS, strict=True):
         part = table[table["new"] == new]
-        alone = part[part["others"] == NOBODY]
-        lines = common.groups(part[part["others"] != NOBODY], ["others", "head"])
+        alone = part[part["others"] == ALONE]
+        lines = common.groups(part[part["others"] != ALONE], ["others", "head"])
         for k, ((others, head), own) in enumerate(lines):
             axes.errorbar(
                 np.arange(len(own)) + 0.08 * (k - 1.5), own["minus_alone"],

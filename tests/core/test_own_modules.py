@@ -19,6 +19,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core.isolation import isolated
 from dfl.simulation.prepare import prepare
+from dfl.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -146,6 +147,21 @@ def test_a_frozen_layer_of_a_stack_has_no_place_in_a_row(tmp_path: Path) -> None
         final(module, share="0.weight")
 
 
+def assert_same_bits(task: Task, x: Tensor, some: list[int]) -> None:
+    """Assert that some of several models, with inputs (a, n, *shape), have the same outputs as
+    among all.
+    """
+    layout = task.parameter_layout
+    parameters = {
+        name: torch.randn(len(x), *shape)
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    }
+    with isolated(1):
+        whole = task.outputs(parameters, x)
+        part = task.outputs({name: value[some] for name, value in parameters.items()}, x[some])
+    assert torch.equal(part, whole[some])
+
+
 @pytest.mark.parametrize("others", [1, 2, 6])
 def test_peers_on_a_frozen_body_have_the_same_bits_among_any_others(others: int) -> None:
     """A frozen layer is a product for each peer, not one of the rows of all: torch rounds a product
@@ -157,18 +173,7 @@ def test_peers_on_a_frozen_body_have_the_same_bits_among_any_others(others: int)
     run = dfl.Run(**FEW, model=module, dataset=data(np.zeros((80, 64), np.float32)))
     task = prepare(run, World()).task
     assert task.solver.batched
-    parameters = {
-        name: torch.randn(12, *shape)
-        for name, shape in zip(
-            task.parameter_layout.names, task.parameter_layout.shapes, strict=True
-        )
-    }
-    x = torch.randn(12, 1, 64)
-    with isolated(1):
-        whole = task.outputs(parameters, x)
-        some = [11, *range(others)]
-        part = task.outputs({name: value[some] for name, value in parameters.items()}, x[some])
-    assert torch.equal(part, whole[some])
+    assert_same_bits(task, torch.randn(12, 1, 64), [11, *range(others)])
 
 
 def test_convolutions_have_the_same_bits_among_any_others() -> None:
@@ -179,18 +184,8 @@ def test_convolutions_have_the_same_bits_among_any_others() -> None:
     run = dfl.Run(**FEW, model=module, dataset=images, engine="batched")
     task = prepare(run, World()).task
     assert task.solver.batched
-    parameters = {
-        name: torch.randn(12, *shape)
-        for name, shape in zip(
-            task.parameter_layout.names, task.parameter_layout.shapes, strict=True
-        )
-    }
-    x = torch.randn(12, 2, 1, 8, 8)
-    with isolated(1):
-        whole = task.outputs(parameters, x)
-        for some in ([11], [11, 0], [11, 0, 1, 2, 3, 4]):
-            part = task.outputs({name: value[some] for name, value in parameters.items()}, x[some])
-            assert torch.equal(part, whole[some])
+    for some in ([11], [11, 0], [11, 0, 1, 2, 3, 4]):
+        assert_same_bits(task, torch.randn(12, 2, 1, 8, 8), some)
 
 
 def test_an_auxiliary_net_needs_a_trained_layer_before_it(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_coverage_of_a_ring_is_counted_by_hand(ran: tuple[Path, str]) -> Non
 
 
 def test_a_neighbourhood_is_a_peer_and_those_it_receives_from() -> None:
-    """Peer 0 receives from 1, peer 1 from nobody, peer 2 from both, with no weight of its own."""
+    """Peer 0 receives from 1, peer 1 from no peer, peer 2 from both, with no weight of its own."""
     weights = csr_array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
     counts = np.array([[9, 0, 0, 1], [0, 3, 0, 2], [0, 0, 4, 0]])
     assert experiment.coverage(weights, counts).tolist() == [3, 2, 4]

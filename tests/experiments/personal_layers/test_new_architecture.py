@@ -114,7 +114,7 @@ def test_the_head_is_the_one_that_all_first_devices_share(others: str) -> None:
     assert rows[-1].payload_bytes == 4 * 3 * 2 * 4 * numbers  # 3 of 6 devices in 4 rounds
 
 
-@pytest.mark.parametrize(("others", "heads"), [("nobody", 1), ("MLPs", 2)])
+@pytest.mark.parametrize(("others", "heads"), [("alone", 1), ("MLPs", 2)])
 def test_what_a_new_device_trains(others: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its encoder is the same with every head, and a fixed head has no parameter to train."""
     seen: list[tuple[dict[str, torch.Tensor], bool, tuple[int, int]]] = []
@@ -127,7 +127,7 @@ def test_what_a_new_device_trains(others: str, heads: int, monkeypatch: pytest.M
     monkeypatch.setattr(experiment, "learned", learned)
     rows = experiment.measured(options(), others, 0)
     assert rows["accuracy"].eq(50).all()
-    assert rows["others_test"].isna().all() == (others == "nobody")
+    assert rows["others_test"].isna().all() == (others == "alone")
     cases = list(rows[["examples", "epochs"]].itertuples(index=False, name=None))
     assert [case for *_, case in seen] == cases
     assert set(cases) == set(CASES)
@@ -138,7 +138,7 @@ def test_what_a_new_device_trains(others: str, heads: int, monkeypatch: pytest.M
         equal = {name: torch.equal(value, drawn[name]) for name, value in state.items()}
         assert all(same for name, same in equal.items() if name.startswith("encoder."))
         assert any(same for name, same in equal.items() if name.startswith("head.")) == (
-            others == "nobody"
+            others == "alone"
         )
     assert len(seen) == 2 * 2 * heads
 
@@ -188,9 +188,9 @@ def rows() -> pd.DataFrame:
     """
     found = []
     for seed in range(3):
-        for others, head in (("nobody", "own"), ("MLPs", "given, fixed")):
+        for others, head in (("alone", "own"), ("MLPs", "given, fixed")):
             for new in experiment.KINDS:
-                gain = (1 + seed if new == "CNN" else 1) * (others != "nobody")
+                gain = (1 + seed if new == "CNN" else 1) * (others != "alone")
                 labels = dict(
                     zip(experiment.LABELS, (others, head, new, 50, 9), strict=True), seed=seed
                 )
@@ -210,7 +210,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert (row["minus_mlp"], row["minus_mlp_std"]) == (1, 1)
     assert row["minus_alone_ci95"] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
     assert (by["MLPs", "MLP"]["minus_alone"], by["MLPs", "MLP"]["minus_mlp"]) == (1, 0)
-    assert by["nobody", "CNN"]["minus_alone"] == 0
+    assert by["alone", "CNN"]["minus_alone"] == 0
 
 
 def test_the_finding_and_the_figure_show_the_gains() -> None:
