@@ -21,6 +21,7 @@ from experiments.personal_layers import (
     auxiliary_tasks,
     easy_vqa,
     lg_fair,
+    lg_rotated,
     lg_table1,
     new_architecture,
     vqa_modalities,
@@ -106,6 +107,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     ),
     "label_coverage": lambda seeds: common.with_intervals(label_coverage.tabulate(seeds), None),
     "lg_fair": lambda seeds: common.with_intervals(lg_fair.tabulate(seeds), None),
+    "lg_rotated": lambda seeds: common.with_intervals(
+        lg_rotated.tabulate(seeds), seeds["seed"].nunique()
+    ),
     "lg_table1": lambda seeds: common.with_intervals(lg_table1.tabulate(seeds, "mnist"), None),
     "lg_table1_cifar10": lambda seeds: common.with_intervals(
         lg_table1.tabulate(seeds, "cifar10"), None
