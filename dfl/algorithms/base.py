@@ -129,6 +129,10 @@ class Algorithm(ABC, Generic[S]):
         """Return the solver of local training, given that of the run."""
         return solver
 
+    def server_solver(self, solver: Solver) -> Solver:
+        """Return the solver of the server's training on its own examples, given that of peers."""
+        return solver
+
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return the number of messages of all peers in a round, and of rows that the server sends.
 

@@ -483,7 +483,9 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
         ) from error
 
 
-def with_server(task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool) -> Task:
+def with_server(
+    task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool, own: Callable[[Solver], Solver]
+) -> Task:
     """Return the task with one of the server's own, on rank 0, with a model of the first kind.
 
     Args:
@@ -492,6 +494,7 @@ def with_server(task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool)
         sizes: (P,), training examples of every peer.
         pools: whether the server has the examples of all peers, and makes as many local epochs as a
             peer; else it makes as many local steps as the peer that makes most.
+        own: returns the solver of the server, given that of the peers.
     """
     inputs, labels = _on_device(data, "", task.device)
     held = np.array([len(labels)])
@@ -499,6 +502,7 @@ def with_server(task: Task, data: Arrays, sizes: NDArray[np.int64], pools: bool)
     if not pools:
         most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
         solver = replace(solver, steps=int(solver.steps or most))
+    solver = own(solver)
     protected = _protected(data, "", task.device)
     examples = Examples.of(
         normalize_floats(inputs, task.scale, task.shift), labels, held, protected

@@ -411,7 +411,7 @@ def build(
     task = build_task.tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
         pools = algorithm.server_data_rule is all_examples
-        task = build_task.with_server(task, data.server, sizes, pools)
+        task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
     network = Network(
         layout,
         graph.weights,

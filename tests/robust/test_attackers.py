@@ -181,9 +181,10 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
 
 
 @pytest.mark.parametrize("t", [0, 3])
-def test_fltrust_trusts_the_servers_own_step(t: int) -> None:
+@pytest.mark.parametrize("algorithm", ["fltrust:root=20", "fltrust:root=20,batch=0"])
+def test_fltrust_trusts_the_servers_own_step(algorithm: str, t: int) -> None:
     """g_0 is as many local steps on the server's examples as a peer takes, from the same model."""
-    setting = digits(algorithm="fltrust:root=20", attack="sign_flip:peers=1+2", momentum=0.0)
+    setting = digits(algorithm=algorithm, attack="sign_flip:peers=1+2", momentum=0.0)
     server = setting.task.server
     assert server is not None
     assert server.steps.tolist() == [3] == [int(setting.task.steps.max())]
@@ -201,6 +202,24 @@ def test_fltrust_trusts_the_servers_own_step(t: int) -> None:
     assert torch.allclose(setting.algorithm.observe(after)["trust"], trust, atol=1e-6)
     assert trust[[1, 2]].tolist() == [0, 0]
     assert (trust[[0, 3, 4, 5]] > 0).all()
+
+
+def test_a_step_of_the_server_can_take_the_whole_root_dataset() -> None:
+    """With batch=0, g_0 of one step is minus the learning rate times the gradient on all of it."""
+    setting = digits(algorithm="fltrust:root=20,batch=0", local_steps=1, momentum=0.0, lr=0.1)
+    server = setting.task.server
+    assert server is not None
+    assert (server.steps.tolist(), server.padded.tolist()) == ([1], [20])
+    w = start(setting.run, setting.task, False, True)
+    views = {name: rows[0] for name, rows in server.parameter_layout.views(w).items()}
+    leaves = {name: value.clone().requires_grad_() for name, value in views.items()}
+    inputs = server.inputs(server.examples.inputs)
+    outputs = torch.func.functional_call(server.module, leaves, inputs)
+    loss = torch.nn.functional.cross_entropy(outputs, server.examples.labels)
+    gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    for name, after in server.parameter_layout.views(sgd(w, server, 0)).items():
+        assert torch.allclose(after[0], views[name] - 0.1 * gradients[name], atol=1e-6)
+    assert setting.task.solver.batch_size == digits(algorithm="fltrust").task.solver.batch_size
 
 
 def test_the_server_takes_as_many_steps_as_the_busiest_peer() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from dfl.algorithms.base import ALGORITHMS
 from dfl.algorithms.server.fedavg import FedAvg
-from dfl.core.options import Count, Share
+from dfl.core.options import Count, Index, Share
 from dfl.datasets.server_data import biased_sample
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dfl.algorithms.protocols import Net, Task
     from dfl.algorithms.server.fedavg import State
     from dfl.datasets.server_data import ServerDataRule
+    from dfl.training.solver import Solver
 
 
 @ALGORITHMS.register("fltrust")
@@ -33,10 +34,13 @@ class FLTrust(FedAvg):
         root: the number of examples of the root dataset.
         bias: the fraction of them that has label 1; the other labels have equal fractions. If None,
             1 / classes, which is no bias.
+        batch: the examples of a step of the server; 0 for the whole root dataset, as in the
+            released code. If None, the batch size of the peers, as in the paper.
     """
 
     root: Count = 100
     bias: Share | None = None
+    batch: Index | None = None
 
     default_aggregator: ClassVar[str] = "fltrust"
 
@@ -49,6 +53,10 @@ class FLTrust(FedAvg):
     def averages(self) -> bool:
         """False: updates are scaled to the norm of that of the server."""
         return False
+
+    def server_solver(self, solver: Solver) -> Solver:
+        """Return the solver of the peers, with the server's own batch size if it has one."""
+        return solver if self.batch is None else replace(solver, batch_size=self.batch)
 
     def reference(self, state: State, task: Task, net: Net) -> Tensor:
         """Return g_0, the server's own update."""
