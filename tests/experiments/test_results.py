@@ -29,6 +29,7 @@ from experiments.personal_layers import (
 from experiments.servers_and_robustness import (
     client_fraction,
     cnn_mcmahan2017,
+    fltrust_cnn,
     robust_gossip,
     stragglers,
 )
@@ -96,6 +97,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "easy_vqa": lambda seeds: common.with_intervals(
         easy_vqa.tabulate(seeds), seeds["seed"].nunique()
     ),
+    "fltrust_cnn": lambda seeds: common.with_intervals(fltrust_cnn.tabulate(seeds), None),
     "har_people": of_cells(
         ["method"],
         {
