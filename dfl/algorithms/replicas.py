@@ -63,7 +63,7 @@ def initial_replicas(x: Tensor, copies: Tensor, net: Net) -> Replicas:
 def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     """Return the state after peers at z (p, m) send differences to their copies and average these.
 
-    The memory of z is overwritten.
+    The memory of z may be overwritten.
 
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 

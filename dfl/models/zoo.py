@@ -176,15 +176,15 @@ def cnn(
 
     nn = torch.nn
     around = kernel // 2 if padding is None else padding
-    loss = kernel - 1 - 2 * around
+    narrower = kernel - 1 - 2 * around  # pixels of a side, by every convolution
     smallest = 1
     for _ in channels:
-        smallest = 2 * smallest + loss
+        smallest = 2 * smallest + narrower
     before, *sides = _image("cnn", shape, smallest=max(1, smallest))
     body: list[Module] = []
     for after in channels:
         body += [Conv2d(before, after, kernel, padding=around), nn.MaxPool2d(2), nn.ReLU()]
-        before, sides = after, [(side - loss) // 2 for side in sides]
+        before, sides = after, [(side - narrower) // 2 for side in sides]
     return nn.Sequential(
         *body, nn.Flatten(), nn.Linear(before * math.prod(sides), hidden), nn.ReLU(),
         nn.Linear(hidden, classes),
