@@ -10,9 +10,9 @@ Command, 80 minutes of a core for every cell:
 
 Finding: the claim on the error fails by a little, and the backdoor stays closed. Under the scaling
 attack FLTrust has an error of 0.069, 0.049 above that of the mean without an attack (claimed: at
-most 0.04), and the backdoor succeeds on 0.6 % of the images (at most 3 %). In the end attackers have
-a trust of 0.000 and honest clients of 0.092; from round 1,300 to 1,750 attackers have up to 0.35,
-more than honest clients, and the backdoor stays closed all the same. In `robust_fltrust2021`, with
+most 0.04), and the backdoor succeeds on 0.6 % of the images (at most 3 %). In the end the trust in
+attackers is 0.000, and in honest clients 0.092. From round 1,300 to 1,750 it is up to 0.35 in
+attackers, often more than in honest clients; the backdoor stays closed. In `robust_fltrust2021`, with
 five local steps or a large rate, it opens. One seed. Not run: FLTrust without an attack, and under
 the other attacks.
 
