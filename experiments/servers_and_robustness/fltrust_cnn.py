@@ -12,9 +12,9 @@ Finding: the claim on the error fails by a little, and the backdoor stays closed
 attack FLTrust has an error of 0.069, 0.049 above that of the mean without an attack (claimed: at
 most 0.04), and the backdoor succeeds on 0.6 % of the images (at most 3 %). In the end the trust in
 attackers is 0.000, and in honest clients 0.092. From round 1,300 to 1,750 it is up to 0.35 in
-attackers, often more than in honest clients; the backdoor stays closed. In `robust_fltrust2021`, with
-five local steps or a large rate, it opens. One seed. Not run: FLTrust without an attack, and under
-the other attacks.
+attackers, often more than in honest clients; the backdoor stays closed. In `robust_fltrust2021`,
+with five local steps or a large rate, it opens. One seed. Not run: FLTrust without an attack, and
+under the other attacks.
 
 Grid: MNIST, 100 clients, 20 of them attackers, all of them in every round, partition
 biased:q=0.5, the CNN of the released code, batches of 32, one local step, no momentum, 2,000
