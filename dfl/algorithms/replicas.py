@@ -19,10 +19,6 @@ else:
     from dfl.core.lazy import torch
 
 
-TILE = 1 << 20
-"""Coordinates that are averaged at a time."""
-
-
 @dataclass(frozen=True)
 class State:
     """The models, and the errors of the messages.
@@ -63,8 +59,6 @@ def initial_replicas(x: Tensor, copies: Tensor, net: Net) -> Replicas:
 def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     """Return the state after peers at z (p, m) send differences to their copies and average these.
 
-    The memory of z may be overwritten.
-
         q_i = Q(z_i - y_i),   y_i <- y_i + q_i,   x_i <- z_i + γ (sum_j w_ij y_j - y_i)
 
     Each peer adds up sum_j w_ij y_j over the rounds, and the rounding errors of these sums stay:
@@ -94,12 +88,7 @@ def _per_peer(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
     # In place: what an exchange returned belongs to the method, and another row costs memory.
     mean = received.average().add_(state.received)  # sum_j w_ij y_j
     y = received.own.add_(state.sent)  # y_i <- y_i + q_i
-    x = z.contiguous()  # without the memory of personal parameters beside the shared ones
-    few = max(1, TILE // max(1, x.shape[1]))
-    for first in range(0, len(x), few):  # x_i <- z_i + γ (sum_j w_ij y_j - y_i)
-        rows = slice(first, first + few)
-        x[rows].add_((mean[rows] - y[rows]).mul_(gamma))
-    return Replicas(x, received.error, y, mean)
+    return Replicas((mean - y).mul_(gamma).add_(z), received.error, y, mean)
 
 
 def _per_edge(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:

@@ -276,6 +276,7 @@ PACKED = {
         "iid_e1_b10_c0.1", "iid_e5_b50_c0.1", "iid_e5_b10_c0.1", "iid_e5_b10_c0",
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
+    "fltrust_cnn": ("mnist", "servers_and_robustness.fltrust_cnn", "--attacks", "backdoor"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
     "methods_cifar10": ("cifar10", "methods.methods_cifar10"),
     "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),

@@ -92,10 +92,6 @@ def test_the_finding_judges_every_claim() -> None:
         "trim: +0.050 above the error of the mean without an attack, at most 0.04 FAILS; "
         "the backdoor succeeds on 50.0%, at most 0.03 FAILS."
     )
-    alone = seeds[seeds["attack"] == "backdoor"]
-    assert experiment.finding(experiment.tabulate(alone)) == (
-        "the backdoor succeeds on 50.0%, at most 0.03 FAILS."
-    )
 
 
 @pytest.mark.parametrize(
