@@ -84,59 +84,58 @@ class _LSTMLayer(torch.autograd.Function):
         a, n, steps, _ = x.shape
         hidden = u.shape[2]
         x = x.transpose(1, 2).reshape(a, steps * n, -1)
-        projected = torch.baddbmm((b_w + b_u).unsqueeze(1), x, w.mT).view(a, steps, n, 4 * hidden)
-        gates, flat = _buffers(steps, (a, n, 4 * hidden), x)
+        gates = torch.baddbmm((b_w + b_u).unsqueeze(1), x, w.mT).view(a, steps, n, 4 * hidden)
+        now, flat = (each[0] for each in _buffers(1, (a, n, 4 * hidden), x))
+        i, f, g, o = now.split(hidden, 2)
         tanhs, flat_tanhs = _buffers(steps, (a, n, hidden), x)
         cells = x.new_empty(steps, a, n, hidden)
-        states = x.new_empty(steps + 1, a, n, hidden)
-        states[0] = 0
+        states = x.new_empty(a, steps + 1, n, hidden)
+        states[:, 0] = 0
         for t in range(steps):
-            torch.baddbmm(projected[:, t], states[t], u.mT, out=gates[t])
-            i, f, g, o = gates[t].split(hidden, 2)
+            now.copy_(gates[:, t])
+            torch.baddbmm(now, states[:, t], u.mT, out=now)
             g.mul_(2)  # tanh(z) = 2 σ(2 z) - 1
-            flat[t].sigmoid_()
+            flat.sigmoid_()
             g.mul_(2).sub_(1)
+            gates[:, t] = now
             torch.mul(i, g, out=cells[t])
             if t:
                 cells[t].add_(f * cells[t - 1])
             tanhs[t].copy_(cells[t])
             flat_tanhs[t].tanh_()
-            torch.mul(o, tanhs[t], out=states[t + 1])
+            torch.mul(o, tanhs[t], out=states[:, t + 1])
         ctx.save_for_backward(x, w, u, gates, tanhs, cells, states)
-        return states[1:].permute(1, 2, 0, 3).contiguous()
+        return states[:, 1:].transpose(1, 2).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of x and of the parameters."""
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, None where nothing asks for it, and of the parameters."""
         x, w, u, gates, tanhs, cells, states = ctx.saved_tensors
         steps, a, n, hidden = cells.shape
-        outer = above[0].permute(2, 0, 1, 3)
-        slopes = gates * gates
-        slopes[..., : 2 * hidden].neg_().add_(gates[..., : 2 * hidden])
-        slopes[..., 2 * hidden : 3 * hidden].neg_().add_(1)
-        slopes[..., 3 * hidden :].neg_().add_(gates[..., 3 * hidden :])
-        through = (tanhs * tanhs).neg_().add_(1).mul_(gates[..., 3 * hidden :])
+        d = torch.empty_like(gates)
         of_cell = x.new_zeros(a, n, hidden)
         of_state = x.new_zeros(a, n, hidden)
         for t in reversed(range(steps)):
-            i, f, g, _ = gates[t].split(hidden, 2)
-            of_state = of_state + outer[t]
-            of_cell = of_cell + through[t].mul_(of_state)
-            d = slopes[t]
-            to_i, to_f, to_g, to_o = d.split(hidden, 2)
-            to_i.mul_(g).mul_(of_cell)
-            to_g.mul_(i).mul_(of_cell)
-            to_o.mul_(tanhs[t]).mul_(of_state)
+            i, f, g, o = gates[:, t].split(hidden, 2)
+            to_i, to_f, to_g, to_o = d[:, t].split(hidden, 2)
+            of_state = of_state + above[0][:, :, t]
+            through = torch.mul(tanhs[t], tanhs[t]).neg_().add_(1).mul_(o)
+            of_cell = of_cell + through.mul_(of_state)
+            # The slopes of a sigmoid s and of a tanh g are s - s s and 1 - g g.
+            torch.mul(gates[:, t], gates[:, t], out=d[:, t])
+            torch.sub(i, to_i, out=to_i).mul_(g).mul_(of_cell)
+            to_g.neg_().add_(1).mul_(i).mul_(of_cell)
+            torch.sub(o, to_o, out=to_o).mul_(tanhs[t]).mul_(of_state)
             if t:
-                to_f.mul_(cells[t - 1]).mul_(of_cell)
+                torch.sub(f, to_f, out=to_f).mul_(cells[t - 1]).mul_(of_cell)
                 of_cell = of_cell * f
-                of_state = torch.bmm(d, u)
+                of_state = torch.bmm(d[:, t], u)
             else:
                 to_f.zero_()
-        d = slopes.transpose(0, 1).reshape(a, steps * n, 4 * hidden)
-        before = states[:-1].transpose(0, 1).reshape(a, steps * n, hidden)
+        d = d.view(a, steps * n, 4 * hidden)
+        before = states[:, :-1].reshape(a, steps * n, hidden)
         bias = d.sum(1)
-        of_x = torch.bmm(d, w).view(a, steps, n, -1).transpose(1, 2)
+        of_x = _of_inputs(ctx, d, w, n)
         return of_x, torch.bmm(d.mT, x), torch.bmm(d.mT, before), bias, bias
 
 
@@ -176,8 +175,8 @@ class _GRULayer(torch.autograd.Function):
         return states[1:].permute(1, 2, 0, 3).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of x and of the parameters."""
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, None where nothing asks for it, and of the parameters."""
         x, w, u, products, gates, news, states = ctx.saved_tensors
         steps, a, n, hidden = news.shape
         outer = above[0].permute(2, 0, 1, 3)
@@ -202,8 +201,18 @@ class _GRULayer(torch.autograd.Function):
         before = states[:-1].transpose(0, 1).reshape(a, steps * n, hidden)
         of_u, bias_u = torch.bmm(d.mT, before), d.sum(1)
         d[..., 2 * hidden :] = of_news.transpose(0, 1).reshape(a, steps * n, hidden)
-        of_x = torch.bmm(d, w).view(a, steps, n, -1).transpose(1, 2)
+        of_x = _of_inputs(ctx, d, w, n)
         return of_x, torch.bmm(d.mT, x), of_u, d.sum(1), bias_u
+
+
+def _of_inputs(ctx: Any, d: Tensor, w: Tensor, n: int) -> Tensor | None:
+    """Return the gradient (a, n, steps, inputs) of x, given that of its projection (a, steps · n,
+    gates); None where nothing asks for it.
+    """
+    if not ctx.needs_input_grad[0]:
+        return None
+    of_x: Tensor = torch.bmm(d, w).unflatten(1, (-1, n)).transpose(1, 2)
+    return of_x
 
 
 def _buffers(steps: int, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,4 +122,4 @@ def _run(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(common.start(install, "baselines.install"))
+    sys.exit(common.start(install, "speed.baselines.install"))
