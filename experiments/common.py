@@ -67,7 +67,7 @@ COUNTED = (
 """Columns of metrics.csv that accumulate from the first round on."""
 
 
-INCIDENTAL = ("out", "data_dir", "seeds", "jobs", "only")
+INCIDENTAL = ("out", "data_dir", "seeds", "only")
 """The options on which the rows of a cell do not depend."""
 
 
@@ -81,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Place):
-    """The options of experiments that train."""
+    """The options of experiments that measure the cells of a grid."""
 
     data_dir: Path | None = None
     """Folder of the data sets; that of dfl.run where it is not given."""
@@ -91,16 +91,16 @@ class Options(Place):
     """Number of seeds, from 0."""
     rounds: int = 50
     """Rounds of training and mixing."""
-    jobs: int = 2
-    """Number of runs at a time, one core each."""
+    only: str | None = None
+    """Run only the cell of this name, as topology=ring,seed=0, and print its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridOptions(Options):
-    """The options of experiments that measure the cells of a grid."""
+class SweepOptions(Options):
+    """The options of experiments whose cells are runs of their own."""
 
-    only: str | None = None
-    """Run only the cell of this name, as topology=ring,seed=0, and print its row."""
+    jobs: int = 2
+    """Number of runs at a time, one core each."""
 
 
 def standard(options: Options, **changes: Any) -> Run:

@@ -45,7 +45,7 @@ FLOAT = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     seeds: int = 5

@@ -64,7 +64,7 @@ BOUND = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/faults")

@@ -47,7 +47,7 @@ LABELS = ["graph", "width"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/graphs")

@@ -61,7 +61,7 @@ GRAPHS = (RING, "chain", "star", "torus", "complete")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/label_coverage")

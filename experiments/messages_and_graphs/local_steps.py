@@ -52,7 +52,7 @@ LABELS = ["partition", "steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     dataset: str = "digits"

@@ -91,7 +91,7 @@ Target = tuple[float, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/time_to_accuracy")

@@ -79,7 +79,7 @@ EVALUATE_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     dataset: str = "digits"

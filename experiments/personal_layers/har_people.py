@@ -45,7 +45,7 @@ METHODS = {"local only": "local_only", "FedAvg": "fedavg", "LG-FedAvg": "fedavg"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/har_people")

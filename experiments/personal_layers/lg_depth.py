@@ -53,7 +53,7 @@ SERVER = "fedavg:fraction=0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_depth")

@@ -120,7 +120,7 @@ class KeepShared(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.Options):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_fair")

@@ -94,7 +94,7 @@ Pair = tuple[Sequence[Module], Module]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.Options):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_rotated")

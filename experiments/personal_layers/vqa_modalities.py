@@ -63,7 +63,7 @@ RUN = ["questions", "method", "seed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/vqa_modalities")

@@ -136,7 +136,7 @@ CASES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     known: ClassVar[Mapping[str, Case]] = CASES

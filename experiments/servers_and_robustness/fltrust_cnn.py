@@ -66,7 +66,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/fltrust_cnn")

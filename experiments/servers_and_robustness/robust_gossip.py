@@ -75,10 +75,8 @@ GUESS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
-    """The options of this experiment. Its runs are so short that they run in this process, and
-    `jobs` has no effect.
-    """
+class Options(common.Options):
+    """The options of this experiment."""
 
     out: Path = Path("results/robust_gossip")
     dataset: str = "digits"
@@ -100,6 +98,7 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     """Measure the accuracy of honest peers by graph, rule and attack."""
     if options.only is not None:
         return common.rerun(options.out, options.only, grid(options))
+    # A run takes seconds, which a process of its own would double.
     rows = common.measure(options.out, grid(options), in_process=True)
     seeds = by_seed(rows, options)
     table = tabulate(seeds, options)

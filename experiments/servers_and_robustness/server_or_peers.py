@@ -89,7 +89,7 @@ ENDS = ("local_only", "pooled")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/server_or_peers")

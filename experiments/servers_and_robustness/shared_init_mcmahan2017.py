@@ -51,7 +51,7 @@ THETAS = np.unique(np.round([*np.linspace(-0.2, 1.2, 50), 0.5], 9))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/shared_init_mcmahan2017")

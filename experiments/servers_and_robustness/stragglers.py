@@ -71,7 +71,7 @@ FIGURES = ("accuracy_mean", "train_loss", "accuracy_spread", "loss_spread")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(common.GridOptions):
+class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/stragglers")
