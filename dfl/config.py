@@ -20,7 +20,7 @@ from dfl.core.errors import InputError
 from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive, options
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import flag, own
-from dfl.evaluation.goals import GOALS, Goal
+from dfl.evaluation.goals import GOALS, SHARING_GOALS, Goal
 from dfl.models.sharing import NormStats
 
 if TYPE_CHECKING:
@@ -393,8 +393,9 @@ class Run:
             raise InputError(
                 f"{flag(field)} must be written {also}FIGURE=VALUE, as accuracy=0.97, not {text!r}"
             )
-        if name not in GOALS:
-            raise InputError(f"{flag(field)}: unknown figure {name!r}{nearest(name, list(GOALS))}")
+        known = SHARING_GOALS if field == "share_all_until" else list(GOALS)
+        if name not in known:
+            raise InputError(f"{flag(field)}: unknown figure {name!r}{nearest(name, known)}")
         column, at_least = GOALS[name]
         if column == "validation_accuracy_mean" and not self.validation:
             raise InputError(

@@ -172,10 +172,10 @@ def _stopping_on_signals(world: "World") -> Iterator[None]:
 
 def _fail(error: InputError | DivergedError | Suspended, world: "World | None") -> int:
     """Print an error on one rank and leave the job; return the exit code."""
-    if _prints_errors(world):
+    if prints := _prints_errors(world):
         command_line.print_error(error)
     if world:
-        world.leave(error.code)
+        world.leave(error.code, "" if prints else error)
     return error.code
 
 

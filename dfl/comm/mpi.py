@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     Parcels = tuple[NDArray[np.uint8] | Tensor, list[Datatype]]
     """Contiguous bytes, on a device if MPI reads its memory; the type of each rank's part."""
 
+LEAVING = 3
+"""The tag of messages by which the ranks learn that all of them stop."""
 HANGING = 5.0
 """Seconds that MPI has to end a job, after which a rank ends itself."""
 
@@ -268,22 +270,40 @@ class World:
                 self.start.met()
             yield
 
-    def leave(self, code: int = 1, seconds: float = 60.0) -> None:
+    def leave(self, code: int = 1, why: object = "", seconds: float = 60.0) -> None:
         """Wait for the other ranks to stop, and end them with exit code `code` if they do not.
 
         What stops every rank is agreed upon, so this only catches a rank that stops alone, while
-        the others are at work. The wait is long because they may still be importing torch.
+        the others are at work. The wait is long because they may still be importing torch. The
+        ranks meet by messages with a tag of their own: a collective call would be taken for the one
+        in which the others wait.
+
+        Args:
+            code: the exit code.
+            why: the error that stops this rank, where no other rank prints it.
+            seconds: how long to wait.
         """
         if self.size == 1 or not self.busy:
             return
         self.busy = False
-        if not until(self.comm.Ibarrier().Test, seconds):
-            print(
-                f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone",
-                file=sys.stderr,
-                flush=True,
-            )
+        if not self._meet(seconds):
+            reason = f": {why}" if str(why) else ""
+            complain(f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone{reason}")
             self.end(code)
+
+    def _meet(self, seconds: float) -> bool:
+        """Return whether all ranks call this within so many seconds; rank 0 tells the others."""
+        nothing = np.zeros(0, np.uint8)
+        others = range(1, self.size) if self.rank == 0 else (0,)
+        arrived = [self.comm.Irecv(nothing, source=rank, tag=LEAVING) for rank in others]
+        if self.rank != 0:
+            self.comm.Isend(nothing, dest=0, tag=LEAVING)
+        if not until(lambda: all(request.Test() for request in arrived), seconds):
+            return False
+        if self.rank == 0:
+            for rank in others:
+                self._wait(self.comm.Isend(nothing, dest=rank, tag=LEAVING), turn=False)
+        return True
 
     def end(self, code: int) -> None:
         """End every rank."""
@@ -404,7 +424,7 @@ def _ender(
             code = error.code
             if world.rank == 0:
                 complain(f"dfl: {error}")
-            world.leave(code)
+            world.leave(code, "" if world.rank == 0 else error)
         elif code != 130:
             text = "".join(traceback.format_exception(kind, error, trace))
             complain(f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}")

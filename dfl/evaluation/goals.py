@@ -17,6 +17,8 @@ GOALS = {
     "consensus_distance": ("consensus_distance", False),
 }
 """Name of a figure -> the column of metrics.csv, and whether a higher value is better."""
+SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]
+"""The figures at which sharing may end: not the distance of what is shared."""
 
 
 class Goal(NamedTuple):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dfl.inference.result import Result
 
 _ABOUT = "Estimate coefficients that sites have in common, each of which keeps its examples."
+TABLES = ("estimates.csv", "sites.csv", "revealed.csv", "traffic.csv")
+PAGES = ("summary.txt", "forest.png")
+"""The files that are written to a folder of results."""
 TIMEOUT = 600.0
 """Seconds that a rank waits for others."""
 
@@ -44,10 +47,11 @@ def main() -> int:
             world.busy = False
             return 0
         except InputError as error:
-            if first() and (world is None or world.rank == 0):
+            prints = first() and (world is None or world.rank == 0)
+            if prints:
                 command_line.print_error(error)
             if world:
-                world.leave(error.code)
+                world.leave(error.code, "" if prints else error)
             return error.code
         except KeyboardInterrupt:
             if first():
@@ -64,10 +68,11 @@ def _run(tokens: Sequence[str], world: "World") -> None:
         settings = read_command(tokens)
         if settings is None:
             return b""
-        frame, settings["site"] = read_csv(
-            [Path(file) for file in settings.pop("files")], settings["site"]
-        )
+        files = [Path(file) for file in settings.pop("files")]
+        frame, settings["site"] = read_csv(files, settings["site"])
         frames.append(frame)
+        if settings["out"] is not None:
+            _claim(Path(settings["out"]), files)
         return json.dumps(settings).encode()
 
     message = world.from_root(read)
@@ -162,11 +167,22 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
         }  # fmt: skip
 
     settings: dict[str, Any] | None = command_line.call(app, tokens, page)
-    if settings and settings["out"] is not None:
-        from dfl.store.run_directory import claim
-
-        claim(Path(settings["out"]))
     return settings
+
+
+def _claim(out: Path, files: "Sequence[Path]") -> None:
+    """Create the folder of the results.
+
+    Raises:
+        InputError: it has files of another program, or a file of examples would be overwritten.
+    """
+    from dfl.store.run_directory import claim
+
+    written = {(out / name).resolve() for name in (*TABLES, *PAGES)}
+    for file in files:
+        if file.resolve() in written:
+            raise InputError(f"--out {out} would overwrite the examples in {file}: give another")
+    claim(out)
 
 
 def _show(results: "Sequence[Result]", out: str | None, quiet: bool) -> bytes:
@@ -188,18 +204,19 @@ def _write(results: "Sequence[Result]", out: Path, page: str) -> None:
 
     from dfl.inference.plots import forest
 
-    tables = {
-        "estimates": pd.concat([result.table() for result in results]),
-        "sites": results[0].sites,
-        "revealed": pd.concat([r.revealed.assign(estimator=r.estimator) for r in results]),
-        "traffic": pd.concat([r.traffic.assign(estimator=r.estimator) for r in results]),
-    }
-    for name, table in tables.items():
-        with atomically(out / f"{name}.csv") as part:
+    tables = (
+        pd.concat([result.table() for result in results]),
+        results[0].sites,
+        pd.concat([r.revealed.assign(estimator=r.estimator) for r in results]),
+        pd.concat([r.traffic.assign(estimator=r.estimator) for r in results]),
+    )
+    for name, table in zip(TABLES, tables, strict=True):
+        with atomically(out / name) as part:
             table.to_csv(part, index=False, lineterminator="\n")
-    with atomically(out / "summary.txt") as part:
+    summary, figure = PAGES
+    with atomically(out / summary) as part:
         part.write_text(f"{page}\n", encoding="utf-8")
-    with atomically(out / "forest.png") as part:
+    with atomically(out / figure) as part:
         forest(results).savefig(part, format="png", dpi=120, metadata={"Software": None})
 
 

@@ -279,7 +279,11 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
         layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed
     )
     links = choose("--links", messaging.links, LINK_MODELS)()
-    edges = all_edges(weights, layout.peers) if messaging.topology is not None else None
+    edges = (
+        all_edges(network.schedule.patterns, layout.peers)
+        if messaging.topology is not None
+        else None
+    )
     connections = links.connections(layout.peers, messaging.seed, edges, world.from_root)
     if connections is not None:
         network.clock = Clock(layout.peers, connections, lambda: np.zeros(layout.peers))

@@ -291,8 +291,8 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
     """Return the parameter layouts of models of several kinds.
 
     Raises:
-        InputError: the shared parameters or the dtypes of two kinds differ, or a dtype is neither
-            float32 nor float64.
+        InputError: the shared parameters or the dtypes of two kinds differ, they have no others, or
+            a dtype is neither float32 nor float64.
     """
     nets = nets_of(str(run.auxiliary), str(run.fairness_adversary))
     layouts = [ParameterLayout.of(module, run.share, nets, run.norm_stats) for module in modules]
@@ -312,6 +312,11 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
             raise InputError(
                 f"models 0 and {k} are of {first} and {dtype}: peers must have one dtype"
             )
+    if len(layouts) > 1 and all(layout.shared == layout.d for layout in layouts):
+        raise InputError(
+            f"--share {run.share} with {len(layouts)} kinds of model shares all they have: give "
+            "one model, or a smaller part"
+        )
     return layouts
 
 

@@ -133,9 +133,7 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         yield "examples_per_peer"
     if method.has_server and run.goal is not None and run.goal.column == "consensus_distance":
         yield "until"
-    if "consensus_distance" in str(run.share_all_until):
-        yield "share_all_until"
-    if run.share not in ("all", "nothing") and not method.sends:
+    if run.share != "all" and not (method.sends or (run.share == "nothing" and method.peers_train)):
         yield "share"
     if run.init == "independent" and method.has_server:
         yield "init"

@@ -32,6 +32,8 @@ from dfl.store.run_files import RunFiles
 
 if TYPE_CHECKING:
     import torch
+
+    from dfl.comm.network import Network
 else:
     from dfl.core.lazy import torch
 
@@ -124,6 +126,7 @@ def _rounds(
             t, task, state = run_state
             observed = evaluator.due(t + 1, run) or checkpointing.due(t + 1, run)
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
+            _check_graph(run, network, t)
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
             network.end_round(t)
@@ -134,6 +137,21 @@ def _rounds(
             checkpointing.keep(run_state, prepared, watch, table, signal)
             yield from watch.evaluate(run_state)
     network.close()
+
+
+def _check_graph(run: Run, network: Network, t: int) -> None:
+    """Refuse a graph that is drawn in this round and cannot be weighted, on every rank.
+
+    Raises:
+        InputError: it is such a graph.
+    """
+    import topologies
+
+    try:
+        if network.schedule.weights:
+            network.schedule.matrix(t)
+    except topologies.GraphError as error:
+        raise InputError(f"--topology {run.topology}, round {t}: {error}") from None
 
 
 def _check_round(run_state: RunState, prepared: Prepared) -> int:

@@ -328,6 +328,17 @@ class Callbacks(Callback):
             each.finish(outcome)
 
     def close(self, error: BaseException | None) -> None:
-        """Close each, the last one first: a terminal is left tidy whatever the disk does."""
-        for each in reversed(self.callbacks):
-            each.close(error)
+        """Close each once, the last one first, and then raise the first error of closing.
+
+        A terminal is left tidy whatever the disk does, and a run is recorded as ended whatever a
+        callback of the user's does.
+        """
+        closing, self.callbacks = self.callbacks, ()
+        failed: list[BaseException] = []
+        for each in reversed(closing):
+            try:
+                each.close(error)
+            except BaseException as own:  # it is raised below
+                failed.append(own)
+        if failed:
+            raise failed[0]

@@ -131,6 +131,22 @@ for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_eve
         sys.exit(0)
 """
 
+REFUSED = """
+import sys, dfl, dfl.comm.mpi
+from functools import partialmethod
+dfl.comm.mpi.World.leave = partialmethod(dfl.comm.mpi.World.leave, seconds=3.0)
+from dfl.comm.received import Received
+average, calls = Received.average, []
+def refusing(self):
+    calls.append(0)
+    if len(calls) == 20 and dfl.comm.mpi.connect().rank == 1:
+        raise dfl.InputError("this rank has too few messages")
+    return average(self)
+Received.average = refusing
+for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=10**5)):
+    pass
+"""
+
 DIVERGED = """
 import dfl
 for row in dfl.simulate(dfl.Run(peers=4, rounds=50, model="mlp", lr=1e4)):
@@ -138,16 +154,25 @@ for row in dfl.simulate(dfl.Run(peers=4, rounds=50, model="mlp", lr=1e4)):
 """
 
 
-def script(folder: Path, text: str) -> tuple[Any, float]:
+def script(folder: Path, text: str, ranks: int = 3) -> tuple[Any, float]:
     (folder / "script.py").write_text(text)
     begun = time.monotonic()
-    return mpirun(3, str(folder / "script.py"), timeout=120), time.monotonic() - begun
+    return mpirun(ranks, str(folder / "script.py"), timeout=120), time.monotonic() - begun
 
 
 def test_a_rank_that_leaves_alone_ends_the_job(tmp_path: Path) -> None:
     done, seconds = script(tmp_path, ABANDONED)
     assert done.returncode != 0
     assert "rank 1 of 3 (peers 1 to 1) stopped alone" in done.stderr
+    assert seconds < 90
+
+
+def test_the_error_of_a_rank_that_stops_alone_is_printed_once(tmp_path: Path) -> None:
+    done, seconds = script(tmp_path, REFUSED, ranks=2)
+    assert done.returncode != 0
+    message = "rank 1 of 2 (peers 2 to 3) stopped alone: this rank has too few messages"
+    assert done.stderr.count(message) == 1
+    assert "finite" not in done.stderr  # the others took nothing for a figure
     assert seconds < 90
 
 

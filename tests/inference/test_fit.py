@@ -94,6 +94,12 @@ def test_over_a_graph_the_estimate_is_near_and_rounds_are_counted() -> None:
     assert "not agreed" in short.summary()
 
 
+def test_a_graph_drawn_anew_in_every_round_gives_the_estimate() -> None:
+    ring = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", topology="ring")
+    drawn = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", topology="random_matching")
+    assert (drawn.params - ring.params).abs().max() < 1e-6
+
+
 @pytest.mark.slow
 def test_an_own_log_density_is_a_model() -> None:
     def log_density(y: Tensor, x: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
@@ -268,6 +274,11 @@ def test_the_command_writes_tables_and_a_plot(table: Path, tmp_path: Path) -> No
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("dfl: --estimator: unknown 'metta' (did you mean meta?)")
     assert refused.stderr.count("\n") == 1
+    sites = (out / "sites.csv").read_bytes()
+    within = run(out / "sites.csv", "--out", str(out))
+    assert (within.returncode, (out / "sites.csv").read_bytes()) == (2, sites)
+    missing = run(tmp_path / "missing.csv", "--out", str(tmp_path / "new"))
+    assert (missing.returncode, (tmp_path / "new").exists()) == (2, False)
 
 
 def run(table: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

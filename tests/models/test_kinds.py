@@ -226,6 +226,12 @@ def test_kinds_must_agree_in_the_shared_part(
     assert message in str(caught.value)
 
 
+def test_kinds_that_share_all_they_have_are_refused() -> None:
+    run = Run(peers=4, model="mlp+mlp", share="head:2", algorithm="fedavg", rounds=1)
+    with pytest.raises(InputError, match="--share head:2 with 2 kinds of model shares all"):
+        list(simulate(run))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -206,6 +206,7 @@ def test_updates_can_be_weighted_by_their_length() -> None:
             "--share head:1 has no part in --algorithm local_only",
         ),
         ({"algorithm": "pooled", "share": "head:1"}, "--share head:1 has no part in"),
+        ({"algorithm": "pooled", "share": "nothing"}, "--share nothing has no part in"),
         ({"share_all_until": "3"}, "--share-all-until 3"),
         (
             {"share": "head:1", "share_all_until": "loss=3"},
@@ -218,7 +219,7 @@ def test_updates_can_be_weighted_by_their_length() -> None:
         ({"share": "head:1", "share_all_until": "9" * 5000}, "is more than all --rounds 4"),
         (
             {"share": "head:1", "share_all_until": "consensus_distance=1"},
-            "has no part in --algorithm dfedavgm",
+            "--share-all-until: unknown figure 'consensus_distance'",
         ),
         (
             {"share": "head:1", "share_all_until": "soon"},

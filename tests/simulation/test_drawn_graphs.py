@@ -158,3 +158,12 @@ def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
     first, *_, end = dfl.simulate(replace(run, resume=tmp_path / "r"))
     assert first.round == 3
     assert {name: value for name, value in end.items() if name not in CLOCKS} == whole
+
+
+def test_a_graph_of_a_late_round_without_weights_is_refused_in_a_line() -> None:
+    run = replace(
+        RUN, peers=16, topology="random_out:s=5", mixing="sinkhorn", seed=1, rounds=120,
+        eval_every=1000, examples_per_peer=5,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="--topology random_out:s=5, round 94: sinkhorn: no way"):
+        last(run)

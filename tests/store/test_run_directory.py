@@ -410,3 +410,26 @@ def test_links_planted_during_a_run_are_not_followed(
         assert list(foreign.iterdir()) == []
     else:
         assert foreign.read_text() == "mine"
+
+
+class Gone(dfl.Callback):
+    """A callback whose server is gone when the run ends."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self, error: BaseException | None) -> None:
+        del error
+        self.closed += 1
+        raise ConnectionError("the server is gone")
+
+
+def test_a_run_is_recorded_as_ended_where_a_callback_cannot_close(tmp_path: Path) -> None:
+    run = dfl.Run(peers=2, rounds=2, model="softmax", examples_per_peer=5, out=tmp_path / "run")
+    gone = Gone()
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        for _ in dfl.simulate(run, callbacks=[gone]):
+            pass
+    assert gone.closed == 1
+    assert manifest.read(tmp_path / "run")["exit"] == 0
+    assert dfl.load(tmp_path / "run").state is not None
