@@ -46,6 +46,8 @@ class Options(lg_table1.Options):
     out: Path = Path("results/lg_table1_cifar10")
     dataset: str = "cifar10"
     """The data set."""
+    seeds: int = 3
+    epochs: int = 1200
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
