@@ -243,8 +243,17 @@ def make_task(
         own: the examples of this rank's peers.
         peers: (p,), their numbers.
         device: of training.
+
+    Raises:
+        InputError: as `layouts_of`, or a server has all parameters of models of several kinds.
     """
     layouts = layouts_of(modules, run)
+    whole = all(layout.shared == layout.d for layout in layouts)
+    if len(layouts) > 1 and whole and components.algorithm.has_server:
+        raise InputError(
+            f"--share {run.share} with {len(layouts)} kinds of model shares all they have with the "
+            "server: give one model, or a smaller part"
+        )
     sizes = common["sizes"][:, 0]
     for each in modules:
         fill(each, {name: value.to(device) for name, value in frozen(each).items()})
@@ -291,8 +300,8 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
     """Return the parameter layouts of models of several kinds.
 
     Raises:
-        InputError: the shared parameters or the dtypes of two kinds differ, they have no others, or
-            a dtype is neither float32 nor float64.
+        InputError: the shared parameters or the dtypes of two kinds differ, or a dtype is neither
+            float32 nor float64.
     """
     nets = nets_of(str(run.auxiliary), str(run.fairness_adversary))
     layouts = [ParameterLayout.of(module, run.share, nets, run.norm_stats) for module in modules]
@@ -312,11 +321,6 @@ def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
             raise InputError(
                 f"models 0 and {k} are of {first} and {dtype}: peers must have one dtype"
             )
-    if len(layouts) > 1 and all(layout.shared == layout.d for layout in layouts):
-        raise InputError(
-            f"--share {run.share} with {len(layouts)} kinds of model shares all they have: give "
-            "one model, or a smaller part"
-        )
     return layouts
 
 
