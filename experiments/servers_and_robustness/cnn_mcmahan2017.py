@@ -17,7 +17,7 @@ third does not reach 99 % in 774 (published 387). With C = 0.1, five epochs and 
 45.5 rounds (29). The rate chosen with one client is the largest of those tried. A higher rate,
 tried with `dfl.run --lr` and not in the table, does not reach the published numbers: in the first
 case, with 0.215, no seed passes 98.8 % in 100 rounds; in the second, with 0.464, the one seed tried
-has 10 % right after 64 rounds; in the third, with 0.464, two seeds take 47 and 32. The other cases,
+has 11 % right after 64 rounds; in the third, with 0.464, two seeds take 47 and 32. The other cases,
 all with C = 0.1 and IID data, are within 6 % of Table 2: one epoch with batches of 50 takes 67.6
 rounds (65), one with batches of 10 32.1 (34), and five with batches of 10 21.0 (20, but 18 in Table
 1). Rates are chosen after a sixth of the published rounds, four at least. Three seeds each. Not
