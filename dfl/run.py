@@ -175,7 +175,7 @@ def _fail(error: InputError | DivergedError | Suspended, world: "World | None") 
     if prints := _prints_errors(world):
         command_line.print_error(error)
     if world:
-        world.leave(error.code, "" if prints else error)
+        world.leave(error.code, None if prints else error)
     return error.code
 
 

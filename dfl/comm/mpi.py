@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     """Contiguous bytes, on a device if MPI reads its memory; the type of each rank's part."""
 
 LEAVING = 3
-"""The tag of messages by which the ranks learn that all of them stop."""
+"""The tag of the messages of ranks that stop."""
 HANGING = 5.0
 """Seconds that MPI has to end a job, after which a rank ends itself."""
 
@@ -270,13 +270,11 @@ class World:
                 self.start.met()
             yield
 
-    def leave(self, code: int = 1, why: object = "", seconds: float = 60.0) -> None:
+    def leave(self, code: int = 1, why: Exception | None = None, seconds: float = 60.0) -> None:
         """Wait for the other ranks to stop, and end them with exit code `code` if they do not.
 
         What stops every rank is agreed upon, so this only catches a rank that stops alone, while
-        the others are at work. The wait is long because they may still be importing torch. The
-        ranks meet by messages with a tag of their own: a collective call would be taken for the one
-        in which the others wait.
+        the others are at work. The wait is long because they may still be importing torch.
 
         Args:
             code: the exit code.
@@ -287,12 +285,16 @@ class World:
             return
         self.busy = False
         if not self._meet(seconds):
-            reason = f": {why}" if str(why) else ""
+            reason = "" if why is None else f": {why}"
             complain(f"rank {self.rank} of {self.size} ({self.pulse.doing}) stopped alone{reason}")
             self.end(code)
 
     def _meet(self, seconds: float) -> bool:
-        """Return whether all ranks call this within so many seconds; rank 0 tells the others."""
+        """Return whether all ranks call this within a number of seconds.
+
+        Every rank sends a message to rank 0, and rank 0 answers when it has all of them. A
+        collective call would match the one in which the other ranks wait, and end it.
+        """
         nothing = np.zeros(0, np.uint8)
         others = range(1, self.size) if self.rank == 0 else (0,)
         arrived = [self.comm.Irecv(nothing, source=rank, tag=LEAVING) for rank in others]
@@ -424,7 +426,7 @@ def _ender(
             code = error.code
             if world.rank == 0:
                 complain(f"dfl: {error}")
-            world.leave(code, "" if world.rank == 0 else error)
+            world.leave(code, None if world.rank == 0 else error)
         elif code != 130:
             text = "".join(traceback.format_exception(kind, error, trace))
             complain(f"rank {world.rank} of {world.size} ({world.pulse.doing}) failed:\n{text}")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dfl.comm.plan import Arcs, EdgePlan, PeerPlan, Union, edge_plan, peer_plan
+from dfl.comm.plan import Arcs, EdgePlan, PeerPlan, Union, all_edges, edge_plan, peer_plan
 from dfl.core.errors import InputError
 from dfl.core.layout import Group, Layout
 from dfl.core.options import MOST
@@ -80,6 +80,15 @@ class Schedule:
                 "graph with a period, such as base_graph"
             )
         return [csr_array(~np.eye(peers, dtype=bool))]
+
+    @property
+    def edges(self) -> NDArray[np.int64] | None:
+        """Sender * P + receiver of every edge that any round uses, ascending; None without a graph.
+
+        Raises:
+            InputError: on every rank, as for `patterns`.
+        """
+        return all_edges(self.patterns, self.layout.peers) if self.weights else None
 
     @cached_property
     def union(self) -> Union:

@@ -18,7 +18,7 @@ GOALS = {
 }
 """Name of a figure -> the column of metrics.csv, and whether a higher value is better."""
 SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]
-"""The figures at which sharing may end: not the distance of what is shared."""
+"""The figures of `--share-all-until`: all but the consensus distance, which begins at 0."""
 
 
 class Goal(NamedTuple):

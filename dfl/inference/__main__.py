@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _ABOUT = "Estimate coefficients that sites have in common, each of which keeps its examples."
 TABLES = ("estimates.csv", "sites.csv", "revealed.csv", "traffic.csv")
+"""The tables in a folder of results."""
 PAGES = ("summary.txt", "forest.png")
-"""The files that are written to a folder of results."""
+"""The printed summary and the figure in it."""
 TIMEOUT = 600.0
 """Seconds that a rank waits for others."""
 
@@ -51,7 +52,7 @@ def main() -> int:
             if prints:
                 command_line.print_error(error)
             if world:
-                world.leave(error.code, "" if prints else error)
+                world.leave(error.code, None if prints else error)
             return error.code
         except KeyboardInterrupt:
             if first():

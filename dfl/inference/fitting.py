@@ -16,7 +16,6 @@ import numpy as np
 
 from dfl.comm.mpi import World, connect
 from dfl.comm.network import Network
-from dfl.comm.plan import all_edges
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import COMPRESSORS, Compressor
 from dfl.core import randomness
@@ -279,12 +278,9 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
         layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed
     )
     links = choose("--links", messaging.links, LINK_MODELS)()
-    edges = (
-        all_edges(network.schedule.patterns, layout.peers)
-        if messaging.topology is not None
-        else None
+    connections = links.connections(
+        layout.peers, messaging.seed, network.schedule.edges, world.from_root
     )
-    connections = links.connections(layout.peers, messaging.seed, edges, world.from_root)
     if connections is not None:
         network.clock = Clock(layout.peers, connections, lambda: np.zeros(layout.peers))
     if messaging.topology is None:

@@ -252,7 +252,7 @@ def make_task(
     if len(layouts) > 1 and whole and components.algorithm.has_server:
         raise InputError(
             f"--share {run.share} with {len(layouts)} kinds of model shares all they have with the "
-            "server: give one model, or a smaller part"
+            "server: name with --share a part of them, or give one model"
         )
     sizes = common["sizes"][:, 0]
     for each in modules:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.comm.network import Network
-from dfl.comm.plan import all_edges
 from dfl.environment.clock import Clock
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np
         InputError: on every rank, if the link model is about other edges.
     """
     peers, world = network.layout.peers, network.transport.world
-    schedule = network.schedule
-    edges = all_edges(schedule.patterns, peers) if schedule.weights else None
-    connections = links.connections(peers, network.seed, edges, world.from_root)
+    connections = links.connections(peers, network.seed, network.schedule.edges, world.from_root)
     if connections is None:
         return task
     step_seconds = links.step_seconds(peers, network.seed)

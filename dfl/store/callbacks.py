@@ -7,6 +7,7 @@ through `Callback`. All methods are called on rank 0 only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -328,17 +329,12 @@ class Callbacks(Callback):
             each.finish(outcome)
 
     def close(self, error: BaseException | None) -> None:
-        """Close each once, the last one first, and then raise the first error of closing.
+        """Close each once, the last one first, and then raise an error of closing, if any.
 
         A terminal is left tidy whatever the disk does, and a run is recorded as ended whatever a
         callback of the user's does.
         """
         closing, self.callbacks = self.callbacks, ()
-        failed: list[BaseException] = []
-        for each in reversed(closing):
-            try:
-                each.close(error)
-            except BaseException as own:  # it is raised below
-                failed.append(own)
-        if failed:
-            raise failed[0]
+        with ExitStack() as stack:
+            for each in closing:
+                stack.callback(each.close, error)

@@ -274,9 +274,11 @@ def test_the_command_writes_tables_and_a_plot(table: Path, tmp_path: Path) -> No
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("dfl: --estimator: unknown 'metta' (did you mean meta?)")
     assert refused.stderr.count("\n") == 1
-    sites = (out / "sites.csv").read_bytes()
+    examples = table.read_bytes()
+    (out / "sites.csv").write_bytes(examples)
     within = run(out / "sites.csv", "--out", str(out))
-    assert (within.returncode, (out / "sites.csv").read_bytes()) == (2, sites)
+    assert (within.returncode, (out / "sites.csv").read_bytes()) == (2, examples)
+    assert "would overwrite the examples" in within.stderr
     missing = run(tmp_path / "missing.csv", "--out", str(tmp_path / "new"))
     assert (missing.returncode, (tmp_path / "new").exists()) == (2, False)
 

@@ -8,7 +8,7 @@ every system computes with the same kernels, dfl too; where an index has CPU whe
 pointed there as usual (`PIP_EXTRA_INDEX_URL` or `PIP_FIND_LINKS`). gossipy imports torchvision
 for data sets that are not used here, and there may be no CPU build of it: an empty module stands
 in for it. FedJAX calls functions that later versions of JAX have no more; of 0.4.30 and 0.4.35 the
-former took 26 ms for a round of work B, the latter 64. Haiku 0.0.17 does not import beside 0.4.30.
+former took 26 ms for a round of work B, the latter 64. Haiku 0.0.17 needs a later JAX.
 """
 
 from __future__ import annotations
