@@ -19,8 +19,9 @@ def isolated(threads: int) -> Iterator[None]:
     """Compute under fixed settings, and restore the caller's at the end.
 
     Fixed are the default dtype (float32) and device (cpu), the number of threads, the precision of
-    float32 products, those of cuDNN too, the recording of gradients (on), inference mode and
-    autocast (off), and what numpy does about floating-point errors.
+    float32 products, those of cuDNN too, that cuDNN takes algorithms that round alike every time,
+    the recording of gradients (on), inference mode and autocast (off), and what numpy does about
+    floating-point errors.
 
     Args:
         threads: the number of threads of this rank.
@@ -28,7 +29,8 @@ def isolated(threads: int) -> Iterator[None]:
     dtype = torch.get_default_dtype()
     caller_threads = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
-    tf32 = torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
+    tf32, deterministic, benchmark = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     with ExitStack() as settings:
         settings.enter_context(
             np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
@@ -44,10 +46,10 @@ def isolated(threads: int) -> Iterator[None]:
             torch.set_default_dtype(torch.float32)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision("highest")
-            torch.backends.cudnn.allow_tf32 = False
+            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
             yield
         finally:
             torch.set_default_dtype(dtype)
             torch.set_num_threads(caller_threads)
             torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = tf32
+            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = tf32, deterministic, benchmark

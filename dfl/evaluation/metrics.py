@@ -147,6 +147,8 @@ def _models(task: Task) -> int:
     Recurrent layers have four gates at every step, and as many inputs of them. Of a layer that
     states its numbers, some four tensors exist at a time.
     """
+    if task.models_at_once:
+        return task.models_at_once
     examples = _examples_at_a_time(task.examples.labels, task)
     layers = max(8 * task.recurrent_states, 4 * task.layer_numbers)
     numbers = max(CHUNK * task.classes, examples * layers, 1)

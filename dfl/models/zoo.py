@@ -248,11 +248,13 @@ def vgg11(shape: Shape, classes: int) -> Module:
 @example_with("--dataset har --partition natural")
 def har_cnn(shape: Shape, classes: int) -> Module:
     """Two convolutions over time and two dense layers, 274,822 parameters on HAR."""
+    from dfl.models.layers import Conv1d
+
     nn = torch.nn
     channels, steps = _signals("har_cnn", shape, fewest=4)
     return nn.Sequential(
-        nn.Conv1d(channels, 32, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
-        nn.Conv1d(32, 64, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
+        Conv1d(channels, 32, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
+        Conv1d(32, 64, 5, padding=2), nn.MaxPool1d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(64 * (steps // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
 

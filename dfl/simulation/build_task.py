@@ -31,10 +31,11 @@ from dfl.models.zoo import (
     without_values,
 )
 from dfl.simulation.components import Components
-from dfl.training.batches import widths
+from dfl.training.batches import group_size, most_together, widths
 from dfl.training.examples import Examples, as_tensor, normalize_floats
 from dfl.training.losses import Loss
 from dfl.training.precision import products
+from dfl.training.problem import Captures
 from dfl.training.solver import Solver
 from dfl.training.task import Task
 
@@ -292,8 +293,21 @@ def make_task(
         personal=torch.zeros(len(peers), layout.d - layout.shared, dtype=dtype, device=device),
         recomputes=run.norm_stats == "recompute",
     )
-    batched = _is_batched(run, task, int(padded.max()))
-    return replace(task, solver=replace(task.solver, batched=batched))
+    widest = int(padded.max())
+    batched = _is_batched(run, task, widest)
+    size = 0 if device.type == "cpu" else group_size(len(sizes), most_together(task, widest))
+    captures: Captures | None = None
+    if device.type == "cuda" and _is_captured(task, modules):
+        captures = {}
+    solver = replace(task.solver, batched=batched, group_size=size)
+    return replace(task, solver=solver, captures=captures)
+
+
+def _is_captured(task: Task, modules: Sequence[Module]) -> bool:
+    """Return whether local steps draw no random numbers but those of their batches."""
+    from dfl.models.layers import dropouts
+
+    return task.objective is None and not any(dropouts(module) for module in modules)
 
 
 def layouts_of(modules: Sequence[Module], run: Run) -> list[ParameterLayout]:
@@ -511,7 +525,7 @@ def with_server(
     if not pools:
         most = solver.epochs * -(-sizes.max() // (solver.batch_size or MOST))
         solver = replace(solver, steps=int(solver.steps or most))
-    solver = own(solver)
+    solver = own(replace(solver, group_size=min(1, solver.group_size)))
     protected = _protected(data, "", task.device)
     examples = Examples.of(
         normalize_floats(inputs, task.scale, task.shift), labels, held, protected

@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """The examples of one local step of the first a peers of a group, those with steps left.
+    """The examples of one local step of the first a peers of a group: those with steps left, or all
+    peers of a group of fixed size.
 
     Attributes:
         index: (a, b) int64, positions among the rank's examples; those after a peer's own examples
@@ -30,6 +31,7 @@ class Batch:
         peers: (a,), the global ids of the peers.
         t: the round.
         k: the local step.
+        moving: the number of peers with steps left, which come first.
     """
 
     index: Tensor
@@ -38,6 +40,7 @@ class Batch:
     peers: Ints
     t: int
     k: int
+    moving: int
 
     def draw(self, purpose: str, *shape: int) -> Tensor:
         """Return uniform random numbers in [0, 1) for every example, (a, b, *shape) float32.

@@ -26,11 +26,11 @@ else:
 
 Ints = NDArray[np.int64]
 
-GROUP_NUMBERS = {"cpu": 2**19, "cuda": 2**28}
+GROUP_NUMBERS = {"cpu": 2**19, "cuda": 2**25}
 """The most parameters, or numbers of a batch or of a layer's outputs for it, of a group, by kind of
 device.
 
-They fit into the cache of a processor, and are a small part of a GPU's memory.
+They fit into the cache of a processor, and keep all of a GPU busy.
 """
 
 
@@ -59,7 +59,9 @@ def groups(problem: Problem) -> list[Ints]:
 
     Batched products of one matrix and of several may round differently, and a peer's numbers must
     not depend on the other peers of its rank. So a group has two peers at every step: a peer that
-    would go on alone trains beside a duplicate of itself, unless `Problem.bit_equal_alone`.
+    would go on alone trains beside a duplicate of itself, unless `Problem.bit_equal_alone`. On a
+    GPU, where products of three and of four matrices differ too, all groups have the solver's
+    `group_size`; one of fewer peers begins with duplicates.
     """
     steps, padded = problem.steps, problem.padded
     order = np.lexsort((-problem.per_epoch, -steps, -padded))
@@ -67,20 +69,32 @@ def groups(problem: Problem) -> list[Ints]:
         return list(order[:, None])
     if not len(order):
         return []
-    capacity = GROUP_NUMBERS.get(problem.device.type, GROUP_NUMBERS["cpu"])
+    size = problem.solver.group_size
     found: list[Ints] = []
     for same_width in np.split(order, np.flatnonzero(np.diff(padded[order])) + 1):
-        example = max(
-            numbers_of(problem.examples.inputs), problem.layer_numbers, problem.recurrent_states
-        )
-        numbers = max(problem.parameter_layout.d, int(padded[same_width[0]]) * example)
-        most = max(2, capacity // numbers)
+        most = size or most_together(problem, int(padded[same_width[0]]))
         found += np.split(same_width, range(most, len(same_width), most))
+    if size:
+        return [np.pad(group, (size - len(group), 0), mode="edge") for group in found]
     if problem.bit_equal_alone:
         return found
     return [
         np.insert(group, 0, group[0]) if _first_goes_on(steps[group]) else group for group in found
     ]
+
+
+def most_together(problem: Problem, width: int) -> int:
+    """Return the most peers of a group with batches of a width, at least two."""
+    capacity = GROUP_NUMBERS.get(problem.device.type, GROUP_NUMBERS["cpu"])
+    example = max(
+        numbers_of(problem.examples.inputs), problem.layer_numbers, problem.recurrent_states
+    )
+    return max(2, capacity // max(problem.parameter_layout.d, width * example))
+
+
+def group_size(peers: int, most: int) -> int:
+    """Return the size of groups of equal size, at most `most`, that hold some peers."""
+    return -(-peers // -(-peers // most))
 
 
 def _first_goes_on(steps: Ints) -> bool:
@@ -91,7 +105,8 @@ def _first_goes_on(steps: Ints) -> bool:
 def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     """Yield the batches of a group in round t, step by step.
 
-    Peers that have done their steps leave it from the end.
+    Peers that have done their steps leave it from the end. In a group of fixed size they stay, with
+    other examples of theirs.
 
     Args:
         problem: the problem.
@@ -106,8 +121,10 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     peers = problem.peers[group]
     orders = _Orders(problem, t, group)
     for k in range(int(steps[0])):
-        a = int(np.count_nonzero(steps > k))
+        moving = int(np.count_nonzero(steps > k))
+        a = len(group) if problem.solver.group_size else moving
         epochs, number = np.divmod(k, per_epoch[:a])
+        epochs[moving:], number[moving:] = epochs[0], 0
         first = number * width[:a]
         order = orders.of(epochs)
         counts = np.minimum(sizes[:a] - first, width[:a])
@@ -118,7 +135,7 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
         else:
             own, weight = _padded(order, epochs - epochs.min(), first, counts, padded)
             index, weight = starts[:a] + own, weight.to(problem.dtype)
-        yield Batch(index, weight, problem.seed, peers[:a], t, k)
+        yield Batch(index, weight, problem.seed, peers[:a], t, k, moving)
 
 
 class _Orders:

@@ -22,7 +22,7 @@ else:
     from dfl.core.lazy import torch
 
 
-def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float) -> None:
+def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float | Tensor) -> None:
     """v <- θ v - η (∇f(y) + λ y), where f_i is the mean loss over peer i's own batch.
 
     Where the problem has an objective, its gradients take the place of ∇f.
@@ -47,13 +47,19 @@ def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float) -> No
         if found:
             moving = [v[name] for name in found]
             torch._foreach_mul_(moving, problem.solver.momentum)
-            torch._foreach_sub_(moving, torch._foreach_mul(list(found.values()), rate))
+            torch._foreach_sub_(moving, _times(list(found.values()), rate))
     if decay and v:
-        decayed = torch._foreach_mul([y[name] for name in v], rate * decay)
-        torch._foreach_sub_(list(v.values()), decayed)
+        torch._foreach_sub_(list(v.values()), _times([y[name] for name in v], rate * decay))
 
 
-def _by_products(v: Parameters, y: Parameters, step: Step, rate: float) -> None:
+def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:
+    """Return the products of tensors and a factor, rounded to their dtype before."""
+    if isinstance(factor, float):
+        return torch._foreach_mul(values, factor)
+    return torch._foreach_mul(values, factor.to(values[0].dtype))
+
+
+def _by_products(v: Parameters, y: Parameters, step: Step, rate: float | Tensor) -> None:
     """Go forward and backward through dense layers, and update the velocities by θ v - η ∇f(y).
 
     The operands of products have the dtype of the run's precision. In that of the models, the

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,22 @@ Parameters = dict[str, "Tensor"]
 """Name -> (a, *shape), the same parameter of several peers."""
 
 
+Captures = dict[Hashable, Any]
+"""What a GPU has captured of local steps, by shape; see `dfl.training.capture`."""
+
 Work = TypeVar("Work", int, "int | Ints", "Ints | None")
+
+
+EVALUATED = 16
+"""The most models that a GPU evaluates at once."""
+
+
+def _filled(values: Tensor, models: int) -> Tensor:
+    """Return the values (a, ...) of a models as those of so many, with duplicates of the last."""
+    if len(values) in (1, models):
+        return values.expand(models, *values.shape[1:])
+    last = values[-1:].expand(models - len(values), *values.shape[1:])
+    return torch.cat([values, last])
 
 
 def _select(work: Work, here: Ints) -> Work:
@@ -122,6 +137,7 @@ class Problem:
             rows are as long as the longest.
         augment: the augmentation of training examples.
         objective: the objective that takes the place of the loss; None where there is none.
+        captures: the local steps that a GPU has captured; None where none are.
         train_seconds: (P,) seconds that this rank's peers have trained, to which training adds;
             None where they are not measured.
     """
@@ -140,6 +156,7 @@ class Problem:
     kinds: tuple[tuple[Module, ParameterLayout], ...] = ()
     augment: Augment = NO_AUGMENTATION
     objective: Objective | None = None
+    captures: Captures | None = None
     train_seconds: NDArray[np.float64] | None = None
 
     def by_kind(self) -> Iterator[tuple[Ints, Self]]:
@@ -331,8 +348,9 @@ class Problem:
     ) -> Tensor:
         """Return the outputs of models.
 
-        Where models are computed together, a single one is computed with a duplicate of itself, for
-        the reason given in `dfl.training.batches.groups`. Frozen parameters are expanded to one for
+        Where models are computed together, a single one is computed with a duplicate of itself, and
+        on a GPU a few with as many as it takes to EVALUATED, for the reason given in
+        `dfl.training.batches.groups`. Frozen parameters are expanded to one for
         each model, without a copy: a product with the rows of all models at once would round by
         their number.
 
@@ -361,15 +379,20 @@ class Problem:
                     for i, row in enumerate(rows)
                 ]
             ).to(self.dtype)
-        models = max(a, 2)
-        own = {name: value.expand(models, *value.shape[1:]) for name, value in parameters.items()}
+        models = max(a, self.models_at_once or 2)
+        own = {name: _filled(value, models) for name, value in parameters.items()}
         fixed = {name: value.expand(models, *value.shape) for name, value in self.frozen.items()}
         if each:
-            inputs = map_parts(lambda part: part.expand(models, *part.shape[1:]), inputs)
+            inputs = map_parts(lambda part: _filled(part, models), inputs)
         stacked = torch.func.vmap(forward, in_dims=(0, 0 if each else None))
         with stacked_models():
             out: Tensor = stacked(own | fixed, inputs)
         return out[:a].to(self.dtype)
+
+    @property
+    def models_at_once(self) -> int:
+        """The number of models that are evaluated at once, where it is fixed; 0 elsewhere."""
+        return min(EVALUATED, self.solver.group_size)
 
     @cached_property
     def _alone(self) -> bool:

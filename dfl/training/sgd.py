@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dfl.core import profiling
+from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups
+from dfl.training.capture import Take, captured_tensors, take_captured
 from dfl.training.gradients import update_velocity
 from dfl.training.problem import Parameters, Problem, Step
 
@@ -83,29 +86,71 @@ def _descend(
     kept = z if momentum is None else torch.empty_like(x)
     for group in groups(problem):
         begun = time.perf_counter()
-        whole = y = layout.take(x, group)
+        y = layout.take(x, group)
         if momentum is None:
             v = {name: torch.zeros_like(value) for name, value in y.items()}
         else:
             v = {name: m * -unit for name, m in layout.some(momentum, group).items()}
-        last = v
         begin = layout.some(x, group) if problem.solver.prox_mu else {}
         start = {name: value for name, value in begin.items() if name in layout.shared_parameters}
         shift = {}
         if correction is not None:
             shift = {name: c * unit for name, c in layout.some(correction, group).items()}
-        active = len(group)
+        take: Take = _step
+        if problem.captures is not None:
+            y, v, start, shift = captured_tensors(problem.captures, y, v, start, shift)
+            take = partial(take_captured, problem.captures, _step)
+        trained = _Group(v, y, start, shift)
         for step in profiling.each("batches", _steps(problem, t, group)):
-            if (a := len(step.batch.index)) < active:
-                y, v, start, shift = (_first(a, each) for each in (y, v, start, shift))
-                active = a
-            _step(v, y, start, shift, step, unit, moves=rate > 0)
-        layout.put(whole, z, group)
+            trained.leave(step.batch)
+            take(*trained.computed, step, unit, moves=rate > 0)
+        trained.end()
+        layout.put(y, z, group)
         if momentum is not None:
-            layout.put({name: value.div_(-unit) for name, value in last.items()}, kept, group)
+            layout.put({name: value.div_(-unit) for name, value in v.items()}, kept, group)
         if problem.train_seconds is not None:
             _add_seconds(problem.train_seconds, problem, group, begun)
     return z, kept
+
+
+class _Group:
+    """The models and velocities of a group that trains.
+
+    Attributes:
+        computed: velocities, models, where the round began, and corrections, of the peers for which
+            a step is computed.
+    """
+
+    def __init__(self, v: Parameters, y: Parameters, start: Parameters, shift: Parameters) -> None:
+        self.computed = (v, y, start, shift)
+        self._whole = (v, y)
+        self._moving = len(next(iter(y.values()), ()))
+        self._done: list[tuple[slice, list[Parameters]]] = []
+
+    def leave(self, batch: Batch) -> None:
+        """Leave out the peers that do not take the step of a batch. In a group of fixed size it is
+        computed for them, too, and their models and velocities are put aside.
+        """
+        a, before = batch.moving, self._moving
+        self._moving = a
+        if a == before:
+            return
+        if a == len(batch.index):
+            v, y, start, shift = self.computed
+            self.computed = (_first(a, v), _first(a, y), _first(a, start), _first(a, shift))
+            return
+        rows = slice(a, before)
+        copies = [
+            {name: value[rows].clone() for name, value in each.items()} for each in self._whole
+        ]
+        self._done.append((rows, copies))
+
+    def end(self) -> None:
+        """Put back what was put aside."""
+        for rows, copies in self._done:
+            for whole, done in zip(self._whole, copies, strict=True):
+                for name, value in done.items():
+                    whole[name][rows] = value
 
 
 def _steps(problem: Problem, t: int, group: NDArray[np.int64]) -> Iterator[Step]:
@@ -142,7 +187,7 @@ def _step(
     start: Parameters,
     shift: Parameters,
     step: Step,
-    rate: float,
+    rate: float | Tensor,
     *,
     moves: bool,
 ) -> None:
@@ -187,7 +232,7 @@ def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     return y | statistics | ascended
 
 
-def _proximal(v: Parameters, y: Parameters, start: Parameters, factor: float) -> None:
+def _proximal(v: Parameters, y: Parameters, start: Parameters, factor: float | Tensor) -> None:
     """v <- v - η μ (y - x), for the parameters in `start`."""
     for name in v.keys() & start.keys():
         v[name].sub_((y[name] - start[name]) * factor)

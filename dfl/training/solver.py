@@ -28,6 +28,8 @@ class Solver:
         outer_momentum: the run's momentum, where the method applies it to what an exchange brings
             and the local steps have none.
         batched: whether this rank's peers train together, or one after the other.
+        group_size: the number of models in every group, where the bits of a model depend on it, as
+            on a GPU; 0 where they do not.
         precision: of products in local training, see `dfl.training.precision`.
     """
 
@@ -42,6 +44,7 @@ class Solver:
     sam_rho: float = 0.0
     outer_momentum: float = 0.0
     batched: bool = True
+    group_size: int = 0
     precision: str = "float32"
 
     def steps_for(self, sizes: Ints) -> Ints:

@@ -29,7 +29,9 @@ ZERO = torch.zeros((), dtype=torch.uint8)
 
 
 def some(a: int, b: int, seed: int = 0) -> Batch:
-    return Batch(torch.zeros(a, b, dtype=torch.int64), torch.ones(1, b), seed, np.arange(a), 3, 1)
+    return Batch(
+        torch.zeros(a, b, dtype=torch.int64), torch.ones(1, b), seed, np.arange(a), 3, 1, a
+    )
 
 
 def images(a: int, b: int, *shape: int) -> Tensor:

@@ -13,7 +13,7 @@ from dfl.comm.mpi import World
 from dfl.core import randomness
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import prepare
-from dfl.training.batches import GROUP_NUMBERS, _Orders, batches, groups, widths
+from dfl.training.batches import GROUP_NUMBERS, _Orders, batches, group_size, groups, widths
 from dfl.training.sgd import sgd, sgd_with_momentum
 from tests.algorithms.test_identities import part
 from tests.support.quadratic import H, centres, digits, final, quadratic
@@ -148,6 +148,46 @@ def test_chunks_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(group) for group in groups(setting.task)] == [4, 4, 1]
     one_by_one = digits(peers=9, engine="loop")
     assert [len(group) for group in groups(one_by_one.task)] == [1] * 9
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"partition": "dirichlet:alpha=0.3", "local_epochs": 2, "batch_size": 4},
+        {"partition": "dirichlet:alpha=0.3", "batch_size": 0, "local_steps": 3},
+        {"model": "cnn", "examples_per_peer": 7, "batch_size": 3},
+        {"examples_per_peer": 7, "batch_size": 3},
+    ],
+    ids=["unequal", "all examples", "convolutions", "equal"],
+)
+def test_groups_of_fixed_size_train_the_same_models(settings: dict[str, Any], size: int) -> None:
+    """A GPU has such groups; on a processor the bits do not depend on the size."""
+    task = digits(**settings).task
+    task = replace(task, solver=replace(task.solver, batched=True))
+    fixed = replace(task, solver=replace(task.solver, group_size=size))
+    assert {len(group) for group in groups(fixed)} == {size}
+    assert {int(i) for group in groups(fixed) for i in group} == set(range(6))
+    for group in groups(fixed):
+        assert {len(batch.index) for batch in batches(fixed, 2, group)} == {size}
+    torch.manual_seed(0)
+    x, momentum = 0.1 * torch.randn(2, 6, task.parameter_layout.d)
+    if size > 1:  # a lone matrix is multiplied in another way
+        assert torch.equal(sgd(x, fixed, 2, momentum), sgd(x, task, 2, momentum))
+        for own, wanted in zip(
+            sgd_with_momentum(x, momentum, fixed, 2),
+            sgd_with_momentum(x, momentum, task, 2),
+            strict=True,
+        ):
+            assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize(
+    ("peers", "most", "size"), [(16, 200, 16), (1000, 218, 200), (7, 3, 3), (1, 2, 1), (9, 8, 5)]
+)
+def test_peers_are_shared_out_evenly_among_groups(peers: int, most: int, size: int) -> None:
+    assert group_size(peers, most) == size
+    assert -(-peers // size) == -(-peers // most)
 
 
 def test_groups_are_bounded_by_the_states_of_recurrent_layers() -> None:

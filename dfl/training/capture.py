@@ -1,0 +1,178 @@
+"""Local steps that a GPU repeats by itself, as CUDA graphs.
+
+A step of small models is a hundred operations, each of which takes a GPU less time than it takes a
+processor to start it. The operations of a step are captured once for each shape of models and
+batches; then one call starts all of them, on the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from dfl.core import profiling
+from dfl.core.parts import map_parts, parts_of
+from dfl.training.problem import Captures, Parameters, Step
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from dfl.core.lazy import torch
+
+
+class Take(Protocol):
+    """Takes a local step, as `dfl.training.sgd` does."""
+
+    def __call__(
+        self,
+        v: Parameters,
+        y: Parameters,
+        start: Parameters,
+        shift: Parameters,
+        step: Step,
+        rate: float | Tensor,
+        *,
+        moves: bool,
+    ) -> None:
+        """Overwrite velocities and models."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step that a GPU repeats.
+
+    Attributes:
+        graph: its operations.
+        step: the tensors from which they take the batch.
+        rate: (), the tensor from which they take the learning rate.
+        models: the models and what belongs to them, which they read and overwrite.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    rate: Tensor
+    models: tuple[Parameters, ...]
+
+    def replay(self, step: Step, rate: float | Tensor) -> None:
+        """Take a step with the examples of a batch."""
+        map_parts(lambda part, other: part.copy_(other), self.step.inputs, step.inputs)
+        self.step.labels.copy_(step.labels)
+        self.step.weight.copy_(step.weight)
+        if self.step.batch.weight is not self.step.weight:
+            self.step.batch.weight.copy_(step.batch.weight)
+        self.rate.fill_(rate)
+        self.graph.replay()
+
+
+def captured_tensors(captures: Captures, *values: Parameters) -> tuple[Parameters, ...]:
+    """Return models and what belongs to them, copied to the tensors on which captured steps
+    work.
+    """
+    key = ("models", *(_shapes(each) for each in values))
+    tensors: tuple[Parameters, ...] | None = captures.get(key)
+    if tensors is None:
+        tensors = captures[key] = tuple(_copies(each) for each in values)
+        return tensors
+    for own, each in zip(tensors, values, strict=True):
+        if each:
+            torch._foreach_copy_(list(own.values()), [each[name] for name in own])
+    return tensors
+
+
+def take_captured(
+    captures: Captures,
+    take: Take,
+    v: Parameters,
+    y: Parameters,
+    start: Parameters,
+    shift: Parameters,
+    step: Step,
+    rate: float | Tensor,
+    *,
+    moves: bool,
+) -> None:
+    """Take a step on tensors that `captured_tensors` returned.
+
+    It is captured at its first shape. A model or a loss that waits for the GPU cannot be, and its
+    steps are taken operation by operation.
+
+    Args:
+        captures: what has been captured; the step is added.
+        take: takes a step.
+        v: velocities, name -> (a, *shape); overwritten.
+        y: models, name -> (a, *shape); overwritten.
+        start: the shared parameters where the round began; empty without a proximal term.
+        shift: η c; empty without a correction.
+        step: the examples, and their problem.
+        rate: η.
+        moves: whether models move by the velocities.
+    """
+    problem, solver = step.problem, step.problem.solver
+    key = (
+        "step",
+        *(id(each) for each in (v, y, start, shift, problem.module)),
+        *(tuple(each.shape) for each in (step.labels, *parts_of(step.inputs))),
+        solver.momentum, solver.weight_decay, solver.prox_mu, solver.sam_rho, moves,
+    )  # fmt: skip
+    if key not in captures:
+        captures[key] = _capture(take, v, y, start, shift, step, moves=moves)
+    captured: Captured | None = captures[key]
+    if captured is None:
+        take(v, y, start, shift, step, rate, moves=moves)
+    else:
+        with profiling.phase("forward and backward"):
+            captured.replay(step, rate)
+
+
+def _capture(
+    take: Take,
+    v: Parameters,
+    y: Parameters,
+    start: Parameters,
+    shift: Parameters,
+    step: Step,
+    *,
+    moves: bool,
+) -> Captured | None:
+    """Capture a step, after one on copies, in which libraries prepare themselves; None where it
+    cannot be.
+    """
+    batch, device = step.batch, step.problem.device
+    weight = batch.weight.expand(batch.index.shape).clone()
+    own = replace(
+        step,
+        batch=replace(batch, index=batch.index.clone(), weight=weight),
+        inputs=map_parts(lambda part: part.clone(), step.inputs),
+        labels=step.labels.clone(),
+        weight=weight if step.weight is batch.weight else step.weight.clone(),
+    )
+    rate = torch.zeros((), dtype=torch.float64, device=device)  # as a float of Python
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.device(device), profiling.profiled(None):
+            aside, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            aside.wait_stream(current)
+            with torch.cuda.stream(aside):
+                copies = (_copies(v), _copies(y), _copies(start), _copies(shift))
+                take(*copies, own, rate, moves=moves)
+            current.wait_stream(aside)
+            with torch.cuda.graph(graph):
+                take(v, y, start, shift, own, rate, moves=moves)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize(device)
+        return None
+    return Captured(graph, own, rate, (v, y, start, shift))
+
+
+def _shapes(values: Parameters) -> Hashable:
+    return tuple((name, tuple(value.shape)) for name, value in values.items())
+
+
+def _copies(values: Parameters) -> Parameters:
+    return {
+        name: value.clone(memory_format=torch.contiguous_format) for name, value in values.items()
+    }

@@ -1,0 +1,158 @@
+"""Captured local steps, on a stand-in for the graphs of a GPU; `test_gpu` captures real ones."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dfl.training import capture
+from dfl.training import sgd as training
+from dfl.training.capture import captured_tensors
+from dfl.training.problem import Captures
+from dfl.training.sgd import sgd, sgd_with_momentum
+from dfl.training.task import Task
+from tests.support.quadratic import digits
+
+CASES: dict[str, dict[str, Any]] = {
+    "equal": {},
+    "unequal": {"partition": "dirichlet:alpha=0.3", "batch_size": 4, "local_epochs": 2},
+    "all examples": {"partition": "dirichlet:alpha=0.3", "batch_size": 0, "local_steps": 3},
+    "loop": {"engine": "loop"},
+    "proximal": {"algorithm": "fedprox:mu=0.1", "weight_decay": 0.01},
+    "ascent": {"algorithm": "dfedsam:rho=0.1"},
+    "statistics": {"model": "resnet20:norm=batch", "norm_stats": "share", "examples_per_peer": 3},
+}
+
+
+class Graph:
+    """Keeps the steps that were taken while it was captured, and takes them again."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for step in self.steps:
+            step()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that are captured: while one is, steps are kept and not taken."""
+    made: list[Graph] = []
+    capturing: list[Graph] = []
+    take = training._step
+
+    def step(*given: Any, moves: bool) -> None:
+        if capturing:
+            capturing[0].steps.append(lambda: take(*given, moves=moves))
+        else:
+            take(*given, moves=moves)
+
+    @contextmanager
+    def captured(graph: Graph) -> Iterator[None]:
+        made.append(graph)
+        capturing.append(graph)
+        yield
+        capturing.clear()
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, fake in {
+        "CUDAGraph": Graph, "graph": captured, "Stream": lambda: stream,
+        "current_stream": lambda: stream, "stream": lambda other: nullcontext(),
+        "device": lambda device: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(training, "_step", step)
+    return made
+
+
+def trained(task: Task, rounds: int = 2) -> list[Tensor]:
+    """Return what every form of training makes of the same models, in some rounds."""
+    generator = torch.Generator().manual_seed(0)
+    x, momentum = 0.1 * torch.randn(2, 6, task.parameter_layout.d, generator=generator)
+    found = []
+    for t in range(rounds):
+        found += [sgd(x, task, t), sgd(x, task, t, momentum)]
+        found += sgd_with_momentum(x, momentum, task, t)
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 6, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_captured_steps_train_the_same_models(name: str, size: int, graphs: list[Graph]) -> None:
+    task = digits(**CASES[name]).task
+    wanted = trained(task)
+    solver = replace(task.solver, group_size=size if task.solver.batched else 0)
+    captures: Captures = {}
+    found = trained(replace(task, captures=captures, solver=solver))
+    for own, known in zip(found, wanted, strict=True):
+        assert torch.equal(own, known)
+    assert all(len(graph.steps) == 1 for graph in graphs)
+    if size:
+        assert sum(graph.replays for graph in graphs) > 2 * len(graphs)
+
+
+def test_a_step_is_captured_once_for_each_shape(graphs: list[Graph]) -> None:
+    """Models alone, and with a correction: two, in any number of rounds."""
+    task = digits().task
+    solver = replace(task.solver, group_size=6)
+    trained(replace(task, captures={}, solver=solver), rounds=4)
+    assert len(graphs) == 2
+
+
+def test_models_are_copied_to_the_tensors_of_the_first_of_their_shape() -> None:
+    captures: Captures = {}
+    first = {"a": torch.ones(2, 3), "b": torch.zeros(2)}
+    models, none = captured_tensors(captures, first, {})
+    assert none == {}
+    assert models["a"].data_ptr() != first["a"].data_ptr()
+    again, _ = captured_tensors(captures, {"a": torch.full((2, 3), 5.0), "b": torch.ones(2)}, {})
+    assert again is models
+    assert (models["a"] == 5).all()
+    assert (models["b"] == 1).all()
+    assert (first["a"] == 1).all()
+    other, _ = captured_tensors(captures, {"a": torch.ones(3, 3), "b": torch.zeros(3)}, {})
+    assert other is not models
+
+
+@pytest.mark.parametrize("name", ["equal", "unequal", "loop"])
+def test_steps_that_cannot_be_captured_are_taken(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(capture, "_capture", lambda *given, **more: tried.append(given))
+    task = digits(**CASES[name]).task
+    for own, wanted in zip(trained(replace(task, captures={})), trained(task), strict=True):
+        assert torch.equal(own, wanted)
+    assert tried
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_a_step_that_fails_while_it_is_captured_is_none(
+    error: type[Exception], graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory is lacking, the run ends as without captures."""
+    known = training._step
+
+    def fails(*given: Any, moves: bool) -> None:
+        if isinstance(given[-1], Tensor):  # the rate of a captured step
+            raise error("it waits")
+        known(*given, moves=moves)
+
+    monkeypatch.setattr(training, "_step", fails)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    task = digits().task
+    keeping = replace(task, captures={})
+    if error is torch.OutOfMemoryError:
+        with pytest.raises(torch.OutOfMemoryError):
+            trained(keeping)
+    else:
+        for own, wanted in zip(trained(keeping), trained(task), strict=True):
+            assert torch.equal(own, wanted)
