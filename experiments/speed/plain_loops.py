@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from time import process_time
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dfl.config import Run
 from experiments.speed.baselines import job as jobs
@@ -50,35 +49,6 @@ def cnn(job: jobs.Job) -> nn.Module:
     )  # fmt: skip
 
 
-class Residual(nn.Module):
-    """A block of a ResNet with GroupNorm; new channels of its shortcut are zeros."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.stride = 1 if a == b else 2
-        self.padding = (b - a) // 2
-        self.change = nn.Sequential(
-            nn.Conv2d(a, b, 3, stride=self.stride, padding=1, bias=False), nn.GroupNorm(2, b),
-            nn.ReLU(), nn.Conv2d(b, b, 3, padding=1, bias=False), nn.GroupNorm(2, b),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return relu(x + f(x))."""
-        kept = x[:, :, :: self.stride, :: self.stride]
-        kept = nn.functional.pad(kept, (0, 0, 0, 0, self.padding, self.padding))
-        return torch.relu(kept + self.change(x))
-
-
-def resnet20(job: jobs.Job) -> nn.Module:
-    """Return the ResNet-20 with GroupNorm that dfl has."""
-    widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-    blocks = [Residual(a, b) for a, b in pairwise(widths)]
-    return nn.Sequential(
-        nn.Conv2d(job.shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU(),
-        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, jobs.CLASSES),
-    )  # fmt: skip
-
-
 def job_of(
     peers: int, n: int, batch: int, shape: tuple[int, ...], hidden: tuple[int, ...] = ()
 ) -> jobs.Job:
@@ -104,7 +74,7 @@ WORKS = {
     "CNN, batches of 50": Work(job_of(2, 200, 50, GREY), "cnn", cnn, WIDE),
     "LeNet, batches of 10": Work(job_of(8, 50, 10, COLOUR), "lenet", jobs.lenet, NARROW),
     "LeNet, batches of 50": Work(job_of(8, 200, 50, COLOUR), "lenet", jobs.lenet, NARROW),
-    "ResNet-20, batches of 32": Work(job_of(2, 64, 32, COLOUR), "resnet20", resnet20, WIDE),
+    "ResNet-20, batches of 32": Work(job_of(2, 64, 32, COLOUR), "resnet20", jobs.resnet20, WIDE),
     "LSTM of 256, 40 steps": _lstm(4, 10, 40, 256, WIDE),
     "LSTM of 32, 20 steps": _lstm(100, 10, 20, 32, NARROW),
 }

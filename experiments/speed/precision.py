@@ -26,7 +26,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -39,7 +39,8 @@ from dfl.sweep import Cell
 from experiments import common
 from experiments.speed.stopwatch import examples, seconds
 
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = {"cpu": ("float32", "bf16"), "cuda": ("float32", "tf32", "bf16")}
+"""Device -> the precisions of products that it has."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "mnist": {"partition": "shards:per_peer=2", "rounds": 50},
     "cifar10": {
@@ -65,6 +66,8 @@ class Options(common.SweepOptions):
     jobs: int = 1
     datasets: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("mnist", "cifar10")
     """The data sets: mnist, cifar10, or digits for a quick look."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The device of training."""
 
     def __post_init__(self) -> None:
         for name in self.datasets:
@@ -93,7 +96,7 @@ def grid(options: Options) -> list[Cell]:
         )
         for name in options.datasets
         for seed in range(options.seeds)
-        for precision in PRECISIONS
+        for precision in PRECISIONS[options.device]
     ]
 
 
@@ -108,6 +111,7 @@ def run_of(options: Options, name: str, precision: str, seed: int = 0) -> Run:
             "dataset": name,
             "data_dir": options.data_dir,
             "precision": precision,
+            "device": options.device,
             "seed": seed,
             "rounds": rounds,
             "eval_every": rounds,
@@ -119,7 +123,7 @@ def timed(options: Options, name: str) -> dict[str, float]:
     """Return the milliseconds of a round by precision."""
     rounds = 7  # two to warm up, and the last, which ends in an evaluation
     data = examples(SHAPES[name], common.PEERS * 600)
-    found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
+    found: dict[str, list[float]] = {each: [] for each in PRECISIONS[options.device]}
     for _ in range(3):
         for precision, times in found.items():
             run = replace(
@@ -141,7 +145,7 @@ def tabulate(seeds: pd.DataFrame, times: dict[str, dict[str, float]]) -> pd.Data
     for name, own in common.groups(seeds, ["dataset"]):
         by_precision = own.pivot(index="seed", columns="precision", values="accuracy_mean")
         worst = own.groupby("precision")["accuracy_min"].mean()
-        for precision in PRECISIONS:
+        for precision in times[name]:
             minus = by_precision[precision] - by_precision["float32"]
             rows.append(
                 {
@@ -162,19 +166,19 @@ def finding(table: pd.DataFrame) -> str:
     """Return whether bfloat16 stays within the bar, and what it saves."""
     parts = []
     table = common.with_intervals(table, None)
-    for row in table[table["precision"] == "bf16"].to_dict("records"):
+    for row in table[table["precision"] != "float32"].to_dict("records"):
         inside = "within" if abs(row["minus_float32"]) <= BAR else "NOT within"
         parts.append(
-            f"{row['dataset']}: {inside} {BAR} of float32 in the mean over {row['seeds']} paired "
-            f"seeds, {row['minus_float32']:+.4f} ± {row['minus_float32_ci95']:.4f}, at most "
-            f"{row['largest_difference']:.4f} on one; a round is {row['speed_up']:.2f} times as "
-            "fast"
+            f"{row['dataset']}, {row['precision']}: {inside} {BAR} of float32 in the mean over "
+            f"{row['seeds']} paired seeds, {row['minus_float32']:+.4f} ± "
+            f"{row['minus_float32_ci95']:.4f}, at most {row['largest_difference']:.4f} on one; a "
+            f"round is {row['speed_up']:.2f} times as fast"
         )
     return f"{'; '.join(parts)}."
 
 
 def draw(seeds: pd.DataFrame) -> Figure:
-    """Draw the accuracy with bfloat16 against that with float32, a point per seed."""
+    """Draw the accuracy with other precisions against that with float32, a point per seed."""
     names = list(seeds["dataset"].unique())
     figure = Figure(figsize=(4.6 * len(names), 4.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
@@ -185,10 +189,16 @@ def draw(seeds: pd.DataFrame) -> Figure:
         axes.fill_between(
             ends, np.subtract(ends, BAR), np.add(ends, BAR), color="0.93", label=f"within {BAR}"
         )
-        axes.plot(both["float32"], both["bf16"], "o", color=common.COLOURS[0], label="a seed")
+        others = [each for each in ("bf16", "tf32") if each in both]
+        for precision, marker, colour in zip(others, "ox", common.COLOURS, strict=False):
+            axes.plot(
+                both["float32"], both[precision], marker, color=colour,
+                label=f"a seed, {precision}" if len(others) > 1 else "a seed",
+            )  # fmt: skip
         axes.set(
-            title=name, xlabel="accuracy, float32", ylabel="accuracy, bf16", xlim=ends, ylim=ends
-        )
+            title=name, xlabel="accuracy, float32", ylabel=f"accuracy, {' or '.join(others)}",
+            xlim=ends, ylim=ends,
+        )  # fmt: skip
         axes.set_aspect("equal")
         axes.legend()
     return figure

@@ -63,6 +63,7 @@ class PyTorchModel:
     net: Any
     local: Callable[..., torch.optim.Optimizer]
     central: torch.optim.Optimizer
+    amp_dtype: torch.dtype | None = None
 
 
 class Callback:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -37,9 +38,9 @@ class Job:
     shape: tuple[int, ...]
     """The shape of an example."""
     network: str
-    """perceptron, lenet or lstm."""
+    """perceptron, lenet, resnet20 or lstm."""
     hidden: tuple[int, ...]
-    """The widths of hidden layers; the LeNet has its own."""
+    """The widths of hidden layers of a perceptron or an LSTM."""
     batch_size: int
     rounds: int
     """Rounds to time, after the warm-up."""
@@ -49,6 +50,10 @@ class Job:
     """Threads of torch in each process."""
     style: str = "lean"
     """The code that is left to the user: lean, or as in the baseline's own tutorial or scripts."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "float32"
+    """Of products: float32, tf32 or bf16."""
     data: Path | None = None
     """An npz file of the examples: inputs (P, n, *shape), labels (P, n), test_inputs and
     test_labels. With it the model of every round is tested; else examples are drawn, with random
@@ -126,6 +131,8 @@ def read(arguments: Sequence[str] | None = None) -> Job:
     parser.add_argument("--network", choices=tuple(NETWORKS), default="perceptron")
     parser.add_argument("--hidden", type=int, nargs="*", default=[])
     parser.add_argument("--style", choices=("lean", "tutorial"), default="lean")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32")
     parser.add_argument("--data", type=Path)
     values = vars(parser.parse_args(arguments))
     return Job(**{**values, **{name: tuple(values[name]) for name in ("shape", "hidden")}})
@@ -147,7 +154,11 @@ def network(job: Job) -> torch.nn.Module:
     """Return the network of a job, with the same initialization in every process."""
     generator = torch.Generator().manual_seed(0)
     net = NETWORKS[job.network](job)
+    normed = [layer for layer in net.modules() if isinstance(layer, torch.nn.GroupNorm)]
+    scales = {id(weight) for layer in normed for weight in layer.parameters()}
     for weight in net.parameters():
+        if id(weight) in scales:
+            continue
         fan_in = weight[0].numel() if weight.dim() > 1 else len(weight)
         torch.nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
     return net
@@ -174,6 +185,37 @@ def lenet(job: Job) -> torch.nn.Module:
     )  # fmt: skip
 
 
+class Residual(torch.nn.Module):
+    """A block of a ResNet with GroupNorm; new channels of its shortcut are zeros."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.stride = 1 if a == b else 2
+        self.padding = (b - a) // 2
+        self.change = nn.Sequential(
+            nn.Conv2d(a, b, 3, stride=self.stride, padding=1, bias=False), nn.GroupNorm(2, b),
+            nn.ReLU(), nn.Conv2d(b, b, 3, padding=1, bias=False), nn.GroupNorm(2, b),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return relu(x + f(x))."""
+        kept = x[:, :, :: self.stride, :: self.stride]
+        kept = torch.nn.functional.pad(kept, (0, 0, 0, 0, self.padding, self.padding))
+        return torch.relu(kept + self.change(x))
+
+
+def resnet20(job: Job) -> torch.nn.Module:
+    """Return the ResNet-20 with GroupNorm that dfl has."""
+    nn = torch.nn
+    widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
+    blocks = [Residual(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(
+        nn.Conv2d(job.shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU(),
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES),
+    )  # fmt: skip
+
+
 class LastState(torch.nn.Module):
     """An LSTM layer over the steps of signals (n, channels, steps), and a dense layer on its last
     state.
@@ -194,6 +236,7 @@ class LastState(torch.nn.Module):
 NETWORKS: dict[str, Callable[[Job], torch.nn.Module]] = {
     "perceptron": perceptron,
     "lenet": lenet,
+    "resnet20": resnet20,
     "lstm": LastState,
 }
 """Networks by name."""
@@ -208,10 +251,24 @@ def train(
 ) -> None:
     """Train a model for an epoch on the examples of a peer, in a random order, by torch's SGD."""
     optimizer = torch.optim.SGD(net.parameters(), LR, momentum=MOMENTUM)
-    for batch in torch.randperm(job.examples, generator=generator).split(job.batch_size):
+    order = torch.randperm(job.examples, generator=generator, device=inputs.device)
+    for batch in order.split(job.batch_size):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+        with products(job):
+            loss = torch.nn.functional.cross_entropy(net(inputs[batch]), labels[batch])
+        loss.backward()
         optimizer.step()
+
+
+def products(job: Job) -> AbstractContextManager[object]:
+    """Return a context in which torch computes products in the precision of a job."""
+    if job.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    elif job.device == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+    bf16 = job.precision == "bf16"
+    return torch.autocast(job.device, torch.bfloat16) if bf16 else nullcontext()
 
 
 @torch.no_grad()
@@ -220,7 +277,8 @@ def loss(
 ) -> float:
     """Return a model's mean loss on the examples of some users, of all where not given."""
     inputs, labels = (
-        torch.from_numpy(each[users].reshape(-1, *each.shape[2:])) for each in data(job)
+        torch.from_numpy(each[users].reshape(-1, *each.shape[2:])).to(job.device)
+        for each in data(job)
     )
     return float(torch.nn.functional.cross_entropy(model(inputs), labels))
 
@@ -256,5 +314,7 @@ def report(
         "seconds": np.diff(watch.ends)[job.warm_up :].tolist(),
         "accuracies": watch.accuracies(job, network(job) if net is None else net),
     }
+    if job.device == "cuda":
+        answer["peak_memory"] = torch.cuda.max_memory_allocated()
     versions = {"version": version(package), "torch": torch.__version__}
     print(json.dumps({**answer, **versions}), flush=True)
