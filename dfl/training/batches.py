@@ -106,7 +106,7 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     """Yield the batches of a group in round t, step by step.
 
     Peers that have done their steps leave it from the end. In a group of fixed size they stay, with
-    other examples of theirs.
+    the examples of the first peer.
 
     Args:
         problem: the problem.
@@ -121,10 +121,8 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     peers = problem.peers[group]
     orders = _Orders(problem, t, group)
     for k in range(int(steps[0])):
-        moving = int(np.count_nonzero(steps > k))
-        a = len(group) if problem.solver.group_size else moving
+        a = int(np.count_nonzero(steps > k))
         epochs, number = np.divmod(k, per_epoch[:a])
-        epochs[moving:], number[moving:] = epochs[0], 0
         first = number * width[:a]
         order = orders.of(epochs)
         counts = np.minimum(sizes[:a] - first, width[:a])
@@ -135,7 +133,16 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
         else:
             own, weight = _padded(order, epochs - epochs.min(), first, counts, padded)
             index, weight = starts[:a] + own, weight.to(problem.dtype)
-        yield Batch(index, weight, problem.seed, peers[:a], t, k, moving)
+        taking = peers[:a]
+        if problem.solver.group_size and a < len(group):
+            index, weight = (_filled(each, len(group)) for each in (index, weight))
+            taking = np.pad(taking, (0, len(group) - a), constant_values=taking[0])
+        yield Batch(index, weight, problem.seed, taking, t, k, a)
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """Return rows (a, b) as so many, with duplicates of the first."""
+    return torch.cat([rows, rows[:1].expand(size - len(rows), -1)])
 
 
 class _Orders:
