@@ -144,8 +144,8 @@ def adversary_auc(x: Tensor, task: Task, test_sets: TestSets) -> Floats:
 def _models(task: Task) -> int:
     """Return how many models are evaluated at a time.
 
-    Recurrent layers have four gates at every step, and as many inputs of them. Of a layer that
-    states its numbers, some four tensors exist at a time.
+    On a GPU the number is fixed. Recurrent layers have four gates at every step, and as many inputs
+    of them. Of a layer that states its numbers, some four tensors exist at a time.
     """
     if task.models_at_once:
         return task.models_at_once

@@ -18,8 +18,8 @@ from torch.nn import functional
 Axes = tuple[int, ...]
 
 PLACES = 256
-"""The places of a kernel in an image from which on its gradient is a sum over images: a product
-with one sum over all places of all images is long and small, and leaves most of a GPU idle.
+"""From so many places of the kernel in an image on, its gradient is computed for each image and
+summed; one long product would occupy few of a GPU's processors.
 """
 
 
@@ -27,6 +27,8 @@ def convolved(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Axes, padding: Axes
 ) -> Tensor:
     """Return what `torch.nn.functional.conv2d` does, up to rounding: (n, o, height', width').
+
+    It is differentiated once; second derivatives are wrong.
 
     Args:
         x: (n, c, height, width).

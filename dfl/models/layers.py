@@ -66,43 +66,43 @@ class Conv2d(nn.Conv2d):
 
         `torch.func.vmap` over models needs `stacked_models`.
         """
-        if x.dim() == 4 and _is_product(self, x):
-            return convolved(x, self.weight, self.bias, self.stride, _zeros_around(self))
         if x.dim() == 4 and x.is_cpu and not STACKED.get():
             x = x.to(memory_format=torch.channels_last)
         return super().forward(x)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = _product_padding(self, x)
+        if x.dim() != 4 or padding is None:
+            out: Tensor = super()._conv_forward(x, weight, bias)
+            return out
+        return convolved(x, weight, bias, self.stride, padding)
 
 
 class Conv1d(nn.Conv1d):
     """Torch's convolution of signals; on a GPU, several models are computed as by `Conv2d`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, channels, steps) for signals x; or those of a single signal."""
-        if x.dim() == 3 and _is_product(self, x):
-            stride, padding = (1, *self.stride), (0, *_zeros_around(self))
-            weight = self.weight.unsqueeze(2)
-            return convolved(x.unsqueeze(2), weight, self.bias, stride, padding).squeeze(2)
-        return super().forward(x)
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = _product_padding(self, x)
+        if x.dim() != 3 or padding is None:
+            out: Tensor = super()._conv_forward(x, weight, bias)
+            return out
+        row, stride = weight.unsqueeze(2), (1, *self.stride)
+        return convolved(x.unsqueeze(2), row, bias, stride, (0, *padding)).squeeze(2)
 
 
-def _is_product(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> bool:
-    """Return whether a convolution is computed as a product: that of several models on a GPU, with
-    all channels in one group, a kernel without gaps, and zeros around images.
+def _product_padding(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[int, ...] | None:
+    """Return the zeros around images where a convolution is computed as a product; None elsewhere.
 
-    The grouped convolution is faster in bfloat16, and in TF32 where channels are multiples of 8.
+    It is for several models on a GPU, with all channels in one group and a kernel without gaps. The
+    grouped convolution is faster in bfloat16, and in TF32 where channels are multiples of 8.
     """
     if x.is_cpu or not STACKED.get() or torch.is_autocast_enabled("cuda"):
-        return False
+        return None
     even = layer.in_channels % 8 == layer.out_channels % 8 == 0
     if torch.backends.cudnn.allow_tf32 and even:
-        return False
+        return None
     plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-    return plain and not isinstance(layer.padding, str)
-
-
-def _zeros_around(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
-    assert not isinstance(layer.padding, str)
-    return layer.padding
+    return layer.padding if plain and not isinstance(layer.padding, str) else None
 
 
 class ReluConv2d(Conv2d):

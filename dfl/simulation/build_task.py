@@ -304,7 +304,7 @@ def make_task(
 
 
 def _is_captured(task: Task, modules: Sequence[Module]) -> bool:
-    """Return whether local steps draw no random numbers but those of their batches."""
+    """Return whether a local step is the same operations every time: no dropout, no objective."""
     from dfl.models.layers import dropouts
 
     return task.objective is None and not any(dropouts(module) for module in modules)
@@ -635,7 +635,7 @@ def device(name: str, world: World) -> torch.device:
 
 
 def _rate(run: Run, factor: Callable[[int, int], float], t: int) -> float:
-    return run.lr * factor(t, run.rounds)
+    return float(run.lr * factor(t, run.rounds))
 
 
 def _on_device(arrays: Arrays, which: str, device: torch.device) -> tuple[Parts, Tensor]:

@@ -105,8 +105,8 @@ def _first_goes_on(steps: Ints) -> bool:
 def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     """Yield the batches of a group in round t, step by step.
 
-    Peers that have done their steps leave it from the end. In a group of fixed size they stay, with
-    the examples of the first peer.
+    Peers that have done their steps leave it from the end. In a group of fixed size they train
+    on, with the examples of the first peer, and what they train is discarded.
 
     Args:
         problem: the problem.

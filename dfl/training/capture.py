@@ -95,8 +95,8 @@ def take_captured(
 ) -> None:
     """Take a step on tensors that `captured_tensors` returned.
 
-    It is captured at its first shape. A model or a loss that waits for the GPU cannot be, and its
-    steps are taken operation by operation.
+    It is captured the first time that its shapes occur. A model or a loss that waits for the GPU
+    cannot be, and its steps are taken operation by operation.
 
     Args:
         captures: what has been captured; the step is added.

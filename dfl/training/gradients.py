@@ -53,10 +53,10 @@ def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float | Tens
 
 
 def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:
-    """Return the products of tensors and a factor, rounded to their dtype before."""
-    if isinstance(factor, float):
-        return torch._foreach_mul(values, factor)
-    return torch._foreach_mul(values, factor.to(values[0].dtype))
+    """Return tensors times a factor; a tensor factor is first rounded to their dtype."""
+    if isinstance(factor, torch.Tensor):
+        factor = factor.to(values[0].dtype)
+    return torch._foreach_mul(values, factor)
 
 
 def _by_products(v: Parameters, y: Parameters, step: Step, rate: float | Tensor) -> None:

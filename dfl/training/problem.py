@@ -349,10 +349,9 @@ class Problem:
         """Return the outputs of models.
 
         Where models are computed together, a single one is computed with a duplicate of itself, and
-        on a GPU a few with as many as it takes to EVALUATED, for the reason given in
-        `dfl.training.batches.groups`. Frozen parameters are expanded to one for
-        each model, without a copy: a product with the rows of all models at once would round by
-        their number.
+        on a GPU fewer than `models_at_once` with duplicates of the last, for the reason given in
+        `dfl.training.batches.groups`. Frozen parameters are expanded to one for each model, without
+        a copy: a product with the rows of all models at once would round by their number.
 
         Args:
             parameters: name -> (a, *shape), one model per row.

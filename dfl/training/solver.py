@@ -28,8 +28,8 @@ class Solver:
         outer_momentum: the run's momentum, where the method applies it to what an exchange brings
             and the local steps have none.
         batched: whether this rank's peers train together, or one after the other.
-        group_size: the number of models in every group, where the bits of a model depend on it, as
-            on a GPU; 0 where they do not.
+        group_size: the number of models in every group that trains together, where the bits of a
+            model depend on it, as on a GPU; 0 where they do not.
         precision: of products in local training, see `dfl.training.precision`.
     """
 

@@ -1,6 +1,7 @@
 """Milliseconds of a round on a GPU: dfl, pfl and a plain loop of torch, beside the GPU's own limit.
 
-Command, five minutes on a machine with a GPU:
+Command, some ten minutes on a machine with a GPU, by an estimate; the published rows are a third of
+its cells, with `--rounds 3`:
 
     python -m experiments.speed.gpu --pfl $(which python)
 
@@ -13,10 +14,10 @@ ResNet-20s takes 159 ms in float32, 85 in TF32 and 82 in bfloat16; pfl takes 958
 the loop of torch 1,070, which is 6.0 and 6.7 times as long. A round of the LeNets takes 134, 133
 and 76 ms. In a profile of float32 two fifths of the GPU's time go into copies, mostly of the pixels
 under kernels, and a third (LeNets) or a quarter (ResNet-20s) into products, of few rows or columns.
-Captured steps halve a round of the ResNet-20s in bfloat16, from 158 ms. pfl and the loop have not
-been measured with 1,000 LeNets, nor in TF32; on four LeNets in bfloat16, one round, dfl took 4.0
-ms, 9.6 without captured steps, pfl 22.7 and the loop 21.4. The rows of pfl, of the loop and of
-`step by step` are of another machine of the same kind.
+Without captured steps, on another machine of the same kind, a round of the ResNet-20s in bfloat16
+takes 145 to 163 ms. pfl and the loop have not been measured with 1,000 LeNets, nor in TF32; on four
+LeNets in bfloat16, one round, dfl took 4.0 ms, 9.6 without captured steps, pfl 22.7 and the loop
+21.4. The rows of pfl, of the loop and of `step by step` are of another machine of the same kind.
 
 Grid: 1,000 peers with a LeNet and 100 images of 3 x 32 x 32, batches of 50; 16 peers with a
 ResNet-20 with GroupNorm and 256 images, batches of 32; and work A of `benchmark_peers`, 16
@@ -27,7 +28,7 @@ other and mixes nothing. Products are in float32, TF32 or bfloat16 in all three 
 in the loop, `amp_dtype` in pfl). `step by step` is dfl without captured steps. The limit is the
 time that the products of all steps, forward and backward, take at the rate of a product of 8192 x
 8192 matrices in the same precision, measured in the same run: the share is that time over a
-round's. Published with `--rounds 3`.
+round's.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ def operations(job: jobs.Job) -> int:
 
 _examples = lru_cache(maxsize=1)(examples)
 _data = lru_cache(maxsize=1)(jobs.data)
-"""They take longer to draw than a GPU to learn from them."""
+"""Examples take longer to draw than a GPU to learn from them: the last ones are kept."""
 
 
 def _ours(job: jobs.Job, model: str, *, captured: bool) -> list[float]:
@@ -213,9 +214,9 @@ def _ours(job: jobs.Job, model: str, *, captured: bool) -> list[float]:
 
 
 def _loop(job: jobs.Job) -> list[float]:
-    """Return the seconds of rounds in which every peer in turn trains its network for an epoch."""
+    """Return the seconds of rounds in which the peers train for an epoch, one after another."""
     inputs, labels = (
-        torch.from_numpy(each).to(job.device) for each in _data(replace(job, precision=""))
+        torch.from_numpy(each).to(job.device) for each in _data(replace(job, precision="any"))
     )
     nets = [jobs.network(job).to(job.device) for _ in range(job.peers)]
     generator = torch.Generator(job.device).manual_seed(0)

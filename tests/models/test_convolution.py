@@ -9,6 +9,7 @@ from dfl.models import layers
 from dfl.models.convolution import PLACES, convolved
 from dfl.models.layers import Conv1d, Conv2d
 from dfl.models.modules import stacked_models
+from dfl.training.precision import products
 from tests.support.standin import DEVICE, Standin
 
 SHAPES = {
@@ -99,3 +100,47 @@ def test_a_layer_is_a_product_for_several_models_off_the_processor(
             there = together(moved, images.to(DEVICE)).cpu()
     assert bool(products) == is_product
     torch.testing.assert_close(there, here)
+
+
+class Doubled(Conv2d):
+    """A convolution with other weights than its own."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, 2 * weight, bias)
+
+
+def together(layer: Conv2d, images: Tensor, values: dict[str, Tensor]) -> Tensor:
+    def output(own: dict[str, Tensor], x: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(layer, own, (x,))
+        return found
+
+    with stacked_models():
+        return torch.func.vmap(output)(values, images)
+
+
+def test_a_layer_may_change_its_weights() -> None:
+    layer, images = Doubled(2, 3, 3), torch.randn(4, 3, 2, 9, 8)
+    values = {name: torch.randn(4, *each.shape) for name, each in layer.named_parameters()}
+    here = together(layer, images, values)
+    with Standin():
+        moved = {name: value.to(DEVICE) for name, value in values.items()}
+        there = together(layer, images.to(DEVICE), moved).cpu()
+    torch.testing.assert_close(there, here)
+
+
+@pytest.mark.parametrize(
+    ("precision", "channels", "is_product"),
+    [("tf32", 8, False), ("tf32", 6, True), ("float32", 8, True)],
+)
+def test_tensor_cores_take_even_channels_in_tf32(
+    precision: str, channels: int, is_product: bool
+) -> None:
+    layer = Conv2d(8, channels, 3)
+    with stacked_models(), products(precision, DEVICE), Standin():
+        assert (layers._product_padding(layer, torch.ones(1).to(DEVICE)) == (0, 0)) == is_product
+
+
+def test_bfloat16_is_left_to_the_grouped_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    with stacked_models(), Standin():
+        assert layers._product_padding(Conv2d(2, 3, 3), torch.ones(1).to(DEVICE)) is None

@@ -25,6 +25,8 @@ CASES: dict[str, dict[str, Any]] = {
     "loop": {"engine": "loop"},
     "proximal": {"algorithm": "fedprox:mu=0.1", "weight_decay": 0.01},
     "ascent": {"algorithm": "dfedsam:rho=0.1"},
+    "rates": {"lr_schedule": "step:every=1,factor=0.5"},
+    "rate of 0": {"lr_schedule": lambda t, rounds: float(t > 0)},
     "statistics": {"model": "resnet20:norm=batch", "norm_stats": "share", "examples_per_peer": 3},
 }
 

@@ -19,6 +19,7 @@ from dfl.core.errors import InputError
 from dfl.simulation import build_task
 from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
+from dfl.training.batches import groups
 from tests.conftest import Command
 from tests.support.quadratic import FEW
 from tests.support.standin import DEVICE, Held, Standin
@@ -54,6 +55,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16 loop": {"engine": "loop", "precision": "bf16"},
     "own steps": {"local_steps": 5, "batch_size": 0, "partition": "dirichlet:alpha=0.3"},
 }
+
+
+def few(**settings: Any) -> dict[str, Any]:
+    return {**FEW, **settings}
 
 
 def rows(**settings: Any) -> list[dict[str, float]]:
@@ -173,6 +178,34 @@ def test_auto_trains_peers_together_on_a_gpu() -> None:
     with Standin():
         scale = setting.task.scale.to(DEVICE)
         assert not replace(setting.task, scale=scale).bit_equal_alone
+
+
+def test_the_size_of_groups_does_not_depend_on_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with two of seven peers has the groups of one with all of them."""
+    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    run = dfl.Run(**few(peers=7, partition="dirichlet:alpha=0.3", batch_size=0))
+    known: Any = build_task.make_task
+    sizes: list[int] = []
+
+    def noted(*given: Any) -> Any:
+        for peers in (np.arange(7), np.array([2, 5])):
+            task = known(*given[:5], peers, given[6])
+            sizes.append(task.solver.group_size)
+        return known(*given)
+
+    monkeypatch.setattr(build_task, "make_task", noted)
+    with Standin():
+        task = prepare(run, World()).task
+    assert sizes == [7, 7]
+    assert task.models_at_once == 7
+    assert {len(group) for group in groups(task)} == {7}
+
+
+def test_a_server_that_trains_has_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    with Standin():
+        task = prepare(dfl.Run(**few(algorithm="pooled")), World()).task
+        assert task.of_server.solver.group_size == 1
 
 
 def test_an_unknown_device_is_refused(dfl_run: Command) -> None:

@@ -105,6 +105,16 @@ def test_only_products_of_training_may_be_tf32(
     assert settings() == before
 
 
+@pytest.mark.parametrize("callers", [True, False])
+def test_cudnn_computes_alike_every_time(callers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", callers)
+    monkeypatch.setattr(cudnn, "deterministic", not callers)
+    with isolated(1):
+        assert (cudnn.benchmark, cudnn.deterministic) == (False, True)
+    assert (cudnn.benchmark, cudnn.deterministic) == (callers, not callers)
+
+
 @pytest.mark.parametrize(
     ("module", "precision", "line"),
     [

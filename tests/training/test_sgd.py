@@ -248,6 +248,19 @@ def test_random_numbers_differ_by_purpose() -> None:
     assert 0 <= float(wide.min()) < float(wide.max()) < 1
 
 
+@pytest.mark.parametrize("factor", [np.float32(1), 1])
+def test_a_schedule_may_return_any_number(factor: Any) -> None:
+    """The rate of an own schedule, with a model that torch differentiates."""
+    settings: dict[str, Any] = {
+        "model": "cnn",
+        "examples_per_peer": 4,
+        "lr": 1,
+        "weight_decay": 0.01,
+    }
+    given = digits(lr_schedule=lambda t, rounds: factor, **settings)
+    assert torch.equal(final(given, 1), final(digits(**settings), 1))
+
+
 def test_a_kept_momentum_outlives_a_round_without_a_rate() -> None:
     """m <- theta m + g + c and y <- y - lr m: with lr = 0 models stay, and the momentum grows."""
     setting = quadratic(lr_schedule=lambda t, rounds: float(t > 0), momentum=0.5, local_epochs=2)
