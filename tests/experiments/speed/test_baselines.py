@@ -15,6 +15,7 @@ import torch
 
 import dfl
 from experiments.speed import benchmark_peers as peers
+from experiments.speed import gpu
 from experiments.speed.baselines import install, job, run
 from experiments.speed.stopwatch import WORK, examples
 from tests.support.stub_baselines import MISSING, environment
@@ -86,7 +87,8 @@ def test_nothing_of_ours_imports_a_driver() -> None:
 
 def test_the_work_is_the_stopwatch_s() -> None:
     assert set(run.NETWORKS) == {work.model for work in WORK.values()}
-    assert {network for network, _ in run.NETWORKS.values()} == set(job.NETWORKS)
+    of_gpu = {each.network for _, each in gpu.WORKS.values()}
+    assert {network for network, _ in run.NETWORKS.values()} | of_gpu == set(job.NETWORKS)
     inputs, labels = job.data(JOB)
     np.testing.assert_array_equal(inputs.reshape(60, 4), examples((4,), 60).train_inputs)
     np.testing.assert_array_equal(labels.reshape(60), examples((4,), 60).train_labels)
