@@ -103,6 +103,16 @@ class SweepOptions(Options):
     """Number of runs at a time, one core each."""
 
 
+def among(flag: str, given: Collection[str], known: Collection[str]) -> None:
+    """Refuse names that are not among the known ones.
+
+    Raises:
+        InputError: there is such a name.
+    """
+    if not set(given) <= set(known):
+        raise dfl.InputError(f"--{flag} must be among {', '.join(known)}, not {', '.join(given)}")
+
+
 def standard(options: Options, **changes: Any) -> Run:
     """Return the standard setting, with changes: peers on a ring with two label shards each.
 

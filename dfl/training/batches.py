@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.core.parts import numbers_of
+from dfl.core.rows import filled
 from dfl.training.batch import Batch
 
 if TYPE_CHECKING:
@@ -135,14 +136,9 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
             index, weight = starts[:a] + own, weight.to(problem.dtype)
         taking = peers[:a]
         if problem.solver.group_size and a < len(group):
-            index, weight = (_filled(each, len(group)) for each in (index, weight))
+            index, weight = (filled(each, len(group)) for each in (index, weight))
             taking = np.pad(taking, (0, len(group) - a), constant_values=taking[0])
         yield Batch(index, weight, problem.seed, taking, t, k, a)
-
-
-def _filled(rows: Tensor, size: int) -> Tensor:
-    """Return rows (a, b) as so many, with duplicates of the first."""
-    return torch.cat([rows, rows[:1].expand(size - len(rows), -1)])
 
 
 class _Orders:

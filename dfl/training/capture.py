@@ -7,9 +7,9 @@ batches; then one call starts all of them, on the same tensors.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dfl.core import profiling
 from dfl.core.parts import map_parts, parts_of
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     from dfl.core.lazy import torch
-
-
-class Take(Protocol):
-    """Takes a local step, as `dfl.training.sgd` does."""
-
-    def __call__(
-        self,
-        v: Parameters,
-        y: Parameters,
-        start: Parameters,
-        shift: Parameters,
-        step: Step,
-        rate: float | Tensor,
-        *,
-        moves: bool,
-    ) -> None:
-        """Overwrite velocities and models."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +38,7 @@ class Captured:
     rate: Tensor
     models: tuple[Parameters, ...]
 
-    def replay(self, step: Step, rate: float | Tensor) -> None:
+    def replay(self, step: Step, rate: float) -> None:
         """Take a step with the examples of a batch."""
         map_parts(lambda part, other: part.copy_(other), self.step.inputs, step.inputs)
         self.step.labels.copy_(step.labels)
@@ -83,58 +66,46 @@ def captured_tensors(captures: Captures, *values: Parameters) -> tuple[Parameter
 
 def take_captured(
     captures: Captures,
-    take: Take,
-    v: Parameters,
-    y: Parameters,
-    start: Parameters,
-    shift: Parameters,
+    take: Callable[..., None],
+    models: tuple[Parameters, ...],
     step: Step,
-    rate: float | Tensor,
+    rate: float,
     *,
     moves: bool,
 ) -> None:
-    """Take a step on tensors that `captured_tensors` returned.
+    """Take a step, take(models, step, rate, moves=moves), on tensors that `captured_tensors`
+    returned.
 
     It is captured the first time that its shapes occur. A model or a loss that waits for the GPU
     cannot be, and its steps are taken operation by operation.
 
     Args:
         captures: what has been captured; the step is added.
-        take: takes a step.
-        v: velocities, name -> (a, *shape); overwritten.
-        y: models, name -> (a, *shape); overwritten.
-        start: the shared parameters where the round began; empty without a proximal term.
-        shift: η c; empty without a correction.
+        take: takes a step, with a rate that is a number or a tensor ().
+        models: what the step reads and overwrites.
         step: the examples, and their problem.
         rate: η.
-        moves: whether models move by the velocities.
+        moves: whether models move.
     """
     problem, solver = step.problem, step.problem.solver
     key = (
         "step",
-        *(id(each) for each in (v, y, start, shift, problem.module)),
+        *(id(each) for each in (*models, problem.module)),
         *(tuple(each.shape) for each in (step.labels, *parts_of(step.inputs))),
         solver.momentum, solver.weight_decay, solver.prox_mu, solver.sam_rho, moves,
     )  # fmt: skip
     if key not in captures:
-        captures[key] = _capture(take, v, y, start, shift, step, moves=moves)
+        captures[key] = _capture(take, models, step, moves=moves)
     captured: Captured | None = captures[key]
     if captured is None:
-        take(v, y, start, shift, step, rate, moves=moves)
+        take(models, step, rate, moves=moves)
     else:
         with profiling.phase("forward and backward"):
             captured.replay(step, rate)
 
 
 def _capture(
-    take: Take,
-    v: Parameters,
-    y: Parameters,
-    start: Parameters,
-    shift: Parameters,
-    step: Step,
-    *,
-    moves: bool,
+    take: Callable[..., None], models: tuple[Parameters, ...], step: Step, *, moves: bool
 ) -> Captured | None:
     """Capture a step, after one on copies, in which libraries prepare themselves; None where it
     cannot be.
@@ -155,17 +126,16 @@ def _capture(
             aside, current = torch.cuda.Stream(), torch.cuda.current_stream()
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
-                copies = (_copies(v), _copies(y), _copies(start), _copies(shift))
-                take(*copies, own, rate, moves=moves)
+                take(tuple(_copies(each) for each in models), own, rate, moves=moves)
             current.wait_stream(aside)
             with torch.cuda.graph(graph):
-                take(v, y, start, shift, own, rate, moves=moves)
+                take(models, own, rate, moves=moves)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         torch.cuda.synchronize(device)
         return None
-    return Captured(graph, own, rate, (v, y, start, shift))
+    return Captured(graph, own, rate, models)
 
 
 def _shapes(values: Parameters) -> Hashable:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.core.parts import Parts, map_parts, parts_of, shape_of
+from dfl.core.rows import filled
 from dfl.models.modules import (
     Dense,
     convolutions,
@@ -50,14 +51,6 @@ Work = TypeVar("Work", int, "int | Ints", "Ints | None")
 
 EVALUATED = 16
 """The most models that a GPU evaluates at once."""
-
-
-def _filled(values: Tensor, models: int) -> Tensor:
-    """Return the values (a, ...) of a models as those of so many, with duplicates of the last."""
-    if len(values) in (1, models):
-        return values.expand(models, *values.shape[1:])
-    last = values[-1:].expand(models - len(values), *values.shape[1:])
-    return torch.cat([values, last])
 
 
 def _select(work: Work, here: Ints) -> Work:
@@ -349,7 +342,7 @@ class Problem:
         """Return the outputs of models.
 
         Where models are computed together, a single one is computed with a duplicate of itself, and
-        on a GPU fewer than `models_at_once` with duplicates of the last, for the reason given in
+        on a GPU fewer than `models_at_once` with duplicates of the first, for the reason given in
         `dfl.training.batches.groups`. Frozen parameters are expanded to one for each model, without
         a copy: a product with the rows of all models at once would round by their number.
 
@@ -379,10 +372,10 @@ class Problem:
                 ]
             ).to(self.dtype)
         models = max(a, self.models_at_once or 2)
-        own = {name: _filled(value, models) for name, value in parameters.items()}
+        own = {name: filled(value, models) for name, value in parameters.items()}
         fixed = {name: value.expand(models, *value.shape) for name, value in self.frozen.items()}
         if each:
-            inputs = map_parts(lambda part: _filled(part, models), inputs)
+            inputs = map_parts(lambda part: filled(part, models), inputs)
         stacked = torch.func.vmap(forward, in_dims=(0, 0 if each else None))
         with stacked_models():
             out: Tensor = stacked(own | fixed, inputs)

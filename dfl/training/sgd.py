@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import numpy as np
 from dfl.core import profiling
 from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups
-from dfl.training.capture import Take, captured_tensors, take_captured
+from dfl.training.capture import captured_tensors, take_captured
 from dfl.training.gradients import update_velocity
 from dfl.training.problem import Parameters, Problem, Step
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+Models = tuple[Parameters, Parameters, Parameters, Parameters]
+"""Of the peers of a group, name -> (a, *shape) each: velocities v; models y; the shared parameters
+where the round began, empty without a proximal term; and η c, empty without a correction.
+"""
 NO_GRADIENT = 1e-12
 """The norm below which a gradient is taken to have this norm."""
 
@@ -96,14 +100,14 @@ def _descend(
         shift = {}
         if correction is not None:
             shift = {name: c * unit for name, c in layout.some(correction, group).items()}
-        take: Take = _step
+        take: Callable[..., None] = _step
         if problem.captures is not None:
-            y, v, start, shift = captured_tensors(problem.captures, y, v, start, shift)
+            v, y, start, shift = captured_tensors(problem.captures, v, y, start, shift)
             take = partial(take_captured, problem.captures, _step)
-        trained = _Group(v, y, start, shift)
+        trained = _Group((v, y, start, shift))
         for step in profiling.each("batches", _steps(problem, t, group)):
             trained.leave(step.batch)
-            take(*trained.computed, step, unit, moves=rate > 0)
+            take(trained.computed, step, unit, moves=rate > 0)
         trained.end()
         layout.put(y, z, group)
         if momentum is not None:
@@ -114,17 +118,16 @@ def _descend(
 
 
 class _Group:
-    """The models and velocities of a group that trains.
+    """The models of a group that trains.
 
     Attributes:
-        computed: velocities, models, where the round began, and corrections, of the peers for which
-            a step is computed.
+        computed: those of the peers for which a step is computed.
     """
 
-    def __init__(self, v: Parameters, y: Parameters, start: Parameters, shift: Parameters) -> None:
-        self.computed = (v, y, start, shift)
-        self._whole = (v, y)
-        self._moving = len(next(iter(y.values()), ()))
+    def __init__(self, models: Models) -> None:
+        self.computed: Models = models
+        self._whole = models[:2]
+        self._moving = len(next(iter(models[1].values()), ()))
         self._done: list[tuple[slice, list[Parameters]]] = []
 
     def leave(self, batch: Batch) -> None:
@@ -181,27 +184,16 @@ def _by_kind(
     return z, kept
 
 
-def _step(
-    v: Parameters,
-    y: Parameters,
-    start: Parameters,
-    shift: Parameters,
-    step: Step,
-    rate: float | Tensor,
-    *,
-    moves: bool,
-) -> None:
+def _step(models: Models, step: Step, rate: float | Tensor, *, moves: bool) -> None:
     """Take one local step, turn by turn; in a turn only its own parameters and velocities change.
 
     Args:
-        v: velocities, name -> (a, *shape); overwritten.
-        y: models, name -> (a, *shape); overwritten.
-        start: the shared parameters where the round began; empty without a proximal term.
-        shift: η c; empty without a correction.
+        models: velocities and models, which are overwritten, and what belongs to them.
         step: the examples, and their problem.
         rate: η.
         moves: whether models move by the velocities.
     """
+    v, y, start, shift = models
     solver = step.problem.solver
     for names in step.problem.turns:
         moving = {name: v[name] for name in names}

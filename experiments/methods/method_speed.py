@@ -113,14 +113,8 @@ class Options(common.Place):
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the ratio of a round of every method to one of DFedAvgM."""
-    for flag, given, known in (
-        ("works", options.works, WORK),
-        ("methods", options.methods, METHODS),
-    ):
-        if not set(given) <= set(known):
-            raise dfl.InputError(
-                f"--{flag} must be among {', '.join(known)}, not {', '.join(given)}"
-            )
+    common.among("works", options.works, WORK)
+    common.among("methods", options.methods, METHODS)
     if options.turns < 1 or options.rounds < 3:
         raise dfl.InputError(
             "--turns must be at least 1 and --rounds at least 3, not "

@@ -51,7 +51,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-import dfl
 from experiments import common
 from experiments.speed.baselines import run
 from experiments.speed.baselines.install import BASELINES, ENVS
@@ -107,14 +106,8 @@ def measure(options: Options) -> pd.DataFrame:
     Raises:
         InputError: an unknown work or baseline, or one that is missing or fails.
     """
-    for flag, given, known in (
-        ("works", options.works, WORK),
-        ("baselines", options.baselines, BASELINES),
-    ):
-        if not set(given) <= set(known):
-            raise dfl.InputError(
-                f"--{flag} must be among {', '.join(known)}, not {', '.join(given)}"
-            )
+    common.among("works", options.works, WORK)
+    common.among("baselines", options.baselines, BASELINES)
     terms = run.Terms(options.envs, options.rounds, options.warm_up, options.prefix)
     systems = ("dfl", *options.baselines)
     run.check(terms, systems)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dfl.core import profiling
+from dfl.core.profiling import Profile
+from dfl.simulation import build_task
 from dfl.training import capture
 from dfl.training import sgd as training
 from dfl.training.capture import captured_tensors
@@ -99,6 +102,82 @@ def test_captured_steps_train_the_same_models(name: str, size: int, graphs: list
     assert all(len(graph.steps) == 1 for graph in graphs)
     if size:
         assert sum(graph.replays for graph in graphs) > 2 * len(graphs)
+
+
+class Curved(nn.Module):
+    """A model of another kind with parameters of the same shapes."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 5), nn.Linear(5, 10)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.two(self.activation(self.one(x.flatten(1))))
+        return found
+
+
+def test_kinds_of_the_same_shapes_have_steps_of_their_own(graphs: list[Graph]) -> None:
+    kinds: Any = [Curved(nn.Tanh()), Curved(nn.Softplus())]
+    task = digits(model=kinds, share="one.*", engine="batched").task
+    found = trained(replace(task, captures={}))
+    for own, known in zip(found, trained(task), strict=True):
+        assert torch.equal(own, known)
+    assert len({id(graph) for graph in graphs}) == 4
+
+
+@pytest.mark.parametrize(
+    "change", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"prox_mu": 0.5}, {"sam_rho": 0.5}]
+)
+def test_solvers_that_differ_have_steps_of_their_own(
+    change: dict[str, Any], graphs: list[Graph]
+) -> None:
+    """A server and its peers may share what is captured."""
+    task = digits(engine="batched").task
+    # With a proximal term, there are tensors of where the round began.
+    first = replace(task, solver=replace(task.solver, prox_mu=0.1), captures={})
+    trained(first)
+    other = replace(first, solver=replace(first.solver, **change))
+    for own, known in zip(trained(other), trained(replace(other, captures=None)), strict=True):
+        assert torch.equal(own, known)
+
+
+def test_a_profile_is_not_asked_while_a_step_is_captured(graphs: list[Graph]) -> None:
+    """It would wait for the GPU."""
+    waits: list[int] = []
+    task = digits(engine="batched").task
+    capturing = torch.cuda.graph
+
+    @contextmanager
+    def noted(graph: Any) -> Iterator[None]:
+        with capturing(graph):
+            before = len(waits)
+            yield
+            assert profiling.active() is None
+            assert len(waits) == before
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        profiling.profiled(Profile(lambda: waits.append(0))),
+    ):
+        patch.setattr(torch.cuda, "graph", noted)
+        trained(replace(task, captures={}))
+    assert waits
+
+
+@pytest.mark.parametrize(
+    ("settings", "captured"),
+    [
+        ({}, True),
+        ({"model": "mlp:hidden=8,dropout=0.2"}, False),
+        ({"auxiliary": "supervised:weight=0.5"}, False),
+    ],
+)
+def test_steps_with_draws_of_their_own_are_not_captured(
+    settings: dict[str, Any], captured: bool
+) -> None:
+    task = digits(**settings).task
+    assert build_task._is_captured(task, [task.module]) == captured
 
 
 def test_a_step_is_captured_once_for_each_shape(graphs: list[Graph]) -> None:

@@ -31,9 +31,6 @@ from pfl.model.pytorch import PyTorchModel
 
 from . import job as jobs
 
-FEW = 100
-"""Users on whose examples the loss is taken before and after."""
-
 
 class Model(torch.nn.Module):
     """The network with the two methods that pfl requires."""
@@ -91,8 +88,8 @@ def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
     net = Model(job).to(job.device)
     times = RoundTimes(job, net)
     everyone = users(job)
-    before = jobs.loss(net, job, slice(FEW))
-    jobs.products(job)  # TF32 is a setting of torch
+    before = jobs.loss(net, job)
+    jobs.set_precision(job)
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=job.warm_up + job.rounds,
@@ -113,7 +110,7 @@ def drive(job: jobs.Job) -> tuple[jobs.Watch, tuple[float, float]]:
         callbacks=[times],
         send_metrics_to_platform=False,
     )
-    return times.watch, (before, jobs.loss(net, job, slice(FEW)))
+    return times.watch, (before, jobs.loss(net, job))
 
 
 def main() -> None:

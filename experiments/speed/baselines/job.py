@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -251,24 +251,22 @@ def train(
 ) -> None:
     """Train a model for an epoch on the examples of a peer, in a random order, by torch's SGD."""
     optimizer = torch.optim.SGD(net.parameters(), LR, momentum=MOMENTUM)
+    bf16 = job.precision == "bf16"
+    products = torch.autocast(job.device, torch.bfloat16) if bf16 else nullcontext()
     order = torch.randperm(job.examples, generator=generator, device=inputs.device)
     for batch in order.split(job.batch_size):
         optimizer.zero_grad()
-        with products(job):
+        with products:
             loss = torch.nn.functional.cross_entropy(net(inputs[batch]), labels[batch])
         loss.backward()
         optimizer.step()
 
 
-def products(job: Job) -> AbstractContextManager[object]:
-    """Return a context in which torch computes products in the precision of a job."""
-    if job.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    elif job.device == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
-    bf16 = job.precision == "bf16"
-    return torch.autocast(job.device, torch.bfloat16) if bf16 else nullcontext()
+def set_precision(job: Job) -> None:
+    """Set the precision of float32 products of torch to that of a job."""
+    tf32 = job.precision == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
 
 
 @torch.no_grad()
