@@ -10,13 +10,14 @@ install -e ".[mpi,bench]"`, then the baselines, from PyPI into environments of t
 `--out` are reused.
 
 Finding: no system is faster than dfl. The next one takes 1.21 times as long on A (the loop of
-torch), 10.8 times on B (FedJAX), 23 times on C (FedJAX), 1.10 times on D (pfl) and 1.61 times on E
-(FedJAX). Medians of 10 rounds in two launches of each system's fastest set-up, all on one day. A:
-dfl 56 ms a round on two ranks, the loop 68, pfl 79 in two processes, FedJAX 98 and BlazeFL 101 in
-two threads, gossipy 145, Flower 260. D: dfl 349, pfl 385, BlazeFL 420, the loop 452, gossipy 539,
-Flower 608, FedJAX 1,540. Where models are small, calls cost more than arithmetic, and dfl makes
-them for all peers at once; FedJAX makes one compiled call for each client. The loop of torch takes
-17.9, 30.5 and 1.94 times as long on B, C and E.
+torch), 10.8 times on B (FedJAX), 23 times on C (FedJAX), 1.10 times on D (pfl) and 1.69 times on E
+(FedJAX). Medians of 10 rounds in two launches of each system's fastest set-up, A to D on one day
+and E on another, when all systems were slower; compare ratios. A: dfl 56 ms a round on two ranks,
+the loop 68, pfl 79 in two processes, FedJAX 98 and BlazeFL 101 in two threads, gossipy 145, Flower
+260. D: dfl 349, pfl 385, BlazeFL 420, the loop 452, gossipy 539, Flower 608, FedJAX 1,540. Where
+models are small, calls cost more than arithmetic, and dfl makes them for all peers at once; FedJAX
+makes one compiled call for each client. The loop of torch takes 17.9, 30.5 and 2.0 times as long on
+B, C and E.
 
 Grid: five kinds of work on synthetic float32 numbers in memory, an epoch of heavy-ball steps
 (momentum 0.9) a round: A, 16 peers with 600 examples of 784 features, a perceptron 784-200-200-10,
