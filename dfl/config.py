@@ -17,14 +17,23 @@ from annotated_types import Interval
 
 from dfl.core.equality import equal
 from dfl.core.errors import InputError
-from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive, options
+from dfl.core.options import (
+    MOST,
+    BelowOne,
+    Count,
+    Index,
+    NotNegative,
+    Option,
+    Positive,
+    options,
+)
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import flag, own
 from dfl.evaluation.goals import GOALS, SHARING_GOALS, Goal
 from dfl.models.sharing import NormStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     import numpy as np
@@ -283,18 +292,8 @@ class Run:
     """Write report.html into the run directory, and refresh it while the run goes on."""
 
     def __post_init__(self) -> None:
-        for name, option in options(Run).items():
-            value = getattr(self, name)
-            if name in COMPONENTS and is_object(value):
-                continue  # it is checked where components are chosen
-            if option.spelled == "Path" and isinstance(value, str):  # as in a file or a notebook
-                value = read(flag(name), value, "Path")
-            object.__setattr__(self, name, option.check(flag(name), value))
-        if not self.share:
-            raise InputError("--share must be all, nothing, head:K, first:K or patterns, not ''")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
-            choices = "auto, cpu, cuda or cuda:NUMBER"
-            raise InputError(f"--device must be {choices}, not {shown(self.device)}")
+        for name, value in checked({each.name: getattr(self, each.name) for each in fields(self)}):
+            object.__setattr__(self, name, value)
         if self.resume is not None:
             if self.out not in (None, self.resume):
                 raise InputError(
@@ -356,11 +355,7 @@ class Run:
         Raises:
             InputError: an unknown name, or a bad value.
         """
-        known = list(options(cls))
-        for name in values:
-            if name not in known:
-                raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
-        return cls(**values)
+        return cls(**dict(checked(values)))
 
     @property
     def goal(self) -> Goal | None:
@@ -404,6 +399,40 @@ class Run:
         if name in ("accuracy_ensemble", "accuracy_vote") and not self.ensemble:
             raise InputError(f"{flag(field)} {text} needs the ensemble: give --ensemble")
         return Goal(column, read(f"{flag(field)} {name}", number, "float"), at_least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Run):
+    """The settings that flags give, unchecked: they may go together with those of --config only."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
+def checked(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings and their values, each checked by itself; not whether they go together.
+
+    Raises:
+        InputError: an unknown name, or a bad value.
+    """
+    known = options(Run)
+    for name, value in values.items():
+        if name not in known:
+            raise InputError(f"unknown setting {name!r}{nearest(name, list(known))}")
+        yield name, _checked(name, known[name], value)
+
+
+def _checked(name: str, option: Option, value: Any) -> Any:
+    if name in COMPONENTS and is_object(value):
+        return value  # it is checked where components are chosen
+    if option.spelled == "Path" and isinstance(value, str):  # as in a file or a notebook
+        value = read(flag(name), value, "Path")
+    value = option.check(flag(name), value)
+    if name == "share" and not value:
+        raise InputError("--share must be all, nothing, head:K, first:K or patterns, not ''")
+    if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+        raise InputError(f"--device must be auto, cpu, cuda or cuda:NUMBER, not {shown(value)}")
+    return value
 
 
 def is_object(value: object) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl.comm.startup import first, seen
-from dfl.config import COMPONENTS, SECTIONS, Run
+from dfl.config import COMPONENTS, SECTIONS, Flags, Run, checked
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.help.help_page import HelpPage
@@ -245,7 +245,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
 
     @app.default
     def command(
-        run: Annotated[Run, Parameter(name="*")] = Run(),  # noqa: B008
+        flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # noqa: B008
         *,
         config: Path | None = None,
         dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -268,9 +268,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         """
         command_line.refuse_both(quiet, verbose)
         filed = _read_config(config) if config else {}
-        run = replace(
-            run, **{name: value for name, value in filed.items() if flag(name) not in given}
-        )
+        run = Run(**filed | {name: getattr(flags, name) for name in _fields(given)})
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
         if run.resume:
@@ -306,15 +304,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Read a file of settings. The folder of a run.json is left out: a replay is another run.
 
     Raises:
-        InputError: it cannot be read, or has an unknown name or a bad value.
+        InputError: it cannot be read, or has an unknown name or a bad value. Whether its settings
+            go together is not checked: flags may complete them.
     """
     try:
         page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode("utf-8")
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
-        stored = Run.from_dict(values)
-        if line := describe_objects(stored):
+        settings = dict(checked(values))
+        if line := describe_objects(settings):
             raise InputError(f"{line}: only Python can replay it")
-        return stored.to_dict()
+        return settings
     except OSError as error:
         raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
     except InputError as error:

@@ -76,7 +76,7 @@ def run_to_resume(run: Run, given: Collection[str], settle: Callable[[Run], Run]
         if not given - set(FREE):
             raise InputError(f"--resume {folder} holds no run: there is no run.json in it")
         return run
-    if line := describe_objects(begun):
+    if line := describe_objects(begun.to_dict()):
         raise InputError(f"--resume {folder}: {line}: only Python can resume it")
     changes = {name: getattr(run, name) for name in given}
     derived = {"compressor": None, "algorithm": None} if "bits" in given else {}
@@ -87,10 +87,9 @@ def run_to_resume(run: Run, given: Collection[str], settle: Callable[[Run], Run]
     return replace(begun, **(free | {"out": folder, "resume": folder}))
 
 
-def describe_objects(run: Run) -> str:
+def describe_objects(settings: Mapping[str, object]) -> str:
     """Return in one line which objects a stored run was given; empty where there is none."""
-    given = [f"{flag(name)} {getattr(run, name)}" for name in COMPONENTS]
-    own = [each for each in given if is_own(each.partition(" ")[2])]
+    own = [f"{flag(name)} {settings[name]}" for name in COMPONENTS if is_own(settings.get(name))]
     return f"that run was given objects, {', '.join(own)}" if own else ""
 
 

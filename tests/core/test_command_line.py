@@ -167,6 +167,26 @@ def test_a_config_file_is_the_same_as_its_flags(dfl_run: Command) -> None:
     pd.testing.assert_frame_equal(figures("file"), figures("flags"), check_exact=True)
 
 
+@pytest.mark.parametrize(
+    ("file", "flags"),
+    [
+        ("ensemble = true", ["--until", "accuracy_vote=0.99"]),
+        ('until = "accuracy_vote=0.99"', ["--ensemble"]),
+        ('share_all_until = "1"', ["--share", "head:1"]),
+        ("validation = 0.2", ["--until", "validation_accuracy=0.99"]),
+    ],
+)
+def test_flags_and_a_config_file_may_be_valid_together_only(
+    file: str, flags: list[str], dfl_run: Command
+) -> None:
+    Path("mine.toml").write_text(file)
+    assert dfl_run("--config", "mine.toml", *flags, "--dry-run").code == 0
+    told = dfl_run.refused("--config", "mine.toml", *flags, "--lr", "-1")
+    assert told == "--lr must be a positive number, not -1.0"
+    alone = [dfl_run(*each, "--dry-run").code for each in (flags, ["--config", "mine.toml"])]
+    assert 2 in alone
+
+
 def test_a_finished_run_is_recorded_and_reported(dfl_run: Command) -> None:
     ended = dfl_run(*FEW, "--out", "done")
     assert (ended.code, ended.err) == (0, "")
