@@ -7,6 +7,7 @@ batches; then one call starts all of them, on the same tensors.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     from dfl.core.lazy import torch
+
+LOG = logging.getLogger("dfl")
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,10 @@ def _capture(
                 take(models, own, rate, moves=moves)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize(device)
+        reason = str(error).partition("\n")[0]
+        LOG.info("local steps are not captured as a CUDA graph, and are slower: %s", reason)
         return None
     return Captured(graph, own, rate, models)
 

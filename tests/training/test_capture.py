@@ -217,14 +217,18 @@ def test_steps_that_cannot_be_captured_are_taken(
 
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
 def test_a_step_that_fails_while_it_is_captured_is_none(
-    error: type[Exception], graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+    error: type[Exception],
+    graphs: list[Graph],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where memory is lacking, the run ends as without captures."""
+    caplog.set_level("INFO", "dfl")
     known = training._step
 
     def fails(*given: Any, moves: bool) -> None:
         if isinstance(given[-1], Tensor):  # the rate of a captured step
-            raise error("it waits")
+            raise error("it waits\nfor the GPU")
         known(*given, moves=moves)
 
     monkeypatch.setattr(training, "_step", fails)
@@ -237,3 +241,5 @@ def test_a_step_that_fails_while_it_is_captured_is_none(
     else:
         for own, wanted in zip(trained(keeping), trained(task), strict=True):
             assert torch.equal(own, wanted)
+        told = "local steps are not captured as a CUDA graph, and are slower: it waits"
+        assert {record.getMessage() for record in caplog.records} == {told}
