@@ -44,19 +44,24 @@ def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float | Tens
             found = gradients(v, y, step)
         # One rounding per operation: a fused multiply-add may differ between the body and the tail
         # of a row. Not in place: two parameters may share one gradient.
-        if found:
-            moving = [v[name] for name in found]
+        moving = [v[name] for name in found]
+        if found and problem.solver.momentum:
             torch._foreach_mul_(moving, problem.solver.momentum)
             torch._foreach_sub_(moving, _times(list(found.values()), rate))
+        else:  # in one pass
+            for velocity, gradient in zip(moving, found.values(), strict=True):
+                torch.mul(gradient, _rounded(-rate, gradient), out=velocity)
     if decay and v:
         torch._foreach_sub_(list(v.values()), _times([y[name] for name in v], rate * decay))
 
 
 def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:
-    """Return tensors times a factor; a tensor factor is first rounded to their dtype."""
-    if isinstance(factor, torch.Tensor):
-        factor = factor.to(values[0].dtype)
-    return torch._foreach_mul(values, factor)
+    return torch._foreach_mul(values, _rounded(factor, values[0]))
+
+
+def _rounded(factor: float | Tensor, value: Tensor) -> float | Tensor:
+    """Return a factor of a tensor; one that is a tensor is rounded to the dtype of the other."""
+    return factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor
 
 
 def _by_products(v: Parameters, y: Parameters, step: Step, rate: float | Tensor) -> None:
