@@ -17,23 +17,14 @@ from annotated_types import Interval
 
 from dfl.core.equality import equal
 from dfl.core.errors import InputError
-from dfl.core.options import (
-    MOST,
-    BelowOne,
-    Count,
-    Index,
-    NotNegative,
-    Option,
-    Positive,
-    options,
-)
+from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive, options
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import flag, own
 from dfl.evaluation.goals import GOALS, SHARING_GOALS, Goal
 from dfl.models.sharing import NormStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     import numpy as np
@@ -292,8 +283,8 @@ class Run:
     """Write report.html into the run directory, and refresh it while the run goes on."""
 
     def __post_init__(self) -> None:
-        for name, value in checked({each.name: getattr(self, each.name) for each in fields(self)}):
-            object.__setattr__(self, name, value)
+        for name in options(Run):
+            object.__setattr__(self, name, _setting(name, getattr(self, name)))
         if self.resume is not None:
             if self.out not in (None, self.resume):
                 raise InputError(
@@ -355,7 +346,8 @@ class Run:
         Raises:
             InputError: an unknown name, or a bad value.
         """
-        return cls(**dict(checked(values)))
+        _refuse_unknown(values)
+        return cls(**values)
 
     @property
     def goal(self) -> Goal | None:
@@ -409,22 +401,28 @@ class Flags(Run):
         """Check nothing."""
 
 
-def checked(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield settings and their values, each checked by itself; not whether they go together.
+def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, each checked by itself; not whether they go together.
 
     Raises:
         InputError: an unknown name, or a bad value.
     """
-    known = options(Run)
-    for name, value in values.items():
+    _refuse_unknown(values)
+    return {name: _setting(name, value) for name, value in values.items()}
+
+
+def _refuse_unknown(values: Mapping[str, Any]) -> None:
+    known = list(options(Run))
+    for name in values:
         if name not in known:
-            raise InputError(f"unknown setting {name!r}{nearest(name, list(known))}")
-        yield name, _checked(name, known[name], value)
+            raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
 
 
-def _checked(name: str, option: Option, value: Any) -> Any:
+def _setting(name: str, value: Any) -> Any:
+    """Return the value of a field of `Run`, checked by itself."""
     if name in COMPONENTS and is_object(value):
         return value  # it is checked where components are chosen
+    option = options(Run)[name]
     if option.spelled == "Path" and isinstance(value, str):  # as in a file or a notebook
         value = read(flag(name), value, "Path")
     value = option.check(flag(name), value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl.comm.startup import first, seen
-from dfl.config import COMPONENTS, SECTIONS, Flags, Run, checked
+from dfl.config import COMPONENTS, SECTIONS, Flags, Run, checked_settings
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.help.help_page import HelpPage
@@ -310,7 +310,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode("utf-8")
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
-        settings = dict(checked(values))
+        settings = checked_settings(values)
         if line := describe_objects(settings):
             raise InputError(f"{line}: only Python can replay it")
         return settings

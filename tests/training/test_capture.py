@@ -241,5 +241,5 @@ def test_a_step_that_fails_while_it_is_captured_is_none(
     else:
         for own, wanted in zip(trained(keeping), trained(task), strict=True):
             assert torch.equal(own, wanted)
-        told = "local steps are not captured as a CUDA graph, and are slower: it waits"
-        assert {record.getMessage() for record in caplog.records} == {told}
+        message = "local steps are not captured as a CUDA graph, and are slower: it waits"
+        assert {record.getMessage() for record in caplog.records} == {message}
