@@ -284,7 +284,7 @@ class Run:
 
     def __post_init__(self) -> None:
         for name in options(Run):
-            object.__setattr__(self, name, _setting(name, getattr(self, name)))
+            object.__setattr__(self, name, _checked_value(name, getattr(self, name)))
         if self.resume is not None:
             if self.out not in (None, self.resume):
                 raise InputError(
@@ -393,22 +393,14 @@ class Run:
         return Goal(column, read(f"{flag(field)} {name}", number, "float"), at_least)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(Run):
-    """The settings that flags give, unchecked: they may go together with those of --config only."""
-
-    def __post_init__(self) -> None:
-        """Check nothing."""
-
-
 def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, each checked by itself; not whether they go together.
+    """Return settings, each checked by itself; not whether they are compatible.
 
     Raises:
         InputError: an unknown name, or a bad value.
     """
     _refuse_unknown(values)
-    return {name: _setting(name, value) for name, value in values.items()}
+    return {name: _checked_value(name, value) for name, value in values.items()}
 
 
 def _refuse_unknown(values: Mapping[str, Any]) -> None:
@@ -418,7 +410,7 @@ def _refuse_unknown(values: Mapping[str, Any]) -> None:
             raise InputError(f"unknown setting {name!r}{nearest(name, known)}")
 
 
-def _setting(name: str, value: Any) -> Any:
+def _checked_value(name: str, value: Any) -> Any:
     """Return the value of a field of `Run`, checked by itself."""
     if name in COMPONENTS and is_object(value):
         return value  # it is checked where components are chosen

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dfl.comm.startup import first, seen
-from dfl.config import COMPONENTS, SECTIONS, Flags, Run, checked_settings
+from dfl.config import COMPONENTS, SECTIONS, Run, checked_settings
 from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.help.help_page import HelpPage
@@ -220,6 +220,13 @@ def _startup_timeout(tokens: Sequence[str]) -> float:
     return Run.timeout
 
 
+class _Flags(Run):
+    """The settings that flags give, unchecked: they may be valid only together with a file's."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
 def read_command(tokens: Sequence[str], ranks: int) -> Command:
     """Read a command line and create the folder of its run.
 
@@ -245,7 +252,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
 
     @app.default
     def command(
-        flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # noqa: B008
+        flags: Annotated[_Flags, Parameter(name="*")] = _Flags(),  # noqa: B008
         *,
         config: Path | None = None,
         dry_run: Annotated[bool, Parameter(negative="")] = False,
@@ -268,7 +275,12 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         """
         command_line.refuse_both(quiet, verbose)
         filed = _read_config(config) if config else {}
-        run = Run(**filed | {name: getattr(flags, name) for name in _fields(given)})
+        flagged = {name: getattr(flags, name) for name in _fields(given)}
+        try:
+            run = Run(**filed | flagged)
+        except InputError as error:
+            where = "" if flagged or not filed else f"--config {config}: "
+            raise InputError(f"{where}{error}") from None
         if run.out:
             refuse_unusable(run.out, run.resume is not None)
         if run.resume:
@@ -305,7 +317,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: it cannot be read, or has an unknown name or a bad value. Whether its settings
-            go together is not checked: flags may complete them.
+            are compatible is not checked: flags may complete them.
     """
     try:
         page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode("utf-8")

@@ -19,7 +19,7 @@ import dfl
 from dfl.config import SECTIONS, Run
 from dfl.core.options import options
 from dfl.core.registry import flag
-from dfl.run import _new_folder
+from dfl.run import _new_folder, read_command
 from dfl.simulation.components import registries
 from dfl.simulation.defaults import settle
 from tests.conftest import Command
@@ -176,7 +176,7 @@ def test_a_config_file_is_the_same_as_its_flags(dfl_run: Command) -> None:
         ("validation = 0.2", ["--until", "validation_accuracy=0.99"]),
     ],
 )
-def test_flags_and_a_config_file_may_be_valid_together_only(
+def test_flags_and_a_config_file_may_be_valid_only_together(
     file: str, flags: list[str], dfl_run: Command
 ) -> None:
     Path("mine.toml").write_text(file)
@@ -185,6 +185,23 @@ def test_flags_and_a_config_file_may_be_valid_together_only(
     assert message == "--lr must be a positive number, not -1.0"
     alone = [dfl_run(*each, "--dry-run").code for each in (flags, ["--config", "mine.toml"])]
     assert sorted(alone) == [0, 2]
+
+
+def test_a_config_file_that_contradicts_itself_is_named(dfl_run: Command) -> None:
+    Path("mine.toml").write_text('until = "accuracy_vote=0.99"')
+    message = "--until accuracy_vote=0.99 needs the ensemble: give --ensemble"
+    assert dfl_run.refused("--config", "mine.toml") == f"--config mine.toml: {message}"
+    assert dfl_run.refused("--config", "mine.toml", "--peers", "4") == message
+
+
+def test_flags_override_a_config_file_setting_by_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('until = "accuracy_vote=0.99"\nrounds = 7\nlr = 0.2')
+    run = read_command(["--config", "mine.toml", "--ensemble", "--lr", "0.1", "--dry-run"], 1).run
+    assert run
+    assert (run.until, run.ensemble, run.rounds, run.lr) == ("accuracy_vote=0.99", True, 7, 0.1)
 
 
 def test_a_finished_run_is_recorded_and_reported(dfl_run: Command) -> None:
