@@ -137,7 +137,10 @@ def _capture(
         raise
     except RuntimeError as error:
         torch.cuda.synchronize(device)
-        reason = str(error).partition("\n")[0]
+        cause: BaseException = error
+        while cause.__context__ is not None:  # the end of a capture that failed is an error too
+            cause = cause.__context__
+        reason = str(cause).partition("\n")[0]
         LOG.info("local steps are not captured as a CUDA graph, and are slower: %s", reason)
         return None
     return Captured(graph, own, rate, models)

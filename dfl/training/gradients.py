@@ -42,17 +42,27 @@ def update_velocity(v: Parameters, y: Parameters, step: Step, rate: float | Tens
         gradients = problem.objective.gradients if problem.objective else _by_autograd
         with products(problem.solver.precision, problem.device):
             found = gradients(v, y, step)
-        # One rounding per operation: a fused multiply-add may differ between the body and the tail
-        # of a row. Not in place: two parameters may share one gradient.
-        moving = [v[name] for name in found]
-        if found and problem.solver.momentum:
-            torch._foreach_mul_(moving, problem.solver.momentum)
-            torch._foreach_sub_(moving, _times(list(found.values()), rate))
-        else:  # in one pass
-            for velocity, gradient in zip(moving, found.values(), strict=True):
-                torch.mul(gradient, _rounded(-rate, gradient), out=velocity)
+        if found:
+            _accumulate(
+                [v[name] for name in found], list(found.values()), problem.solver.momentum, rate
+            )
     if decay and v:
         torch._foreach_sub_(list(v.values()), _times([y[name] for name in v], rate * decay))
+
+
+def _accumulate(
+    velocities: list[Tensor], gradients: list[Tensor], momentum: float, rate: float | Tensor
+) -> None:
+    """v <- θ v - η g, for each v. Gradients are not changed: two parameters may share one."""
+    if momentum:
+        # One rounding per operation: a fused multiply-add may differ between the body and the tail
+        # of a row.
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_sub_(velocities, _times(gradients, rate))
+        return
+    factor = _rounded(-rate, gradients[0])
+    for velocity, gradient in zip(velocities, gradients, strict=True):
+        torch.mul(gradient, factor, out=velocity)  # in one pass
 
 
 def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:
@@ -60,7 +70,7 @@ def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:
 
 
 def _rounded(factor: float | Tensor, value: Tensor) -> float | Tensor:
-    """Return a factor of a tensor; one that is a tensor is rounded to the dtype of the other."""
+    """Return a factor, rounded to the dtype of the tensor that it multiplies."""
     return factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor
 
 

@@ -243,3 +243,35 @@ def test_a_step_that_fails_while_it_is_captured_is_none(
             assert torch.equal(own, wanted)
         message = "local steps are not captured as a CUDA graph, and are slower: it waits"
         assert {record.getMessage() for record in caplog.records} == {message}
+
+
+def test_the_reason_for_a_failed_capture_is_its_first_error(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of `torch.cuda.graph` raises an error of its own after one of the steps."""
+    caplog.set_level("INFO", "dfl")
+    known, capturing = training._step, []
+
+    @contextmanager
+    def captured(graph: Graph) -> Iterator[None]:
+        capturing.append(graph)
+        try:
+            yield
+        finally:
+            capturing.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def fails(*given: Any, moves: bool) -> None:
+        if capturing:
+            raise RuntimeError("it waits for the GPU")
+        known(*given, moves=moves)
+
+    monkeypatch.setattr(torch.cuda, "graph", captured)
+    monkeypatch.setattr(training, "_step", fails)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    task = digits().task
+    for own, wanted in zip(trained(replace(task, captures={})), trained(task), strict=True):
+        assert torch.equal(own, wanted)
+    assert {record.getMessage().rpartition(": ")[2] for record in caplog.records} == {
+        "it waits for the GPU"
+    }
