@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import rich.style  # noqa: F401  its first import draws from the generator of `random`
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
