@@ -204,6 +204,14 @@ def test_flags_override_a_config_file_setting_by_setting(
     assert (run.until, run.ensemble, run.rounds, run.lr) == ("accuracy_vote=0.99", True, 7, 0.1)
 
 
+def test_a_config_file_with_resume_gives_its_own_settings_only(dfl_run: Command) -> None:
+    assert dfl_run(*FEW, "--lr", "0.2", "--out", "run").code == 0
+    Path("mine.toml").write_text("peers = 3")
+    assert dfl_run("--config", "mine.toml", "--resume", "run").code == 0
+    Path("mine.toml").write_text("peers = 3\nlr = 0.1")
+    assert "lr" in dfl_run.refused("--config", "mine.toml", "--resume", "run")
+
+
 def test_a_finished_run_is_recorded_and_reported(dfl_run: Command) -> None:
     ended = dfl_run(*FEW, "--out", "done")
     assert (ended.code, ended.err) == (0, "")
