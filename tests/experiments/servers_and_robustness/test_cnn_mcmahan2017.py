@@ -67,6 +67,7 @@ def test_rounds_are_counted_to_99_percent_and_a_missed_target_leaves_no_number()
             ("iid_e1_b10_c0.1", 0, [0.1, 0.98, 1.0]),
             ("iid_e1_b10_c0.1", 1, [0.1, 0.99]),
             ("iid_e5_b10_c0", 0, [0.1, 0.98]),
+            ("iid_e5_b10_c0", 1, [0.1, 0.98, 0.98, 0.99]),
         )
     )  # fmt: skip
     table = experiment.tabulate(by_seed(rows, experiment.TARGET))
@@ -74,9 +75,11 @@ def test_rounds_are_counted_to_99_percent_and_a_missed_target_leaves_no_number()
     assert table["rounds_std"].tolist() == pytest.approx([np.sqrt(12.5), np.nan], nan_ok=True)
     assert table["published"].tolist() == [34, 50]
     assert table["ratio"].iloc[0] == pytest.approx(12.5 / 34)
+    assert table["missed"].tolist() == [0, 1]
+    assert table["rounds_run"].tolist() == [20, 10]
     assert experiment.finding(table) == (
         "IID, E=1, B=10, C=0.1: 12.5 rounds (published 34); "
-        "IID, E=5, B=10, C=0: NOT in 10 rounds (published 50)."
+        "IID, E=5, B=10, C=0: 1 of 2 seeds NOT in 10 rounds (published 50)."
     )
 
 
@@ -87,7 +90,7 @@ def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) ->
         "--eval-examples", "300",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "IID, E=1, B=inf, C=0.1: NOT in 2 rounds (published 626)" in done.stdout
+    assert "IID, E=1, B=inf, C=0.1: 1 of 1 seeds NOT in 2 rounds (published 626)" in done.stdout
     table = pd.read_csv(tmp_path / "table.csv")
     assert table["published"].tolist() == [956, 626]
     assert len(pd.read_csv(tmp_path / "tuning.csv")) == 6
