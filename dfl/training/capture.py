@@ -98,7 +98,7 @@ def take_captured(
         solver.momentum, solver.weight_decay, solver.prox_mu, solver.sam_rho, moves,
     )  # fmt: skip
     if key not in captures:
-        captures[key] = _capture(take, models, step, moves=moves)
+        captures[key] = _capture(captures, take, models, step, moves=moves)
     captured: Captured | None = captures[key]
     if captured is None:
         take(models, step, rate, moves=moves)
@@ -108,10 +108,18 @@ def take_captured(
 
 
 def _capture(
-    take: Callable[..., None], models: tuple[Parameters, ...], step: Step, *, moves: bool
+    captures: Captures,
+    take: Callable[..., None],
+    models: tuple[Parameters, ...],
+    step: Step,
+    *,
+    moves: bool,
 ) -> Captured | None:
     """Capture a step, after one on copies, in which libraries prepare themselves; None where it
     cannot be.
+
+    All steps share the memory of their intermediate results, of which a replay reads none that
+    another left.
     """
     batch, device = step.batch, step.problem.device
     weight = batch.weight.expand(batch.index.shape).clone()
@@ -124,6 +132,8 @@ def _capture(
     )
     rate = torch.zeros((), dtype=torch.float64, device=device)  # as a float of Python
     graph = torch.cuda.CUDAGraph()
+    if "memory" not in captures:
+        captures["memory"] = torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.device(device), profiling.profiled(None):
             aside, current = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -131,12 +141,15 @@ def _capture(
             with torch.cuda.stream(aside):
                 take(tuple(_copies(each) for each in models), own, rate, moves=moves)
             current.wait_stream(aside)
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=captures["memory"]):
                 take(models, own, rate, moves=moves)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         torch.cuda.synchronize(device)
+        del captures["memory"]  # what a capture that failed has of it is not given back
+        if any(each is None for each in captures.values()):
+            return None  # the reason has been logged
         cause: BaseException = error
         while cause.__context__ is not None:  # the end of a capture that failed is an error too
             cause = cause.__context__

@@ -40,6 +40,7 @@ class Graph:
     def __init__(self) -> None:
         self.steps: list[Callable[[], None]] = []
         self.replays = 0
+        self.pool: object = None
 
     def replay(self) -> None:
         self.replays += 1
@@ -61,8 +62,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
             take(*given, moves=moves)
 
     @contextmanager
-    def captured(graph: Graph) -> Iterator[None]:
+    def captured(graph: Graph, pool: object) -> Iterator[None]:
         made.append(graph)
+        graph.pool = pool
         capturing.append(graph)
         yield
         capturing.clear()
@@ -71,7 +73,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     for name, fake in {
         "CUDAGraph": Graph, "graph": captured, "Stream": lambda: stream,
         "current_stream": lambda: stream, "stream": lambda other: nullcontext(),
-        "device": lambda device: nullcontext(),
+        "device": lambda device: nullcontext(), "graph_pool_handle": object,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(training, "_step", step)
@@ -100,6 +102,7 @@ def test_captured_steps_train_the_same_models(name: str, size: int, graphs: list
     for own, known in zip(found, wanted, strict=True):
         assert torch.equal(own, known)
     assert all(len(graph.steps) == 1 for graph in graphs)
+    assert len({id(graph.pool) for graph in graphs}) == 1
     if size:
         assert sum(graph.replays for graph in graphs) > 2 * len(graphs)
 
@@ -149,8 +152,8 @@ def test_a_profile_is_not_asked_while_a_step_is_captured(graphs: list[Graph]) ->
     capturing = torch.cuda.graph
 
     @contextmanager
-    def noted(graph: Any) -> Iterator[None]:
-        with capturing(graph):
+    def noted(graph: Any, pool: Any) -> Iterator[None]:
+        with capturing(graph, pool=pool):
             before = len(waits)
             yield
             assert profiling.active() is None
@@ -242,7 +245,7 @@ def test_a_step_that_fails_while_it_is_captured_is_none(
         for own, wanted in zip(trained(keeping), trained(task), strict=True):
             assert torch.equal(own, wanted)
         message = "local steps are not captured as a CUDA graph, and are slower: it waits"
-        assert {record.getMessage() for record in caplog.records} == {message}
+        assert [record.getMessage() for record in caplog.records] == [message]
 
 
 def test_the_reason_for_a_failed_capture_is_its_first_error(
@@ -253,7 +256,7 @@ def test_the_reason_for_a_failed_capture_is_its_first_error(
     known, capturing = training._step, []
 
     @contextmanager
-    def captured(graph: Graph) -> Iterator[None]:
+    def captured(graph: Graph, pool: object) -> Iterator[None]:
         capturing.append(graph)
         try:
             yield
