@@ -133,6 +133,10 @@ class Algorithm(ABC, Generic[S]):
         """Return the solver of the server's training on its own examples, given that of peers."""
         return solver
 
+    def training_peers(self, peers: int) -> int:
+        """Return the largest number of peers, of P, that train in a round."""
+        return peers
+
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return the number of messages of all peers in a round, and of rows that the server sends.
 

@@ -295,7 +295,10 @@ def make_task(
     )
     widest = int(padded.max())
     batched = _is_batched(run, task, widest)
-    size = 0 if device.type == "cpu" else group_size(len(sizes), most_together(task, widest))
+    size = 0
+    if device.type != "cpu":
+        training = components.algorithm.training_peers(len(sizes))
+        size = group_size(training, most_together(task, widest))
     captures: Captures | None = None
     if device.type == "cuda" and _is_captured(task, modules):
         captures = {}

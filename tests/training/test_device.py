@@ -19,6 +19,7 @@ from dfl.core.errors import InputError
 from dfl.simulation import build_task
 from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
+from dfl.training import sgd as training
 from dfl.training.batches import groups
 from tests.conftest import Command
 from tests.support.quadratic import FEW
@@ -199,6 +200,25 @@ def test_the_size_of_groups_does_not_depend_on_the_rank(monkeypatch: pytest.Monk
     assert sizes == [7, 7]
     assert task.models_at_once == 7
     assert {len(group) for group in groups(task)} == {7}
+
+
+@pytest.mark.parametrize(("fraction", "clients"), [(1.0, 7), (0.4, 3), (0.0, 1)])
+def test_groups_have_the_size_of_the_clients_of_a_round(
+    fraction: float, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    computed: list[int] = []
+    known = training._step
+
+    def step(models: Any, given: Any, *rest: Any, **more: Any) -> None:
+        computed.append(len(given.labels))
+        known(models, given, *rest, **more)
+
+    monkeypatch.setattr(training, "_step", step)
+    with Standin():
+        run = few(peers=7, algorithm=f"fedavg:fraction={fraction}", out=tmp_path)
+        list(dfl.simulate(dfl.Run(**run)))
+    assert set(computed) == {clients}
 
 
 def test_a_server_that_trains_has_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,10 @@ class FedAvg(Algorithm[State]):
         """
         return (1 - self.server_momentum) * state.velocity
 
+    def training_peers(self, peers: int) -> int:
+        """Return the number of peers that are chosen."""
+        return self._sizes(peers)[0]
+
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return a message for each peer that is on time, and a row for each that is chosen."""
         clients, slow = self._sizes(peers)
