@@ -35,6 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "convolutions": {"model": "cnn", "examples_per_peer": 20},
     "strides": {"model": "resnet20", "examples_per_peer": 10},
     "momentum": {"algorithm": "dsgdm", "model": "cnn", "examples_per_peer": 20},
+    "clients": {"algorithm": "fedavg:fraction=0.4", "model": "cnn", "examples_per_peer": 20},
+    "one client": {"algorithm": "fedavg:fraction=0", "model": "cnn", "examples_per_peer": 20},
     "correction": {"algorithm": "gradient_tracking", "weight_decay": 0.01},
     "proximal": {"algorithm": "fedprox:mu=0.1,stragglers=0.5", "local_epochs": 3},
     "ascent": {"algorithm": "dfedsam:rho=0.1"},
@@ -43,6 +45,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "unequal": {"partition": "dirichlet:alpha=0.3", "model": "mlp:hidden=8", "batch_size": 3},
     "all examples": {"partition": "dirichlet:alpha=0.3", "batch_size": 0, "local_steps": 3},
     "loop": {"engine": "loop", "model": "cnn", "examples_per_peer": 20},
+    "rates": {"lr_schedule": "step:every=1,factor=0.5", "model": "cnn", "examples_per_peer": 20},
+    "no momentum": {
+        "momentum": 0.0,
+        "weight_decay": 0.01,
+        "lr_schedule": "cosine",
+        "model": "cnn",
+        "examples_per_peer": 20,
+    },
 }
 """Runs with every form of a local step."""
 
