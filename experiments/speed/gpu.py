@@ -1,23 +1,23 @@
 """Milliseconds of a round on a GPU: dfl, pfl and a plain loop of torch, beside the GPU's own limit.
 
-Command, some ten minutes on a machine with a GPU, by an estimate; the published rows are a third of
-its cells, with `--rounds 3`:
+Command, some nine minutes on a machine with one GPU; the published rows are of `--rounds 3
+--warm-up 1`:
 
     python -m experiments.speed.gpu --pfl $(which python)
 
 `--pfl` is a Python that has pfl 0.6.0 and a torch with CUDA. `--keep` measures in portions: what an
 earlier run left in `--out` is reused.
 
-Finding: dfl is far from the limit of the GPU, 12 % of it for 16 ResNet-20s in float32 and 5 % for
-1,000 LeNets, and below 3 % in TF32 and bfloat16, on one H200 with torch 2.11. A round of the
-ResNet-20s takes 159 ms in float32, 85 in TF32 and 82 in bfloat16; pfl takes 958 ms in float32 and
-the loop of torch 1,070, which is 6.0 and 6.7 times as long. A round of the LeNets takes 134, 133
-and 76 ms. In a profile of float32 two fifths of the GPU's time go into copies, mostly of the pixels
-under kernels, and a third (LeNets) or a quarter (ResNet-20s) into products, of few rows or columns.
-Without captured steps, on another machine of the same kind, a round of the ResNet-20s in bfloat16
-takes 145 to 163 ms. pfl and the loop have not been measured with 1,000 LeNets, nor in TF32; on four
-LeNets in bfloat16, one round, dfl took 4.0 ms, 9.6 without captured steps, pfl 22.7 and the loop
-21.4. The rows of pfl, of the loop and of `step by step` are of another machine of the same kind.
+Finding: dfl is far from the limit of the GPU, 12 % of it for 16 ResNet-20s in float32, 5 % for
+1,000 LeNets and 3 % for 16 perceptrons, and at most 3 % in TF32 and bfloat16, on one H200 with
+torch 2.11. TF32 does not help the LeNets. The others take longer: in float32 a round takes dfl 134
+ms with the LeNets, 162 with the ResNet-20s and 6.3 with the perceptrons; pfl takes 40, 9 and 50
+times as long, and the loop of torch 36, 9 and 38 times. In bfloat16 pfl takes 109, 16 and 82 times
+as long. dfl without captured steps takes 1.1 to 4.2 times as long. The processor starts the
+operations of pfl, of the loop and of single steps, so their times depend on it: on another machine
+of the same kind the ResNet-20s took 958 ms in pfl, in place of 1,454, and the perceptrons 4.0 in
+dfl. In a profile of float32 two fifths of the GPU's time go into copies, mostly of the pixels under
+kernels, and a third (LeNets) or a quarter (ResNet-20s) into products, of few rows or columns.
 
 Grid: 1,000 peers with a LeNet and 100 images of 3 x 32 x 32, batches of 50; 16 peers with a
 ResNet-20 with GroupNorm and 256 images, batches of 32; and work A of `benchmark_peers`, 16
@@ -76,6 +76,8 @@ WORKS = {
 PRECISIONS = ("float32", "tf32", "bf16")
 SYSTEMS = ("dfl", "dfl, step by step", "pfl", "torch")
 PFL = python(ENVS, "pfl")
+DIGITS = {"ms": 2, "ms_min": 2, "ms_max": 2, "peak_gib": 2, "limit_ms": 3, "share": 5}
+"""After the point in the table, by column."""
 SIDE = 8192
 """Of the matrices whose product gives the limit of the GPU."""
 Texts = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
@@ -113,7 +115,7 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
     common.among("works", options.works, WORKS)
     common.among("systems", options.systems, SYSTEMS)
     common.among("precisions", options.precisions, PRECISIONS)
-    table = pd.DataFrame(list(measured(options)))
+    table = pd.DataFrame(list(measured(options))).round(DIGITS)
     common.publish(options, table, draw(table), finding(table))
 
 
@@ -280,10 +282,11 @@ def draw(table: pd.DataFrame) -> Figure:
             colour = common.COLOURS[k]
             (handles[system],) = axes.plot(places, rows["ms"], "o", color=colour, label=system)
             for place, ms in zip(places, rows["ms"], strict=True):
+                left = system in ("dfl", "pfl")
                 axes.annotate(
                     f"{round(ms) if ms > 10 else round(ms, 1):,}", (place, ms),
-                    (-7 if system == "pfl" else 7, 0), textcoords="offset points", va="center",
-                    ha="right" if system == "pfl" else "left", color=colour, fontsize="small",
+                    (-7 if left else 7, 0), textcoords="offset points", va="center",
+                    ha="right" if left else "left", color=colour, fontsize="small",
                 )  # fmt: skip
         (handles["limit"],) = axes.plot(
             [precisions.index(each) for each in limits["precision"]], limits["limit_ms"], "_",
@@ -291,7 +294,7 @@ def draw(table: pd.DataFrame) -> Figure:
         )  # fmt: skip
         axes.set_yscale("log")
         axes.set_xticks(range(len(precisions)), precisions)
-        axes.set_xlim(-0.5, len(precisions) - 0.3)
+        axes.set_xlim(-0.5, len(precisions) - 0.5)
         axes.set_title(work, fontsize="medium")
         axes.grid(axis="y", color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
