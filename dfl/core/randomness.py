@@ -135,7 +135,12 @@ def permutations(
     if int(sizes.min()) < longest:
         beyond = torch.from_numpy(np.arange(longest) >= sizes[:, None])
         order.masked_fill_(beyond.to(device), 2**31 - 1)  # places beyond its examples sort last
-    return torch.argsort(order, dim=1, stable=True)
+    if order.device.type != "cpu":
+        return torch.argsort(order, dim=1, stable=True)
+    # The same, up to ten times as fast: places are the lower halves of what is sorted.
+    keyed = order.numpy().astype(np.int64) << 32 | np.arange(longest)
+    keyed.sort(axis=1)
+    return torch.from_numpy(keyed & _LOW)
 
 
 def generator(seed: int, purpose: str, *address: Part) -> np.random.Generator:

@@ -7,6 +7,7 @@ and epoch. The last batch of an epoch holds the examples that are left.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,23 +118,29 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     sizes, width = problem.examples.sizes[group], problem.width[group]
     per_epoch, steps = problem.per_epoch[group], problem.steps[group]
     same = all(np.ptp(each) == 0 for each in (sizes, width, steps))
-    starts = torch.from_numpy(problem.examples.starts[group, None]).to(problem.device)
     padded = int(problem.padded[group[0]])
     peers = problem.peers[group]
     orders = _Orders(problem, t, group)
-    for k in range(int(steps[0])):
-        a = int(np.count_nonzero(steps > k))
-        epochs, number = np.divmod(k, per_epoch[:a])
-        first = number * width[:a]
-        order = orders.of(epochs)
-        counts = np.minimum(sizes[:a] - first, width[:a])
-        if same and (counts[0] == padded or not problem.solver.batched):
-            begin, count = int(first[0]), int(counts[0])
-            index = starts + order[0, :, begin : begin + count]
-            weight = torch.full((1, count), 1 / count, dtype=problem.dtype, device=problem.device)
+
+    @cache
+    def equal(count: int) -> Tensor:
+        return torch.full((1, count), 1 / count, dtype=problem.dtype, device=problem.device)
+
+    every_step = np.arange(steps[0])[:, None]
+    moving = np.count_nonzero(steps > every_step, axis=1).tolist()
+    epochs, number = np.divmod(every_step, per_epoch)
+    first = number * width
+    counts = np.minimum(sizes - first, width)
+    for k, a in enumerate(moving):
+        if same and (counts[k, 0] == padded or not problem.solver.batched):
+            now, begin, count = (int(each[k, 0]) for each in (epochs, first, counts))
+            index, weight = orders.of(now, now)[0, :, begin : begin + count], equal(count)
         else:
-            own, weight = _padded(order, epochs - epochs.min(), first, counts, padded)
-            index, weight = starts[:a] + own, weight.to(problem.dtype)
+            epoch = epochs[k, :a]
+            low, high = int(epoch.min()), int(epoch.max())
+            drawn = orders.of(low, high)
+            index, weight = _padded(drawn, epoch - low, first[k, :a], counts[k, :a], padded)
+            weight = weight.to(problem.dtype)
         taking = peers[:a]
         if problem.solver.group_size and a < len(group):
             index, weight = (filled(each, len(group)) for each in (index, weight))
@@ -151,16 +158,20 @@ class _Orders:
         self.address = (problem.seed, "order", problem.peers[group], t)
         self.sizes = problem.examples.sizes[group]
         self.device = problem.device
+        self.starts = torch.from_numpy(problem.examples.starts[group, None]).to(problem.device)
         self.first = 0
         self.drawn = torch.empty(0)
 
-    def of(self, epochs: Ints) -> Tensor:
-        """Return the orders (epochs, a, n) from the earliest to the latest of the peers' epochs."""
-        low, high = int(epochs.min()), int(epochs.max())
+    def of(self, low: int, high: int) -> Tensor:
+        """Return the orders of some epochs, from the earliest to the latest, as positions
+        (epochs, a, n) among the rank's examples.
+        """
         if (low, high) != (self.first, self.first + len(self.drawn) - 1):
             kept = list(self.drawn[low - self.first :])
             new = [
-                randomness.permutations(*self.address, e, sizes=self.sizes, device=self.device)
+                randomness.permutations(
+                    *self.address, e, sizes=self.sizes, device=self.device
+                ).add_(self.starts)
                 for e in range(low + len(kept), high + 1)
             ]
             self.first = low
@@ -181,12 +192,11 @@ def _padded(
         b: the width.
 
     Returns:
-        Positions (a, b) among each peer's examples, 0 on padding, and weights (a, b).
+        Positions (a, b) of examples, on padding that of the batch's first, and weights (a, b).
     """
     _, peers, longest = orders.shape
     real = np.arange(b) < counts[:, None]
-    place = np.minimum(first[:, None] + np.arange(b), longest - 1)
+    place = first[:, None] + np.arange(b) * real
     flat = (epoch * peers + np.arange(len(counts)))[:, None] * longest + place
-    mask = torch.from_numpy(real).to(orders.device)
     weight = torch.from_numpy(real / counts[:, None]).to(orders.device)
-    return orders.take(torch.from_numpy(flat).to(orders.device)) * mask, weight
+    return orders.take(torch.from_numpy(flat).to(orders.device)), weight

@@ -174,6 +174,15 @@ def test_permutations_are_of_the_peers_own_examples() -> None:
     assert not torch.equal(again[0], order[2])
 
 
+def test_permutations_sort_the_places_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places with equal numbers keep their order, and the largest number is before the padding."""
+    numbers = torch.tensor([[5, -(2**31), 2**31 - 1, 5, -1], [2**31 - 1, 3, 3, 0, 0]])
+    monkeypatch.setattr(randomness, "bits", lambda *given, **more: numbers.int())
+    drawn = randomness.permutations(0, "o", [4, 7], sizes=np.array([5, 3]))
+    assert drawn.dtype == torch.int64
+    assert drawn.tolist() == [[1, 4, 0, 3, 2], [1, 2, 0, 3, 4]]
+
+
 def test_permutations_are_equally_likely() -> None:
     order = randomness.permutations(0, "order", range(24_000), sizes=np.full(24_000, 4))
     counts = np.bincount((order * torch.tensor([64, 16, 4, 1])).sum(1).numpy())

@@ -124,8 +124,8 @@ def test_only_the_orders_of_current_epochs_are_in_memory(monkeypatch: pytest.Mon
     assert epochs.max() >= 8
     of = _Orders.of
 
-    def noted(orders: _Orders, epochs: np.ndarray[Any, Any]) -> torch.Tensor:
-        found = of(orders, epochs)
+    def noted(orders: _Orders, low: int, high: int) -> torch.Tensor:
+        found = of(orders, low, high)
         in_memory.append(len(found))
         return found
 
@@ -235,6 +235,30 @@ def test_examples_draw_by_address(engine: str) -> None:
         alone = randomness.uniform(5, "test", task.peers[group], 3, k, n=7 * 6).view(-1, 7, 2, 3)
         assert torch.equal(drawn, alone[: len(drawn), : drawn.shape[1]])
     assert sum(len(batch.index) for *_, batch in taken) >= task.steps.sum()
+
+
+@pytest.mark.parametrize("engine", ["batched", "loop"])
+def test_an_epoch_has_every_example_once_and_padding_repeats_one_of_the_batch(engine: str) -> None:
+    """Epochs differ in length and in their order."""
+    task = digits(
+        partition="dirichlet:alpha=0.3", batch_size=7, local_epochs=2, engine=engine, seed=5
+    ).task
+    taken: dict[int, list[tuple[float, int]]] = {peer: [] for peer in task.peers.tolist()}
+    for group in groups(task):
+        for batch in batches(task, 3, group):
+            peers, weights = batch.peers[: batch.moving], batch.weight.expand(batch.index.shape)
+            for peer, index, weight in zip(peers, batch.index, weights, strict=True):
+                real = weight > 0
+                assert weight[real].tolist() == pytest.approx([1 / int(real.sum())] * real.sum())
+                assert set(index[~real].tolist()) <= set(index[real].tolist())
+                taken[int(peer)] += [(batch.k, i) for i in index[real].tolist()]
+    for peer, begin, size in zip(
+        task.peers, task.examples.starts, task.examples.sizes, strict=True
+    ):
+        own, per_epoch = sorted(set(taken[int(peer)])), -(-size // 7)
+        epochs = [[i for k, i in own if k // per_epoch == e] for e in (0, 1)]
+        assert [sorted(each) for each in epochs] == [list(range(begin, begin + size))] * 2
+        assert len(own) == 2 * size
 
 
 def test_random_numbers_differ_by_purpose() -> None:
