@@ -80,7 +80,7 @@ def take_captured(
     returned.
 
     It is captured the first time that its shapes occur. A model or a loss that waits for the GPU
-    cannot be, and its steps are taken operation by operation.
+    cannot be: after a first failure its steps are taken operation by operation.
 
     Args:
         captures: what has been captured; the step is added.
@@ -97,9 +97,11 @@ def take_captured(
         *(tuple(each.shape) for each in (step.labels, *parts_of(step.inputs))),
         solver.momentum, solver.weight_decay, solver.prox_mu, solver.sam_rho, moves,
     )  # fmt: skip
-    if key not in captures:
-        captures[key] = _capture(captures, take, models, step, moves=moves)
-    captured: Captured | None = captures[key]
+    captured: Captured | None = captures.get(key)
+    failed = ("failed", id(problem.module))
+    if captured is None and failed not in captures:
+        captured = _capture(captures, take, models, step, moves=moves)
+        captures[key if captured else failed] = captured
     if captured is None:
         take(models, step, rate, moves=moves)
     else:
@@ -134,9 +136,10 @@ def _capture(
     graph = torch.cuda.CUDAGraph()
     if "memory" not in captures:
         captures["memory"] = torch.cuda.graph_pool_handle()
+    current = torch.cuda.current_stream(device)
     try:
         with torch.cuda.device(device), profiling.profiled(None):
-            aside, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            aside = torch.cuda.Stream()
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 take(tuple(_copies(each) for each in models), own, rate, moves=moves)
@@ -146,10 +149,9 @@ def _capture(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        torch.cuda.set_stream(current)  # a capture that failed leaves its own
         torch.cuda.synchronize(device)
         del captures["memory"]  # what a capture that failed has of it is not given back
-        if any(each is None for each in captures.values()):
-            return None  # the reason has been logged
         cause: BaseException = error
         while cause.__context__ is not None:  # the end of a capture that failed is an error too
             cause = cause.__context__

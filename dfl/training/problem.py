@@ -383,7 +383,10 @@ class Problem:
 
     @property
     def models_at_once(self) -> int:
-        """The number of models that are evaluated at once, where it is fixed; 0 elsewhere."""
+        """The number of models that are evaluated at once, where it is fixed; 0 elsewhere.
+
+        It is at most the number of models that train together.
+        """
         return min(EVALUATED, self.solver.group_size)
 
     @cached_property
