@@ -134,7 +134,7 @@ class Algorithm(ABC, Generic[S]):
         return solver
 
     def training_peers(self, peers: int) -> int:
-        """Return the largest number of peers, of P, that train in a round."""
+        """Return the largest number of peers, of P, that train in a round; at least 1."""
         return peers
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:

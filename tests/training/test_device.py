@@ -202,9 +202,18 @@ def test_the_size_of_groups_does_not_depend_on_the_rank(monkeypatch: pytest.Monk
     assert {len(group) for group in groups(task)} == {7}
 
 
-@pytest.mark.parametrize(("fraction", "clients"), [(1.0, 7), (0.4, 3), (0.0, 1)])
+@pytest.mark.parametrize(
+    ("options", "clients"),
+    [
+        ("fraction=1", 7),
+        ("fraction=0.4", 3),
+        ("fraction=0", 1),
+        ("stragglers=0.6", 3),
+        ("stragglers=0.6,straggler_policy=fewer", 7),
+    ],
+)
 def test_groups_have_the_size_of_the_clients_of_a_round(
-    fraction: float, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
     computed: list[int] = []
@@ -216,7 +225,7 @@ def test_groups_have_the_size_of_the_clients_of_a_round(
 
     monkeypatch.setattr(training, "_step", step)
     with Standin():
-        run = few(peers=7, algorithm=f"fedavg:fraction={fraction}", out=tmp_path)
+        run = few(peers=7, algorithm=f"fedavg:{options}", local_epochs=2, out=tmp_path)
         list(dfl.simulate(dfl.Run(**run)))
     assert set(computed) == {clients}
 

@@ -127,14 +127,15 @@ class FedAvg(Algorithm[State]):
         return (1 - self.server_momentum) * state.velocity
 
     def training_peers(self, peers: int) -> int:
-        """Return the number of peers that are chosen."""
-        return self._sizes(peers)[0]
+        """Return the number of peers that are chosen, without stragglers that are dropped."""
+        clients, slow = self._sizes(peers)
+        return clients - slow if self.straggler_policy == "drop" else clients
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return a message for each peer that is on time, and a row for each that is chosen."""
-        clients, slow = self._sizes(peers)
-        messages = clients - slow if self.straggler_policy == "drop" else clients
-        return messages, peers if self.broadcast_to == "everyone" else clients
+        clients, _ = self._sizes(peers)
+        rows = peers if self.broadcast_to == "everyone" else clients
+        return self.training_peers(peers), rows
 
     def _sizes(self, peers: int) -> tuple[int, int]:
         """Return the number of peers that are chosen, and the number of stragglers among them."""
