@@ -1,23 +1,24 @@
 """Milliseconds of a round on a GPU: dfl, pfl and a plain loop of torch, beside the GPU's own limit.
 
-Command, some nine minutes on a machine with one GPU; the published rows are of `--rounds 3
---warm-up 1`:
+Command, some nine minutes on a machine with one GPU:
 
-    python -m experiments.speed.gpu --pfl $(which python)
+    python -m experiments.speed.gpu --pfl $(which python) --rounds 3 --warm-up 1
 
 `--pfl` is a Python that has pfl 0.6.0 and a torch with CUDA. `--keep` measures in portions: what an
 earlier run left in `--out` is reused.
 
 Finding: dfl is far from the limit of the GPU, 12 % of it for 16 ResNet-20s in float32, 5 % for
 1,000 LeNets and 3 % for 16 perceptrons, and at most 3 % in TF32 and bfloat16, on one H200 with
-torch 2.11. TF32 does not help the LeNets. The others take longer: in float32 a round takes dfl 134
-ms with the LeNets, 162 with the ResNet-20s and 6.3 with the perceptrons; pfl takes 40, 9 and 50
-times as long, and the loop of torch 36, 9 and 38 times. In bfloat16 pfl takes 109, 16 and 82 times
-as long. dfl without captured steps takes 1.1 to 4.2 times as long. The processor starts the
-operations of pfl, of the loop and of single steps, so their times depend on it: on another machine
-of the same kind the ResNet-20s took 958 ms in pfl, in place of 1,454, and the perceptrons 4.0 in
-dfl. In a profile of float32 two fifths of the GPU's time go into copies, mostly of the pixels under
-kernels, and a third (LeNets) or a quarter (ResNet-20s) into products, of few rows or columns.
+torch 2.11. TF32 does not help the LeNets. pfl and the loop of torch take longer: in float32 a round
+takes dfl 134 ms with the LeNets, 162 with the ResNet-20s and 6.3 with the perceptrons; pfl takes
+40, 9 and 50 times as long, and the loop 36, 9 and 38 times. In bfloat16 pfl takes 109, 16 and 82
+times as long. dfl without captured steps takes 1.1 to 4.2 times as long. These ratios depend on the
+processor, which starts the operations of pfl, of the loop and of single steps: on two other
+machines of the same kind, with earlier code, a round of the ResNet-20s in float32 took 958 ms in
+pfl and 159 in dfl, 6 times as long. There dfl took 4.0 ms with the perceptrons; the cause of the
+difference is not known. In a profile of float32 two fifths of the GPU's time go into copies, mostly
+of the pixels under kernels, and a third (LeNets) or a quarter (ResNet-20s) into products, of few
+rows or columns.
 
 Grid: 1,000 peers with a LeNet and 100 images of 3 x 32 x 32, batches of 50; 16 peers with a
 ResNet-20 with GroupNorm and 256 images, batches of 32; and work A of `benchmark_peers`, 16
