@@ -301,7 +301,7 @@ def make_task(
         size = group_size(training, most_together(task, widest))
     captures: Captures | None = None
     if device.type == "cuda" and _is_captured(task, modules):
-        captures = {}
+        captures = Captures()
     solver = replace(task.solver, batched=batched, group_size=size)
     return replace(task, solver=solver, captures=captures)
 

@@ -133,13 +133,13 @@ def batches(problem: Problem, t: int, group: Ints) -> Iterator[Batch]:
     counts = np.minimum(sizes - first, width)
     for k, a in enumerate(moving):
         if same and (counts[k, 0] == padded or not problem.solver.batched):
-            now, begin, count = (int(each[k, 0]) for each in (epochs, first, counts))
-            index, weight = orders.of(now, now)[0, :, begin : begin + count], equal(count)
+            epoch, begin, count = (int(each[k, 0]) for each in (epochs, first, counts))
+            index, weight = orders.of(epoch, epoch)[0, :, begin : begin + count], equal(count)
         else:
-            epoch = epochs[k, :a]
-            low, high = int(epoch.min()), int(epoch.max())
+            own = epochs[k, :a]
+            low, high = int(own.min()), int(own.max())
             drawn = orders.of(low, high)
-            index, weight = _padded(drawn, epoch - low, first[k, :a], counts[k, :a], padded)
+            index, weight = _padded(drawn, own - low, first[k, :a], counts[k, :a], padded)
             weight = weight.to(problem.dtype)
         taking = peers[:a]
         if problem.solver.group_size and a < len(group):

@@ -56,10 +56,10 @@ def captured_tensors(captures: Captures, *values: Parameters) -> tuple[Parameter
     """Return models and what belongs to them, copied to the tensors on which captured steps
     work.
     """
-    key = ("models", *(_shapes(each) for each in values))
-    tensors: tuple[Parameters, ...] | None = captures.get(key)
+    key = tuple(_shapes(each) for each in values)
+    tensors = captures.models.get(key)
     if tensors is None:
-        tensors = captures[key] = tuple(_copies(each) for each in values)
+        tensors = captures.models[key] = tuple(_copies(each) for each in values)
         return tensors
     for own, each in zip(tensors, values, strict=True):
         if each:
@@ -92,16 +92,17 @@ def take_captured(
     """
     problem, solver = step.problem, step.problem.solver
     key = (
-        "step",
         *(id(each) for each in (*models, problem.module)),
         *(tuple(each.shape) for each in (step.labels, *parts_of(step.inputs))),
         solver.momentum, solver.weight_decay, solver.prox_mu, solver.sam_rho, moves,
     )  # fmt: skip
-    captured: Captured | None = captures.get(key)
-    failed = ("failed", id(problem.module))
-    if captured is None and failed not in captures:
+    captured: Captured | None = captures.steps.get(key)
+    if captured is None and id(problem.module) not in captures.failed:
         captured = _capture(captures, take, models, step, moves=moves)
-        captures[key if captured else failed] = captured
+        if captured:
+            captures.steps[key] = captured
+        else:
+            captures.failed.add(id(problem.module))
     if captured is None:
         take(models, step, rate, moves=moves)
     else:
@@ -134,8 +135,8 @@ def _capture(
     )
     rate = torch.zeros((), dtype=torch.float64, device=device)  # as a float of Python
     graph = torch.cuda.CUDAGraph()
-    if "memory" not in captures:
-        captures["memory"] = torch.cuda.graph_pool_handle()
+    if captures.memory is None:
+        captures.memory = torch.cuda.graph_pool_handle()
     current = torch.cuda.current_stream(device)
     try:
         with torch.cuda.device(device), profiling.profiled(None):
@@ -144,14 +145,14 @@ def _capture(
             with torch.cuda.stream(aside):
                 take(tuple(_copies(each) for each in models), own, rate, moves=moves)
             current.wait_stream(aside)
-            with torch.cuda.graph(graph, pool=captures["memory"]):
+            with torch.cuda.graph(graph, pool=captures.memory):
                 take(models, own, rate, moves=moves)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         torch.cuda.set_stream(current)  # a capture that failed leaves its own
         torch.cuda.synchronize(device)
-        del captures["memory"]  # what a capture that failed has of it is not given back
+        captures.memory = None  # what a capture that failed has of it is not given back
         cause: BaseException = error
         while cause.__context__ is not None:  # the end of a capture that failed is an error too
             cause = cause.__context__

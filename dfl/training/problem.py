@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -43,9 +43,6 @@ Parameters = dict[str, "Tensor"]
 """Name -> (a, *shape), the same parameter of several peers."""
 
 
-Captures = dict[Hashable, Any]
-"""What a GPU has captured of local steps, by shape; see `dfl.training.capture`."""
-
 Work = TypeVar("Work", int, "int | Ints", "Ints | None")
 
 
@@ -56,6 +53,23 @@ EVALUATED = 16
 def _select(work: Work, here: Ints) -> Work:
     """Return the work of the peers at some positions; one number is that of all."""
     return work[here] if isinstance(work, np.ndarray) else work
+
+
+@dataclass(eq=False)
+class Captures:
+    """What a GPU has captured of local steps; see `dfl.training.capture`.
+
+    Attributes:
+        models: by shape, the tensors on which captured steps work.
+        steps: by shape, the captured steps.
+        memory: of the intermediate results of all steps; None before the first.
+        failed: ids of the modules whose steps cannot be captured.
+    """
+
+    models: dict[Hashable, tuple[Parameters, ...]] = field(default_factory=dict)
+    steps: dict[Hashable, Any] = field(default_factory=dict)
+    memory: Any = None
+    failed: set[int] = field(default_factory=set)
 
 
 class Objective(Protocol):

@@ -104,7 +104,7 @@ def test_captured_steps_train_the_same_models(name: str, size: int, graphs: list
     task = digits(**CASES[name]).task
     wanted = trained(task)
     solver = replace(task.solver, group_size=size if task.solver.batched else 0)
-    captures: Captures = {}
+    captures = Captures()
     found = trained(replace(task, captures=captures, solver=solver))
     for own, known in zip(found, wanted, strict=True):
         assert torch.equal(own, known)
@@ -130,7 +130,7 @@ class Curved(nn.Module):
 def test_kinds_of_the_same_shapes_have_steps_of_their_own(graphs: list[Graph]) -> None:
     kinds: Any = [Curved(nn.Tanh()), Curved(nn.Softplus())]
     task = digits(model=kinds, share="one.*", engine="batched").task
-    found = trained(replace(task, captures={}))
+    found = trained(replace(task, captures=Captures()))
     for own, known in zip(found, trained(task), strict=True):
         assert torch.equal(own, known)
     assert len({id(graph) for graph in graphs}) == 4
@@ -145,7 +145,7 @@ def test_solvers_that_differ_have_steps_of_their_own(
     """A server and its peers may share what is captured."""
     task = digits(engine="batched").task
     # With a proximal term, there are tensors of where the round began.
-    first = replace(task, solver=replace(task.solver, prox_mu=0.1), captures={})
+    first = replace(task, solver=replace(task.solver, prox_mu=0.1), captures=Captures())
     trained(first)
     other = replace(first, solver=replace(first.solver, **change))
     for own, known in zip(trained(other), trained(replace(other, captures=None)), strict=True):
@@ -171,7 +171,7 @@ def test_a_profile_is_not_asked_while_a_step_is_captured(graphs: list[Graph]) ->
         profiling.profiled(Profile(lambda: waits.append(0))),
     ):
         patch.setattr(torch.cuda, "graph", noted)
-        trained(replace(task, captures={}))
+        trained(replace(task, captures=Captures()))
     assert waits
 
 
@@ -194,12 +194,12 @@ def test_a_step_is_captured_once_for_each_shape(graphs: list[Graph]) -> None:
     """Models alone, and with a correction: two, in any number of rounds."""
     task = digits().task
     solver = replace(task.solver, group_size=6)
-    trained(replace(task, captures={}, solver=solver), rounds=4)
+    trained(replace(task, captures=Captures(), solver=solver), rounds=4)
     assert len(graphs) == 2
 
 
 def test_models_are_copied_to_the_tensors_of_the_first_of_their_shape() -> None:
-    captures: Captures = {}
+    captures = Captures()
     first = {"a": torch.ones(2, 3), "b": torch.zeros(2)}
     models, none = captured_tensors(captures, first, {})
     assert none == {}
@@ -220,7 +220,7 @@ def test_steps_that_cannot_be_captured_are_taken(
     tried: list[object] = []
     monkeypatch.setattr(capture, "_capture", lambda *given, **more: tried.append(given))
     task = digits(**CASES[name]).task
-    for own, wanted in zip(trained(replace(task, captures={})), trained(task), strict=True):
+    for own, wanted in zip(trained(replace(task, captures=Captures())), trained(task), strict=True):
         assert torch.equal(own, wanted)
     assert tried
 
@@ -243,7 +243,7 @@ def test_a_step_that_fails_while_it_is_captured_is_none(
 
     monkeypatch.setattr(training, "_step", fails)
     task = digits().task
-    keeping = replace(task, captures={})
+    keeping = replace(task, captures=Captures())
     if error is torch.OutOfMemoryError:
         with pytest.raises(torch.OutOfMemoryError):
             trained(keeping)
@@ -274,7 +274,7 @@ def test_a_kind_of_model_that_cannot_be_captured_is_tried_once(
 
     monkeypatch.setattr(training, "_step", fails)
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    for own, wanted in zip(trained(replace(task, captures={})), trained(task), strict=True):
+    for own, wanted in zip(trained(replace(task, captures=Captures())), trained(task), strict=True):
         assert torch.equal(own, wanted)
     assert len(failed) == len(streams) == len(caplog.records) == 1
     assert streams == [torch.cuda.current_stream()]
@@ -307,7 +307,7 @@ def test_the_reason_for_a_failed_capture_is_its_first_error(
     monkeypatch.setattr(torch.cuda, "graph", captured)
     monkeypatch.setattr(training, "_step", fails)
     task = digits().task
-    for own, wanted in zip(trained(replace(task, captures={})), trained(task), strict=True):
+    for own, wanted in zip(trained(replace(task, captures=Captures())), trained(task), strict=True):
         assert torch.equal(own, wanted)
     assert {record.getMessage().rpartition(": ")[2] for record in caplog.records} == {
         "it waits for the GPU"
