@@ -70,6 +70,8 @@ class Task(Protocol):
     def train(self, x: Tensor, t: int, /, correction: Tensor | None = None) -> Tensor:
         """Return the parameters of each peer after its local steps from x, (p, m).
 
+        The result is new memory, which the method may overwrite.
+
         Args:
             x: (p, m), where each peer starts; or (1, m), where all start.
             t: the round.

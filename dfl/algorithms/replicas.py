@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+COORDINATES = 2**18
+"""Coordinates of which a temporary copy exists at once: a megabyte of float32."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -84,11 +87,20 @@ def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Repl
 
 
 def _per_peer(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
+    # In place: z and what an exchange returned belong to the method, and another row costs memory.
     received = net.exchange(z - state.sent)
-    # In place: what an exchange returned belongs to the method, and another row costs memory.
     mean = received.average().add_(state.received)  # sum_j w_ij y_j
     y = received.own.add_(state.sent)  # y_i <- y_i + q_i
-    return Replicas((mean - y).mul_(gamma).add_(z), received.error, y, mean)
+    x = _moved(z, gamma, mean, y)  # x_i <- z_i + γ (sum_j w_ij y_j - y_i)
+    return Replicas(x, received.error, y, mean)
+
+
+def _moved(z: Tensor, gamma: float, mean: Tensor, y: Tensor) -> Tensor:
+    """Return z + γ (mean - y), (p, m), in the memory of z."""
+    rows = max(1, COORDINATES // z.shape[1])
+    for some, means, own in zip(*(each.split(rows) for each in (z, mean, y)), strict=True):
+        some += (means - own).mul_(gamma)
+    return z
 
 
 def _per_edge(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:

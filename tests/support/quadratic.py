@@ -102,7 +102,7 @@ def final(setting: Prepared, rounds: int) -> Tensor:
 
 class _Still:
     def train(self, x: Tensor, t: int) -> Tensor:
-        return x
+        return x.clone()
 
 
 STILL: Any = _Still()
