@@ -70,7 +70,7 @@ class Task(Protocol):
     def train(self, x: Tensor, t: int, /, correction: Tensor | None = None) -> Tensor:
         """Return the parameters of each peer after its local steps from x, (p, m).
 
-        The result is new memory, which the method may overwrite.
+        The result is in new memory, which the method may overwrite.
 
         Args:
             x: (p, m), where each peer starts; or (1, m), where all start.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dfl.core.rows import rows_at
+from dfl.core.rows import rows_at, slices
 
 if TYPE_CHECKING:
     import torch
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from dfl.algorithms.protocols import Net
 else:
     from dfl.core.lazy import torch
-
-COORDINATES = 2**18
-"""Coordinates of which a temporary copy exists at once: a megabyte of float32."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,8 @@ def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Repl
     Each peer adds up sum_j w_ij y_j over the rounds, and the rounding errors of these sums stay:
     the mean moves by some γ ε max|y| a round, where ε is the precision of the floats.
 
+    z may be overwritten.
+
     On a time-varying graph, or with link or peer faults, copies are kept per directed edge and
     change only when that edge delivers its message:
 
@@ -97,9 +96,8 @@ def _per_peer(state: Replicas, z: Tensor, net: Net, gamma: float) -> Replicas:
 
 def _moved(z: Tensor, gamma: float, mean: Tensor, y: Tensor) -> Tensor:
     """Return z + γ (mean - y), (p, m), in the memory of z."""
-    rows = max(1, COORDINATES // z.shape[1])
-    for some, means, own in zip(*(each.split(rows) for each in (z, mean, y)), strict=True):
-        some += (means - own).mul_(gamma)
+    for some in slices(z):
+        z[some] += (mean[some] - y[some]).mul_(gamma)
     return z
 
 

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from dfl.comm.plan import EdgePlan, PeerPlan
 from dfl.comm.weighting import weighted_sum
 from dfl.core.profiling import in_phase
-from dfl.core.rows import rows_at
+from dfl.core.rows import rows_at, slices
 from dfl.robust.aggregators import Aggregate, Updates, mean
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ def error(messages: Tensor, decoded: Tensor, plan: PeerPlan | EdgePlan) -> Tenso
         return torch.zeros(len(plan.copies), dtype=torch.float64)
     worst = np.zeros(len(plan.copies))
     owner = plan.owner if isinstance(plan, EdgePlan) else np.arange(len(messages))
-    few = max(1, 2**18 // max(1, messages.shape[1]))
-    for first in range(0, len(messages), few):
-        rows = slice(first, first + few)
+    for rows in slices(messages):
         lost = _squares(decoded[rows] - messages[rows])
         whole = _squares(messages[rows])
         with np.errstate(invalid="ignore"):  # of a peer that diverged

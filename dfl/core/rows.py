@@ -13,10 +13,22 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
+COORDINATES = 2**18
+"""Coordinates of a slice of rows: a megabyte of float32."""
+
 
 def rows_at(rows: Tensor, positions: NDArray[np.int64]) -> Tensor:
     """Return the rows (a, ...) at some positions (a,); five times as fast as rows[positions]."""
     return rows.index_select(0, torch.from_numpy(positions).to(rows.device))
+
+
+def slices(rows: Tensor) -> list[slice]:
+    """Return slices of rows (a, m), of which each has at most `COORDINATES` coordinates or one row.
+
+    A computation by slices needs little temporary memory.
+    """
+    few = max(1, COORDINATES // max(1, rows.shape[1]))
+    return [slice(first, first + few) for first in range(0, len(rows), few)]
 
 
 def filled(rows: Tensor, size: int) -> Tensor:

@@ -328,8 +328,9 @@ class _Local:
     change: Change | None
 
     def train(self, x: Tensor, t: int) -> Tensor:
-        """Return the changed rows, (p, m)."""
-        return x if self.change is None else _flat(self.change(_unflat(x, self.like)))
+        """Return the changed rows, (p, m), in new memory."""
+        changed = x if self.change is None else _flat(self.change(_unflat(x, self.like)))
+        return changed.clone()  # a method may overwrite it
 
 
 def _as_task(change: _Local) -> Task:

@@ -13,13 +13,14 @@ either, 1.05 and 0.62 GB. From 1,000 peers on a round grows in proportion to the
 peer on two ranks, 18 on one); below, calls cost as much as the work. A peer takes 4.4 rows on one
 rank, and 6.6 on two, where nearly every peer has a neighbour on the other rank: more than the aim
 of 4. In 8 bits it is 10 and 12. A part of the rows is freed memory that the C library keeps, but
-not where a row of all peers has more than 32 MB: of 100,000 peers each takes 3.4 and 4.5 rows, in 8
-bits 6.7 and 8.1, by later code (`--peers 100 100000 --beyond 0`, on a slower machine). With
-MALLOC_MMAP_THRESHOLD_=1048576 in the environment, by which it gives large blocks back, rounds on
-one rank took 40 and 60 % longer, on a busy machine, so dfl does not set it. 100,000 peers work:
-27 s to build, 1.25 s a round, 14 s for two evaluations, 6.1 GB. A million peers on a torus, with 20
-examples each and without a folder, take 65 s to build, 9.7 s a round, 166 s for two evaluations,
-and 22.7 GB on two ranks, each at its own peak. They were run once, by hand and on a slower machine:
+not where one row for each peer takes more than 32 MB together: with 100,000 peers each takes 3.4
+and 4.5 rows, in 8 bits 6.7 and 8.1, by later code (`--peers 100 100000 --beyond 0`, on a slower
+machine). With MALLOC_MMAP_THRESHOLD_=1048576 in the environment, by which it gives large blocks
+back, rounds on one rank took 40 and 60 % longer, on a busy machine, so dfl does not set it. 100,000
+peers work: 27 s to build, 1.25 s a round, 14 s for two evaluations, 6.1 GB. A million peers on a
+torus, with 20 examples each and without a folder, take 65 s to build, 9.7 s a round, 166 s for two
+evaluations, and 22.7 GB on two ranks, each at its own peak. They were run once, by hand and on a
+slower machine:
 
     mpirun -n 2 python -m experiments.speed.probe --peers 1000000 --examples 20 \\
         --topology torus --rounds 4

@@ -199,8 +199,9 @@ def test_a_repetition_without_estimates_keeps_no_other_from_agreeing() -> None:
 
 def test_consensus_reaches_the_mean_with_8_bits() -> None:
     rows = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    net = graph("ring", compressor=Quantize(bits=8))
+    net, before = graph("ring", compressor=Quantize(bits=8)), rows.clone()
     found = net.mean(rows, "rows")
+    assert torch.equal(rows, before)
     torch.testing.assert_close(found, rows.mean(0, keepdim=True).expand(8, 3), rtol=0, atol=1e-10)
     rounds = net.revealed["rows"].rounds
     assert net.network.traffic.payload.tolist() == [rounds * 2 * (4 + 3)] * 8  # to two neighbours
