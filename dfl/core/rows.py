@@ -14,7 +14,7 @@ else:
     from dfl.core.lazy import torch
 
 COORDINATES = 2**18
-"""Coordinates of a slice of rows: a megabyte of float32."""
+"""The most coordinates of a slice of several rows: a megabyte of float32."""
 
 
 def rows_at(rows: Tensor, positions: NDArray[np.int64]) -> Tensor:

@@ -21,8 +21,8 @@ case, with 0.215, no seed passes 98.8 % in 100 rounds; in the second, with 0.464
 has 11 % right after 64 rounds; in the third, with 0.464, two seeds take 47 and 32. With shards, C =
 0.1, one epoch and batches of 10, two of the seeds take 191 and 193 rounds (350), and the model of
 the third is no longer finite after round 113, so the case is missed: the rate, 0.215, was chosen by
-58 rounds of one seed. With 0.1 instead, the next lower one that was tried there, the third seed
-takes 176 rounds (`dfl.run --lr 0.1`, by hand and not in the table). With batches of 50 instead, the
+58 rounds of one seed. With 0.1, the next lower one of those tried, the third seed takes 176 rounds
+(not in the table; `--only case=shards_e1_b10_c0.1,lr=0.1,seed=2`). With batches of 50 instead, the
 three seeds take 388, 606 and 569 rounds, 521 in the mean, 13 % fewer than in the paper (600) and
 1.2 standard errors from it.
 The other cases, all with IID data, are within 6 % of the paper. With C = 0.1, one epoch with

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.config import Run
+from dfl.core import rows
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared, prepare
@@ -86,6 +87,16 @@ def walk(module: nn.Module, optimiser: torch.optim.Optimizer, setting: Prepared)
             module(setting.task.inputs(train.inputs)), train.labels
         ).backward()
         optimiser.step()
+
+
+@pytest.mark.parametrize("few", [1, 3])
+@pytest.mark.parametrize("algorithm", ["qdfedavgm", "choco"])
+def test_mixing_by_slices_is_mixing_at_once(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, few: int
+) -> None:
+    whole = models(algorithm=algorithm, peers=8, bits=4)
+    monkeypatch.setattr(rows, "COORDINATES", few * whole.shape[1])
+    assert torch.equal(models(algorithm=algorithm, peers=8, bits=4), whole)
 
 
 def test_on_a_complete_graph_all_peers_have_the_mean() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dfl.core import rows
-from tests.support.quadratic import digits, final
 
 
 @pytest.mark.parametrize(("p", "m"), [(0, 5), (1, 5), (7, 0), (7, 1), (7, 3), (7, 10), (7, 100)])
@@ -13,13 +12,3 @@ def test_slices_are_every_row_once(monkeypatch: pytest.MonkeyPatch, p: int, m: i
     found = rows.slices(torch.zeros(p, m))
     assert [row for some in found for row in range(p)[some]] == list(range(p))
     assert all((some.stop - some.start) * m <= 10 or some.stop - some.start == 1 for some in found)
-
-
-@pytest.mark.parametrize("few", [1, 3])
-@pytest.mark.parametrize("algorithm", ["qdfedavgm", "choco"])
-def test_mixing_by_slices_is_mixing_at_once(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str, few: int
-) -> None:
-    whole = final(digits(algorithm=algorithm, peers=8, bits=4), 3)
-    monkeypatch.setattr(rows, "COORDINATES", few * whole.shape[1])
-    assert torch.equal(final(digits(algorithm=algorithm, peers=8, bits=4), 3), whole)
