@@ -19,6 +19,10 @@ GOALS = {
 """Name of a figure -> the column of metrics.csv, and whether a higher value is better."""
 SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]
 """The figures of `--share-all-until`: all but the consensus distance, which begins at 0."""
+ROUNDING = 1e-12
+"""The share of a goal by which a figure that reaches it may miss it at most: the mean of equal
+accuracies can be below them, as that of 100 times 0.99 is.
+"""
 
 
 class Goal(NamedTuple):
@@ -45,4 +49,11 @@ def reached(row: Mapping[str, float], goal: Goal | None) -> bool:
     if goal is None:
         return False
     figure = row[goal.column]
-    return figure >= goal.value if goal.at_least else figure <= goal.value
+    if goal.at_least:
+        return figure >= goal.value - slack(goal.value)
+    return figure <= goal.value + slack(goal.value)
+
+
+def slack(value: float) -> float:
+    """Return by how much a figure may miss a goal of this value, and still reach it."""
+    return ROUNDING * abs(value)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dfl.core.layout import Layout, blocks, columns
 from dfl.core.parts import Parts, map_parts
 from dfl.evaluation.fairness import ADVERSARY, ODDS, PARITY, auc, gaps
+from dfl.evaluation.goals import slack
 from dfl.training.losses import cross_entropy
 
 if TYPE_CHECKING:
@@ -429,7 +430,7 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
     """Return the number of rounds until an accuracy is reached; NaN if it never is.
 
     It is interpolated linearly between evaluations of the best accuracy so far. Evaluations whose
-    accuracy is NaN are left out.
+    accuracy is NaN are left out. One that misses the target by at most `slack` reaches it.
 
     Args:
         rounds: the rounds of the evaluations.
@@ -442,7 +443,7 @@ def rounds_to(rounds: Sequence[float], accuracy: Sequence[float], target: float)
     known = ~np.isnan(accuracy)
     at = np.asarray(rounds)[known]
     best = np.maximum.accumulate(np.asarray(accuracy)[known])
-    k = int(np.searchsorted(best, target))
+    k = int(np.searchsorted(best, target - slack(target)))
     if k == len(best):  # also if there is no evaluation
         return float("nan")
     return float(at[0] if k == 0 else np.interp(target, best[k - 1 : k + 1], at[k - 1 : k + 1]))

@@ -4,15 +4,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import dfl
+from dfl.evaluation.goals import Goal, reached
 from dfl.evaluation.metrics import rounds_to
 from dfl.reporting.callbacks.terminal import size
 from tests.conftest import Command
 from tests.reporting.callbacks.test_report import small
 from tests.reporting.callbacks.test_terminal import dry, shown
+
+MEAN = float(np.full(100, 0.99).mean())
+"""The mean of 100 accuracies of 0.99, which rounding makes smaller."""
 
 
 def rows(**settings: Any) -> list[dict[str, float]]:
@@ -49,6 +54,34 @@ def test_round_0_does_not_reach_a_goal() -> None:
 
 def test_a_goal_that_is_not_reached_does_not_stop_the_run() -> None:
     assert rows(until="accuracy=1", rounds=3)[-1]["round"] == 3
+
+
+@pytest.mark.parametrize(
+    ("figure", "at_least", "expected"),
+    [
+        (0.98999, True, False),
+        (MEAN, True, True),
+        (0.99, True, True),
+        (0.991, True, True),
+        (0.99001, False, False),
+        (0.99 + (0.99 - MEAN), False, True),
+        (0.99, False, True),
+        (0.98, False, True),
+        (math.nan, True, False),
+        (math.nan, False, False),
+    ],
+)
+def test_a_figure_reaches_a_goal_that_only_rounding_keeps_it_from(
+    figure: float, at_least: bool, expected: bool
+) -> None:
+    assert MEAN < 0.99
+    assert reached({"x": figure}, Goal("x", 0.99, at_least)) == expected
+
+
+def test_rounding_is_relative_to_the_goal() -> None:
+    assert not reached({"x": 5e-13}, Goal("x", 1e-13, at_least=False))
+    assert reached({"x": -0.5 + 1e-13}, Goal("x", -0.5, at_least=False))
+    assert math.isnan(rounds_to([0, 10], [0.0, 5e-14], 1e-13))
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -91,6 +124,9 @@ def test_an_invalid_goal_is_refused(dfl_run: Command, value: str, line: str) -> 
         ([0.5, 0.9], 0.4, 0.0),
         ([0.5, 0.5, 0.6], 0.5, 0.0),
         ([math.nan, 0.5, math.nan, 0.9], 0.7, 20.0),
+        ([0.1, 0.9 - 1e-13], 0.9, 10.0),  # but for rounding
+        ([0.1, 0.9 - 1e-13, 0.5, 0.92], 0.9, 10.0),
+        ([0.1, 0.9 - 1e-9, 0.9], 0.9, 20.0),
     ],
 )
 def test_rounds_to_a_target(accuracy: list[float], target: float, expected: float) -> None:
