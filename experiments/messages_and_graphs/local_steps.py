@@ -42,6 +42,7 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
+from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
 from experiments import common
 
@@ -94,7 +95,7 @@ def by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     not reach it.
     """
     reached = [
-        first_reached(run, TARGETS[name])
+        rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), TARGETS[name])
         for (name, *_), run in common.groups(rows, [*LABELS, "seed"])
     ]
     return common.by_seed(rows, LABELS).assign(rounds_to_target=reached)
@@ -122,21 +123,6 @@ def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
         }
     ).reset_index()
     return table.assign(steps_to_target=table["rounds_to_target"] * table["steps"])
-
-
-def first_reached(rows: pd.DataFrame, target: float) -> float:
-    """Return the round in which the best accuracy so far reaches a target, linear between
-    evaluations; NaN if it never does.
-    """
-    best = rows["accuracy_mean"].cummax().to_numpy()
-    rounds = rows["round"].to_numpy(float)
-    after = int(np.searchsorted(best, target))
-    if after == len(best):
-        return float("nan")
-    if after == 0:
-        return float(rounds[0])
-    share = (target - best[after - 1]) / (best[after] - best[after - 1])
-    return float(rounds[after - 1] + share * (rounds[after] - rounds[after - 1]))
 
 
 def finding(table: pd.DataFrame, options: Options) -> str:

@@ -18,7 +18,6 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.sweep import Cell
 from experiments import common
-from experiments.messages_and_graphs.local_steps import first_reached
 from tests.support.launched import here, run_experiment
 
 pytestmark = pytest.mark.slow
@@ -244,21 +243,6 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == "bits: --dataset must be one of digits, mnist, not 'nonsense'\n"
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "expected"),
-    [
-        ([0.1, 0.4, 0.5], 2),
-        ([0.1, 0.6, 0.2], 1.2),
-        ([0.4, 0.4], 0),
-        ([0.1, 0.2], np.nan),
-        ([0.1, 0.0, 0.5], 3.5),
-    ],
-)
-def test_rounds_to_a_target(accuracy: list[float], expected: float) -> None:
-    rows = pd.DataFrame({"round": [2 * t for t in range(len(accuracy))], "accuracy_mean": accuracy})
-    assert first_reached(rows, 0.4) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_missing_value_is_a_dash() -> None:
