@@ -20,8 +20,8 @@ GOALS = {
 SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]
 """The figures of `--share-all-until`: all but the consensus distance, which begins at 0."""
 ROUNDING = 1e-12
-"""The share of a goal by which a figure that reaches it may miss it at most: the mean of equal
-accuracies can be below them, as that of 100 times 0.99 is.
+"""A figure that misses a goal by at most this share of it reaches it: the mean of 100 accuracies of
+0.99 is 0.9899999999999999.
 """
 
 
@@ -55,5 +55,5 @@ def reached(row: Mapping[str, float], goal: Goal | None) -> bool:
 
 
 def slack(value: float) -> float:
-    """Return by how much a figure may miss a goal of this value, and still reach it."""
+    """Return the most by which a figure that reaches a goal of this value may miss it."""
     return ROUNDING * abs(value)
