@@ -434,7 +434,7 @@ def _text(value: Any) -> str:
         return "-"
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else str(value)
-    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
+    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
 
 
 def caption(figure: Figure, axes: Axes, title: str, columns: int) -> None:

@@ -245,14 +245,18 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     assert done.stderr == "bits: --dataset must be one of digits, mnist, not 'nonsense'\n"
 
 
-def test_a_missing_value_is_a_dash() -> None:
+def test_numbers_are_readable_and_a_missing_value_is_a_dash() -> None:
     table = pd.DataFrame(
         {
             "name": ["a"],
             "n": [1234567],
             "value": [0.12345],
             "large": [12345.6],
+            "small": [-0.00012345],
             "none": [float("nan")],
         }
     )
-    assert common.markdown(table).splitlines()[2] == "| a | 1,234,567 | 0.123 | 1.23e+04 | - |"
+    assert (
+        common.markdown(table).splitlines()[2]
+        == "| a | 1,234,567 | 0.123 | 1.23e+04 | -0.000123 | - |"
+    )
