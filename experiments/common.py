@@ -27,6 +27,7 @@ from scipy import stats
 import dfl
 from dfl.config import Run
 from dfl.core.files import atomically
+from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell, run_grid
 from dfl.sweep.grid import name_of
 
@@ -294,6 +295,16 @@ def tail_mean(rows: pd.DataFrame, column: str) -> float:
     return float(
         rows.loc[rows["round"] >= tail_rounds(int(rows["round"].max())).start, column].mean()
     )
+
+
+def rounds_until(run: pd.DataFrame, accuracy: float) -> float:
+    """Return the rounds until the mean accuracy of the peers reaches a target, as `rounds_to`.
+
+    Args:
+        run: the evaluations of one run.
+        accuracy: the target.
+    """
+    return rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), accuracy)
 
 
 def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:

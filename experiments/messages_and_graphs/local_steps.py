@@ -42,7 +42,6 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
 from experiments import common
 
@@ -95,7 +94,7 @@ def by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     not reach it.
     """
     reached = [
-        rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), TARGETS[name])
+        common.rounds_until(run, TARGETS[name])
         for (name, *_), run in common.groups(rows, [*LABELS, "seed"])
     ]
     return common.by_seed(rows, LABELS).assign(rounds_to_target=reached)

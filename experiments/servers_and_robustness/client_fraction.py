@@ -40,7 +40,6 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from dfl.evaluation.metrics import rounds_to
 from experiments import common
 from experiments.servers_and_robustness import fedavg_mcmahan2017
 from experiments.servers_and_robustness.fedavg_mcmahan2017 import (
@@ -132,7 +131,7 @@ def by_seed(rows: pd.DataFrame, target: float = TARGET) -> pd.DataFrame:
                 "case": name,
                 "seed": seed,
                 "lr": float(run["lr"].iloc[0]),
-                "rounds": rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target),
+                "rounds": common.rounds_until(run, target),
                 "best": run["accuracy_mean"].max(),
                 "rounds_run": run["round"].max(),
             }

@@ -47,7 +47,6 @@ from cyclopts import Parameter
 from matplotlib.figure import Figure
 
 from dfl.config import Run
-from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
 from experiments import common
 
@@ -251,12 +250,7 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 def _summary(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     case = CASES[name]
     seeds = [run for _, run in common.groups(rows, ["seed"])]
-    reached = np.array(
-        [
-            rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), case.target)
-            for run in seeds
-        ]
-    )
+    reached = np.array([common.rounds_until(run, case.target) for run in seeds])
     return {
         "case": case.title,
         "target": case.target,

@@ -54,7 +54,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dfl
-from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
 from experiments import common
 
@@ -183,7 +182,7 @@ def to_target(rows: pd.DataFrame, target: float) -> Mapping[str, float]:
     """
     each = []
     for _, run in common.groups(rows, ["seed"]):
-        reached = rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
+        reached = common.rounds_until(run, target)
         megabytes = (
             np.interp(reached, run["round"], run[column]) for column in ("total_MB", "busiest_MB")
         )

@@ -71,7 +71,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dfl.config import Run
-from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell
 from experiments import common
 
@@ -295,14 +294,13 @@ def by_seed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_run(rows: pd.DataFrame) -> dict[str, Any]:
-    rounds, accuracy = rows["round"].tolist(), rows["accuracy_mean"].tolist()
     last = rows.iloc[-1]
     return {
         "case": last["case"],
         "seed": last["seed"],
         "lr": float(last["lr"]),
-        **{f"rounds_to_{level:g}": rounds_to(rounds, accuracy, level) for level in LEVELS},
-        "rounds": rounds_to(rounds, accuracy, TARGET),
+        **{f"rounds_to_{level:g}": common.rounds_until(rows, level) for level in LEVELS},
+        "rounds": common.rounds_until(rows, TARGET),
         "best": rows["accuracy_mean"].max(),
         "accuracy": common.tail_mean(rows, "accuracy_mean"),
         "worst_peer": common.tail_mean(rows, "accuracy_min"),
