@@ -297,14 +297,15 @@ def tail_mean(rows: pd.DataFrame, column: str) -> float:
     )
 
 
-def rounds_until(run: pd.DataFrame, accuracy: float) -> float:
-    """Return the rounds until the mean accuracy of the peers reaches a target, as `rounds_to`.
+def rounds_to_accuracy(run: pd.DataFrame, target: float) -> float:
+    """Return the rounds until the mean accuracy of the peers reaches a target, by `rounds_to`; NaN
+    if it never does.
 
     Args:
         run: the evaluations of one run.
-        accuracy: the target.
+        target: the accuracy to reach.
     """
-    return rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), accuracy)
+    return rounds_to(run["round"].tolist(), run["accuracy_mean"].tolist(), target)
 
 
 def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:

@@ -94,7 +94,7 @@ def by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     not reach it.
     """
     reached = [
-        common.rounds_until(run, TARGETS[name])
+        common.rounds_to_accuracy(run, TARGETS[name])
         for (name, *_), run in common.groups(rows, [*LABELS, "seed"])
     ]
     return common.by_seed(rows, LABELS).assign(rounds_to_target=reached)

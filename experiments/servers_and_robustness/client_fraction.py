@@ -131,7 +131,7 @@ def by_seed(rows: pd.DataFrame, target: float = TARGET) -> pd.DataFrame:
                 "case": name,
                 "seed": seed,
                 "lr": float(run["lr"].iloc[0]),
-                "rounds": common.rounds_until(run, target),
+                "rounds": common.rounds_to_accuracy(run, target),
                 "best": run["accuracy_mean"].max(),
                 "rounds_run": run["round"].max(),
             }

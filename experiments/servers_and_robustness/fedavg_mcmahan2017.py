@@ -250,7 +250,7 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
 def _summary(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     case = CASES[name]
     seeds = [run for _, run in common.groups(rows, ["seed"])]
-    reached = np.array([common.rounds_until(run, case.target) for run in seeds])
+    reached = np.array([common.rounds_to_accuracy(run, case.target) for run in seeds])
     return {
         "case": case.title,
         "target": case.target,

@@ -182,7 +182,7 @@ def to_target(rows: pd.DataFrame, target: float) -> Mapping[str, float]:
     """
     each = []
     for _, run in common.groups(rows, ["seed"]):
-        reached = common.rounds_until(run, target)
+        reached = common.rounds_to_accuracy(run, target)
         megabytes = (
             np.interp(reached, run["round"], run[column]) for column in ("total_MB", "busiest_MB")
         )

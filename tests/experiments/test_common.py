@@ -253,10 +253,12 @@ def test_numbers_are_readable_and_a_missing_value_is_a_dash() -> None:
             "value": [0.12345],
             "large": [12345.6],
             "small": [-0.00012345],
+            "zero": [0.0],
+            "bound": [0.01],
             "none": [float("nan")],
         }
     )
     assert (
         common.markdown(table).splitlines()[2]
-        == "| a | 1,234,567 | 0.123 | 1.23e+04 | -0.000123 | - |"
+        == "| a | 1,234,567 | 0.123 | 1.23e+04 | -0.000123 | 0.000 | 0.010 | - |"
     )

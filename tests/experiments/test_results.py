@@ -220,12 +220,15 @@ def test_a_table_in_markdown_is_that_of_its_csv(name: str) -> None:
 
 
 def shown(text: str, exact: str) -> bool:
-    """Return whether a cell in markdown shows a cell of the csv: three decimals, or digits."""
+    """Return whether a cell in markdown shows a cell of the csv: three decimals, or three digits if
+    it is small or large.
+    """
     if text == exact or (text == "-" and exact == ""):
         return True
     number, value = float(text.replace(",", "")), float(exact)
-    digits = 0.5 * 10 ** (math.floor(math.log10(number)) - 2) if "e" in text else 5e-4
-    return math.isclose(number, value, rel_tol=1e-5, abs_tol=1.01 * digits)
+    small_or_large = "e" in text or 0 < abs(number) < 0.01
+    half = 0.5 * 10 ** (math.floor(math.log10(abs(number))) - 2) if small_or_large else 5e-4
+    return math.isclose(number, value, rel_tol=1e-5, abs_tol=1.01 * half)
 
 
 def test_a_cell_is_shown_to_its_digits() -> None:
@@ -233,6 +236,10 @@ def test_a_cell_is_shown_to_its_digits() -> None:
     assert not shown("0.565", "0.563992")
     assert shown("1.47e+03", "1474")
     assert not shown("1.48e+03", "1474")
+    assert shown("0.00402", "0.00402137")
+    assert not shown("0.00403", "0.00402137")
+    assert shown("-6.12e-05", "-6.11977e-05")
+    assert not shown("-6.13e-05", "-6.11977e-05")
     assert shown("796,840", "796840")
     assert shown("-", "")
 
