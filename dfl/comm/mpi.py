@@ -85,7 +85,6 @@ class World:
     def __post_init__(self) -> None:
         self.pulse = Pulse(self.rank, self.size)
 
-    @in_phase("wait")
     def from_root(self, make: Callable[[], bytes]) -> bytes:
         """Return on every rank what rank 0 makes.
 
@@ -334,6 +333,7 @@ class World:
             os.environ.get(name, "").lower() in ("1", "true") for name in _GPU_AWARE
         )
 
+    @in_phase("wait")
     def _broadcast(self, message: bytes) -> bytes:
         if self.size == 1:
             return message

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from dfl.comm.mpi import World
 from dfl.core.profiling import MOST_EVENTS, PHASES, Profile, active, each, in_phase, phase, profiled
 
 
@@ -36,6 +37,19 @@ def test_an_inner_phase_is_not_counted_for_the_outer_one(clock: list[int]) -> No
     assert profile.table()[:, 1].sum() == 1131
     assert [PHASES[k] for k in profile.events()[:, 0]] == ["write", "wait", "evaluate"]
     assert profile.events()[:, 1:].tolist() == [[111, 1111], [11, 1111], [1, 1131]]
+
+
+def test_the_work_of_rank_0_for_all_is_not_waiting(clock: list[int]) -> None:
+    def work() -> bytes:
+        clock[0] += 10
+        return b"done"
+
+    profile = Profile()
+    with profiled(profile), phase("evaluate"):
+        assert World().from_root(work) == b"done"
+    table = dict(zip(PHASES, profile.table().tolist(), strict=True))
+    assert table["evaluate"] == [1, 10]
+    assert table["wait"] == [1, 0]
 
 
 def test_items_and_functions_are_measured(clock: list[int]) -> None:
