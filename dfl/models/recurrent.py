@@ -87,13 +87,12 @@ class _LSTMLayer(torch.autograd.Function):
         gates = torch.baddbmm((b_w + b_u).unsqueeze(1), x, w.mT).view(a, steps, n, 4 * hidden)
         now, flat = (each[0] for each in _buffers(1, (a, n, 4 * hidden), x))
         i, f, g, o = now.split(hidden, 2)
+        cells, flat_cells = _buffers(steps, (a, n, hidden), x)
         tanhs, flat_tanhs = _buffers(steps, (a, n, hidden), x)
-        cells = x.new_empty(steps, a, n, hidden)
         states = x.new_empty(a, steps + 1, n, hidden)
         states[:, 0] = 0
         for t in range(steps):
-            now.copy_(gates[:, t])
-            torch.baddbmm(now, states[:, t], u.mT, out=now)
+            torch.baddbmm(gates[:, t], states[:, t], u.mT, out=now)
             g.mul_(2)  # tanh(z) = 2 σ(2 z) - 1
             flat.sigmoid_()
             g.mul_(2).sub_(1)
@@ -101,8 +100,7 @@ class _LSTMLayer(torch.autograd.Function):
             torch.mul(i, g, out=cells[t])
             if t:
                 cells[t].add_(f * cells[t - 1])
-            tanhs[t].copy_(cells[t])
-            flat_tanhs[t].tanh_()
+            torch.tanh(flat_cells[t], out=flat_tanhs[t])
             torch.mul(o, tanhs[t], out=states[:, t + 1])
         ctx.save_for_backward(x, w, u, gates, tanhs, cells, states)
         return states[:, 1:].transpose(1, 2).contiguous()
