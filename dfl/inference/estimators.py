@@ -146,10 +146,10 @@ class Meta(Estimator):
 
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""
-        return self.average(sites, net, fits(sites))
+        return self.average(sites, net, fits(sites))[0]
 
-    def average(self, sites: Sites, net: Exchange, theta: Tensor) -> Estimate:
-        """Return the mean of the sites' own estimates."""
+    def average(self, sites: Sites, net: Exchange, theta: Tensor) -> tuple[Estimate, Tensor]:
+        """Return the mean of the sites' own estimates, and that of I_j, (..., p, p)."""
 
         def own(site: Site, theta: Tensor) -> Tensor:
             scores, information, _ = efficient(sites.model, site, theta, sites.width)
@@ -160,7 +160,7 @@ class Meta(Estimator):
         rows = net.mean(sites.each(own, theta), "estimates and information")
         pull, packed, middle = rows.tensor_split((p, p + p * (p + 1) // 2), -1)
         bread = unpack(packed)
-        return Estimate(solve(bread, pull), self._covariance(bread, middle, net.count))
+        return Estimate(solve(bread, pull), self._covariance(bread, middle, net.count)), bread
 
 
 @ESTIMATORS.register("one_shot")
@@ -293,7 +293,7 @@ class Surrogate(Led):
         theta = fits(sites)
         everything = sites.with_common(theta.shape[-1])
         n = sizes(sites, net).mean(-1, keepdim=True)
-        found = Meta().average(everything, net, theta)
+        found, _ = Meta().average(everything, net, theta)
         for _ in range(self.iterations):
             found = self._iterate(everything, net, n, found.beta)
         p = sites.width
@@ -358,7 +358,7 @@ class TiltedScore(Led):
     def estimate(self, sites: Sites, net: Exchange) -> Estimate:
         """See `Estimator`."""
         theta, n = fits(sites), sizes(sites, net)
-        found = Meta().average(sites, net, theta)
+        found, _ = Meta().average(sites, net, theta)
         for _ in range(self.iterations):
             theta = (profiled if self.profile else at)(sites, found.beta, theta)
             found = self._iterate(sites, net, n, found.beta, theta)
@@ -425,8 +425,8 @@ class GradientTracking(Estimator):
         """See `Estimator`."""
         assert isinstance(net, Graph)
         p, theta = sites.width, fits(sites)
-        start = Meta(covariance=self.covariance).average(sites, net, theta)
-        inverse = start.covariance * net.count  # of the start, also where it is a sandwich
+        start, information = Meta(covariance=self.covariance).average(sites, net, theta)
+        inverse = inverted(information)
         beta = start.beta.expand_as(theta[..., :p])
         last = torch.zeros_like(beta)
 

@@ -267,7 +267,7 @@ class Graph(Exchange):
         since, flat = self.t, _flat(rows)
         known = flat.new_zeros(len(flat), self.count, flat.shape[1] + 1)  # 1, then the numbers
         own = torch.arange(len(flat))
-        known[own, torch.from_numpy(self.here)] = torch.cat([torch.ones_like(flat[:, :1]), flat], 1)
+        known[own, torch.from_numpy(self.here)] = torch.cat([flat.new_ones(len(flat), 1), flat], 1)
         for _ in range(MOST_ROUNDS):
             if self.everywhere(bool((known[..., 0] > 0).all())):
                 break

@@ -224,6 +224,21 @@ def test_gradient_tracking_reaches_the_pooled_estimate_over_a_ring() -> None:
     assert net.gap < 1e-6  # of estimates; the tracked scores go to 0
 
 
+def test_gradient_tracking_has_the_same_estimate_with_another_covariance() -> None:
+    """The outcomes have 20 times the variance of the model, so the sandwich is some 20 times the
+    inverse information, and steps that are as much larger would diverge.
+    """
+    sites = several(MODELS["poisson"](), 6, "poisson")
+    wide = replace(sites, sites=[replace(each, y=20 * each.y) for each in sites.sites])
+    one = GradientTracking(rounds=100).estimate(wide, graph("ring", 6))
+    other = GradientTracking(rounds=100, covariance="sandwich").estimate(wide, graph("ring", 6))
+    pooled = Pooled().estimate(wide, centre(6)).beta
+    torch.testing.assert_close(other.beta, pooled.expand(6, 2), rtol=0, atol=1e-6)
+    assert torch.equal(one.beta, other.beta)
+    wider, narrower = (each.covariance.diagonal(dim1=1, dim2=2) for each in (other, one))
+    assert (wider > 10 * narrower).all()
+
+
 def test_bytes_are_those_of_the_numbers_that_are_revealed() -> None:
     sites, net = several(Logistic(), 4), centre(4)
     TiltedScore(iterations=2).estimate(sites, net)
