@@ -127,7 +127,9 @@ class Net:
         scores = _nan(self.hosted)
         if not len(group.ids):
             return ServerAggregate(updates.new_zeros(1, updates.shape[1]), scores)
-        everyone = group.ascending(world.all_gather(np.asarray(weights, np.float64)[arrives]))
+        with phase("wait"):  # for the ranks that train longer
+            gathered = world.all_gather(np.asarray(weights, np.float64)[arrives])
+        everyone = group.ascending(gathered)
         received = self._decode(encoded[arrives], updates)
         columns = network.transport.to_columns(
             received, group, everyone / everyone.sum(), reference
@@ -315,10 +317,23 @@ class Net:
             return self.edges, falsified_per_edge(network, self.t, slot, messages, owner)
         if not network.threat_model.falsifies:
             return plan, messages
-        by_edge = isinstance(plan, EdgePlan)
-        entry = self.t if self.graph is None else self.graph
-        senders = network.schedule.senders_on_edges(entry) if by_edge else self.everyone
-        return plan, falsified(network, self.t, slot, messages, senders, start)
+        if isinstance(plan, EdgePlan):
+            entry = self.t if self.graph is None else self.graph
+            senders = network.schedule.senders_on_edges(entry)
+        else:
+            senders = self.everyone
+        if self._effects is None:
+            return plan, falsified(network, self.t, slot, messages, senders, start)
+        # Attackers see what is sent: nothing comes from or goes to a peer that is down.
+        sends = self._effects.up[senders.owners]
+        if isinstance(plan, EdgePlan):
+            sends, _ = self._effects.on_edges(senders.ids)
+        senders = network.schedule.those(senders, sends)
+        here = torch.from_numpy(senders.here).to(messages.device)
+        rows = messages[here]
+        begin = None if start is None else start[here]
+        sent = falsified(network, self.t, slot, rows, senders, begin)
+        return plan, messages if sent is rows else messages.index_copy(0, here, sent)
 
     def _upload(
         self, messages: Tensor, group: Group, reference: Tensor | None, slot: str

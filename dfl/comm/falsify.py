@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import csr_array, diags_array
 
 from dfl.comm.network import Network
 from dfl.core.layout import Group
@@ -31,7 +32,7 @@ def falsified(
     start: Tensor | None = None,
     reference: Tensor | None = None,
 ) -> Tensor:
-    """Return the messages of a group, (a, m), with those of attackers that are up falsified.
+    """Return the messages of a group, (a, m), with those of attackers falsified.
 
     What attackers learn from others is not counted as traffic.
 
@@ -39,15 +40,12 @@ def falsified(
         network: has the attack and the attackers.
         t, slot: the round, and the name of the exchange within it.
         messages: (a, m), those of the members on this rank.
-        group: the senders, peers or edges.
+        group: the senders, peers or edges; none of a peer that is down.
         start: (a, m), the models from which the peers moved; None where messages are differences.
         reference: (1, m), the server's own update, where it has one.
     """
     attack = network.threat_model.attack
-    attackers = network.threat_model.attackers
-    effects = network.fault_effects(t)
-    active = attackers if effects is None else attackers[effects.up[attackers]]
-    falsifying = np.flatnonzero(np.isin(group.owners, active))
+    falsifying = np.flatnonzero(np.isin(group.owners, network.threat_model.attackers))
     if not len(falsifying):
         return messages
     n = len(group.ids)
@@ -62,6 +60,8 @@ def falsified_per_edge(
 ) -> Tensor:
     """Return the messages over edges, (a, m), where attackers send each neighbour another one.
 
+    A peer that is down has no neighbours.
+
     Args:
         network: has the attack and the attackers.
         t, slot: the round, and the name of the exchange within it.
@@ -72,12 +72,20 @@ def falsified_per_edge(
     attackers = network.threat_model.attackers
     peers = network.layout.peers
     edges = network.schedule.senders_on_edges(t)
+    matrix = network.schedule.matrix(t)
+    effects = network.fault_effects(t)
+    if effects is not None:
+        attackers = attackers[effects.up[attackers]]
+        up = diags_array(effects.up.astype(np.float64))
+        matrix = csr_array(up @ matrix @ up)
     falsifying = np.flatnonzero(np.isin(edges.owners, attackers))
+    if not len(falsifying):
+        return rows_at(messages, owner)
     pairs = np.stack(np.divmod(edges.ids[falsifying], peers), axis=1)
     everyone = network.schedule.everyone
     updates = network.transport.to_columns(messages, everyone, np.full(peers, 1 / peers))
     view = _view(network, t, slot, updates, attackers, attackers)
-    columns = attack.falsify_edges(view, network.schedule.matrix(t), pairs)
+    columns = attack.falsify_edges(view, matrix, pairs)
     return _replaced(network, rows_at(messages, owner), columns, falsifying, edges)
 
 

@@ -90,6 +90,13 @@ class Layout:
         counts, by_rank, mine = self.members(ids, rank)
         return Group(ids, np.searchsorted(self.hosted(rank), ids[mine]), counts, ids, by_rank, mine)
 
+    def those(self, group: Group, kept: NDArray[np.bool_], rank: int) -> Group:
+        """Return the members of a group, as it lies on `rank`, for which `kept` (k,) is true."""
+        owners = group.owners[kept]
+        counts, by_rank, mine = self.members(owners, rank)
+        here = group.here[kept[group.mine]]
+        return Group(group.ids[kept], here, counts, owners, by_rank, mine)
+
     def members(
         self, owners: NDArray[np.int64], rank: int
     ) -> tuple[list[int], NDArray[np.int64] | None, slice | NDArray[np.int64]]:

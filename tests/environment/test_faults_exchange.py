@@ -16,6 +16,9 @@ from torch import Tensor
 from dfl import Data, InputError, Run
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
+from dfl.robust.aggregators import Rows
+from dfl.robust.attacks import AttackView
+from dfl.robust.attacks.omniscient import LittleIsEnough
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared, prepare
 from tests.algorithms.test_oracle import dense, sgd
@@ -325,6 +328,7 @@ METHODS: list[dict[str, Any]] = [
     {"attack": "dissensus:peers=3", "aggregator": "clipping"},
     {"attack": "alie:peers=3", "bits": 3},
     {"algorithm": "local_only"},
+    {"algorithm": "qg_dsgdm"},
 ]
 
 
@@ -335,17 +339,57 @@ def test_a_peer_that_is_down_keeps_its_state_to_the_bit(more: dict[str, Any]) ->
         more = {**more, "aggregator": "clipping:tau=1"}
     setting = quadratic(**more, momentum=0.5, faults="leave:peers=3,at=2+join:peers=0,at=4")
     seen = []
+    momentum = []
     payload = []
     for state in states(setting, 6):
         seen.append(state.x.clone())
+        momentum.append(getattr(state, "m", state.x).clone())
         payload.append(setting.network.traffic.payload.copy())
     for before, after in pairwise(seen[2:]):
         assert torch.equal(before[3], after[3])
         assert not torch.equal(before[5], after[5])
+    for before, after in pairwise(momentum[2:]):
+        assert torch.equal(before[3], after[3])
     assert all(torch.equal(seen[0][0], x[0]) for x in seen[1:5])
     assert not torch.equal(seen[5][0], seen[4][0])
     assert payload[2][3] == payload[-1][3]
     assert payload[4][0] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["dfedavgm", "qdfedavgm:exchange=paper,alpha=0.5", "choco"])
+def test_attackers_know_only_what_is_sent(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 peers 1, an attacker, and 3 are down; over edges there is a message for every edge."""
+    setting = quadratic(
+        algorithm=algorithm, topology="complete", attack="alie:peers=0+1",
+        faults="leave:peers=1+3,at=0",
+    )  # fmt: skip
+    server = quadratic(algorithm="fedavg", attack="alie:peers=0+1", faults="leave:peers=1+3,at=0")
+    views: list[AttackView] = []
+
+    def falsify(attack: LittleIsEnough, view: AttackView) -> Rows:
+        views.append(view)
+        return true(attack, view)
+
+    true = LittleIsEnough.falsify
+    monkeypatch.setattr(LittleIsEnough, "falsify", falsify)
+    final(setting, 1)
+    final(server, 1)
+    of_graph, of_server = views
+    edges = 5 if algorithm == "choco" else 1
+    assert np.allclose(of_graph.updates.rows[::edges], of_server.updates.rows, rtol=0, atol=1e-12)
+    assert len(of_graph.updates.rows) == 6 * edges
+    assert of_graph.attackers.tolist() == [*range(edges)]
+    assert of_graph.imitated.tolist() == [*range(edges, 6 * edges)]
+
+
+def test_dissensus_is_between_the_peers_that_are_up() -> None:
+    """With eps = 1 its receivers end where they trained to."""
+    setting = quadratic(
+        topology="complete", attack="dissensus:peers=0+1,eps=1", faults="leave:peers=1+3,at=0"
+    )
+    alone = final(quadratic(algorithm="local_only"), 1)
+    honest = [2, 4, 5, 6, 7]
+    assert torch.allclose(final(setting, 1)[honest], alone[honest], rtol=0, atol=1e-12)
 
 
 def test_only_messages_that_are_sent_are_counted() -> None:

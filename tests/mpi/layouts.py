@@ -308,7 +308,9 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
     yield "lost-bursts", setting(1, topology="ring", faults="burst:p=0.4,length=3")
     yield (
         "lost-peers",
-        setting(0, topology="exponential", faults=peers, partition="dirichlet:alpha=0.3"),
+        setting(
+            0, topology="exponential", faults=peers, partition="dirichlet:alpha=0.3", attack="trim"
+        ),
     )
     yield (
         "lost-server",
@@ -325,7 +327,10 @@ def faults() -> Iterator[tuple[str, dfl.Run]]:
     tracked = {"algorithm": "gradient_tracking", "partition": "dirichlet:alpha=0.3"}
     yield "lost-tracked", setting(1, topology="small_world:k=4,p=0.3", **tracked, faults=peers)
     attacked = {"attack": "dissensus:peers=1+9", "aggregator": "clipping:tau=1"}
-    yield "lost-lies", setting(0, topology="small_world:k=4,p=0.3", **attacked, faults=links)
+    yield (
+        "lost-lies",
+        setting(0, topology="small_world:k=4,p=0.3", **attacked, faults=f"{links}+{peers}"),
+    )
 
 
 def links() -> Iterator[tuple[str, dfl.Run]]:

@@ -33,7 +33,7 @@ class QGDSGDm(Algorithm[State]):
 
     x_i - x_i' is divided by the learning rate of the round in which it arose, so the gradients in
     m_i keep their unit when a schedule changes η. Its other part, the disagreement of the
-    neighbours, is not proportional to η and grows in m_i as η falls.
+    neighbours, is not proportional to η and grows in m_i as η falls. A peer that is down keeps m_i.
 
     Attributes:
         mu: μ.
@@ -54,4 +54,8 @@ class QGDSGDm(Algorithm[State]):
         z, _ = task.train_with_momentum(state.x, state.m, net.t)
         x = net.exchange(z, start=state.x).average()
         change = (state.x - x) * (self.mu / task.reach(net.t))
-        return State(x, (1 - self.mu) * state.m + change)
+        m = (1 - self.mu) * state.m + change
+        if not net.fixed:
+            up = torch.from_numpy(net.group(net.present(net.everyone.ids)).here).to(m.device)
+            m = state.m.index_copy(0, up, m[up])
+        return State(x, m)
