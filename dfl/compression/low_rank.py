@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dfl.compression.base import COMPRESSORS, Draw, as_bytes, floats
 from dfl.compression.matrices import Matrix, matrices, orthonormal, product
 from dfl.core.options import Count
+from dfl.core.registry import example_with
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,7 @@ else:
 
 
 @COMPRESSORS.register("low_rank")
+@example_with("--algorithm qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
     """Projections of matrices M (a, b) on r columns P, by one step of a power iteration:

@@ -13,6 +13,7 @@ from annotated_types import Interval
 from dfl.compression import packing
 from dfl.compression.base import COMPRESSORS, TILE, Draw, floats, tiles
 from dfl.core.options import Index, require
+from dfl.core.registry import example_with
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,7 @@ _BETWEEN = ("midrise", "sign")
 
 
 @COMPRESSORS.register("quantize")
+@example_with("--algorithm qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class Quantize:
     """Integers of b bits, and one step size s per block: every coordinate becomes a multiple of s.

@@ -13,6 +13,7 @@ from annotated_types import Interval
 from dfl.compression import packing
 from dfl.compression.base import COMPRESSORS, Draw, as_bytes, floats, tiles
 from dfl.core import randomness
+from dfl.core.registry import example_with
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ Kept = Annotated[float, Interval(gt=0, le=1)]
 
 
 @COMPRESSORS.register("top_k")
+@example_with("--algorithm qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class TopK:
     """The k coordinates of largest absolute value; of equal ones, those of lowest index.
@@ -72,6 +74,7 @@ class TopK:
 
 
 @COMPRESSORS.register("random_k")
+@example_with("--algorithm qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class RandomK:
     """k coordinates drawn uniformly without replacement.

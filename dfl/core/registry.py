@@ -73,13 +73,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def example_with(flags: str) -> Callable[[_C], _C]:
-    """Return a decorator that states the further flags of a command line that runs a component, as
-    `--help` shows it.
+def example_with(flags: str = "", options: str = "") -> Callable[[_C], _C]:
+    """Return a decorator that states what a command line that runs a component needs, as `--help`
+    shows it.
+
+    Args:
+        flags: further flags.
+        options: of the component, where those without a default and the first one do not do.
     """
 
     def state(component: _C) -> _C:
         setattr(component, "example_flags", flags)  # noqa: B010  no attribute of a function's type
+        setattr(component, "example_options", options)  # noqa: B010
         return component
 
     return state

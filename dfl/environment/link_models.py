@@ -18,7 +18,7 @@ from annotated_types import Interval
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.options import Share
-from dfl.core.registry import Registry
+from dfl.core.registry import Registry, example_with
 from dfl.environment.clock import AccessLines, Connections, EdgeLinks, Floats, Ints
 from dfl.environment.link_files import LATENCY_MS, MBPS, of_edges
 
@@ -195,6 +195,7 @@ PRESETS: dict[str, type[Uplink]] = {line.name: line for line in (Phone, Broadban
 
 
 @LINK_MODELS.register("mixed")
+@example_with(options="phone=0.75,broadband=0.25")
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Timed):
     """Peers with different lines, drawn by the run's seed.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
 from dfl.core.options import Count, Index, Positive
-from dfl.core.registry import Registry
+from dfl.core.registry import Registry, example_with
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
@@ -215,6 +215,7 @@ def _outvoted(name: str, f: int, few: int, updates: Updates) -> None:
 
 
 @AGGREGATORS.register("krum")
+@example_with("--topology torus")
 def krum(updates: Updates, *, f: Index = 1) -> Aggregate:
     """The row that is closest to most others; weights do not count.
 
@@ -235,6 +236,7 @@ def krum(updates: Updates, *, f: Index = 1) -> Aggregate:
 
 
 @AGGREGATORS.register("multi_krum")
+@example_with("--topology torus")
 def multi_krum(updates: Updates, *, f: Index = 1, m: Count | None = None) -> Aggregate:
     """The mean of the m rows with the lowest scores of `krum`.
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
-from dfl.core.registry import Registry
+from dfl.core.registry import Registry, example_with
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @LOSSES.register("squared_error")
+@example_with("--model FILE.py:FUNCTION")
 @_regression
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """||output - label||^2 of every example, (n,): the loss of regression.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.options import Count, NotNegative
-from dfl.core.registry import Registry
+from dfl.core.registry import Registry, example_with
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import Widths
 from dfl.training.auxiliaries import Auxiliary
@@ -78,7 +78,7 @@ ADVERSARIES: Registry[Callable[..., Adversary | None]] = Registry(
 """Name -> frozen dataclass whose fields are the options; `none` gives None."""
 
 ADVERSARIES.register("none")(none)
-ADVERSARIES.register("adversary")(Adversary)
+ADVERSARIES.register("adversary")(example_with("--dataset adult")(Adversary))
 
 
 def objective(

@@ -146,6 +146,8 @@ def _accepted(option: Option, meaning: str) -> str:
 
 def _example(name: str, component: Component) -> str:
     """Return a spec of the component: with what it needs, else with its first option."""
+    if stated := getattr(component, "example_options", ""):
+        return f"{name}:{stated}"
     known = options(component)
     needed = [f"{key}={_sample(option)}" for key, option in known.items() if option.required]
     given = [written(k, o) for k, o in known.items() if not o.required and o.default is not None]

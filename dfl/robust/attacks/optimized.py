@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
+from dfl.core.registry import example_with
 from dfl.robust.aggregators import Rows, Updates
 from dfl.robust.attacks.base import ATTACKS, Attack, AttackView, Floats
 from dfl.robust.attacks.omniscient import Trim
@@ -113,6 +114,7 @@ def _krum_chooses(
 
 
 @ATTACKS.register("adaptive")
+@example_with("--algorithm fltrust")
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Attack):
     """Search for the message that drives FLTrust's aggregate furthest against its honest direction.

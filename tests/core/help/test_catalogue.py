@@ -94,15 +94,26 @@ def test_a_kind_is_found_by_its_plural_and_its_flag() -> None:
         find("topologys", EVERY)
 
 
-@pytest.mark.parametrize("field", ["dataset", "model", "partition"])
-def test_examples_of_data_and_models_run(dfl_run: Command, field: str) -> None:
-    """Each on small files in the official form, which have examples for few peers."""
+SLOW = {"topology", "mixing", "algorithm", "attack", "auxiliary", "lr_schedule", "faults"}
+"""Kinds whose examples need nothing beside them, or have done so for long."""
+
+
+@pytest.mark.parametrize(
+    "field",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in registries()],
+)
+def test_examples_run(dfl_run: Command, field: str) -> None:
+    """Each on small files in the official form, which have examples for few peers. Those with a
+    file of the user's are left out.
+    """
     for name, write in WRITERS.items():
         write(dfl_run.folder / name)
     for name in ("mnist", "fashion_mnist"):
         write_idx(dfl_run.folder / name)
     for entry in page(registries()[field], (), "", 80).split("\n\n")[1:]:
         example = shlex.split(entry.rpartition("$ ")[2])
+        if any("FILE" in word for word in example):
+            continue
         peers = 2 if "--dataset" in example or "--model" in example else 16
         done = dfl_run(*example, f"--peers={peers}", "--data-dir=.", "--dry-run", "--quiet")
         assert done.code == 0, (example, done.err)
