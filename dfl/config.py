@@ -17,7 +17,16 @@ from annotated_types import Interval
 
 from dfl.core.equality import equal
 from dfl.core.errors import InputError
-from dfl.core.options import MOST, BelowOne, Count, Index, NotNegative, Positive, options
+from dfl.core.options import (
+    MOST,
+    BelowOne,
+    Count,
+    Index,
+    NotNegative,
+    Positive,
+    options,
+    require,
+)
 from dfl.core.parse import nearest, read, shown
 from dfl.core.registry import flag, own
 from dfl.evaluation.goals import GOALS, SHARING_GOALS, Goal
@@ -251,7 +260,7 @@ class Run:
     """Number of rounds at the end of the run, each of which is evaluated."""
     eval_examples: Count | None = None
     """Evaluate on N test examples, and N / P training examples per peer; default all. `local_*` are
-    over all own test examples in any case.
+    over all own test examples in any case, and `backdoor_success` over all with the trigger.
     """
     ensemble: bool = False
     """Evaluate the ensemble of all peers' models, by mean output and by vote."""
@@ -390,7 +399,12 @@ class Run:
             )
         if name in ("accuracy_ensemble", "accuracy_vote") and not self.ensemble:
             raise InputError(f"{flag(field)} {text} needs the ensemble: give --ensemble")
-        return Goal(column, read(f"{flag(field)} {name}", number, "float"), at_least)
+        value = read(f"{flag(field)} {name}", number, "float")
+        if "accuracy" in name:
+            require(0 <= value <= 1, f"{flag(field)} {name}", "from 0 to 1", value)
+        if name == "consensus_distance":
+            require(value >= 0, f"{flag(field)} {name}", "0 or more", value)
+        return Goal(column, value, at_least)
 
 
 def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:

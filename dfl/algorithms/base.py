@@ -72,6 +72,8 @@ class Algorithm(ABC, Generic[S]):
     """
     messages: ClassVar[int] = 1
     """Messages to each neighbour in a round, where peers gossip."""
+    mixes: ClassVar[bool] = True
+    """Whether the weights of the mixing matrix have a part, where peers gossip."""
     on_every_graph: ClassVar[bool] = False
     """Whether every round uses all graphs of a sequence, graph k of T for the coordinates k, k + T,
     k + 2T, ..., and not only that of the round for all of them.

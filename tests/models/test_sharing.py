@@ -213,6 +213,10 @@ def test_updates_can_be_weighted_by_their_length() -> None:
             "--share-all-until: unknown figure 'loss'",
         ),
         (
+            {"share": "head:1", "share_all_until": "accuracy=97"},
+            "--share-all-until accuracy must be from 0 to 1, not 97.0",
+        ),
+        (
             {"share": "head:1", "share_all_until": "9"},
             "--share-all-until 9 is more than all --rounds 4",
         ),

@@ -382,6 +382,14 @@ IMPOSSIBLE = [
         "--algorithm fedsgd --local-epochs 3",
         "--algorithm fedsgd takes one step on all of a peer's examples: leave",
     ),
+    (
+        "--algorithm fedsgd --batch-size 50",
+        "--algorithm fedsgd takes one step on all of a peer's examples: leave",
+    ),
+    (
+        "--algorithm relay_sgd --mixing lazy",
+        "--mixing lazy has no part in --algorithm relay_sgd: leave it out",
+    ),
     ("--algorithm fltrust:root=5000", "--algorithm fltrust: root=5000 with bias=0.1 needs "),
 ]
 

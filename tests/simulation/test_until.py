@@ -104,6 +104,9 @@ def test_a_run_that_reached_its_goal_is_complete(tmp_path: Path) -> None:
             "acuracy=0.9",
             "--until: unknown figure 'acuracy' (did you mean accuracy?); choose from accuracy, ",
         ),
+        ("accuracy=97", "--until accuracy must be from 0 to 1, not 97.0"),
+        ("accuracy_min=-0.1", "--until accuracy_min must be from 0 to 1, not -0.1"),
+        ("consensus_distance=-1", "--until consensus_distance must be 0 or more, not -1.0"),
         ("accuracy=high", "--until accuracy must be a number, not 'high'"),
         (
             "validation_accuracy=0.9",

@@ -61,6 +61,7 @@ class RelaySGD(Algorithm[State]):
     """
 
     numbers: ClassVar[int] = 1
+    mixes: ClassVar[bool] = False
     on_every_graph: ClassVar[bool] = True
     incoming: ClassVar[tuple[str, ...]] = ("relayed", "counts")
     default_topology: ClassVar[str] = "tree"

@@ -28,11 +28,12 @@ class FedSGD(FedAvg):
         """Take one step on all examples of a peer.
 
         Raises:
-            InputError: the run gives other numbers of steps or epochs.
+            InputError: the run gives other numbers of steps or epochs, or another batch size.
         """
-        if solver.steps or solver.epochs != 1:
+        given = solver.batch_size not in (0, type(solver).batch_size)
+        if given or solver.steps or solver.epochs != 1:
             raise InputError(
                 "--algorithm fedsgd takes one step on all of a peer's examples: leave "
-                "--local-steps, --local-epochs out"
+                "--local-steps, --local-epochs, --batch-size out"
             )
         return replace(solver, batch_size=0)
