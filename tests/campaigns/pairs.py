@@ -105,7 +105,7 @@ def drawn(number: int) -> dict[str, Any]:
         options = f"server_momentum={beta},server_lr={rate},fraction={one(1.0, 0.5)}"
         settings |= {"algorithm": f"{method}:{options}", "init": "common"}
         settings |= {"compressor": bits} if one(0, 1) else {}
-        return settings | ({"aggregator": one(*RULES)} if method != "fltrust" else {"share": "all"})
+        return settings | ({"aggregator": one(*RULES)} if method != "fltrust" else {})
     settings |= {"topology": one(*GRAPHS), "mixing": one(*MIXINGS)}
     if kind == "gossip":
         return settings | {"algorithm": "dfedavgm", "aggregator": one(*RULES)}
