@@ -118,10 +118,8 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
     """Yield the fields of a settled run that have no part in its algorithm."""
     if not method.gossips:
         yield from (each for each in ("topology", "mixing") if getattr(run, each) is not None)
-    if not method.mixes and not (
-        isinstance(run.mixing, str) and run.mixing == method.default_mixing
-    ):
-        yield "mixing"
+    if not method.mixes and isinstance(run.mixing, str) and run.mixing != method.default_mixing:
+        yield "mixing"  # a matrix gives the graph
     if method.topology not in (None, run.topology):
         yield "topology"
     default = (
