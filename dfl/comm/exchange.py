@@ -322,12 +322,12 @@ class Net:
             senders = network.schedule.senders_on_edges(entry)
         else:
             senders = self.everyone
-        if self._effects is None:
+        if self._effects is None or self._effects.up.all():
             return plan, falsified(network, self.t, slot, messages, senders, start)
         # Attackers see what is sent: nothing comes from or goes to a peer that is down.
         sends = self._effects.up[senders.owners]
         if isinstance(plan, EdgePlan):
-            sends, _ = self._effects.on_edges(senders.ids)
+            sends = sends & self._effects.up[senders.ids % self.peers]
         senders = network.schedule.those(senders, sends)
         here = torch.from_numpy(senders.here).to(messages.device)
         rows = messages[here]

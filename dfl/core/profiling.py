@@ -27,7 +27,8 @@ PHASES = (
 
 `send` is the time until messages have moved between ranks. Over a graph it includes waiting for
 ranks that train longer. `wait` is the time in which a rank waits for the others elsewhere, with a
-server for those that train longer, and `other` the time outside of all phases.
+server, and no attack on messages, for those that train longer, and `other` the time outside of all
+phases.
 """
 MOST_EVENTS = 100_000
 """The events that a profile keeps for a trace; those after them are counted in the table alone."""

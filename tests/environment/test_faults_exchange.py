@@ -382,6 +382,22 @@ def test_attackers_know_only_what_is_sent(algorithm: str, monkeypatch: pytest.Mo
     assert of_graph.imitated.tolist() == [*range(edges, 6 * edges)]
 
 
+def test_falsified_messages_are_sent_by_the_attackers_that_are_up() -> None:
+    """An attacker keeps what it trained itself, and sends x - (z - x)."""
+    setting = quadratic(
+        topology="complete", attack="sign_flip:peers=1+4", faults="outage:p=0.4,length=2"
+    )
+    X = start(setting.run, setting.task, True)
+    for t, state in enumerate(list(states(setting, 8))[1:]):
+        up, both, _ = fate(setting, t)
+        Z = trained(setting, X, up)
+        sent = Z.clone()
+        sent[[1, 4]] = 2 * X[[1, 4]] - Z[[1, 4]]
+        W = dense(setting, t) * both * (1 - torch.eye(8))
+        X = Z + W @ sent - W.sum(1, keepdim=True) * Z
+        assert torch.allclose(state.x, X, rtol=0, atol=1e-12)
+
+
 def test_dissensus_is_between_the_peers_that_are_up() -> None:
     """With eps = 1 its receivers end where they trained to."""
     setting = quadratic(

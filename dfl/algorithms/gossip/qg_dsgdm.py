@@ -55,7 +55,8 @@ class QGDSGDm(Algorithm[State]):
         x = net.exchange(z, start=state.x).average()
         change = (state.x - x) * (self.mu / task.reach(net.t))
         m = (1 - self.mu) * state.m + change
-        if not net.fixed:
-            up = torch.from_numpy(net.group(net.present(net.everyone.ids)).here).to(m.device)
+        present = net.present(net.everyone.ids)
+        if len(present) < net.peers:
+            up = torch.from_numpy(net.group(present).here).to(m.device)
             m = state.m.index_copy(0, up, m[up])
         return State(x, m)

@@ -167,8 +167,9 @@ class Attack:
         All neighbours of an attacker receive the same, unless `per_edge`.
 
         Args:
-            view: as for `falsify`, where all P peers send.
-            matrix: (P, P), the mixing matrix, w_vj in row v.
+            view: as for `falsify`, with a row for each of P peers, also for those that are down.
+            matrix: (P, P), the mixing matrix, w_vj in row v, without the weights of peers that are
+                down.
             edges: (k, 2), the attacker and its neighbour.
         """
         return self.falsify(view)[np.searchsorted(view.ids, edges[:, 0])]

@@ -95,7 +95,7 @@ def test_a_kind_is_found_by_its_plural_and_its_flag() -> None:
 
 
 SLOW = {"topology", "mixing", "algorithm", "attack", "auxiliary", "lr_schedule", "faults"}
-"""Kinds whose examples need nothing beside them, or have done so for long."""
+"""Kinds whose examples are tested in the slow tier."""
 
 
 @pytest.mark.parametrize(
