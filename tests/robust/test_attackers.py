@@ -383,10 +383,6 @@ IMPOSSIBLE = [
         "--algorithm fedsgd takes one step on all of a peer's examples: leave",
     ),
     (
-        "--algorithm fedsgd --batch-size 50",
-        "--algorithm fedsgd takes one step on all of a peer's examples: leave",
-    ),
-    (
         "--algorithm relay_sgd --mixing lazy",
         "--mixing lazy has no part in --algorithm relay_sgd: leave it out",
     ),

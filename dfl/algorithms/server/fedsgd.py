@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @ALGORITHMS.register("fedsgd")
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(FedAvg):
-    """FedAvg with one local step of every peer on all of its examples (McMahan et al. 2017, section
-    2).
+    """FedAvg with one local step of every peer on all of its examples, whatever the batch size
+    (McMahan et al. 2017, section 2).
 
         w <- w - η sum_{k in S_t} n_k grad F_k(w) / sum_{k in S_t} n_k
 
@@ -28,12 +28,11 @@ class FedSGD(FedAvg):
         """Take one step on all examples of a peer.
 
         Raises:
-            InputError: the run gives other numbers of steps or epochs, or another batch size.
+            InputError: the run gives other numbers of steps or epochs.
         """
-        given = solver.batch_size not in (0, type(solver).batch_size)
-        if given or solver.steps or solver.epochs != 1:
+        if solver.steps or solver.epochs != 1:
             raise InputError(
                 "--algorithm fedsgd takes one step on all of a peer's examples: leave "
-                "--local-steps, --local-epochs, --batch-size out"
+                "--local-steps, --local-epochs out"
             )
         return replace(solver, batch_size=0)
