@@ -317,18 +317,15 @@ class Net:
             return self.edges, falsified_per_edge(network, self.t, slot, messages, owner)
         if not network.threat_model.falsifies:
             return plan, messages
-        if isinstance(plan, EdgePlan):
-            entry = self.t if self.graph is None else self.graph
-            senders = network.schedule.senders_on_edges(entry)
-        else:
-            senders = self.everyone
-        if self._effects is None or self._effects.up.all():
+        by_edge = isinstance(plan, EdgePlan)
+        entry = self.t if self.graph is None else self.graph
+        senders = network.schedule.senders_on_edges(entry) if by_edge else self.everyone
+        effects = self._effects
+        if effects is None or effects.up.all():
             return plan, falsified(network, self.t, slot, messages, senders, start)
         # Attackers see what is sent: nothing comes from or goes to a peer that is down.
-        sends = self._effects.up[senders.owners]
-        if isinstance(plan, EdgePlan):
-            sends = sends & self._effects.up[senders.ids % self.peers]
-        senders = network.schedule.those(senders, sends)
+        sends = effects.used(senders.ids) if by_edge else effects.up
+        senders = network.schedule.subset(senders, sends)
         here = torch.from_numpy(senders.here).to(messages.device)
         rows = messages[here]
         begin = None if start is None else start[here]

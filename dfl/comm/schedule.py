@@ -108,9 +108,9 @@ class Schedule:
         """Return some peers, by their numbers."""
         return self.layout.group(ids, self.rank)
 
-    def those(self, group: Group, kept: NDArray[np.bool_]) -> Group:
+    def subset(self, group: Group, kept: NDArray[np.bool_]) -> Group:
         """Return the members of a group for which `kept` (k,) is true."""
-        return self.layout.those(group, kept, self.rank)
+        return self.layout.subset(group, kept, self.rank)
 
     def matrix(self, t: int) -> csr_array:
         """Return the mixing matrix of round t."""

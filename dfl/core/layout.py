@@ -90,7 +90,7 @@ class Layout:
         counts, by_rank, mine = self.members(ids, rank)
         return Group(ids, np.searchsorted(self.hosted(rank), ids[mine]), counts, ids, by_rank, mine)
 
-    def those(self, group: Group, kept: NDArray[np.bool_], rank: int) -> Group:
+    def subset(self, group: Group, kept: NDArray[np.bool_], rank: int) -> Group:
         """Return the members of a group, as it lies on `rank`, for which `kept` (k,) is true."""
         owners = group.owners[kept]
         counts, by_rank, mine = self.members(owners, rank)

@@ -55,14 +55,20 @@ class FaultEffects:
     def on_edges(self, edges: Ints) -> tuple[Bools, Bools]:
         """Return which edges are used, (n,), and over which of them a message arrives, (n,).
 
-        An edge is used if both of its ends are up.
+        Args:
+            edges: (n,) sender * P + receiver.
+        """
+        used = self.used(edges)
+        return used, used & self.arrive(*np.divmod(edges, self.round_key.peers))
+
+    def used(self, edges: Ints) -> Bools:
+        """Return which edges are used, (n,): those with both ends up.
 
         Args:
             edges: (n,) sender * P + receiver.
         """
         sender, receiver = np.divmod(edges, self.round_key.peers)
-        used = self.up[sender] & self.up[receiver]
-        return used, used & self.arrive(sender, receiver)
+        return self.up[sender] & self.up[receiver]
 
 
 @lru_cache(maxsize=1)
