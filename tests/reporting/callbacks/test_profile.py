@@ -2,13 +2,16 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dfl
+from dfl.comm.mpi import World
 from dfl.core.profiling import PHASES, Profiles
 from dfl.reporting.callbacks.profile import table, trace
 from dfl.reporting.simulate import default_callbacks
@@ -38,6 +41,30 @@ def profiles(ranks: int) -> Profiles:
     seconds = np.arange(len(PHASES)) * np.arange(1, ranks + 1)[:, None] * 10**9
     counted = np.stack([np.ones_like(seconds), seconds], axis=2)
     return Profiles(counted, np.array([[0, 3, 1000, 5000], [1, 0, 0, 2000]]))
+
+
+def test_a_server_waits_for_the_ranks_that_train_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, gather = [0], World.all_gather
+
+    def after_the_last(world: World, rows: NDArray[Any]) -> NDArray[Any]:
+        if rows.shape == (FEW["peers"],):  # the weights, which ranks send first
+            late[0] += 10**12
+        return gather(world, rows)
+
+    clock = time.perf_counter_ns
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock() + late[0])
+    monkeypatch.setattr(World, "all_gather", after_the_last)
+    kept = Keep()
+    few = FEW | {"eval_every": 4, "checkpoint_every": None}
+    list(
+        dfl.simulate(dfl.Run(**few, algorithm="fedavg", profile=True, out=tmp_path / "run"), [kept])
+    )
+    assert kept.outcome.profile is not None
+    spent = dict(zip(PHASES, kept.outcome.profile.table[0, :, 1].tolist(), strict=True))
+    assert spent["wait"] >= 4 * 10**12
+    assert spent["send"] < 10**12
 
 
 def test_a_profiled_run_has_the_same_results(tmp_path: Path) -> None:
