@@ -320,7 +320,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             are compatible is not checked: flags may complete them.
     """
     try:
-        page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode("utf-8")
+        page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode(
+            "utf-8-sig"
+        )
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         settings = checked_settings(values)
         if line := describe_objects(settings):

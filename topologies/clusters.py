@@ -54,6 +54,7 @@ def clustered(
     affordable("clustered", peers, round(max(between, inside / clusters) * peers**2))
     sizes = [len(part) for part in np.array_split(np.arange(peers), clusters)]
     table = np.where(np.eye(clusters, dtype=bool), inside, between)
+    table[1.0 - table == 1.0] = 0.0  # hops are divided by log(1 - p)
     graph = connected(
         lambda seed: pattern(nx.stochastic_block_model(sizes, table, seed=seed)),
         rng,

@@ -46,12 +46,12 @@ def edges(peers: int, rng: Generator, *, path: Path) -> csr_array:
     Raises:
         GraphError: the file is missing, damaged or for another number of peers.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # keeps ~ where there is no such user
     read = {".npz": _npz, ".csv": _csv}.get(path.suffix.lower())
     try:
         limit = MOST_BYTES + MOST_BYTES_PER_PAIR * peers**2
         raw = _bounded(path, limit)
-        return _weights(read(raw, limit), peers) if read else _edges(raw.decode("utf-8"), peers)
+        return _weights(read(raw, limit), peers) if read else _edges(raw.decode("utf-8-sig"), peers)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
     except OSError as error:
@@ -179,4 +179,4 @@ def _check_header(file: IO[bytes], member: ZipInfo) -> None:
 
 def _csv(raw: bytes, _: int) -> NDArray[np.float64]:
     with warnings.catch_warnings(action="ignore"):  # of no data, which the shape shows
-        return np.loadtxt(TextIOWrapper(BytesIO(raw), encoding="utf-8"), delimiter=",", ndmin=2)
+        return np.loadtxt(TextIOWrapper(BytesIO(raw), encoding="utf-8-sig"), delimiter=",", ndmin=2)

@@ -36,7 +36,7 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         InputError: it cannot be read, has a line for no such edge, or lacks one of them.
     """
     try:
-        text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8")
+        text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8-sig")
         lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
         rows = [(n, row) for n, row in lines if row and row != HEADER]
     except OSError as error:

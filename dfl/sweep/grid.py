@@ -90,7 +90,7 @@ def read(path: Path, ranks: int) -> Grid:
         InputError: the file cannot be read, names something unknown, or some cell cannot be run.
     """
     try:
-        text = read_bounded(path, SETTINGS).decode("utf-8")
+        text = read_bounded(path, SETTINGS).decode("utf-8-sig")
         settings = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -73,6 +73,18 @@ def mine(here: Here) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "tokens", ["--slurm --dry-run", "--slurm --status", "--slurm --table", "--status --table"]
+)
+def test_two_actions_are_refused_before_anything_is_submitted(here: Here, tokens: str) -> None:
+    Path("two.toml").write_text(TWO)
+    before = tree(Path())
+    code, output, error = here("two.toml", *tokens.split())
+    assert (code, output) == (2, [])
+    assert "exclude each other: give one of them" in error
+    assert tree(Path()) == before
+
+
 @pytest.mark.parametrize("tokens", ["", "--table", "--status", "--dry-run", "--slurm --no-submit"])
 def test_a_sweep_into_a_foreign_folder_is_refused(here: Here, mine: Path, tokens: str) -> None:
     before = tree(Path())

@@ -27,8 +27,9 @@ def load(path: Path, peers: int = 5, mixing: str = "metropolis") -> WeightedGrap
         "0 1\n1 2\n2 3\n3 4\n4 0\n",
         "# a ring\n\n1 0 # back\n0 1\n 2\t1\n2 2\n2 3\r\n3 4\n4 0",
         "\n".join(nx.generate_edgelist(nx.cycle_graph(5))),
+        "\ufeff0 1\n1 2\n2 3\n3 4\n4 0\n",
     ],
-    ids=["plain", "comments, repeats, a loop", "written by networkx"],
+    ids=["plain", "comments, repeats, a loop", "written by networkx", "with a byte-order mark"],
 )
 def test_an_edge_list_is_an_undirected_graph(tmp_path: Path, text: str) -> None:
     path = tmp_path / "my.edges"
@@ -101,7 +102,7 @@ def test_duplicates_and_stored_zeros_of_a_matrix_are_resolved(tmp_path: Path) ->
 
 def test_a_matrix_may_be_directed(tmp_path: Path) -> None:
     circle = np.eye(5) / 2 + np.roll(np.eye(5), 1, axis=0) / 2
-    np.savetxt(tmp_path / "w.csv", circle, delimiter=",")
+    np.savetxt(tmp_path / "w.csv", circle, delimiter=",", encoding="utf-8-sig")
     net = load(tmp_path / "w.csv")
     assert (net.edges, net.directed, set(net.degrees)) == (5, True, {1})
     assert net.spectrum.second == pytest.approx(np.cos(np.pi / 5))
@@ -155,6 +156,8 @@ def test_a_damaged_file_is_refused(
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(GraphError, match=f"{name}: .*No such file"):
         load(tmp_path / name)
+    with pytest.raises(GraphError, match=f"~nobody here/{name}: No such file"):
+        load(Path("~nobody here") / name)
     (tmp_path / name).mkdir()
     with pytest.raises(GraphError, match=f"{name}: Is a directory"):
         load(tmp_path / name)

@@ -376,6 +376,7 @@ def test_averaging_never_leaves_the_range_of_the_peers(
             "p=0.001 of 100 peers: none of 100 .* p of 0.092 or more",
         ),
         ("erdos_renyi", 2, {"p": 1e-30}, "p=1e-30 of 2 peers: none of 100"),
+        ("clustered", 8, {"between": 1e-17}, "between=1e-17 of 8 peers: none of 100"),
         ("tree", 5, {"branches": 0}, "branches of at least 1, not 0"),
         ("barabasi_albert", 16, {"m": 16}, "1 <= m < peers: m=16, peers=16"),
     ],
