@@ -459,10 +459,18 @@ def _try_model(task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...]) 
     try:
         with products(task.solver.precision, task.device):
             outputs = task.outputs(leaves, map_parts(lambda part: part[None], inputs))[0]
+            evaluated = map_parts(torch.clone, inputs)  # as tests are: all models have the same
+            with torch.no_grad():
+                task.outputs(leaves, evaluated, each=False)
     except Exception as error:
         raise InputError(
             f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
         ) from error
+    if any(part._version for part in parts_of(evaluated)):
+        raise InputError(
+            f"the model {name} changes its inputs in place, which other models and evaluations "
+            "need: let it begin with a copy, x.clone()"
+        )
     form = tuple(outputs.shape)
     k = len(places)
     if form[:k] != places or (task.classes and (len(form) != k + 1 or form[k] < task.classes)):

@@ -50,7 +50,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     Raises:
         InputError: outputs and labels of different numbers of coordinates.
     """
-    predicted, wanted = outputs.flatten(1), labels.reshape(len(labels), -1)
+    predicted, wanted = (each.reshape(len(each), -1) for each in (outputs, labels))
     if predicted.shape != wanted.shape:
         raise InputError(
             f"--loss squared_error: {predicted.shape[1]} outputs of the model for labels of "

@@ -528,3 +528,33 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path: Path) -> None:
     assert "--algorithm" in line
     list(dfl.simulate(dfl.resumed(tmp_path / "cut", **given())))
     same(tmp_path / "whole", tmp_path / "cut")
+
+
+class InPlace(nn.Module):
+    """Doubles its inputs without a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.mul_(2))
+        return y
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_model_that_changes_its_inputs_is_refused(engine: str) -> None:
+    """Every evaluation would change the test set again."""
+    line = refused(lambda: small(model=InPlace(), engine=engine))
+    assert "the model InPlace changes its inputs in place" in line
+
+
+def test_outputs_of_a_regression_may_have_no_axis() -> None:
+    numbers = ((X[:96], X[:96, 0]), (X[96:], X[96:, 0]))
+    scalar, column = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), nn.Linear(6, 1)
+    column.load_state_dict(scalar[0].state_dict())
+    rows = [
+        last(small(model=model, dataset=numbers, loss="squared_error"))
+        for model in (scalar, column)
+    ]
+    assert rows[0]["train_loss"] == rows[1]["train_loss"] < 1
