@@ -22,7 +22,7 @@ from dfl.core import command_line
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.help.help_page import HelpPage
 from dfl.core.options import MOST
-from dfl.core.reading import SETTINGS, read_bounded
+from dfl.core.reading import SETTINGS, read_text
 from dfl.core.registry import flag
 from dfl.store.manifest import LONGEST, checksum
 from dfl.store.resume import describe_finished, describe_objects, run_to_resume
@@ -273,7 +273,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
         verbose: bool
             Print every evaluation on a line of its own, and what is logged, every round included.
         """
-        command_line.refuse_both(quiet, verbose)
+        command_line.refuse_several(quiet=quiet, verbose=verbose)
         filed = _read_config(config) if config else {}
         flagged = {name: getattr(flags, name) for name in _fields(given)}
         try:
@@ -320,9 +320,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             are compatible is not checked: flags may complete them.
     """
     try:
-        page = read_bounded(path, LONGEST if path.suffix == ".json" else SETTINGS).decode(
-            "utf-8-sig"
-        )
+        page = read_text(path, LONGEST if path.suffix == ".json" else SETTINGS)
         values = _replayed(json.loads(page)) if path.suffix == ".json" else tomllib.loads(page)
         settings = checked_settings(values)
         if line := describe_objects(settings):

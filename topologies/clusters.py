@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from topologies.errors import GraphError
 from topologies.graphs import Clustered, affordable, from_pairs, needs_labels, pattern, topology
-from topologies.random_graphs import connected
+from topologies.random_graphs import chance, connected
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -53,8 +53,7 @@ def clustered(
             raise GraphError(f"clustered: {name} must be between 0 and 1, not {p:g}")
     affordable("clustered", peers, round(max(between, inside / clusters) * peers**2))
     sizes = [len(part) for part in np.array_split(np.arange(peers), clusters)]
-    table = np.where(np.eye(clusters, dtype=bool), inside, between)
-    table[1.0 - table == 1.0] = 0.0  # hops are divided by log(1 - p)
+    table = np.where(np.eye(clusters, dtype=bool), chance(inside), chance(between))
     graph = connected(
         lambda seed: pattern(nx.stochastic_block_model(sizes, table, seed=seed)),
         rng,

@@ -42,10 +42,9 @@ def erdos_renyi(peers: int, rng: Generator, *, p: float) -> csr_array:
     """A random graph: each pair is linked with probability p, independently."""
     _probability(p)
     affordable("erdos_renyi", peers, round(p * peers * (peers - 1)))
-    chance = p if 1.0 - p < 1.0 else 0.0  # hops are divided by log(1 - p)
     enough = min(1.0, 2 * log(peers) / peers)  # twice the threshold of Erdős and Rényi (1960)
     return connected(
-        lambda seed: drawn_by_arrays.erdos_renyi(peers, chance, seed),
+        lambda seed: drawn_by_arrays.erdos_renyi(peers, chance(p), seed),
         rng,
         f"erdos_renyi:p={p:g} of {peers} peers",
         f"p of {enough:.2g} or more likely connects",
@@ -164,6 +163,11 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
         return csr_array((data, (rows, cols)), shape=(peers, peers))
 
     return Drawn(EveryRound(make))
+
+
+def chance(p: float) -> float:
+    """Return a probability, and 0 where 1 - p rounds to 1: edges are drawn by 1 / log(1 - p)."""
+    return p if 1.0 - p < 1.0 else 0.0
 
 
 def _probability(p: float) -> None:

@@ -101,14 +101,15 @@ def look_at(folder: Path, names: Sequence[str]) -> str:
     return f"{'look at':<11}{found}"
 
 
-def refuse_both(quiet: bool, verbose: bool) -> None:
-    """Refuse --quiet together with --verbose.
+def refuse_several(**flags: bool) -> None:
+    """Refuse more than one of some flags.
 
     Raises:
-        InputError: both are given.
+        InputError: several are given.
     """
-    if quiet and verbose:
-        raise InputError("--quiet and --verbose exclude each other: give one of them")
+    given = [f"--{name.replace('_', '-')}" for name, on in flags.items() if on]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} exclude each other: give one of them")
 
 
 def escape_output() -> None:

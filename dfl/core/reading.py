@@ -41,6 +41,16 @@ def read_bounded(path: Path, limit: int) -> bytes:
         return file.read(check_size(file, limit))
 
 
+def read_text(path: Path, limit: int) -> str:
+    """Return the text of a regular file of at most `limit` bytes, without a byte-order mark.
+
+    Raises:
+        OSError: as for `read_bounded`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_bounded(path, limit).decode("utf-8-sig")
+
+
 def check_size(file: BinaryIO, limit: int) -> int:
     """Return the length of an open file.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dfl.core.errors import InputError
 from dfl.core.parse import read
-from dfl.core.reading import read_bounded
+from dfl.core.reading import read_text
 from dfl.environment.clock import Floats, Ints
 
 HEADER = ["sender", "receiver", "mbps", "latency_ms"]
@@ -36,7 +36,7 @@ def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
         InputError: it cannot be read, has a line for no such edge, or lacks one of them.
     """
     try:
-        text = read_bounded(path, ROOM + LINE * len(edges)).decode("utf-8-sig")
+        text = read_text(path, ROOM + LINE * len(edges))
         lines = enumerate(csv.reader(io.StringIO(text, newline="")), 1)
         rows = [(n, row) for n, row in lines if row and row != HEADER]
     except OSError as error:

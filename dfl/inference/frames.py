@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
 from dfl.core.parse import nearest, shown
-from dfl.core.reading import read_bounded
+from dfl.core.reading import read_text
 from dfl.inference.models import Model, Site
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _read(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
+        text = read_text(path, MOST_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ LOADED = "dfl_model_file"
 def file_of(model: object) -> Path | None:
     """Return the Python file that a spec names; None where it names a component, or is no spec."""
     file = model.partition(":")[0] if isinstance(model, str) else ""
-    return Path(file).expanduser() if file.endswith(".py") else None
+    return Path(os.path.expanduser(file)) if file.endswith(".py") else None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ModelFile:
         function, colon, options = rest.partition(":")
         if not function.isidentifier():
             raise InputError(f"--model {spec} names no function in {file}: write {file}:FUNCTION")
-        found = cls(Path(file).expanduser(), function, options if colon else None)
+        found = cls(Path(os.path.expanduser(file)), function, options if colon else None)
         found._code()
         return found
 

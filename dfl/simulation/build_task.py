@@ -404,7 +404,7 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
 
     Raises:
         InputError: the model or the loss raises, draws from torch's own generator, or returns
-            a shape other than (n, outputs) or (n,).
+            a shape other than (n, outputs) or (n,); or the model changes its inputs in place.
     """
     two = [0, len(common["labels"]) - 1]
     inputs = map_parts(lambda part: as_tensor(part[two]).to(task.device), joined(common, "inputs"))
@@ -459,17 +459,17 @@ def _try_model(task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...]) 
     try:
         with products(task.solver.precision, task.device):
             outputs = task.outputs(leaves, map_parts(lambda part: part[None], inputs))[0]
-            evaluated = map_parts(torch.clone, inputs)  # as tests are: all models have the same
+            shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
             with torch.no_grad():
-                task.outputs(leaves, evaluated, each=False)
+                task.outputs(leaves, shared, each=False)
     except Exception as error:
         raise InputError(
             f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
         ) from error
-    if any(part._version for part in parts_of(evaluated)):
+    if any(part._version for part in parts_of(shared)):
         raise InputError(
-            f"the model {name} changes its inputs in place, which other models and evaluations "
-            "need: let it begin with a copy, x.clone()"
+            f"the model {name} changes its inputs in place, but other models and later "
+            "evaluations read them: let it begin with a copy, x.clone()"
         )
     form = tuple(outputs.shape)
     k = len(places)

@@ -93,11 +93,10 @@ class Options:
             raise InputError(
                 "--jobs and --ranks are for this machine: with --slurm, give --at-once and --ntasks"
             )
-        chosen = [name for name in ("dry_run", "status", "table", "slurm") if getattr(self, name)]
-        if len(chosen) > 1:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-            raise InputError(f"{flags} exclude each other: give one of them")
-        command_line.refuse_both(self.quiet, self.verbose)
+        command_line.refuse_several(
+            dry_run=self.dry_run, status=self.status, table=self.table, slurm=self.slurm
+        )
+        command_line.refuse_several(quiet=self.quiet, verbose=self.verbose)
         if self.no_submit and not self.slurm:
             raise InputError("--no-submit needs --slurm: give both, or leave it out")
 

@@ -34,7 +34,7 @@ from dfl.config import Run, is_object
 from dfl.core.errors import InputError
 from dfl.core.options import options
 from dfl.core.parse import nearest, unquoted
-from dfl.core.reading import SETTINGS, read_bounded
+from dfl.core.reading import SETTINGS, read_text
 from dfl.core.registry import own
 
 SET_BY_SWEEP = ("out", "resume")
@@ -90,7 +90,7 @@ def read(path: Path, ranks: int) -> Grid:
         InputError: the file cannot be read, names something unknown, or some cell cannot be run.
     """
     try:
-        text = read_bounded(path, SETTINGS).decode("utf-8-sig")
+        text = read_text(path, SETTINGS)
         settings = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -160,8 +160,8 @@ def test_a_run_is_replayed_bit_for_bit(dfl_run: Command) -> None:
 
 def test_a_config_file_is_the_same_as_its_flags(dfl_run: Command) -> None:
     lines = ["peers = 3", "rounds = 9", "eval_every = 1", 'model = "softmax"', "momentum = 0"]
-    lines = [*lines, "examples_per_peer = 30", ""]
-    Path("mine.toml").write_text("\n".join(lines), "utf-8-sig")  # as Notepad of Windows does
+    text = "\n".join([*lines, "examples_per_peer = 30", ""])
+    Path("mine.toml").write_text(text, "utf-8-sig")  # with a byte-order mark
     assert dfl_run("--config", "mine.toml", "--rounds", "2", "--out", "file").code == 0
     assert dfl_run(*FEW, "--momentum", "0", "--out", "flags").code == 0
     assert record("file")["run"] == record("flags")["run"] | {"out": "file"}

@@ -108,6 +108,7 @@ BAD = {
     "no function": ("", "my_model.py", ["my_model.py:FUNCTION"]),
     "an empty function": ("", "my_model.py:", ["my_model.py:FUNCTION"]),
     "no file": (None, "my_model.py:build", ["No such file"]),
+    "no such user": (None, "~no-such-user/my_model.py:build", ["No such file"]),
     "a syntax error": ("\n\ndef build(:\n", "my_model.py:build", ["in line 3", "SyntaxError"]),
     "a null byte": ("a = 1\0", "my_model.py:build", ["no Python"]),
     "an exception": ("\n1 / 0\n", "my_model.py:build", ["ZeroDivisionError"]),

@@ -60,6 +60,11 @@ def test_a_grid_may_vary_any_field(tmp_path: Path) -> None:
     assert [cell.run.examples_per_peer for cell in cells[:2]] == [None, 30]
 
 
+def test_a_grid_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = BASE + "[sweep]\nseed = [0, 1]\n"
+    assert grid(tmp_path, "\ufeff" + text).cells == grid(tmp_path, text).cells
+
+
 def test_peers_default_to_the_ranks(tmp_path: Path) -> None:
     text = "[sweep]\nseed = [0, 1]\n"
     assert {cell.run.peers for cell in grid(tmp_path, text, ranks=3).cells} == {3}
