@@ -19,7 +19,7 @@ from dfl.core.layout import Layout, blocks, columns
 from dfl.core.parts import Parts, map_parts
 from dfl.evaluation.fairness import ADVERSARY, ODDS, PARITY, auc, gaps
 from dfl.evaluation.goals import slack
-from dfl.training.losses import cross_entropy
+from dfl.training.losses import cross_entropy, losses
 
 if TYPE_CHECKING:
     import torch
@@ -233,8 +233,8 @@ def own_loss_and_accuracy(
                 out = task.outputs(task.parameter_layout.take(x, here), inputs)
             if task.is_sequence:
                 out, labels, real = _flat(out, labels, real)
-            losses = task.loss(out.flatten(0, 1), labels.flatten(0, 1)).view(real.shape)
-            loss[here] += np.where(real, losses.double().cpu().numpy(), 0.0).sum(1)
+            found = losses(out, labels, task.loss, task.loss_by_model)
+            loss[here] += np.where(real, found.double().cpu().numpy(), 0.0).sum(1)
             predicted[here] += real.sum(1)
             if task.classes:
                 correct[here] += ((out.argmax(2) == labels).cpu().numpy() & real).sum(1)

@@ -290,6 +290,7 @@ def make_task(
         kinds=tuple(zip(modules, layouts, strict=True)) if len(modules) > 1 else (),
         augment=components.augment,
         objective=components.objective,
+        by_model=device.type == "cpu" and any(map(_convolves, modules)),
         personal=torch.zeros(len(peers), layout.d - layout.shared, dtype=dtype, device=device),
         recomputes=run.norm_stats == "recompute",
     )
@@ -392,6 +393,9 @@ def _check_precision(
 def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     """Differentiate every kind of model on two test examples, and refuse what cannot be trained.
 
+    Models and losses with an operation that rounds by place are computed one after the other on a
+    processor; see `dfl.training.rounding`.
+
     Args:
         run: the settled run, with its `engine`.
         task: the learning problem.
@@ -400,37 +404,47 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
 
     Returns:
         The task. Under `engine="auto"` its peers train one after the other where torch.func.vmap
-        cannot take the model.
+        cannot take the model, or gains nothing since models are computed one after the other.
 
     Raises:
         InputError: the model or the loss raises, draws from torch's own generator, or returns
             a shape other than (n, outputs) or (n,); or the model changes its inputs in place.
     """
+    from dfl.training.rounding import recorded
+
     two = [0, len(common["labels"]) - 1]
     inputs = map_parts(lambda part: as_tensor(part[two]).to(task.device), joined(common, "inputs"))
     inputs = task.inputs(normalize_floats(inputs, task.scale, task.shift))
     labels = as_tensor(common["labels"][two]).to(task.device)
     places = tuple(labels.shape[1:]) if task.is_sequence else ()
     kinds = task.kinds or ((task.module, task.parameter_layout),)
-    batched = task.solver.batched
+    batched, on_cpu = task.solver.batched, task.device.type == "cpu"
     shapes: list[tuple[int, ...]] = [] if given else [(len(two), *places, task.classes)]
     generator = torch.get_rng_state()
     try:
         for module, layout in kinds if given else ():
+            part = replace(task, module=module, parameter_layout=layout, kinds=(), by_model=True)
             row = layout.row(module).to(task.device)
-            part = replace(task, module=module, parameter_layout=layout, kinds=())
-            try:
+            exact = [layer for layer in module.modules() if getattr(layer, "together", False)]
+            with recorded(exact) as by_place:
                 shapes.append(_try_model(part, row, inputs, (len(two), *places)))
+            if by_place and on_cpu:
+                task = replace(task, by_model=True)
+            batched = batched and (run.engine == "batched" or not task.by_model)
+            if not batched or task.by_model:
+                continue
+            try:
+                _try_model(replace(part, by_model=False), row, inputs, (len(two), *places))
             except InputError:
-                if run.engine != "auto" or not batched:
+                if run.engine == "batched":
                     raise
                 batched = False
-                part = replace(part, solver=replace(part.solver, batched=False))
-                shapes.append(_try_model(part, row, inputs, (len(two), *places)))
         zeros = torch.zeros(shapes[0], dtype=task.dtype, device=task.device)
         if places:
             zeros, labels = zeros.flatten(0, len(places)), labels.flatten().clamp_min(0)
-        _try_loss(task.loss, zeros, labels)
+        with recorded() as by_place:
+            _try_loss(task.loss, zeros, labels)
+        task = replace(task, loss_by_model=bool(by_place) and on_cpu)
         if not torch.equal(generator, torch.get_rng_state()):
             raise InputError(
                 "the model or the loss draws from torch's own generator, which no seed of the run "
@@ -580,8 +594,7 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
         InputError: the run requires it of a model with recurrent layers that cannot.
     """
     modules = [module for module, _ in task.kinds] or [task.module]
-    layers = [layer for each in modules for layer in each.modules()]
-    recurrent = [layer for layer in layers if is_recurrent(layer)]
+    recurrent = [layer for each in modules for layer in each.modules() if is_recurrent(layer)]
     alone = _alone(recurrent, run.threads)
     if alone and run.engine == "batched":
         raise InputError(f"--engine batched{alone}: choose loop or auto")
@@ -590,12 +603,15 @@ def _is_batched(run: Run, task: Task, widest: int) -> bool:
     if recurrent:
         return task.device.type != "cpu" or all(_gains(each, task, widest) for each in recurrent)
     small = (task.parameter_layout.d + task.frozen_numbers) * widest <= SMALL
-    convolves = any(isinstance(layer, convolutions()) for layer in layers)
     return (
         task.device.type != "cpu"
         or bool(task.dense and run.threads == 1)
-        or (small and not convolves)
+        or (small and not task.by_model)
     )
+
+
+def _convolves(module: Module) -> bool:
+    return any(isinstance(layer, convolutions()) for layer in module.modules())
 
 
 def _gains(layer: Module, task: Task, widest: int) -> bool:

@@ -122,7 +122,8 @@ def _output_gradient(out: Tensor, labels: Tensor, weight: Tensor, problem: Probl
             weight.unsqueeze(2)
         )
     out = out.detach().requires_grad_()
-    (g,) = torch.autograd.grad(mean_loss(out, labels, weight, problem.loss), out)
+    loss = mean_loss(out, labels, weight, problem.loss, problem.loss_by_model)
+    (g,) = torch.autograd.grad(loss, out)
     return g
 
 
@@ -131,10 +132,10 @@ def _by_autograd(moving: Collection[str], y: Parameters, step: Step) -> Paramete
 
     The forward pass overwrites the running statistics in y.
     """
-    trained = step.problem.parameter_layout.trained
-    leaves = {name: y[name].detach().requires_grad_() for name in trained}
-    out = step.problem.outputs(y | leaves | layer_inputs(step.problem, step.batch), step.inputs)
-    loss = mean_loss(out, step.labels, step.weight, step.problem.loss)
+    problem = step.problem
+    leaves = {n: y[n].detach().requires_grad_() for n in problem.parameter_layout.trained}
+    out = problem.outputs(y | leaves | layer_inputs(problem, step.batch), step.inputs)
+    loss = mean_loss(out, step.labels, step.weight, problem.loss, problem.loss_by_model)
     # Zeros for a parameter that the model does not use.
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))

@@ -60,7 +60,23 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     return (predicted - wanted).square().sum(1)
 
 
-def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor:
+def losses(out: Tensor, labels: Tensor, loss: Loss, by_model: bool) -> Tensor:
+    """Return the losses of the examples of several models, (a, n).
+
+    Args:
+        out: (a, n, ...), outputs.
+        labels: (a, n, ...).
+        loss: the loss of examples.
+        by_model: whether those of each model are computed by themselves.
+    """
+    if by_model:
+        return torch.stack([loss(*each) for each in zip(out, labels, strict=True)])
+    return loss(out.flatten(0, 1), labels.flatten(0, 1)).view(out.shape[:2])
+
+
+def mean_loss(
+    out: Tensor, labels: Tensor, weight: Tensor, loss: Loss, by_model: bool = False
+) -> Tensor:
     """Return the sum of the peers' mean losses.
 
     Its gradient with respect to a peer's model is that of the peer's own mean loss, since each loss
@@ -72,10 +88,11 @@ def mean_loss(out: Tensor, labels: Tensor, weight: Tensor, loss: Loss) -> Tensor
         weight: (a, b) or (1, b), the weight of each example in its peer's mean; (a, b, *places),
             that of every place of a sequence.
         loss: the loss of examples, or of places.
+        by_model: as `losses`.
     """
     last = weight.dim() - 1
-    losses = loss(out.flatten(0, last), labels.flatten(0, last))
-    return (losses.view(out.shape[: last + 1]) * weight).sum()
+    found = losses(out.flatten(1, last), labels.flatten(1, last), loss, by_model)
+    return (found.view(out.shape[: last + 1]) * weight).sum()
 
 
 def place_weights(labels: Tensor, weight: Tensor) -> Tensor:

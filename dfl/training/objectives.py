@@ -181,10 +181,12 @@ class RepresentationObjective:
 
         Each loss is differentiated back to h, and the weighted sum of the results through f.
         """
-        parts, weight = _parts(step.problem), step.batch.weight
+        problem, weight = step.problem, step.batch.weight
+        parts = _parts(problem)
         h = forward(step.inputs, part="f")
         point = h.detach().requires_grad_()
-        loss = mean_loss(forward(point, part="g"), step.labels, weight, step.problem.loss)
+        out = forward(point, part="g")
+        loss = mean_loss(out, step.labels, weight, problem.loss, problem.loss_by_model)
         found, at_h = _gradients(loss, leaves, parts["g"], point)
         outputs_of_f, their_gradients = [h], [at_h]
         if self.auxiliary:

@@ -15,7 +15,6 @@ from dfl.core.parts import Parts, map_parts, parts_of, shape_of
 from dfl.core.rows import filled
 from dfl.models.modules import (
     Dense,
-    convolutions,
     dense_layers,
     frozen,
     is_recurrent,
@@ -144,6 +143,9 @@ class Problem:
             rows are as long as the longest.
         augment: the augmentation of training examples.
         objective: the objective that takes the place of the loss; None where there is none.
+        by_model: whether models are computed one after the other, also those of peers that train
+            together, since an operation rounds by place; see `dfl.training.rounding`.
+        loss_by_model: whether the losses of models are, for the same reason.
         captures: the local steps that a GPU has captured; None where none are.
         train_seconds: (P,) seconds that this rank's peers have trained, to which training adds;
             None where they are not measured.
@@ -163,6 +165,8 @@ class Problem:
     kinds: tuple[tuple[Module, ParameterLayout], ...] = ()
     augment: Augment = NO_AUGMENTATION
     objective: Objective | None = None
+    by_model: bool = False
+    loss_by_model: bool = False
     captures: Captures | None = None
     train_seconds: NDArray[np.float64] | None = None
 
@@ -403,18 +407,9 @@ class Problem:
         """
         return min(EVALUATED, self.solver.group_size)
 
-    @cached_property
+    @property
     def _alone(self) -> bool:
-        """Whether models are computed one after the other.
-
-        On a processor they are where they have convolutions, even of peers that train together:
-        torch computes the images of several models as one grouped convolution there, whose rounding
-        depends on the number of groups.
-        """
-        if not self.solver.batched:
-            return True
-        convolves = any(isinstance(layer, convolutions()) for layer in self.module.modules())
-        return convolves and self.device.type == "cpu"
+        return self.by_model or not self.solver.batched
 
     def output(self, parameters: dict[str, Tensor], inputs: Parts, part: str = "") -> Tensor:
         """Return the outputs (n, ...) of one model, or of a part of it, for inputs (n, *shape)."""

@@ -33,6 +33,7 @@ from dfl.robust.aggregators import AGGREGATORS
 from dfl.robust.attacks import ATTACKS
 from dfl.simulation import prepare
 from tests.models.test_kinds import FEW, WAYS, Half
+from tests.mpi.own_model import curved_loss
 from tests.simulation.test_given_objects import given, small
 from tests.support.protected import shaded
 from tests.support.sequences import TwoParts, pictures_and_words, sequences, two_parts
@@ -119,6 +120,10 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     yield from workloads()
     yield "objects", small(**given())
     yield "model-file", setting(1, model=f"{MODEL}:build:width=4", bits=4, peers=5)
+    for engine in ("auto", "batched"):
+        curved = {"model": f"{MODEL}:curved", "batch_size": 7, "engine": engine}
+        yield f"by-place-{engine}", setting(1, **curved, loss=curved_loss, peers=5)
+    yield "by-place-loss", setting(1, loss=curved_loss, batch_size=7, peers=5)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "resnet", setting(0, model="resnet20", peers=3, examples_per_peer=4, rounds=2)

@@ -1,0 +1,84 @@
+"""Operations of torch that round a number by its place in an array.
+
+On a processor torch computes an array in vectors, and the numbers after the last whole vector by
+another function in some operations, which may round differently. In an array of the numbers of
+several models, the place of its end depends on the peers of a rank. Convolutions of several models
+are one grouped convolution, whose rounding depends on the number of groups. So models and losses
+with such an operation are computed one after the other.
+
+This module imports torch at once. Modules that check a command line import it in their functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BY_PLACE = frozenset(
+    {
+        "_fft_c2c", "_fft_c2r", "_fft_r2c", "atan2", "atanh",
+        "binary_cross_entropy_with_logits",  # whose slope is a sigmoid
+        "celu", "convolution", "cosh", "elu", "exp2", "hypot", "logaddexp", "logaddexp2", "mish",
+        "selu", "sigmoid", "silu", "sinh", "softplus",
+    }
+)  # fmt: skip
+"""Operations that round by place, for all numbers. `_is_by_place` adds those that do for some."""
+EXACT_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
+"""Exponents for which a power is products, quotients and square roots, which round once."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the operations that round by place, while it is active and not paused."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[str] = set()
+        self.paused = False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute an operation."""
+        name = func.overloadpacket.__name__.removesuffix("_")
+        if not self.paused and _is_by_place(name, args, kwargs or {}):
+            self.found.add(name)
+        return func(*args, **kwargs or {})
+
+
+def _is_by_place(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operation rounds by place with these arguments."""
+    if name == "gelu":
+        return kwargs.get("approximate") == "tanh" or args[0].dtype == torch.float64
+    if name == "pow":
+        return isinstance(args[1], Tensor) or args[1] not in EXACT_POWERS
+    return name in BY_PLACE
+
+
+@contextmanager
+def recorded(exact: Iterable[Module] = ()) -> Iterator[set[str]]:
+    """Yield the set of the operations that round by place, to which those that are computed while
+    the context is open are added.
+
+    Args:
+        exact: layers that round independently of the place whatever their operations.
+    """
+    recorder = _Recorder()
+
+    def paused(value: bool) -> Any:
+        return lambda *_: setattr(recorder, "paused", value)
+
+    with ExitStack() as hooks, recorder:
+        for layer in exact:
+            hooks.callback(layer.register_forward_pre_hook(paused(True)).remove)
+            hooks.callback(layer.register_forward_hook(paused(False)).remove)
+        yield recorder.found
