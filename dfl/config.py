@@ -429,6 +429,11 @@ def _checked_value(name: str, value: Any) -> Any:
     if name in COMPONENTS and is_object(value):
         return value  # it is checked where components are chosen
     option = options(Run)[name]
+    if name in COMPONENTS and isinstance(value, list | tuple):
+        raise InputError(
+            f"{flag(name)} must be text, or in Python an object with arrays in place of lists, "
+            f"not {shown(value)}"
+        )
     if option.spelled == "Path" and isinstance(value, str):  # as in a file or a notebook
         value = read(flag(name), value, "Path")
     value = option.check(flag(name), value)

@@ -101,15 +101,17 @@ class Option:
             InputError: it is of another kind, out of the range, or none of the choices.
         """
         numpy = sys.modules.get("numpy")  # without it there are no numpy scalars
-        if numpy is not None and isinstance(value, numpy.generic):
-            value = value.item()
+        if numpy is not None:
+            plain = (
+                each.item() if isinstance(each, numpy.generic) else each for each in _several(value)
+            )
+            value = tuple(plain) if isinstance(value, tuple) else next(plain)
         if value is None and self.optional:
             return value
         if not self.kind.holds(value):
             meant = self.accepted if self.choices else self.kind.meant
             raise InputError(f"{where} must be {meant}, not {shown(value)}")
-        values = value if isinstance(value, tuple) else (value,)
-        require(all(map(self._inside, values)), where, self.accepted, value)
+        require(all(map(self._inside, _several(value))), where, self.accepted, value)
         return value
 
     def _inside(self, value: Any) -> bool:
@@ -125,6 +127,10 @@ class Option:
             and (high is None or value <= high)
             and (below is None or value < below)
         )
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def require(good: bool, where: str, accepted: str, value: object) -> None:

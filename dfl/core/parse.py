@@ -28,6 +28,8 @@ class Kind(NamedTuple):
 
     def holds(self, value: object) -> bool:
         """Return whether a value is of this kind; True is no number."""
+        if isinstance(value, tuple) and tuple in self.types:
+            return all(map(KINDS["int"].holds, value))
         return isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
 
 

@@ -84,8 +84,9 @@ def checked(data: Data) -> Data:
 
     Raises:
         InputError: no `Data`; values that are no numbers, or not finite in inputs, scale or shift;
-            unequal lengths or no examples; test inputs of another shape than the training inputs;
-            labels that are not whole numbers in range(classes), or an example without a label;
+            unequal lengths or no examples; targets that are not finite; test inputs of another
+            shape than the training inputs; labels that are not whole numbers in range(classes), or
+            an example without a label;
             groups that are not one whole number per example; or protected attributes that are not
             one 0 or 1 per example and name.
     """
@@ -171,10 +172,16 @@ def _check_part(half: str, name: str, inputs: Array, labels: Array) -> None:
         )
     if not inputs.size:
         raise InputError(f"{name} of shape {inputs.shape} have examples without numbers")
+    _check_finite(name, inputs)
+    if labels.size:
+        _check_finite(f"{half}_labels", labels)
+
+
+def _check_finite(name: str, values: Array) -> None:
     # A NaN is the minimum and the maximum.
-    if inputs.dtype.kind == "f" and not np.isfinite([inputs.min(), inputs.max()]).all():
-        place = tuple(np.argwhere(~np.isfinite(inputs))[0].tolist())
-        raise InputError(f"{name} has {inputs[place]} at {place}: inputs must be finite")
+    if values.dtype.kind == "f" and not np.isfinite([values.min(), values.max()]).all():
+        place = tuple(np.argwhere(~np.isfinite(values))[0].tolist())
+        raise InputError(f"{name} has {values[place]} at {place}: it must be finite")
 
 
 def _whole_numbers(half: str, arrays: Arrays, classes: int) -> dict[str, NDArray[np.int64]]:

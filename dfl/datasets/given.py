@@ -43,7 +43,7 @@ def as_data(value: Any, seed: int, regression: bool = False) -> Data:
             "--dataset must be a spec, a dfl.Data, a pair of arrays (inputs, labels), a torch "
             f"Dataset, or two of these, (train, test), not {shown(value)}"
         )
-    inputs, labels = _examples(value)
+    inputs, labels = _examples(value, least=2)  # one of them for the test set
     n = len(labels)
     order = randomness.generator(seed, "common test set").permutation(n)
     held = max(1, round(TEST_SHARE * n))
@@ -75,11 +75,12 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | bytes | dict) or hasattr(value, "shape")
 
 
-def _examples(value: Any) -> tuple[Parts, Array]:
+def _examples(value: Any, least: int = 1) -> tuple[Parts, Array]:
     """Return inputs (n, *shape), or a tuple of them, and labels (n,).
 
     Raises:
-        InputError: unequal lengths, no example, or items that are no pairs of equal shapes.
+        InputError: unequal lengths, fewer than `least` examples, or items that are no pairs of
+            equal shapes.
     """
     if isinstance(value, tuple | list):
         inputs, labels = map_parts(_whole, value[0]), _whole(value[1])
@@ -87,15 +88,18 @@ def _examples(value: Any) -> tuple[Parts, Array]:
         try:
             items = [_item(value[i]) for i in range(len(value))]
             *stacked, labels = (np.stack(column) for column in zip(*items, strict=True))
+        except InputError:
+            raise
         except Exception as error:
             raise InputError(f"--dataset cannot be read: {one_line(error)}") from error
         inputs = tuple(stacked) if len(stacked) > 1 else stacked[0]
     arrays = (*parts_of(inputs), labels)
     scalars = any(part.ndim < 1 for part in arrays)
-    if scalars or len({len(part) for part in arrays}) > 1 or len(labels) < 2:
+    if scalars or len({len(part) for part in arrays}) > 1 or len(labels) < least:
         shapes = " and ".join(str(part.shape) for part in parts_of(inputs))
+        number = "two examples or more" if least == 2 else "an example or more"
         raise InputError(
-            f"--dataset must have two examples or more, with a label each, not inputs of shape "
+            f"--dataset must have {number}, with a label each, not inputs of shape "
             f"{shapes} and labels of shape {labels.shape}"
         )
     return inputs, labels
@@ -103,6 +107,10 @@ def _examples(value: Any) -> tuple[Parts, Array]:
 
 def _item(item: Any) -> tuple[Array, ...]:
     """Return the parts of the input of an item of a torch Dataset, and its label."""
+    if not (isinstance(item, tuple | list) and len(item) > 1):
+        raise InputError(
+            f"--dataset: items of a torch Dataset must be pairs (input, label), not {shown(item)}"
+        )
     *inputs, label = item
     parts = inputs if len(inputs) > 1 else parts_of(inputs[0])
     return (*map(_array, parts), _array(label))

@@ -18,6 +18,7 @@ from dfl.core.options import MOST
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
 from dfl.core.registry import flag
+from dfl.datasets.data import Data
 from dfl.models.model_file import ModelFile
 from dfl.models.modules import convolutions, fill, frozen, is_recurrent
 from dfl.models.parameter_layout import ParameterLayout
@@ -129,7 +130,6 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
         builds = components.model.builds
         for spec, build in zip(components.model.specs, builds, strict=True):
             _check_form(spec, build, shape, places)
-            _check_tokens(run, spec, build, common)
         modules = tuple(make_module(build, shape, classes, places) for build in builds)
     elif isinstance(components.model, ModelFile):
         modules = components.model.build(shape, classes, run.seed)
@@ -186,25 +186,35 @@ def _with_statistics(run: Run, modules: tuple[Module, ...]) -> tuple[Module, ...
     return modules
 
 
-def _check_tokens(run: Run, spec: str, build: partial[Module], common: Arrays) -> None:
-    """Refuse inputs that are no tokens, for a model that takes tokens."""
-    if not has_tokens(build.func):
+def check_tokens(run: Run, model: NamedModels, data: Data) -> None:
+    """Refuse inputs that are no tokens, for a model that takes tokens.
+
+    Raises:
+        InputError: inputs of one part that are not whole numbers in range(classes) as they are, or
+            labels that are no classes.
+    """
+    takers = [
+        spec
+        for spec, build in zip(model.specs, model.builds, strict=True)
+        if has_tokens(build.func)
+    ]
+    halves = data.train_inputs, data.test_inputs
+    inputs = [half for half in halves if isinstance(half, np.ndarray)]
+    if not (takers and inputs):  # a model refuses or takes several parts by itself
         return
-    inputs, classes = common.get("inputs"), int(common["classes"])
-    if inputs is None:  # which a model refuses or takes by itself
-        return
-    if not classes:
+    if not data.classes:
         raise InputError(
-            f"--model {spec} predicts tokens, and labels of --dataset {run.dataset} are no "
+            f"--model {takers[0]} predicts tokens, and labels of --dataset {run.dataset} are no "
             "classes: give a dfl.Data with their number, dfl.Data(..., classes=K)"
         )
-    whole = inputs.dtype.kind in "iu" and inputs.min() >= 0
-    scaled = common["scale"].size != 1 or common["scale"] != 1 or common["shift"].any()
-    tokens = whole and not scaled and max(inputs.max(), common["largest"]) < classes
-    if not tokens:
+    whole = all(half.dtype.kind in "iu" for half in inputs)
+    scaled = np.any(np.not_equal(data.scale, 1)) or np.any(data.shift)
+    least, most = min(half.min() for half in inputs), max(half.max() for half in inputs)
+    if not whole or scaled or least < 0 or most >= data.classes:
+        by = f", scaled by {shown(data.scale)} and {shown(data.shift)}" if scaled else ""
         raise InputError(
-            f"--model {spec} takes whole numbers in range({classes}) as inputs, and those of "
-            f"--dataset {run.dataset} are {inputs.dtype} up to {common['largest']:g}"
+            f"--model {takers[0]} takes whole numbers in range({data.classes}) as inputs, and "
+            f"those of --dataset {run.dataset} are {inputs[0].dtype} from {least:g} to {most:g}{by}"
         )
 
 

@@ -231,6 +231,8 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
                 "--partition as indices needs a --dataset with a test set: give (train, test)"
             )
     data, split = distribute_data.read(run, sources, rule)
+    if isinstance(components.model, NamedModels):
+        build_task.check_tokens(run, components.model, data)
     labels = distribute_data.count_labels(data, split)
     graph = _graph(settled, sources, labels) if algorithm.gossips else None
     if graph:

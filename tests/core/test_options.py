@@ -66,6 +66,10 @@ KINDS: list[Callable[..., Any]] = [Part, lambda **given: made(None, **given)]
         ("rate", 2.0, "above 0 and below 2"),
         ("rate", math.inf, "above 0 and below 2"),
         ("widths", (3, 0), "from 1 to 9 each"),
+        ("widths", (3, 1.5), "whole numbers joined by +, as 200+200"),
+        ("widths", ("3",), "whole numbers joined by +, as 200+200"),
+        ("widths", (3, True), "whole numbers joined by +, as 200+200"),
+        ("seen", (1.5,), "whole numbers joined by +, as 200+200"),
         ("widths", [3], "whole numbers joined by +, as 200+200"),
         ("sure", 1, "true or false"),
         ("path", "a b", "a path"),
@@ -93,6 +97,11 @@ def test_ranges_come_before_the_checks_of_a_class() -> None:
         Part(many="x")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="many times share"):
         Part(many=100)
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    part = Part(many=np.int64(3), seen=(np.int64(1), 2))  # type: ignore[arg-type]
+    assert [type(each) for each in (part.many, *part.seen)] == [int, int, int]
 
 
 def test_functions_check_their_options() -> None:

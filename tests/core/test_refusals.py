@@ -116,7 +116,10 @@ SETTINGS: dict[str, tuple[str | bytes, str]] = {
         "--seed must be a whole number, not datetime.date(2020, 1, 1)",
     ),
     "table.toml": ("[topology]\nname = 'ring'", "--topology must be text, not {'name': 'ring'}"),
-    "list.toml": ("model = ['mlp']", "--model must be text, not ['mlp']"),
+    "list.toml": (
+        "model = ['mlp']",
+        "--model must be text, or in Python an object with arrays in place of lists, not ['mlp']",
+    ),
     "choice.toml": ("init = 'same'", "--init must be common or independent, not 'same'"),
     "path.toml": ("out = ''", "--out must be a path, not ''"),
     "zero.toml": ('data_dir = "a\\u0000b"', "--data-dir must be a path, not 'a\\x00b'"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ X = RNG.normal(size=(120, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64) + 2 * (X[:, 1] > 0)
 DATA = dfl.Data(X[:96], Y[:96], X[96:], Y[96:], 4)
 PEERS = 6
+NONE: Any = None
 
 pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
 
@@ -240,6 +242,52 @@ def test_a_train_and_a_test_set() -> None:
     assert last(small(dataset=(train, test))) == last(small())
 
 
+def test_one_example_is_a_test_set() -> None:
+    row = last(small(dataset=((X, Y), (X[:1], Y[:1]))))
+    assert row["accuracy_mean"] in [k / PEERS for k in range(PEERS + 1)]
+
+
+class Inputs(TensorDataset):
+    """Items without a label."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0][index]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Inputs(torch.from_numpy(X)), "items of a torch Dataset must be pairs (input, label), not"),
+        (TensorDataset(torch.from_numpy(X)), "must be pairs (input, label), not (tensor("),
+        ((X[:1], Y[:1]), "--dataset must have two examples or more"),
+        (((X[:0], Y[:0]), (X, Y)), "--dataset must have an example or more"),
+    ],
+)
+def test_examples_that_are_no_pairs_are_refused(dataset: Any, reason: str) -> None:
+    assert reason in refused(lambda: small(dataset=dataset))
+
+
+def test_targets_that_are_not_finite_are_refused() -> None:
+    for half in range(2):
+        target = [X[:, 0].copy(), X[:, 1].copy()]
+        target[half][3] = np.nan
+        dataset = (X, target[0]), (X, target[1])
+        run = small(dataset=dataset, model=nn.Linear(6, 1), loss="squared_error")
+        line = refused(partial(replace, run))
+        assert line == f"{['train', 'test'][half]}_labels has nan at (3,): it must be finite"
+
+
+@pytest.mark.parametrize(("half", "value"), [(0, -1), (0, 4), (1, -1)])
+def test_numbers_that_are_no_tokens_are_refused(half: int, value: int) -> None:
+    tokens = [np.random.default_rng(half).integers(4, size=(24, 5)) for half in range(2)]
+    labels = [each.copy() for each in tokens]
+    tokens[half][3, 2] = value
+    data = dfl.Data(tokens[0], labels[0], tokens[1], labels[1], 4)
+    line = refused(lambda: small(dataset=data, model="char_lstm:hidden=4,layers=1"))
+    assert "takes whole numbers in range(4) as inputs, and those" in line
+    assert f"int64 from {min(value, 0)} to {max(value, 3)}" in line
+
+
 def test_regression_on_arrays() -> None:
     target = X @ np.arange(6, dtype=np.float32)
     run = small(
@@ -292,6 +340,16 @@ def test_a_partition_by_indices(tmp_path: Path) -> None:
         ([np.arange(5)] * PEERS, "example 0 has several owners"),
         ([np.array([96 + i]) for i in range(PEERS)], "peer 0 must be whole numbers from 0 to 95"),
         ([np.array([0.5])] * PEERS, "peer 0 must be whole numbers"),
+        (
+            [*np.split(np.arange(95), 5), np.arange(0)],
+            "peer 5 first: 95 of 96 examples are with others",
+        ),
+        ([[i] for i in range(PEERS)], "must be text, or in Python an object with arrays in place"),
+        (lambda *_: Assignment([np.arange(3)] * PEERS, NONE), "example 0 has several owners"),
+        (
+            lambda *_: Assignment([np.array([i]) for i in range(PEERS)], NONE),
+            "returns None as test parts: it must be an array of indices for each peer",
+        ),
     ],
 )
 def test_indices_that_are_no_partition(parts: Any, reason: str) -> None:

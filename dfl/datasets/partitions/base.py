@@ -152,7 +152,7 @@ def split_data(
     if len(empty):
         raise InputError(
             f"--partition leaves {len(empty)} of {peers} peers without training examples, peer "
-            f"{empty[0]} first: {len(chosen)} examples are too few for it"
+            f"{empty[0]} first: {own.sizes.sum()} of {len(chosen)} examples are with others"
         )
     held, counts = _held_out(own, validation, seed)
     train = chosen[own.values[~held]]
@@ -176,6 +176,11 @@ def _checked(parts: Assignment, peers: int, n_train: int, n_test: int) -> list[R
         raise InputError(f"--partition must return an Assignment, not {shown(parts)}")
     checked = []
     for half, arrays, n in (("train", parts.train, n_train), ("test", parts.test, n_test)):
+        if not isinstance(arrays, Ragged | list | tuple):
+            raise InputError(
+                f"--partition returns {shown(arrays)} as {half} parts: it must be an array of "
+                "indices for each peer"
+            )
         if len(arrays) != peers:
             raise InputError(f"--partition returns {len(arrays)} {half} parts for {peers} peers")
         wrong = np.zeros(peers, dtype=np.bool_)

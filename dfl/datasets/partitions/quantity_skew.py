@@ -75,9 +75,13 @@ def natural(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
     Raises:
         InputError: no groups, or fewer of them than peers.
     """
-    if labels.train_groups is None or labels.test_groups is None:
+    if labels.train_groups is None:
         raise InputError(
             "--partition natural: these data do not come in groups, choose another partition"
+        )
+    if labels.test_groups is None:
+        raise InputError(
+            "--partition natural: these data have train_groups and no test_groups: give both"
         )
     known, counts = np.unique(labels.train_groups, return_counts=True)
     if peers > len(known):

@@ -328,6 +328,6 @@ def test_too_few_examples_are_refused(options: dict[str, Any], expected: str) ->
 def test_a_peer_without_examples_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match=r"leaves \d+ of 50 peers without training examples, peer \d+ first: 100 ex",
+        match=r"leaves \d+ of 50 peers without training examples, peer \d+ first: 100 of 100 ex",
     ):
         split_data(partial(dirichlet, alpha=0.01, min_examples=0), made(100), peers=50)

@@ -247,7 +247,7 @@ def test_natural_uses_the_groups_of_the_data_and_of_a_subset() -> None:
     [
         ({}, 26, "--partition natural: 26 peers outnumber the 25 groups of these data"),
         ({"train_groups": None}, 4, "--partition natural: these data do not come in groups"),
-        ({"test_groups": None}, 4, "--partition natural: these data do not come in groups"),
+        ({"test_groups": None}, 4, "--partition natural: these data have train_groups and no test"),
         (
             {"train_groups": np.zeros(399, np.int64)}, 4,
             "train_groups of shape (399,) as int64: they must be whole numbers, one for each of "
