@@ -30,6 +30,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
+
 from dfl.config import Run, is_object
 from dfl.core.errors import InputError
 from dfl.core.options import options
@@ -215,7 +217,8 @@ def _labelled(values: Iterable[object], optional: bool) -> Iterator[tuple[object
     """
     described = Counter[str]()
     for given in values:
-        value = None if optional and isinstance(given, str) and given == "none" else given
+        plain = given.item() if isinstance(given, np.generic) else given
+        value = None if optional and isinstance(plain, str) and plain == "none" else plain
         label: object = value
         if is_object(value):
             label = text = own(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import time
 import warnings
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
+from dfl.core.parse import shown
+from dfl.evaluation.goals import GOALS
 from dfl.store import fingerprints, manifest
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
@@ -30,6 +33,11 @@ from dfl.sweep.status import CELL_LOCK, DIVERGED, DONE, CellState, read_state, r
 if TYPE_CHECKING:
     import pandas as pd
 
+TAKEN = frozenset(
+    {"cell", "name", "of", "round", "seconds", "seeds", "status"}
+    | {column for column, _ in GOALS.values()}
+)
+"""Names of columns of the tables of a sweep, which no label may have."""
 MODELS = "state.safetensors"
 """The file of a run with its models."""
 
@@ -118,6 +126,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
     for cell in cells:
         if not cell.values:
             raise InputError("a cell needs values, which make its name")
+        _check_labels(cell.values)
         if cell.name in names:
             raise InputError(f"two cells are called {cell.name}: give them different values")
         names.add(cell.name)
@@ -134,6 +143,20 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
             check(settle(cell.run, ranks))
         except InputError as error:
             raise InputError(f"cell {cell.name}: {error}") from None
+
+
+def _check_labels(labels: Iterable[object]) -> None:
+    """Refuse labels that name no folder or a column that the tables have."""
+    for label in labels:
+        if not re.fullmatch(r"\w[\w. +-]{0,59}", str(label), flags=re.ASCII):
+            raise InputError(
+                f"the label {shown(label)} of a cell must be up to 60 letters, digits, spaces and "
+                "any of _ . + -, a letter, a digit or _ first"
+            )
+        if label in TAKEN:
+            raise InputError(
+                f"the label {label} of a cell is a column of the sweep's tables: name it otherwise"
+            )
 
 
 def _is_over(cell: Cell, folder: Path) -> bool:

@@ -7,13 +7,14 @@ import re
 import string
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.sweep.grid import Grid, name_of, read
+from dfl.sweep.grid import Grid, combinations, name_of, read
 
 BASE = 'peers = 4\nmodel = "softmax"\n'
 
@@ -178,3 +179,10 @@ def test_names_differ_where_values_do(one: tuple[str, str], other: tuple[str, st
         re.match(r"\w+:", text) for text in (*one, *other)
     )  # head:1 and head-1 have one name
     assert (one == other) == (names[0] == names[1]) or colons
+
+
+def test_numbers_of_numpy_are_labels_as_plain_ones() -> None:
+    numbers = combinations(
+        {"model": "softmax"}, {"peers": np.arange(3, 5), "lr": [np.float64(0.1)]}
+    )
+    assert [cell.name for cell in numbers] == ["peers=3,lr=0.1", "peers=4,lr=0.1"]

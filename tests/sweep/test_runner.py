@@ -206,6 +206,13 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
     [
         ([Cell({"seed": 0}, dfl.Run(peers=3, attack="nonsense"))], {}, "cell seed=0: --attack"),
         ([Cell({}, dfl.Run(peers=3))], {}, "a cell needs values"),
+        ([Cell({"../../a": 1}, dfl.Run(peers=3))], {}, r"the label '../../a' of a cell must be"),
+        ([Cell({".a": 1}, dfl.Run(peers=3))], {}, r"the label '.a' of a cell must be"),
+        (
+            [Cell({"train_loss": 1}, dfl.Run(peers=3))],
+            {},
+            "the label train_loss of a cell is a col",
+        ),
         ([Cell({"a": 1}, dfl.Run(peers=n)) for n in (3, 4)], {}, "two cells are called a=1"),
         ([Cell({"a": 1}, dfl.Run(peers=3, out=Path("x")))], {}, "cell a=1: out"),
         ([Cell({"a": 1}, dfl.Run(peers=3))], {"in_process": True, "jobs": 2}, "in_process"),
