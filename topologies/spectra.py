@@ -16,7 +16,7 @@ For more peers, and for more than `ITERATED` of a reversible matrix, the answer 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log, log1p, nan
+from math import expm1, inf, log, log1p, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,8 @@ class Spectrum:
     Attributes:
         second: the second largest modulus, the factor by which disagreement shrinks a round in the
             long run. For a sequence of T matrices, sigma^(1/T), sigma being the second singular
-            value of their product.
+            value of their product; where one of them is not doubly stochastic, the second largest
+            modulus of an eigenvalue of their product takes its place.
         smallest: the smallest eigenvalue. Where eigenvalues may be complex, that of (W + W') / 2,
             which is a lower bound of all real parts; for a sequence, the least over its rounds.
         gap: 1 - second, accurate also where it is tiny (1.3e-7 on a ring of 10,000).
@@ -141,11 +142,6 @@ def _spectrum(gap: float, smallest: float) -> Spectrum:
     return Spectrum(1 - gap, smallest, gap, half_rounds)
 
 
-def _rate(modulus: float, rounds: int) -> float:
-    """Return the gap per round of a modulus over several; 1 for an exact average."""
-    return 1.0 if modulus < ROUNDING else 1.0 - modulus ** (1 / rounds)
-
-
 def _circulant(weights: csr_array) -> Floats | None:
     """Return the first column (P,) of a circulant matrix; None for any other matrix."""
     peers = weights.shape[0]
@@ -169,8 +165,13 @@ def _by_fourier(columns: Floats) -> tuple[float, float]:
     They share their eigenvectors, so the eigenvalues of their product are products.
     """
     eigenvalues = np.fft.fft(columns, axis=1)
-    gap = _rate(np.abs(eigenvalues[:, 1:].prod(axis=0)).max(), len(columns))
-    return gap, float(eigenvalues.real.min())
+    moduli = np.abs(eigenvalues[:, 1:])
+    smallest = float(eigenvalues.real.min())
+    if len(columns) == 1:
+        return 1 - float(moduli.max()), smallest
+    with np.errstate(divide="ignore"):  # logarithms, since a product of many moduli is tiny
+        logs = np.log(np.where(moduli < ROUNDING, 0, moduli)).mean(axis=0)
+    return -float(np.expm1(logs.max())), smallest
 
 
 def stationary(weights: csr_array) -> Floats | None:
@@ -301,8 +302,20 @@ def _by_force(weights: list[Floats]) -> tuple[float, float]:
     peers = len(weights[0])
     smallest = min(float(eigvalsh((w + w.T) / 2)[0]) for w in weights)
     if len(weights) == 1:  # W - 11'/P has the eigenvalues of W, but 0 for that of 1 (Brauer 1952)
-        return _rate(np.abs(eigvals(weights[0] - 1 / peers)).max(), 1), smallest
-    product = np.eye(peers) - 1 / peers
+        return 1 - float(np.abs(eigvals(weights[0] - 1 / peers)).max()), smallest
+    product, scale = np.eye(peers) - 1 / peers, 0.0
     for w in weights:
         product = w @ product
-    return _rate(float(np.linalg.norm(product - product.mean(axis=0), 2)), len(weights)), smallest
+        product -= product.mean(axis=0)
+        size = float(np.linalg.norm(product))
+        if size < ROUNDING:  # an exact average
+            return 1.0, smallest
+        product /= size
+        scale += log(size)
+    if all(abs(w.sum(axis=0) - 1).max() <= TOLERANCE for w in weights):
+        modulus = float(np.linalg.norm(product, 2))
+    else:
+        modulus = float(np.abs(eigvals(product)).max())
+    if modulus < ROUNDING:
+        return 1.0, smallest
+    return -expm1((scale + log(modulus)) / len(weights)), smallest

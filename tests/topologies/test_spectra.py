@@ -197,6 +197,28 @@ def directed(peers: int, rng: Generator) -> csr_array:
     )
 
 
+@pytest.mark.parametrize("count", [1, 30, 300])
+@pytest.mark.parametrize("name", ["ring", "star"])
+def test_a_sequence_of_one_matrix_has_its_gap_however_long(name: str, count: int) -> None:
+    """Of 300 rings the product is below the smallest number that is no rounding error."""
+    (w,) = network(name, 8).weights
+    assert spectrum([w] * count).gap == pytest.approx(network(name, 8).spectrum.gap, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("topology", "options"), [("spanning_tree", {"count": 2}), ("double_tree", {})]
+)
+def test_a_sequence_that_is_not_doubly_stochastic_has_the_gap_of_its_product(
+    topology: str, options: dict[str, Any]
+) -> None:
+    graph = network(topology, 8, "neighbors", **options)
+    one, two = (w.toarray() for w in graph.weights)
+    assert abs(one.sum(axis=0) - 1).max() > 0.1
+    second, _ = by_definition(two @ one)
+    assert graph.spectrum.second == pytest.approx(second ** (1 / 2), rel=1e-9)
+    assert not any("never settles" in note for note in graph.notes)
+
+
 def test_a_directed_matrix_has_the_spectrum_of_the_definition() -> None:
     net = build(directed, MIXINGS["metropolis"], 50, np.random.default_rng(1))
     second, smallest = by_definition(net.weights[0].toarray())
