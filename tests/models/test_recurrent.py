@@ -306,7 +306,7 @@ def test_peers_learn_which_character_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("dataset", "parts"),
     [
-        ("digits", ["--model char_lstm", "range(10)", "digits", "up to 16"]),
+        ("digits", ["--model char_lstm", "range(10)", "digits", "from 0 to 16"]),
         ("gaussian:features=16", ["--model char_lstm", "range(", "gaussian", "float32"]),
     ],
 )

@@ -228,7 +228,7 @@ def test_peers_learn_which_token_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("model", "dataset", "parts"),
     [
-        ("transformer", "digits", ["range(10)", "digits", "up to 16"]),
+        ("transformer", "digits", ["range(10)", "digits", "from 0 to 16"]),
         ("transformer:depth=0", "digits", ["depth", "0"]),
     ],
 )
