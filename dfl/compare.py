@@ -140,7 +140,9 @@ def compare(
     _refuse_foreign(out)
     try:
         with atomically(out / "compare.csv") as part:
-            table(runs).to_csv(part, index=False, lineterminator="\n", errors="backslashreplace")
+            table(runs, out).to_csv(
+                part, index=False, lineterminator="\n", errors="backslashreplace"
+            )
         with atomically(out / "compare.png") as part:
             figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
         if report:
@@ -148,7 +150,8 @@ def compare(
     except OSError as error:
         raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
     if not quiet:
-        console.print(screen(runs))
+        labels = len(runs[0].differs) + 1
+        progress.print_table(console, screen(runs), labels, str(out / "compare.csv"))
     for run in runs:
         if run.state.status == DAMAGED:
             progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
@@ -166,12 +169,12 @@ def write_again(out: Path) -> Path:
     try:
         with open_regular(out / "compare.csv") as file:
             text = file.read().decode(errors="surrogateescape")
-        folders = [Path(row[FIRST[0]]) for row in csv.DictReader(StringIO(text, newline=""))]
+        named = [row[FIRST[0]] for row in csv.DictReader(StringIO(text, newline=""))]
     except (OSError, KeyError, csv.Error) as error:
         raise InputError(f"{out}/compare.csv cannot be read: {error}") from None
     _refuse_foreign(out)
     try:
-        return write(out, page(gather(folders), out))
+        return write(out, page(gather([Path(os.path.normpath(out / name)) for name in named]), out))
     except OSError as error:
         raise InputError(f"{out} cannot be written to: {error.strerror}") from None
 
@@ -188,7 +191,7 @@ def page(runs: Sequence[Compared], out: Path) -> str:
 
     rows = []
     for run in runs:
-        there = Link.to(run.folder, os.path.relpath(run.folder, out), str(run.folder))
+        there = Link.to(run.folder, os.path.relpath(run.folder, out), _seen_from(out, run.folder))
         figures = [
             Cell.of(name, float(run.state.row.get(name) or "nan"))
             for name in ("round", *TITLES, "payload_bytes")
@@ -215,7 +218,8 @@ def page(runs: Sequence[Compared], out: Path) -> str:
         "subtitle": f"They differ in {', '.join(runs[0].differs)}." if runs[0].differs else "",
         "folder": str(out),
     }
-    more = [f"The first {LINES} runs are drawn."] if len(drawn) < len(runs) else []
+    begun = sum(not run.rows.empty for run in runs)
+    more = [f"The first {LINES} runs with rows are drawn."] if len(drawn) < begun else []
     return collection_page(content, [table], (held, charts), notes=more)
 
 
@@ -238,21 +242,32 @@ def gather(folders: Sequence[Path]) -> list[Compared]:
     return found
 
 
-def table(runs: Sequence[Compared]) -> pd.DataFrame:
-    """Return a row per run: folder, status, differing settings, and the last row of metrics.csv."""
+def table(runs: Sequence[Compared], out: Path) -> pd.DataFrame:
+    """Return a row per run: folder, status, differing settings, and the last row of metrics.csv.
+
+    Args:
+        runs: the runs.
+        out: the folder of the table. Paths of the folders start there, unless they are absolute.
+    """
     import pandas as pd
 
-    first = [dict(zip(FIRST, (str(run.folder), run.state.status), strict=True)) for run in runs]
-    return pd.DataFrame(
-        [{**row, **run.differs, **run.state.row} for row, run in zip(first, runs, strict=True)]
-    )
+    rows = []
+    for run in runs:
+        first = dict(zip(FIRST, (_seen_from(out, run.folder), run.state.status), strict=True))
+        rows.append({**first, **run.differs, **run.state.row})
+    return pd.DataFrame(rows)
+
+
+def _seen_from(out: Path, folder: Path) -> str:
+    """Return the path of a folder from another one, or as it is where it is absolute."""
+    return str(folder) if folder.is_absolute() else os.path.relpath(folder, out)
 
 
 def screen(runs: Sequence[Compared]) -> Table:
     """Return the table for a terminal, with the main columns."""
     found = Table(*runs[0].differs, "status", box=None, pad_edge=False, header_style="bold")
     for name in ("round", "accuracy", "worst peer", "loss", "consensus distance", "payload"):
-        found.add_column(name, justify="right", no_wrap=True)
+        found.add_column(name, justify="right")
     for run in runs:
         row = {name: float(value or "nan") for name, value in run.state.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]

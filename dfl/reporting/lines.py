@@ -42,8 +42,12 @@ Y_LABELS = {
 
 
 def plain(text: str) -> str:
-    """Return a text for matplotlib: on one line, with $ escaped, which would begin a formula."""
-    return printable(text).replace("$", r"\$")
+    """Return a text for matplotlib: on one line, with $ escaped, which would begin a formula.
+
+    A space precedes _, since a legend leaves out labels that begin with it.
+    """
+    line = printable(text).replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
@@ -200,7 +204,10 @@ class Styles:
             Line2D([], [], color=GREY, **self._dash(values), label=plain(", ".join(values)))
             for values in self.rest
         ]
-        heads = [Line2D([], [], linestyle="none", label=text) for text in (head, ", ".join(others))]
+        heads = [
+            Line2D([], [], linestyle="none", label=plain(text))
+            for text in (head, ", ".join(others))
+        ]
         lines = [heads[0], *colours, *([heads[1], *dashes] if len(dashes) > 1 else [])]
         legend = figure.legend(
             handles=lines, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.2

@@ -236,7 +236,9 @@ class Result:
         """New models of every kind of peer, their weights still to come."""
         if self.module is not None:
             return tuple(copy.deepcopy(each) for each in modules_of(self.module))
-        made = self.record["model"]
+        made = self.record.get("model")
+        if made is None:
+            raise InputError(f"{self.folder} holds no models: run_grid ran it in_process")
         if made["own_module"]:
             raise InputError(
                 f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)"

@@ -246,7 +246,7 @@ class Sweep:
         if scheduler.signals:
             page.finish()
         else:
-            self.publish(after)
+            self.publish(states)
         for line in progress.remarks_at_end(states):
             print_line(self.always, line)
         print_line(self.console, progress.counts(states))

@@ -11,6 +11,7 @@ from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -32,6 +33,10 @@ from dfl.sweep.status import (
 
 WIDEST = 10_000
 """Columns of an output that is not a terminal."""
+FOLDED = 12
+"""The least width of a label on a terminal, where a longer one is folded."""
+GAP = 2
+"""Columns between two columns of a table."""
 
 
 def make_console(stderr: bool = False, quiet: bool = False, verbose: bool = False) -> Console:
@@ -56,6 +61,35 @@ def make_console(stderr: bool = False, quiet: bool = False, verbose: bool = Fals
 def print_line(console: Console, text: str) -> None:
     """Print a line, however wide."""
     console.print(printable(text), soft_wrap=True)
+
+
+def print_table(console: Console, table: Table, labels: int, where: str) -> None:
+    """Print a table of labels and figures in the width of a terminal.
+
+    Long labels are folded. The last columns of figures are left out where there is no room, and a
+    line says so.
+
+    Args:
+        console: where to print.
+        table: every row, as text.
+        labels: the number of its first columns that are labels.
+        where: the file that has all columns.
+    """
+    for k, column in enumerate(table.columns):
+        width = max(map(cell_len, (str(column.header), *map(str, column.cells))))
+        column.min_width, column.no_wrap = (
+            (min(width, FOLDED), False) if k < labels else (width, True)
+        )
+        column.overflow = "fold"
+    left_out: list[str] = []
+    while (
+        len(table.columns) > labels
+        and sum((column.min_width or 0) + GAP for column in table.columns) > console.width
+    ):
+        left_out.insert(0, str(table.columns.pop().header))
+    console.print(table)
+    if left_out:
+        print_line(console, f"no room for {', '.join(left_out)}: all columns are in {where}")
 
 
 def overview(grid: Grid, states: States, queue: Mapping[str, str]) -> Table:

@@ -14,6 +14,7 @@ from dfl.sweep import plots, tables
 from dfl.sweep.folder import PATIENCE
 from dfl.sweep.grid import Grid
 from dfl.sweep.page import sweep_page
+from dfl.sweep.progress import print_table
 from dfl.sweep.status import States
 
 
@@ -50,4 +51,5 @@ def publish(
                 write(folder, sweep_page(grid, states, folder))
     except OSError as error:
         raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
-    console.print(tables.terminal_table(summary, by))
+    shown_table = tables.terminal_table(summary, by)
+    print_table(console, shown_table, len(by) + 1, str(folder / "summary.csv"))

@@ -112,7 +112,7 @@ def terminal_table(table: pd.DataFrame, by: Sequence[str]) -> Table:
     names = [name for name in table if name in TITLES]
     shown_table = Table(box=None, pad_edge=False, header_style="bold")
     for name in by:
-        shown_table.add_column(name, no_wrap=True)
+        shown_table.add_column(name)
     shown_table.add_column("seeds", justify="right")
     columns = [
         column
@@ -121,7 +121,7 @@ def terminal_table(table: pd.DataFrame, by: Sequence[str]) -> Table:
         if column in names or table[column].any()
     ]
     for column in columns:
-        shown_table.add_column(TITLES.get(str(column), "std"), justify="right", no_wrap=True)
+        shown_table.add_column(TITLES.get(str(column), "std"), justify="right")
     for row in table.to_dict("records"):
         seeds = f"{row['seeds']}" if row["seeds"] == row["of"] else f"{row['seeds']} of {row['of']}"
         shown_table.add_row(

@@ -233,3 +233,16 @@ def test_resume_is_in_the_help(dfl_run: Command) -> None:
     text = dfl_run("--help").out
     assert re.search(r"--resume PATH\s+Directory of a run to resume", text)
     assert "--checkpoint-every" in text
+
+
+def test_bits_may_be_repeated_for_any_algorithm(dfl_run: Command) -> None:
+    crash(small(out=Path("cut"), bits=4, algorithm="choco"), 4)
+    done = dfl_run("--resume=cut", "--bits=4")
+    assert done.code == 0, done
+    assert record(Path("cut"))["run"]["algorithm"] == "choco"
+
+
+def test_bits_are_refused_for_a_run_without_them(dfl_run: Command) -> None:
+    crash(small(out=Path("cut")), 4)
+    line = dfl_run.refused("--resume=cut", "--bits=4")
+    assert "that run has --algorithm dfedavgm, not qdfedavgm" in line

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from dfl import compare
-from dfl.compare import figure, gather, screen, table
+from dfl.compare import figure, gather, page, screen, table
+from dfl.reporting.collection import LINES
 from dfl.store import manifest
 
 HEAD = "round,seconds,train_loss,accuracy_mean,accuracy_min,consensus_distance,payload_bytes\n"
@@ -154,12 +155,12 @@ def test_an_incomplete_row_is_left_out(two: list[Path]) -> None:
         file.write("30,3,1.7,0.9")
     _, compared = gather(two)
     assert compared.rows["round"].tolist() == [0, 10]
-    assert table(gather(two[1:]))["accuracy_mean"].tolist() == ["0.30000000000000004"]
+    assert table(gather(two[1:]), Path())["accuracy_mean"].tolist() == ["0.30000000000000004"]
 
 
 def test_a_run_without_rows_is_in_the_table_only(two: list[Path]) -> None:
     runs = gather([*two, run(Path("runs/c"), rows=0, code=None, topology="star")])
-    assert table(runs)["status"].tolist() == ["done", "stopped", "stopped"]
+    assert table(runs, Path())["status"].tolist() == ["done", "stopped", "stopped"]
     assert screen(runs).row_count == 3
     assert len(figure(runs).axes[0].lines) == 4
     alone = figure(gather([Path("runs/c")]))
@@ -182,3 +183,30 @@ def test_a_quiet_comparison_prints_the_last_line(
 ) -> None:
     assert called(monkeypatch, *map(str, two), "--quiet", "--no-report") == 0
     assert capsys.readouterr().out == "look at    compare.png\n"
+
+
+def test_the_page_is_written_again_from_any_folder(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, *map(str, two), "--out", "both") == 0
+    written = pd.read_csv("both/compare.csv", dtype=str)
+    assert written["folder"].tolist() == ["../runs/a", "../runs/b"]
+    before = Path("both/report.html").read_text()
+    assert 'href="../runs/a/"' in before
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    compare.write_again(Path("../both"))
+    assert Path("../both/report.html").read_text().replace("../both", "both") == before
+
+
+def test_runs_without_rows_are_not_called_left_out(two: list[Path]) -> None:
+    runs = gather([*two, run(Path("runs/c"), rows=0, code=None, topology="star")])
+    assert "are drawn" not in page(runs, Path())
+    more = [run(Path(f"runs/{seed}"), topology="ring", seed=seed) for seed in range(2, LINES + 3)]
+    assert f"The first {LINES} runs with rows are drawn." in page(gather(more), Path())
+
+
+def test_a_label_that_begins_with_an_underscore_is_in_the_legend(tmp_path: Path) -> None:
+    runs = gather([run(tmp_path / "_a", topology="ring"), run(tmp_path / "_b", topology="ring")])
+    texts = [text.get_text().strip() for text in figure(runs).legends[0].get_texts()]
+    assert texts == ["_a", "_b"]

@@ -265,3 +265,12 @@ def test_combinations_take_any_iterable_except_strings_and_mappings() -> None:
     for wrong in ("ring", {"ring": 1}, 3, ()):
         with pytest.raises(InputError, match="topology must be a list"):
             combinations({"peers": 3}, {"topology": wrong})  # type: ignore[dict-item]
+
+
+def test_the_models_of_a_cell_in_process_are_refused(tmp_path: Path) -> None:
+    run_grid([Cell({"seed": 0}, dfl.Run.from_dict(SETTINGS))], tmp_path, in_process=True)
+    result = dfl.load(tmp_path / "seed=0")
+    with pytest.raises(InputError, match="seed=0 holds no models"):
+        result.model(0)
+    with pytest.raises(InputError, match="seed=0 holds no models"):
+        result.mean_model()

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -320,3 +321,13 @@ def test_importing_a_sweep_does_not_import_torch() -> None:
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+def test_a_killed_cell_has_one_status_on_the_screen_and_in_the_table(here: Here) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    here.monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", kill])
+    Path("one.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0]\n")
+    code, output, _ = here("one.toml")
+    assert code == 1
+    assert "1 cell: 1 failed" in output
+    assert pd.read_csv("sweeps/one/sweep.csv")["status"].tolist() == ["failed"]

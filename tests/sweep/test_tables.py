@@ -13,6 +13,7 @@ from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep.grid import Grid, read
+from dfl.sweep.progress import print_table
 from dfl.sweep.status import States, read_states
 from dfl.sweep.tables import cells, curves, group_fields, summary, terminal_table, write
 
@@ -174,3 +175,36 @@ def test_curves_are_those_of_finished_cells(tmp_path: Path) -> None:
         ["ring", "0", "4"]
     ]
     assert first["accuracy_mean"].tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("width", [200, 80, 60])
+def test_a_narrow_terminal_has_all_labels(width: int) -> None:
+    labels = {"topology": "clustered:between=0.015625", "partition": "dirichlet:alpha=0.0078125"}
+    means = {"accuracy_mean": 0.9, "accuracy_min": 0.8, "payload_bytes": 12345678}
+    figures = {
+        column: value
+        for name, mean in means.items()
+        for column, value in ((name, mean), (f"{name}_deviation", 0.01))
+    }
+    found = pd.DataFrame([{**labels, "bits": "4", "seeds": 3, "of": 5, **figures}])
+    console = Console(width=width)
+    with console.capture() as captured:
+        print_table(console, terminal_table(found, [*labels, "bits"]), 4, "summary.csv")
+    head, *lines = captured.get().splitlines()
+    rows = [line for line in lines if not line.startswith("no room")]
+    assert max(map(len, (head, *rows))) <= width
+    assert head.split()[:4] == ["topology", "partition", "bits", "seeds"]
+    split = head.index("partition"), head.index("bits")
+    assert "".join(line[: split[0]].strip() for line in rows) == labels["topology"]
+    assert "".join(line[slice(*split)].strip() for line in rows) == labels["partition"]
+    assert rows[0].split()[2:6] == ["4", "3", "of", "5"]
+    measures = ["accuracy", "worst peer", "payload"]
+    present = [name for name in measures if name in head]
+    assert present
+    assert "0.9000" in rows[0]
+    if width == 200:
+        assert (present, rows) == (measures, lines)
+    else:
+        assert lines[-1].endswith(": all columns are in summary.csv")
+        assert [name for name in measures if name not in lines[-1]] == present
+        assert len(present) < 3
