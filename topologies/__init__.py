@@ -73,6 +73,8 @@ class WeightedGraph:
         possible: (P, P) bool, every edge that a round may have, where every round draws a new
             graph; None where it may be any.
         clusters: (P,), the number of the cluster of each peer; None for a graph without clusters.
+        active: (n, n) the weights of a round among the n peers whose models are used again, which
+            have the spectrum of the graph; None where the models of all are used.
     """
 
     weights: Sequence[csr_array]
@@ -80,6 +82,7 @@ class WeightedGraph:
     own_weights: bool = False
     possible: csr_array | None = None
     clusters: NDArray[np.int64] | None = None
+    active: csr_array | None = None
 
     @property
     def endless(self) -> bool:
@@ -115,6 +118,8 @@ class WeightedGraph:
     @cached_property
     def spectrum(self) -> Spectrum:
         """The spectrum of the weights, computed at its first use."""
+        if self.active is not None:
+            return spectrum([self.active])
         return spectrum_of_draws(self.examples) if self.endless else spectrum(self.weights)
 
     @cached_property
@@ -250,7 +255,8 @@ def _endless(made: Drawn, mixing: Mixing) -> WeightedGraph:
         _check_connected(made.possible)
     weights = EveryRound(lambda t: _weighted(made.rounds[t], mixing), _bytes)
     own = made.rounds[0].dtype.kind == "f"
-    return WeightedGraph(weights, _degrees(_pattern_of(weights[0])), own, made.possible)
+    degrees = _degrees(_pattern_of(weights[0]))
+    return WeightedGraph(weights, degrees, own, made.possible, active=made.active)
 
 
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:

@@ -1,7 +1,7 @@
 """Base-(k+1) graphs: sequences of degree at most k that average any number of peers exactly."""
 
 from itertools import zip_longest
-from math import prod
+from math import ceil, log, prod
 
 import numpy as np
 from numpy.random import Generator
@@ -55,6 +55,7 @@ def base_graph(peers: int, rng: Generator, *, k: int = 1, simple: bool = False) 
     if k < 1:
         raise GraphError(f"base_graph needs k of at least 1, not {k}")
     k = min(k, max(1, peers - 1))  # all peers
+    affordable("base_graph", peers, k * peers * ceil(log(peers, k + 1) - 1e-9))
     everyone = np.arange(peers)
     rounds = _simple(everyone, k) if simple else _base(everyone, k)
     affordable("base_graph", peers, k * peers * len(rounds))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from topologies.errors import GraphError
-from topologies.graphs import pattern, topology
+from topologies.graphs import affordable, pattern, topology
 from topologies.sequences import Drawn, drawn
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def random_out(peers: int, rng: Generator, *, s: int | None = None) -> Drawn:
     ceil(log2 P) (EL-Local). Peers receive from different numbers of others.
     """
     count = _several("random_out", peers, s)
+    affordable("random_out", peers, count * peers)
 
     def draw(rng: Generator) -> csr_array:
         receivers = _others(peers, count, rng).ravel()
@@ -44,6 +45,7 @@ def random_regular(peers: int, rng: Generator, *, s: int | None = None) -> Drawn
     count += s is None and count * peers % 2
     if count * peers % 2:
         raise GraphError(f"random_regular needs s*peers even: s={count}, peers={peers}")
+    affordable("random_regular", peers, count * peers)
 
     def draw(rng: Generator) -> csr_array:
         # For large s, rejection is slow.

@@ -155,7 +155,10 @@ def _npz(raw: bytes, limit: int) -> csr_array | NDArray[np.float64]:
             with packed.open(member) as file:
                 _check_header(file, member)
     arrays = np.load(BytesIO(raw), allow_pickle=False)
-    if "format" not in arrays.files and len(arrays.files) == 1:
+    if "format" not in arrays.files:
+        if len(arrays.files) != 1:
+            found = ", ".join(map(repr, arrays.files)) or "none"
+            raise ValueError(f"it holds {found}, not one array or a sparse matrix of scipy")
         return np.asarray(arrays[arrays.files[0]])
     matrix = load_npz(BytesIO(raw))
     if hasattr(matrix, "check_format"):

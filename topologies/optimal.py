@@ -35,7 +35,9 @@ def fastest(adjacency: csr_array) -> csr_array:
     if (adjacency != adjacency.T).nnz:
         raise GraphError("fastest needs edges that go both ways: choose another --mixing")
     if peers > LARGEST:
-        raise GraphError(f"fastest is computed for at most {LARGEST} peers, not {peers}")
+        raise GraphError(
+            f"fastest is computed for at most {LARGEST} peers, not {peers}: choose another --mixing"
+        )
     if not adjacency.nnz:
         return metropolis(adjacency)
     edges = adjacency.toarray().astype(np.float64)

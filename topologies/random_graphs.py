@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Generator
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array
 from scipy.sparse.csgraph import connected_components
 
 from topologies import drawn_by_arrays
@@ -143,14 +143,18 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
     active peers of the next round take over their models (Takezawa, Stich 2025).
 
     It comes with its weights: 1/3 for each neighbour on the ring, 1 for what is taken over. A model
-    of a peer that is not active is not used again; the mean over peers is not kept.
+    of a peer that is not active is not used again; the mean over peers is not kept. The spectral
+    gap is that of the ring.
     """
     if not 1 <= active <= peers:
         raise GraphError(f"teleportation needs 1 <= active <= peers, not {active} of {peers}")
+    affordable("teleportation", peers, 3 * peers)
     of_round = generators(rng)
-    near = nx.to_numpy_array(nx.cycle_graph(active), dtype=bool) | np.eye(active, dtype=bool)
-    taking, giving = np.nonzero(near)
+    near = csr_array(pattern(nx.cycle_graph(active)) + eye_array(active, dtype=bool, format="csr"))
+    near.sort_indices()
+    taking, giving = near.tocoo().coords
     values = 1 / near.sum(axis=1)[taking]
+    ring = csr_array((values, (taking, giving)), shape=near.shape)
 
     def chosen(t: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return of_round(t).permutation(peers)[:active]
@@ -162,7 +166,7 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
         data = np.concatenate([values, np.ones(len(others))])
         return csr_array((data, (rows, cols)), shape=(peers, peers))
 
-    return Drawn(EveryRound(make))
+    return Drawn(EveryRound(make), active=ring)
 
 
 def chance(p: float) -> float:

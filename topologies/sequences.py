@@ -69,10 +69,13 @@ class Drawn:
     Attributes:
         rounds: the graph of every round, or its weights, as a topology returns them.
         possible: (P, P) bool, every edge that a round may have; None where it may be any.
+        active: (n, n) the weights of a round among the n peers whose models are used again, if the
+            others' are not; None where those of all are.
     """
 
     rounds: EveryRound[csr_array]
     possible: csr_array | None = None
+    active: csr_array | None = None
 
 
 def generators(rng: Generator) -> Callable[[int], Generator]:

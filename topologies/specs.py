@@ -40,7 +40,8 @@ def choose(spec: str, registry: Mapping[str, Callable[..., T]]) -> partial[T]:
     for item in rest.split(",") if rest else []:
         key, _, text = item.partition("=")
         if key not in known:
-            raise GraphError(f"{name}: unknown option {key!r}; choose from {', '.join(known)}")
+            there = f"choose from {', '.join(known)}" if known else "it has none"
+            raise GraphError(f"{name}: unknown option {key!r}; {there}")
         given[key] = _read(f"{name}: {key}", known[key], text)
     for key, each in inspect.signature(registry[name]).parameters.items():
         if key in known and each.default is each.empty and key not in given:

@@ -16,6 +16,7 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.core.options import BelowOne, Index, Positive, Share, require
 from dfl.core.registry import Registry
 
@@ -156,8 +157,18 @@ class Outage(Fault):
 class _Some(Fault):
     """Base class of faults of a share of the peers, or of some by their numbers."""
 
-    fraction: Share = 0.2
+    fraction: Share | None = None
     peers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.peers is None:
+            return
+        if self.fraction is not None:
+            raise InputError(
+                f"--faults {self.name}: fraction {self.fraction:g} and peers "
+                f"{'+'.join(map(str, self.peers))} both choose peers: give one of them"
+            )
+        require(bool(self.peers), f"--faults {self.name}: peers", "at least one peer", "none")
 
     def chosen(self, round_key: RoundKey, *address: int) -> Bools:
         """Return which peers are affected, (P,).
@@ -166,16 +177,17 @@ class _Some(Fault):
             InputError: a peer does not exist, or the share is less than one peer.
         """
         affected = np.zeros(round_key.peers, bool)
-        if self.peers:
+        if self.peers is not None:
             inside = all(0 <= peer < round_key.peers for peer in self.peers)
             accepted = f"from 0 to {round_key.peers - 1}"
             require(inside, f"--faults {self.name}: peers", accepted, self.peers)
             affected[list(self.peers)] = True
             return affected
-        many = round(self.fraction * round_key.peers)
-        someone = many > 0 or self.fraction == 0
+        share = 0.2 if self.fraction is None else self.fraction
+        many = round(share * round_key.peers)
+        someone = many > 0 or share == 0
         accepted = f"0 or enough for one of {round_key.peers} peers"
-        require(someone, f"--faults {self.name}: fraction", accepted, self.fraction)
+        require(someone, f"--faults {self.name}: fraction", accepted, share)
         generator = randomness.generator(round_key.seed, self.name, *address)
         affected[generator.permutation(round_key.peers)[:many]] = True
         return affected
@@ -187,7 +199,7 @@ class Leave(_Some):
     """Some peers leave for good.
 
     Attributes:
-        fraction: share of all peers, drawn at random, that leave.
+        fraction: share of all peers, drawn at random, that leave; 0.2 without peers.
         peers: numbers of the peers that leave, in place of a share.
         at: the first round without them.
     """
@@ -207,7 +219,7 @@ class Join(Leave):
     """Some peers join late, with the starting point of all.
 
     Attributes:
-        fraction: share of all peers, drawn at random, that join late.
+        fraction: share of all peers, drawn at random, that join late; 0.2 without peers.
         peers: numbers of the peers that join late, in place of a share.
         at: the first round with them.
     """
@@ -223,7 +235,7 @@ class Stragglers(_Some):
     """Some peers have time for only a part of their local steps, and for one at least.
 
     Attributes:
-        fraction: share of all peers, drawn at random in every round.
+        fraction: share of all peers, drawn at random in every round; 0.2 without peers.
         peers: numbers of the slow peers, in place of a share.
         work: share of a peer's steps, rounded (halves to even).
         fixed: whether the same peers are slow in all rounds.

@@ -216,7 +216,7 @@ class Mixed(Timed):
         whole = sum(self._shares())
         if abs(whole - 1) > 1e-9:
             raise InputError(
-                f"--links mixed: {', '.join(PRESETS)} must add up to 1, not to {whole:g}"
+                f"--links mixed: {', '.join(PRESETS)} must add up to 1, not to {whole:.10g}"
             )
 
     def _shares(self) -> list[float]:

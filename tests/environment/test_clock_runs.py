@@ -286,6 +286,7 @@ def test_a_bad_file_of_links_is_refused(tmp_path: Path, change: Any, complaint: 
         ),
         ("mixed", "--links mixed: phone, broadband, dsl, datacenter must add up to 1, not to 0"),
         ("mixed:phone=0.5,dsl=0.6", "must add up to 1, not to 1.1"),
+        ("mixed:phone=0.5,dsl=0.5000001", "must add up to 1, not to 1.0000001"),
         ("mixed:phone=1.5,dsl=-0.5", "--links mixed: phone must be from 0 to 1, not 1.5"),
         ("links:path=any.csv,step_ms=1", "--links links: compute=none has no part for step_ms=1"),
         (

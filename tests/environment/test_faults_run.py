@@ -235,6 +235,10 @@ REFUSED = [
     ),
     ("--faults leave:peers=2+4", "--faults leave: peers must be from 0 to 3, not 2+4"),
     (
+        "--faults stragglers:peers=1+2,fraction=0.9",
+        "--faults stragglers: fraction 0.9 and peers 1+2 both choose peers: give one of them",
+    ),
+    (
         "--faults leave:peers=2+",
         "--faults leave: peers must be whole numbers joined by +, as 200+200, not '2+'",
     ),

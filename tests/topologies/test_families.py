@@ -146,6 +146,8 @@ def test_teleportation_moves_the_average_of_the_active_peers() -> None:
         before, x = x, dense @ x
         assert set(np.flatnonzero(x != before)) <= then
         active = then
+    # The spectrum is that of the active peers, whose ring of four has the gap 2/3.
+    assert net.spectrum.gap == pytest.approx(2 / 3, rel=1e-9)
     assert network("teleportation", 3, active=3).spectrum.gap > 0
     with pytest.raises(GraphError, match="active <= peers, not 4 of 3"):
         network("teleportation", 3)
@@ -273,7 +275,8 @@ def test_a_spanning_tree_has_edges_of_its_graph_only(of: str) -> None:
         ("rign", "unknown 'rign'"),
         ("exponential", "undirected graph that does not change, not exponential"),
         ("base_graph", "not base_graph"),
-        ("regular:q=4", "unknown option 'q'"),
+        ("regular:q=4", "unknown option 'q'; choose from k"),
+        ("ring:q=4", "unknown option 'q'; it has none"),
         ("regular:k=x", "k must be int, not 'x'"),
         ("erdos_renyi", "erdos_renyi needs p"),
         ("d_cliques", "d_cliques"),

@@ -202,7 +202,9 @@ def test_other_kinds_of_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
 
 def test_several_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", RING.toarray(), RING.toarray())
-    with pytest.raises(GraphError, match="not a mixing matrix"):
+    with pytest.raises(
+        GraphError, match=r"not a mixing matrix \(it holds 'arr_0', 'arr_1', not one"
+    ):
         load(tmp_path / "w.npz")
 
 
