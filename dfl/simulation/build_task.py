@@ -65,6 +65,8 @@ FEW_STEP_STATES = 2**13
 """Numbers of a state of a recurrent layer without a fused kernel, for a batch, up to which peers
 train together on a processor.
 """
+MOST_TRIED = 256
+"""The most examples with the least or the largest number at some place that a model is tried on."""
 
 
 def make_module(
@@ -423,8 +425,8 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     from dfl.training.rounding import recorded
 
     two = [0, len(common["labels"]) - 1]
-    inputs = map_parts(lambda part: as_tensor(part[two]).to(task.device), joined(common, "inputs"))
-    inputs = task.inputs(normalize_floats(inputs, task.scale, task.shift))
+    tests = map_parts(as_tensor, joined(common, "inputs"))
+    inputs = _inputs(task, map_parts(lambda part: part[two], tests))
     labels = as_tensor(common["labels"][two]).to(task.device)
     places = tuple(labels.shape[1:]) if task.is_sequence else ()
     kinds = task.kinds or ((task.module, task.parameter_layout),)
@@ -440,6 +442,7 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
                 shapes.append(_try_model(part, row, inputs, (len(two), *places)))
             if by_place and on_cpu:
                 task = replace(task, by_model=True)
+            _try_indices(part, row, tests, places)
             batched = batched and (run.engine == "batched" or not task.by_model)
             if not batched or task.by_model:
                 continue
@@ -468,6 +471,30 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
                 f"models 0 and {k} return outputs of different shapes, {shapes[0]} and {shape}"
             )
     return replace(task, solver=replace(task.solver, batched=batched))
+
+
+def _inputs(task: Task, raw: Parts) -> Parts:
+    """Return the inputs of a model for examples as files have them."""
+    raw = map_parts(lambda part: part.to(task.device), raw)
+    return task.inputs(normalize_floats(raw, task.scale, task.shift))
+
+
+def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...]) -> None:
+    """Try a model with embeddings on examples with the least and the largest number at some place.
+
+    A single model refuses an index beyond the rows of an embedding. Several are not tried, since
+    torch.func.vmap then reads a row of another model.
+    """
+    if not any(isinstance(layer, torch.nn.Embedding) for layer in task.module.modules()):
+        return
+    for half, inputs_of in ((tests, partial(_inputs, task)), (task.examples.inputs, task.inputs)):
+        found = set[int]()
+        for part in parts_of(half):
+            flat = part.reshape(len(part), -1)
+            found |= {*flat.argmin(0).tolist(), *flat.argmax(0).tolist()}
+        some = sorted(found)[:MOST_TRIED]
+        inputs = inputs_of(map_parts(lambda part, some=some: part[some], half))
+        _try_model(task, row, inputs, (len(some), *places))
 
 
 def _try_model(task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...]) -> tuple[int, ...]:
