@@ -64,7 +64,8 @@ def report(folder: Path) -> Path:
         from dfl import compare
 
         return compare.write_again(folder)
-    raise InputError(f"{folder} holds no run, no sweep and no comparison")
+    more = f", but {folder}/* hold runs: give those" if any(folder.glob(f"*/{NAME}")) else ""
+    raise InputError(f"{folder} holds no run, no sweep and no comparison{more}")
 
 
 if __name__ == "__main__":

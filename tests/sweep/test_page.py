@@ -118,8 +118,10 @@ def test_the_page_of_a_folder_is_written_again(
     before = data_of(Path("compared/report.html").read_text())
     Path("compared/report.html").unlink()
     assert data_of(report(Path("compared")).read_text()) == before
-    with pytest.raises(InputError, match="runs holds no run"):
+    with pytest.raises(InputError, match=r"runs holds no run.*but runs/\* hold runs: give those"):
         report(Path("runs"))
+    with pytest.raises(InputError, match=r"compared/none holds no run.*no comparison$"):
+        report(Path("compared/none"))
 
 
 def test_a_comparison_leads_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
