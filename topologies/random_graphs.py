@@ -148,7 +148,7 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
     """
     if not 1 <= active <= peers:
         raise GraphError(f"teleportation needs 1 <= active <= peers, not {active} of {peers}")
-    affordable("teleportation", peers, 3 * peers)
+    affordable("teleportation", peers, peers + 2 * active)
     of_round = generators(rng)
     near = csr_array(pattern(nx.cycle_graph(active)) + eye_array(active, dtype=bool, format="csr"))
     near.sort_indices()

@@ -168,7 +168,8 @@ class _Some(Fault):
                 f"--faults {self.name}: fraction {self.fraction:g} and peers "
                 f"{'+'.join(map(str, self.peers))} both choose peers: give one of them"
             )
-        require(bool(self.peers), f"--faults {self.name}: peers", "at least one peer", "none")
+        if not self.peers:
+            raise InputError(f"--faults {self.name}: peers must be at least one peer, not ()")
 
     def chosen(self, round_key: RoundKey, *address: int) -> Bools:
         """Return which peers are affected, (P,).

@@ -447,11 +447,16 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             if not batched or task.by_model:
                 continue
             try:
-                _try_model(replace(part, by_model=False), row, inputs, (len(two), *places))
+                with recorded(exact) as by_place:
+                    together = replace(part, by_model=False)
+                    _try_model(together, row, inputs, (len(two), *places), models=2)
             except InputError:
                 if run.engine == "batched":
                     raise
                 batched = False
+            if by_place and on_cpu:
+                task = replace(task, by_model=True)
+                batched = run.engine == "batched"
         zeros = torch.zeros(shapes[0], dtype=task.dtype, device=task.device)
         if places:
             zeros, labels = zeros.flatten(0, len(places)), labels.flatten().clamp_min(0)
@@ -465,12 +470,17 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             )
     finally:
         torch.set_rng_state(generator)
+    _check_shapes(shapes)
+    return replace(task, solver=replace(task.solver, batched=batched))
+
+
+def _check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse kinds of model with outputs of different shapes."""
     for k, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise InputError(
                 f"models 0 and {k} return outputs of different shapes, {shapes[0]} and {shape}"
             )
-    return replace(task, solver=replace(task.solver, batched=batched))
 
 
 def _inputs(task: Task, raw: Parts) -> Parts:
@@ -497,19 +507,22 @@ def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...])
         _try_model(task, row, inputs, (len(some), *places))
 
 
-def _try_model(task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...]) -> tuple[int, ...]:
+def _try_model(
+    task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...], models: int = 1
+) -> tuple[int, ...]:
     """Return the shape of a model's outputs for labels of shape `places`, (n,) or (n, *places),
-    after differentiating it on them.
+    after differentiating it, and as many more models with the same weights, on them.
     """
     name = type(task.module).__name__
     shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
     leaves = {
-        key: value.detach()[None].requires_grad_()
+        key: value.detach().expand(models, *value.shape).clone().requires_grad_()
         for key, value in task.parameter_layout.views(row).items()
     }
     try:
         with products(task.solver.precision, task.device):
-            outputs = task.outputs(leaves, map_parts(lambda part: part[None], inputs))[0]
+            own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
+            outputs = task.outputs(leaves, own)[0]
             shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
             with torch.no_grad():
                 task.outputs(leaves, shared, each=False)

@@ -79,9 +79,11 @@ def run_to_resume(run: Run, given: Collection[str], settle: Callable[[Run], Run]
     if line := describe_objects(begun.to_dict()):
         raise InputError(f"--resume {folder}: {line}: only Python can resume it")
     changes = {name: getattr(run, name) for name in given}
-    derived = {"compressor": None} if "bits" in given else {}
-    if begun.algorithm == "dfedavgm":  # --bits would have chosen its quantized form
-        derived["algorithm"] = None
+    derived = dict[str, None]()
+    if "bits" in given:
+        derived["compressor"] = None
+        if begun.algorithm == "dfedavgm":  # --bits would have chosen its quantized form
+            derived["algorithm"] = None
     refuse_different(
         folder, begun, settle(replace(begun, **(derived | changes | {"out": None, "resume": None})))
     )

@@ -20,7 +20,6 @@ from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
 from dfl.core.parse import shown
-from dfl.evaluation.goals import GOALS
 from dfl.store import fingerprints, manifest
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
@@ -33,11 +32,8 @@ from dfl.sweep.status import CELL_LOCK, DIVERGED, DONE, CellState, read_state, r
 if TYPE_CHECKING:
     import pandas as pd
 
-TAKEN = frozenset(
-    {"cell", "name", "of", "round", "seconds", "seeds", "status"}
-    | {column for column, _ in GOALS.values()}
-)
-"""Names of columns of the tables of a sweep, which no label may have."""
+TAKEN = frozenset({"cell", "name", "of", "seeds", "sim_seconds", "status"})
+"""Names of columns of the tables of a sweep, beside those of every metrics.csv."""
 MODELS = "state.safetensors"
 """The file of a run with its models."""
 
@@ -147,13 +143,15 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
 
 def _check_labels(labels: Iterable[object]) -> None:
     """Refuse labels that name no folder or a column that the tables have."""
+    from dfl.simulation.evaluator import COLUMNS
+
     for label in labels:
         if not re.fullmatch(r"\w[\w. +-]{0,59}", str(label), flags=re.ASCII):
             raise InputError(
-                f"the label {shown(label)} of a cell must be up to 60 letters, digits, spaces and "
-                "any of _ . + -, a letter, a digit or _ first"
+                f"the label {shown(label)} of a cell must be up to 60 ASCII letters, digits, "
+                "spaces and any of _ . + -, a letter, a digit or _ first"
             )
-        if label in TAKEN:
+        if label in TAKEN or label in COLUMNS or str(label).endswith("_deviation"):
             raise InputError(
                 f"the label {label} of a cell is a column of the sweep's tables: name it otherwise"
             )
@@ -277,11 +275,21 @@ def _remove_models(folder: Path) -> None:
 
 
 def _rows(cells: Sequence[Cell], states: dict[str, CellState]) -> pd.DataFrame:
-    """Return the rows of metrics.csv of all cells with their values."""
+    """Return the rows of metrics.csv of all cells with their values.
+
+    Raises:
+        InputError: a label is a column of the cell's method.
+    """
     import pandas as pd
 
     tables = []
     for cell in cells:
         if text := states[cell.name].table:
-            tables.append(as_table(text).assign(**cell.values))
+            table = as_table(text)
+            if taken := [name for name in cell.values if name in table]:
+                raise InputError(
+                    f"the label {taken[0]} of cell {cell.name} is a column of its metrics.csv: "
+                    "name it otherwise"
+                )
+            tables.append(table.assign(**cell.values))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

@@ -25,7 +25,7 @@ BY_PLACE = frozenset(
         "_fft_c2c", "_fft_c2r", "_fft_r2c", "atan2", "atanh",
         "binary_cross_entropy_with_logits",  # whose slope is a sigmoid
         "celu", "convolution", "cosh", "elu", "exp2", "hypot", "logaddexp", "logaddexp2", "mish",
-        "selu", "sigmoid", "silu", "sinh", "softplus",
+        "polar", "sigmoid", "silu", "sinh", "softplus",
     }
 )  # fmt: skip
 """Operations that round by place, for all numbers. `_is_by_place` adds those that do for some."""
@@ -49,7 +49,7 @@ class _Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Compute an operation."""
-        name = func.overloadpacket.__name__.removesuffix("_")
+        name = func.overloadpacket.__name__.removeprefix("_foreach_").removesuffix("_")
         if not self.paused and _is_by_place(name, args, kwargs or {}):
             self.found.add(name)
         return func(*args, **kwargs or {})
@@ -57,11 +57,13 @@ class _Recorder(TorchDispatchMode):
 
 def _is_by_place(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operation rounds by place with these arguments."""
-    if name == "gelu":
-        return kwargs.get("approximate") == "tanh" or args[0].dtype == torch.float64
+    if name == "gelu":  # exact where oneDNN computes it
+        onednn = args[0].dtype != torch.float64 and args[0].is_contiguous()
+        return kwargs.get("approximate") == "tanh" or not onednn
     if name == "pow":
         return isinstance(args[1], Tensor) or args[1] not in EXACT_POWERS
-    return name in BY_PLACE
+    is_complex = any(isinstance(each, Tensor) and each.is_complex() for each in args)
+    return is_complex or name in BY_PLACE
 
 
 @contextmanager

@@ -619,6 +619,14 @@ class Tokens(nn.Module):
         return y
 
 
+def test_parts_of_a_partition_may_be_rows_of_an_array() -> None:
+    own: Any = np.arange(96).reshape(PEERS, -1)
+    test: Any = np.arange(24).reshape(PEERS, -1)
+    arrays = last(small(partition=lambda *_: Assignment(own, test)))
+    lists = last(small(partition=lambda *_: Assignment([*own], [*test])))
+    assert arrays["train_loss"] == lists["train_loss"]
+
+
 @pytest.mark.parametrize("engine", ["auto", "batched", "loop"])
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_token_without_a_row_is_refused(engine: str, half: int) -> None:

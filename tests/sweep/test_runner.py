@@ -213,6 +213,16 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
             {},
             "the label train_loss of a cell is a col",
         ),
+        (
+            [Cell({"payload_bytes": 1}, dfl.Run(peers=3))],
+            {},
+            "the label payload_bytes of a cell is a column",
+        ),
+        (
+            [Cell({"accuracy_mean_deviation": 1}, dfl.Run(peers=3))],
+            {},
+            "the label accuracy_mean_deviation of a cell is a column",
+        ),
         ([Cell({"a": 1}, dfl.Run(peers=n)) for n in (3, 4)], {}, "two cells are called a=1"),
         ([Cell({"a": 1}, dfl.Run(peers=3, out=Path("x")))], {}, "cell a=1: out"),
         ([Cell({"a": 1}, dfl.Run(peers=3))], {"in_process": True, "jobs": 2}, "in_process"),
@@ -274,3 +284,9 @@ def test_the_models_of_a_cell_in_process_are_refused(tmp_path: Path) -> None:
         result.model(0)
     with pytest.raises(InputError, match="seed=0 holds no models"):
         result.mean_model()
+
+
+def test_a_label_with_the_name_of_a_method_s_column_is_refused(tmp_path: Path) -> None:
+    run = dfl.Run.from_dict(SETTINGS | {"faults": "link_loss:p=0.5"})
+    with pytest.raises(InputError, match=r"the label messages_lost of cell .* is a column"):
+        run_grid([Cell({"messages_lost": 1}, run)], tmp_path, in_process=True)

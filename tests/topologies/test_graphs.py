@@ -355,7 +355,7 @@ def test_averaging_never_leaves_the_range_of_the_peers(
         ("random_out", 20_000, {"s": 5000}, "100,000,000 directed edges"),
         ("random_regular", 20_000, {"s": 5000}, "100,000,000 directed edges"),
         ("base_graph", 5_000_000, {}, "115,000,000 directed edges"),
-        ("teleportation", 10_000_000, {}, "30,000,000 directed edges"),
+        ("teleportation", 10_000_000, {"active": 8_000_000}, "26,000,000 directed edges"),
         ("erdos_renyi", 10_000, {"p": 0.5}, "49,995,000 directed edges"),
         ("regular", 100_000, {"k": 400}, "40,000,000 directed edges"),
         ("small_world", 100_000, {"k": 400}, "40,000,000 directed edges"),

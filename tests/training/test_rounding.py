@@ -15,7 +15,7 @@ from dfl.comm.mpi import World
 from dfl.models.recurrent import GRU
 from dfl.simulation.prepare import prepare
 from dfl.training.losses import Loss, cross_entropy, losses
-from dfl.training.rounding import recorded
+from dfl.training.rounding import BY_PLACE, recorded
 from dfl.training.task import Task
 
 MODELS = 7
@@ -55,6 +55,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "soft margin": lambda x: functional.soft_margin_loss(x, torch.ones_like(x), reduction="none"),
     "fft": lambda x: torch.fft.rfft(x).abs(),
     "in place": lambda x: (2 * x).sigmoid_(),
+    "transposed gelu": lambda x: functional.gelu(x.transpose(-1, -2)).transpose(-1, -2),
+    "complex": lambda x: torch.complex(x, 1 + x).abs(),
     "std": lambda x: x.std(-1),
     "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:]),
 }  # fmt: skip
@@ -93,6 +95,42 @@ def test_an_operation_that_rounds_by_place_is_recorded(name: str, dtype: torch.d
     with recorded() as found:
         computed(function, x, torch.ones_like(x))
     assert found or not rounds_by_place(function, dtype)
+
+
+BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "_fft_c2c": lambda x: torch.fft.fft(torch.complex(x, x)),
+    "_fft_c2r": lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+    "_fft_r2c": torch.fft.rfft,
+    "atan2": OPERATIONS["atan2"],
+    "atanh": torch.atanh,
+    "binary_cross_entropy_with_logits": OPERATIONS["bce"],
+    "celu": lambda x: torch.ops.aten.celu(x),
+    "convolution": lambda x: functional.conv1d(x[:, None], torch.ones(1, 1, 3)),
+    "cosh": torch.cosh,
+    "elu": functional.selu,
+    "exp2": torch.exp2,
+    "gelu": lambda x: functional.gelu(x.T),
+    "hypot": OPERATIONS["hypot"],
+    "logaddexp": OPERATIONS["logaddexp"],
+    "logaddexp2": OPERATIONS["logaddexp2"],
+    "mish": functional.mish,
+    "mul": lambda x: torch.complex(x, x) * torch.complex(x, x),
+    "polar": lambda x: torch.polar(x, x),
+    "pow": OPERATIONS["x^2.5"],
+    "sigmoid": lambda x: torch._foreach_sigmoid([x])[0],
+    "silu": functional.silu,
+    "sinh": torch.sinh,
+    "softplus": functional.softplus,
+}
+
+
+def test_every_operation_that_rounds_by_place_is_recorded_by_its_name() -> None:
+    """On a processor without vectors, none rounds by place."""
+    assert set(BY_NAME) >= BY_PLACE
+    for name, function in BY_NAME.items():
+        with recorded() as found:
+            function(torch.rand(4, 5))
+        assert name in found, (name, found)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,8 @@ def _checked(parts: Assignment, peers: int, n_train: int, n_test: int) -> list[R
         raise InputError(f"--partition must return an Assignment, not {shown(parts)}")
     checked = []
     for half, arrays, n in (("train", parts.train, n_train), ("test", parts.test, n_test)):
-        if not isinstance(arrays, Ragged | list | tuple):
+        listed = isinstance(arrays, np.ndarray) and arrays.ndim > 0
+        if not (listed or isinstance(arrays, Ragged | list | tuple)):
             raise InputError(
                 f"--partition returns {shown(arrays)} as {half} parts: it must be an array of "
                 "indices for each peer"
