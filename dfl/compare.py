@@ -319,7 +319,8 @@ def figure(runs: Sequence[Compared]) -> Figure:
 
 def _draw(panels: Sequence[Axes], run: Compared, measure: str, look: Mapping[str, Any]) -> None:
     """Draw a run by round and by bytes."""
-    from dfl.reporting.lines import draw, plain
+    from dfl.reporting.lines import draw
+    from dfl.reporting.plots import plain
 
     rows = run.rows.assign(mean=run.rows[measure])
     for axes, x in zip(panels, ("round", "payload_bytes"), strict=True):

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from dfl.core.errors import printable
-from dfl.reporting.plots import GREY
+from dfl.reporting.plots import GREY, plain
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which colour-blind readers can distinguish. More values than these get
@@ -39,15 +38,6 @@ Y_LABELS = {
     "consensus_distance": "consensus distance",
 }
 """Labels of the y axis, by column of metrics.csv."""
-
-
-def plain(text: str) -> str:
-    """Return a text for matplotlib: on one line, with $ escaped, which would begin a formula.
-
-    A space precedes _, since a legend leaves out labels that begin with it.
-    """
-    line = printable(text).replace("$", r"\$")
-    return f" {line}" if line.startswith("_") else line
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:

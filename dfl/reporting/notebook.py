@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from dfl.core.errors import InputError
 from dfl.core.parse import shown
 from dfl.reporting.differences import differences
-from dfl.reporting.lines import Y_LABELS, draw, label_x, plain, run_styles, title
+from dfl.reporting.lines import Y_LABELS, draw, label_x, run_styles, title
+from dfl.reporting.plots import plain
 from dfl.store.results import Result, load
 
 if TYPE_CHECKING:

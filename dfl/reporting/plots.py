@@ -22,6 +22,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
+from dfl.core.errors import printable
 from dfl.reporting.layout import layout
 
 if TYPE_CHECKING:
@@ -312,6 +313,15 @@ def _column(rows: Table, name: str) -> Floats:
     return np.asarray(rows[name], dtype=np.float64)
 
 
+def plain(text: str) -> str:
+    """Return a text for matplotlib: on one line, with $ escaped, which would begin a formula.
+
+    A space precedes _, since a legend leaves out labels that begin with it.
+    """
+    line = printable(text).replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line
+
+
 def _figure(title: str, run: str, size: tuple[float, float] = (6.4, 4.2)) -> tuple[Figure, Axes]:
     """Return a figure of a size in inches with a title, and its axes."""
     figure = Figure(figsize=size, layout="constrained")
@@ -319,7 +329,7 @@ def _figure(title: str, run: str, size: tuple[float, float] = (6.4, 4.2)) -> tup
     lines = textwrap.wrap(run, int(15 * size[0])) or [""]
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10 + 10 * len(lines))
     subtitle = axes.annotate(
-        "\n".join(lines),
+        "\n".join(map(plain, lines)),
         (0, 1),
         (0, 7),
         "axes fraction",

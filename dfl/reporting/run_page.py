@@ -346,7 +346,7 @@ def _peers(start: Start, evaluations: Evaluations) -> dict[str, object]:
         "rounds": evaluations.rounds[chosen].tolist(),
         "attackers": start.attackers.tolist(),
         "fixed": {name: packed(value) for name, value in fixed.items()},
-        "moving": {name: packed(value) for name, value in moving.items()},
+        "moving": {name: [packed(row) for row in value] for name, value in moving.items()},
     }
 
 

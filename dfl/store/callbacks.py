@@ -7,7 +7,7 @@ through `Callback`. All methods are called on rank 0 only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -298,7 +298,8 @@ class Callbacks(Callback):
                 started.append(each)
         except BaseException as error:
             for each in reversed(started):
-                each.close(error)
+                with suppress(Exception):  # the first error is the one to mend
+                    each.close(error)
             raise
 
     def round(self, t: int) -> None:
@@ -312,9 +313,9 @@ class Callbacks(Callback):
             each.row(row)
 
     def evaluated(self, t: int, peers: Peers) -> None:
-        """Pass on the figures of the peers."""
+        """Pass on the figures of the peers, of which each gets its own copies."""
         for each in self.callbacks:
-            each.evaluated(t, peers)
+            each.evaluated(t, {name: values.copy() for name, values in peers.items()})
 
     def evaluated_models(self, t: int, state: Mapping[str, NDArray[np.floating]]) -> None:
         """Pass on the models to those that need them, each of which gets its own copies."""

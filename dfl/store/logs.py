@@ -69,7 +69,8 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         """Open it; nothing is written through a link."""
-        return open(self.baseFilename, "a", encoding="utf-8", opener=no_follow)
+        path, errors = self.baseFilename, "backslashreplace"  # a name of a file may be no UTF-8
+        return open(path, "a", encoding="utf-8", errors=errors, opener=no_follow)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  as logging calls it
         """Remember what the disk did not take; no run ends for a later line of its log."""

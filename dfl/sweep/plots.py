@@ -14,7 +14,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfl.reporting.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, plain, title
+from dfl.reporting.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, title
+from dfl.reporting.plots import plain
 
 LINES = 12
 """Maximum number of lines in a panel, where the fields can be split over several panels."""

@@ -123,6 +123,8 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
     for engine in ("auto", "batched"):
         curved = {"model": f"{MODEL}:curved", "batch_size": 7, "engine": engine}
         yield f"by-place-{engine}", setting(1, **curved, loss=curved_loss, peers=5)
+        mixer = curved | {"model": f"{MODEL}:mixer"}
+        yield f"by-place-transposed-{engine}", setting(1, **mixer, peers=5)
     yield "by-place-loss", setting(1, loss=curved_loss, batch_size=7, peers=5)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)

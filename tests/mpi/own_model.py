@@ -50,6 +50,24 @@ def curved(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Curved(math.prod(shape), classes)
 
 
+class Mixer(nn.Module):
+    """A dense layer on the rows of an image, whose GELU sees a transposed array."""
+
+    def __init__(self, rows: int, columns: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(rows, 7), nn.Linear(7 * columns, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.gelu(self.first(x.flatten(1, -2).transpose(1, 2)).transpose(1, 2))
+        out: Tensor = self.last(h.flatten(1))
+        return out
+
+
+def mixer(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the mixer of images."""
+    return Mixer(math.prod(shape[:-1]), shape[-1], classes)
+
+
 def curved_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of log(1 + exp(-margin)) of every example, (n,)."""
     signs = 2 * torch.nn.functional.one_hot(labels, outputs.shape[1]) - 1

@@ -223,3 +223,8 @@ def test_many_peers_are_ordered_by_label() -> None:
 def test_pyplot_is_not_imported() -> None:
     code = "import sys, dfl.reporting.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_subtitle_may_have_dollars_and_bytes_that_are_no_text() -> None:
+    figure, _ = plots._figure("title", "--model a$x_$b/m\udcff.py:net")
+    figure.savefig(io.BytesIO(), format="png")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dfl
 from dfl.reporting import run_page
@@ -66,12 +67,26 @@ def test_peers_are_those_of_the_run(attacked: Path) -> None:
     peers, table = data_of(attacked)["peers"], dfl.load(attacked).peers
     assert peers["rounds"] == dfl.load(attacked).rows["round"].tolist()
     assert peers["attackers"] == [2, 5]
-    last = {name: unpacked(value).reshape(-1, 6)[-1] for name, value in peers["moving"].items()}
+    last = {name: unpacked(rows[-1]) for name, rows in peers["moving"].items()}
     last |= {name: unpacked(value) for name, value in peers["fixed"].items()}
     numbers = [name for name in table if name not in ("peer", "labels")]
     assert set(numbers) <= set(last)
     for name in numbers:
         np.testing.assert_allclose(last[name], table[name], atol=1e-4, rtol=1e-4)
+
+
+def test_figures_that_fall_by_many_powers_of_ten_keep_their_digits(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(90, 2)).astype("f4")
+    numbers = (x[:60], 1000 * x[:60, 0]), (x[60:], 1000 * x[60:, 0])
+    run = dfl.Run(
+        peers=3, rounds=30, eval_every=10, dataset=numbers, model=torch.nn.Linear(2, 1),
+        loss="squared_error", lr=0.05, batch_size=10, out=tmp_path / "run",
+    )  # fmt: skip
+    list(dfl.simulate(run))
+    shown = [unpacked(row) for row in data_of(tmp_path / "run")["peers"]["moving"]["train_loss"]]
+    assert shown[0].min() > 1e5 * shown[-1].max()
+    peers = dfl.load(tmp_path / "run").peers
+    np.testing.assert_allclose(shown[-1], peers["train_loss"], rtol=1e-3)
 
 
 def test_the_graph_and_the_labels_are_those_of_the_run(attacked: Path) -> None:

@@ -6,16 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dfl
 from dfl.core.errors import InputError
-from dfl.core.files import Lock, atomically, make_directory, no_follow, read_bytes
+from dfl.core.files import Lock, atomically, is_locked, make_directory, no_follow, read_bytes
 from dfl.store import manifest
+from dfl.store.callbacks import RunInfo
 from dfl.store.run_directory import (
     CONTENT,
     FILES,
@@ -433,3 +437,36 @@ def test_a_run_is_recorded_as_ended_where_a_callback_cannot_close(tmp_path: Path
     assert gone.closed == 1
     assert manifest.read(tmp_path / "run")["exit"] == 0
     assert dfl.load(tmp_path / "run").state is not None
+
+
+class Refusing(dfl.Callback):
+    """A callback that cannot start."""
+
+    def start(self, info: RunInfo) -> None:
+        raise ValueError(f"no place for {info.run.peers} peers")
+
+
+def test_the_error_of_a_start_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    run = dfl.Run(peers=2, rounds=2, model="softmax", examples_per_peer=5, out=tmp_path / "run")
+    gone = Gone()
+    with pytest.raises(ValueError, match="no place for 2 peers"):
+        list(dfl.simulate(run, callbacks=[gone, Refusing()]))
+    assert gone.closed == 1
+    assert manifest.read(tmp_path / "run")["exit"] == 1
+    assert not is_locked(tmp_path / "run" / ".lock")
+
+
+class Sorting(dfl.Callback):
+    """A callback that changes what it is given."""
+
+    def evaluated(self, t: int, peers: Mapping[str, NDArray[np.float64]]) -> None:
+        del t
+        peers["train_loss"].sort()
+
+
+def test_a_callback_cannot_change_the_figures_of_the_peers(tmp_path: Path) -> None:
+    run = dfl.Run(peers=4, rounds=1, model="softmax", examples_per_peer=5)
+    for name, callbacks in (("one", []), ("two", [Sorting()])):
+        list(dfl.simulate(replace(run, out=tmp_path / name), callbacks=callbacks))
+    losses = [dfl.load(tmp_path / name).peers["train_loss"].tolist() for name in ("one", "two")]
+    assert losses[0] == losses[1] != sorted(losses[0])

@@ -91,11 +91,12 @@ def drawing(rows: list[Row]) -> str:
     accurate = not math.isnan(rows[-1].accuracy_mean)
     curves = CURVES if accurate else (("train_loss", CURVES[0][1]),)
     last = rows[-1].round or 1
-    top = 1.0 if accurate else max(row["train_loss"] for row in rows) or 1.0
+    known = [row[name] for row in rows for name, _ in curves if math.isfinite(row[name])]
+    low, top = (0.0, 1.0) if accurate else (min([0.0, *known]), max([0.0, *known]))
     lines = []
     for column, colour in curves:
         points = " ".join(
-            f"{row.round / last * WIDTH:.1f},{(1 - row[column] / top) * HEIGHT:.1f}"
+            f"{row.round / last * WIDTH:.1f},{(top - row[column]) / (top - low or 1) * HEIGHT:.1f}"
             for row in rows
             if math.isfinite(row[column])
         )

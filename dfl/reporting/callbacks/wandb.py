@@ -32,7 +32,8 @@ class WeightsAndBiases(Callback):
         """Begin a run of the project, with the settings as its config."""
         import wandb
 
-        self.log = wandb.init(config=info.run.to_dict(), **self.init)
+        config = {**self.init.get("config", {}), **info.run.to_dict()}
+        self.log = wandb.init(**self.init | {"config": config})
 
     def row(self, row: Row) -> None:
         """Log an evaluation, at the step of its round."""

@@ -345,7 +345,10 @@ function readPeers() {
   const { count, rounds, attackers, fixed, moving } = data.peers;
   const columns = new Map([["peer", { values: Float64Array.from({ length: count }, (_, i) => i) }]]);
   for (const [name, value] of Object.entries(fixed)) columns.set(name, { values: unpacked(value) });
-  for (const [name, value] of Object.entries(moving)) columns.set(name, { values: unpacked(value), moves: true });
+  for (const [name, value] of Object.entries(moving)) {
+    // Every evaluation has a scale of its own: losses may fall by many powers of ten.
+    columns.set(name, { values: Float64Array.from(value.flatMap((row) => [...unpacked(row)])), moves: true });
+  }
   for (const column of columns.values()) column.range = extent(column.values) ?? [0, 0];
   return { count, rounds, columns, attackers: new Set(attackers) };
 }
