@@ -173,8 +173,12 @@ def write_again(out: Path) -> Path:
     except (OSError, KeyError, csv.Error) as error:
         raise InputError(f"{out}/compare.csv cannot be read: {error}") from None
     _refuse_foreign(out)
+    folders = [
+        Path(name if os.path.isabs(name) else os.path.relpath(out.resolve() / name))
+        for name in named
+    ]
     try:
-        return write(out, page(gather([Path(os.path.normpath(out / name)) for name in named]), out))
+        return write(out, page(gather(folders), out))
     except OSError as error:
         raise InputError(f"{out} cannot be written to: {error.strerror}") from None
 
@@ -191,7 +195,8 @@ def page(runs: Sequence[Compared], out: Path) -> str:
 
     rows = []
     for run in runs:
-        there = Link.to(run.folder, os.path.relpath(run.folder, out), _seen_from(out, run.folder))
+        path = os.path.relpath(run.folder.resolve(), out.resolve())
+        there = Link.to(run.folder, path, _seen_from(out, run.folder))
         figures = [
             Cell.of(name, float(run.state.row.get(name) or "nan"))
             for name in ("round", *TITLES, "payload_bytes")
@@ -260,7 +265,9 @@ def table(runs: Sequence[Compared], out: Path) -> pd.DataFrame:
 
 def _seen_from(out: Path, folder: Path) -> str:
     """Return the path of a folder from another one, or as it is where it is absolute."""
-    return str(folder) if folder.is_absolute() else os.path.relpath(folder, out)
+    if folder.is_absolute():
+        return str(folder)
+    return os.path.relpath(folder.resolve(), out.resolve())
 
 
 def screen(runs: Sequence[Compared]) -> Table:

@@ -35,6 +35,8 @@ WIDEST = 10_000
 """Columns of an output that is not a terminal."""
 FOLDED = 12
 """The least width of a label on a terminal, where a longer one is folded."""
+LEAST = 4
+"""The least width of a label, where there are many."""
 GAP = 2
 """Columns between two columns of a table."""
 
@@ -75,18 +77,23 @@ def print_table(console: Console, table: Table, labels: int, where: str) -> None
         labels: the number of its first columns that are labels.
         where: the file that has all columns.
     """
-    for k, column in enumerate(table.columns):
-        width = max(map(cell_len, (str(column.header), *map(str, column.cells))))
-        column.min_width, column.no_wrap = (
-            (min(width, FOLDED), False) if k < labels else (width, True)
-        )
-        column.overflow = "fold"
+    widths = [
+        max(map(cell_len, (str(column.header), *map(str, column.cells)))) + GAP
+        for column in table.columns
+    ]
+    least = sum(min(width, FOLDED + GAP) for width in widths[:labels])
     left_out: list[str] = []
-    while (
-        len(table.columns) > labels
-        and sum((column.min_width or 0) + GAP for column in table.columns) > console.width
-    ):
-        left_out.insert(0, str(table.columns.pop().header))
+    while least + sum(widths[labels:]) > console.width and len(widths) > labels + 1:
+        name = str(table.columns.pop().header)
+        if name == "std" and len(table.columns) > labels + 1:
+            name = str(table.columns.pop().header)  # a mean goes with its deviation
+        left_out.insert(0, name)
+        del widths[len(table.columns) :]
+    while sum(widths) > console.width and (widest := max(widths[:labels])) > LEAST + GAP:
+        widths[widths.index(widest)] -= 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width - GAP
+        column.overflow = "fold"
     console.print(table)
     if left_out:
         print_line(console, f"no room for {', '.join(left_out)}: all columns are in {where}")

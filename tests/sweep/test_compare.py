@@ -195,8 +195,22 @@ def test_the_page_is_written_again_from_any_folder(
     assert 'href="../runs/a/"' in before
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    compare.write_again(Path("../both"))
-    assert Path("../both/report.html").read_text().replace("../both", "both") == before
+    for out in (Path("../both"), Path("../both").resolve()):
+        compare.write_again(out)
+        again = (out / "report.html").read_text()
+        assert ">../runs/a<" in again
+        assert again.replace(str(out), "both") == before
+
+
+def test_a_comparison_in_a_linked_folder_names_the_runs(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("deep/er").mkdir(parents=True)
+    Path("link").symlink_to("deep/er")
+    assert called(monkeypatch, *map(str, two), "--out", "link/both") == 0
+    written = pd.read_csv("link/both/compare.csv", dtype=str)
+    assert written["folder"].tolist() == ["../../../runs/a", "../../../runs/b"]
+    assert compare.write_again(Path("deep/er/both")).exists()
 
 
 def test_runs_without_rows_are_not_called_left_out(two: list[Path]) -> None:

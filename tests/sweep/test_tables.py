@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 
@@ -201,6 +202,7 @@ def test_a_narrow_terminal_has_all_labels(width: int) -> None:
     measures = ["accuracy", "worst peer", "payload"]
     present = [name for name in measures if name in head]
     assert present
+    assert head.count("std") in (len(present), 0)  # a mean has its deviation beside it
     assert "0.9000" in rows[0]
     if width == 200:
         assert (present, rows) == (measures, lines)
@@ -208,3 +210,16 @@ def test_a_narrow_terminal_has_all_labels(width: int) -> None:
         assert lines[-1].endswith(": all columns are in summary.csv")
         assert [name for name in measures if name not in lines[-1]] == present
         assert len(present) < 3
+
+
+def test_many_labels_leave_room_for_the_first_figure() -> None:
+    names = [f"setting{k}" for k in range(6)]
+    figures = {"seeds": 3, "of": 5, "accuracy_mean": 0.9, "accuracy_mean_deviation": math.nan}
+    found = pd.DataFrame([{**dict.fromkeys(names, "spec:option=0.015625"), **figures}])
+    console = Console(width=80)
+    with console.capture() as captured:
+        print_table(console, terminal_table(found, names), 7, "summary.csv")
+    head, *rows = captured.get().splitlines()
+    assert head.split() == [*names, "seeds", "accuracy"]
+    assert rows[0].split()[-4:] == ["3", "of", "5", "0.9000"]
+    assert "".join(row[:9].strip() for row in rows) == "spec:option=0.015625"
