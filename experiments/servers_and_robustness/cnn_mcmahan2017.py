@@ -59,8 +59,8 @@ FedSGD was run with torch 2.11 on an H200, which trains some 100,000 images a se
 machine the last digits differ, and with them the rounds. cells.zip has finished cells of other
 cases, too. One is FedSGD with IID data, the chosen rate of 0.215 and seed 1: it takes 1,102 rounds
 (626); the other two seeds were stopped after 572. Two are 20 epochs with batches of 50, IID data
-and the chosen 0.215: seeds 0 and 1 take 41.3 and 38 rounds (32). Six runs went on after a round at exactly 99 %,
-where a run now ends.
+and the chosen 0.215: seeds 0 and 1 take 41.3 and 38 rounds (32). Six runs went on after a round at
+exactly 99 %, where a run now ends.
 
 Grid: 100 clients of 600 examples, IID or two label shards each, pixels from 0 to 1 as in the paper;
 momentum 0; batches of 10 or 50, or all 600 examples of a client. FedSGD is one epoch with all of
