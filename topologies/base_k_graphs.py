@@ -55,7 +55,8 @@ def base_graph(peers: int, rng: Generator, *, k: int = 1, simple: bool = False) 
     if k < 1:
         raise GraphError(f"base_graph needs k of at least 1, not {k}")
     k = min(k, max(1, peers - 1))  # all peers
-    affordable("base_graph", peers, k * peers * ceil(log(peers, k + 1) - 1e-9))
+    least = ceil(log(peers, k + 1) - 1e-9)  # rounds that any exact average of degree k takes
+    affordable("base_graph", peers, k * peers * least)  # before the rounds take memory
     everyone = np.arange(peers)
     rounds = _simple(everyone, k) if simple else _base(everyone, k)
     affordable("base_graph", peers, k * peers * len(rounds))

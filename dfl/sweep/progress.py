@@ -68,8 +68,8 @@ def print_line(console: Console, text: str) -> None:
 def print_table(console: Console, table: Table, labels: int, where: str) -> None:
     """Print a table of labels and figures in the width of a terminal.
 
-    Long labels are folded. The last columns of figures are left out where there is no room, and a
-    line says so.
+    Long labels are folded. The last columns of figures are left out where there is no room, and
+    named below the table.
 
     Args:
         console: where to print.

@@ -263,6 +263,8 @@ def test_peers_that_do_not_exist_are_refused() -> None:
     ):
         Stragglers(fraction=0.01).pace(RoundKey(9, 0, 0))
     assert not Leave(fraction=0.0).down(RoundKey(9, 0, 50)).any()
+    with pytest.raises(InputError, match="--faults leave: peers must be at least one peer, not "):
+        Leave(peers=())
 
 
 def test_every_fault_states_what_it_touches() -> None:

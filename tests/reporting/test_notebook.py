@@ -159,3 +159,10 @@ def test_a_real_notebook_shows_a_run_its_table_and_its_figure(tmp_path: Path) ->
     assert "<table>" in table
     (figure,) = book.cells[1].outputs
     assert "image/png" in figure["data"]
+
+
+def test_losses_below_0_stay_within_the_picture() -> None:
+    losses = ((0, 3.0), (4, -5.0))
+    rows = [dfl.Row(round=t, train_loss=loss, accuracy_mean=float("nan")) for t, loss in losses]
+    tree = ElementTree.fromstring(drawing(rows))
+    assert [each.get("points") for each in tree.iter("polyline")] == ["0.0,0.0 480.0,120.0"]

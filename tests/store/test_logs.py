@@ -186,6 +186,16 @@ def test_a_log_that_cannot_be_opened_ends_the_run(dfl_run: Command) -> None:
     assert ended.err.count("\n") == 1
 
 
+def test_a_name_that_is_no_text_is_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = LogFile(tmp_path / "rank-0.log", logging.INFO, "begun")
+    log.handle(logging.LogRecord("dfl", logging.INFO, "", 0, "from y\udcff", None, None))
+    log.close()
+    assert r"from y\udcff" in (tmp_path / "rank-0.log").read_text()
+    assert capfd.readouterr().err == ""
+
+
 class Full:
     """A file on a full disk."""
 

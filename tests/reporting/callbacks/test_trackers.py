@@ -59,7 +59,7 @@ def test_wandb_gets_settings_and_rows_offline(
 ) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    callback = dfl.WeightsAndBiases("tests", mode="offline", dir=str(tmp_path))
+    callback = dfl.WeightsAndBiases("tests", mode="offline", dir=str(tmp_path), config={"note": 1})
     logged: list[tuple[dict[str, float], int]] = []
     begin = wandb.init
 
@@ -77,6 +77,7 @@ def test_wandb_gets_settings_and_rows_offline(
     monkeypatch.setattr(wandb, "init", init)
     rows = list(dfl.simulate(dfl.Run(**SMALL), callbacks=[callback]))
     assert callback.log.config["model"] == "mlp"
+    assert callback.log.config["note"] == 1
     assert [(values["accuracy_mean"], step) for values, step in logged] == [
         (row.accuracy_mean, row.round) for row in rows
     ]
