@@ -37,7 +37,7 @@ from dfl.simulation.defaults import compresses, settle
 from dfl.simulation.preflight import check_assumptions, rehearse
 from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
-from dfl.store.callbacks import GraphInfo, Memory, MethodInfo, RunInfo
+from dfl.store.callbacks import GraphInfo, Memory, MethodInfo, RunInfo, rows_of
 from dfl.store.progress import Progress, find_checkpoint, progress_of
 
 if TYPE_CHECKING:
@@ -510,6 +510,7 @@ def _run_info(
         memory=_memory(task, network, algorithm, test_sets, facts),
         notes=facts.notes,
         resumed=(found.round, found.path) if found else None,
+        earlier=rows_of(found.content["table"]) if found else (),
     )
 
 

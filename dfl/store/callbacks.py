@@ -6,9 +6,11 @@ through `Callback`. All methods are called on rank 0 only.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,6 +95,12 @@ class Row(dict[str, float]):
     def wire_bytes(self) -> int:
         """Bytes that MPI moved between ranks so far."""
         return int(self["wire_bytes"])
+
+
+def rows_of(table: str) -> tuple[Row, ...]:
+    """Return the rows of a metrics.csv."""
+    lines = csv.DictReader(StringIO(table))
+    return tuple(Row({name: float(value) for name, value in line.items()}) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,8 @@ class RunInfo:
         memory: estimate for the fullest rank.
         notes: warnings, one line each.
         resumed: round and path of the checkpoint at which the run goes on; None where it begins.
+        earlier: the rows of evaluations before that checkpoint. `Callback.row` is called for later
+            ones only.
     """
 
     run: Run
@@ -209,6 +219,7 @@ class RunInfo:
     memory: Memory
     notes: tuple[str, ...]
     resumed: tuple[int, Path] | None
+    earlier: tuple[Row, ...]
 
 
 @dataclass(frozen=True)

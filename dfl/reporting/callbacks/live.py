@@ -34,11 +34,11 @@ class Live(Callback):
         self.t = 0
 
     def start(self, info: RunInfo) -> None:
-        """Show the run at round 0."""
+        """Show the run at its first round, with the evaluations before a resume."""
         if find_spec("IPython") is None:
             raise InputError("dfl.Live needs IPython, which is not installed: pip install ipython")
-        self.rows = []
-        self.t = 0
+        self.rows = list(info.earlier)
+        self.t = info.resumed[0] if info.resumed else 0
         self.heading, self.rounds = title(info.run), info.run.rounds
         self.handle = _ipython().display(_ipython().HTML(self.page()), display_id=True)
 

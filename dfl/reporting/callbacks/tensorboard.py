@@ -22,6 +22,7 @@ class TensorBoard(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.writer: SummaryWriter | None = None
+        self.earlier: tuple[Row, ...] = ()
 
     def start(self, info: RunInfo) -> None:
         """Check that TensorBoard is installed.
@@ -30,22 +31,28 @@ class TensorBoard(Callback):
             InputError: it is not installed.
         """
         check()
+        self.earlier = info.earlier
 
     def row(self, row: Row) -> None:
-        """Write a scalar per column; the first row of a resumed run removes later rounds.
+        """Write a scalar per column.
+
+        The first row of a resumed run is written after the earlier ones, which replace all that the
+        folder shows: the run may be evaluated in other rounds than before.
 
         Raises:
             InputError: the folder cannot be written to.
         """
-        t = int(row["round"])
+        rows: tuple[Row, ...] = (row,)
         try:
             if self.writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
                 make_directory(self.folder)
-                self.writer = SummaryWriter(str(self.folder), purge_step=t)
-            for name in row.keys() - {"round"}:
-                self.writer.add_scalar(name, row[name], t)
+                self.writer = SummaryWriter(str(self.folder), purge_step=0)
+                rows = (*self.earlier, row)
+            for each in rows:
+                for name in each.keys() - {"round"}:
+                    self.writer.add_scalar(name, each[name], each.round)
             self.writer.flush()
         except OSError as error:
             raise InputError(

@@ -29,14 +29,21 @@ class WeightsAndBiases(Callback):
         self.log: Any = None
 
     def start(self, info: RunInfo) -> None:
-        """Begin a run of the project, with the settings as its config."""
+        """Begin a run of the project, with the settings as its config and the earlier rows."""
         import wandb
 
         config = {**self.init.get("config", {}), **info.run.to_dict()}
         self.log = wandb.init(**self.init | {"config": config})
+        for row in info.earlier:
+            self.row(row)
 
     def row(self, row: Row) -> None:
-        """Log an evaluation, at the step of its round."""
+        """Log an evaluation, at the step of its round.
+
+        A run of the project that `init` continues has the rows before its own step already.
+        """
+        if row.round < self.log.step:
+            return
         self.log.log(
             {name: value for name, value in row.items() if name != "round"}, step=row.round
         )

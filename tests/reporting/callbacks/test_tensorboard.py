@@ -63,6 +63,15 @@ def test_a_resumed_run_shows_every_round_once(tmp_path: Path) -> None:
     assert shown[5][1] == pytest.approx(rows[-1]["accuracy_mean"], rel=1e-6)
 
 
+def test_an_extended_run_shows_the_evaluations_of_its_table(tmp_path: Path) -> None:
+    list(dfl.simulate(run(tmp_path / "run", checkpoint_every=4, rounds=5)))  # evaluates round 5
+    (tmp_path / "run" / "tensorboard").rename(tmp_path / "lost")
+    list(dfl.simulate(dfl.resumed(tmp_path / "run", rounds=8)))
+    assert [t for t, _ in scalars(tmp_path / "run")["train_loss"]] == [0, 2, 4, 6, 8]
+    list(dfl.simulate(dfl.resumed(tmp_path / "run", rounds=10)))
+    assert [t for t, _ in scalars(tmp_path / "run")["train_loss"]] == [0, 2, 4, 6, 8, 10]
+
+
 def test_tensorboard_is_an_optional_package(
     tmp_path: Path, dfl_run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,15 @@ import pytest
 import dfl
 
 SMALL: dict[str, Any] = {"peers": 3, "rounds": 2, "eval_every": 1, "model": "mlp"}
+
+
+def interrupted(folder: Path) -> dfl.Run:
+    """Return a run of 3 rounds to be resumed, which was left in round 2."""
+    settings = {**SMALL, "rounds": 3, "checkpoint_every": 2, "out": folder}
+    for row in dfl.simulate(dfl.Run(**settings)):
+        if row.round == 2:
+            break
+    return dfl.resumed(folder)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,31 @@ def test_mlflow_gets_settings_and_rows(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(each.step, each.value) for each in history] == [
         (row.round, row.accuracy_mean) for row in rows
     ]
+    resumed = interrupted(tmp_path / "run")
+    list(dfl.simulate(resumed, callbacks=[dfl.MLflow("resumed", tracking_uri=uri)]))
+    (again,) = client.search_runs([client.get_experiment_by_name("resumed").experiment_id])
+    history = client.get_metric_history(again.info.run_id, "payload_bytes")
+    expected = dfl.load(tmp_path / "run").rows
+    assert [each.step for each in history] == expected["round"].tolist() == [0, 1, 2, 3]
+    assert [each.value for each in history] == expected["payload_bytes"].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_store_of_mlflow_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    uri = (tmp_path / "store").as_uri()
+    with pytest.raises(dfl.InputError, match=f"tracking_uri='{uri}' cannot begin a run"):
+        list(dfl.simulate(dfl.Run(**SMALL), callbacks=[dfl.MLflow(tracking_uri=uri)]))
+    monkeypatch.setitem(sys.modules, "alembic.migration", None)  # of MLflow's databases
+    for name in [name for name in sys.modules if name.startswith("mlflow.store")]:
+        monkeypatch.delitem(sys.modules, name)
+    given = dfl.MLflow(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(dfl.InputError, match=r"tracking_uri='sqlite.*Error.*which has a database"):
+        list(dfl.simulate(dfl.Run(**SMALL), callbacks=[given]))
 
 
 @pytest.mark.slow
@@ -82,5 +117,13 @@ def test_wandb_gets_settings_and_rows_offline(
         (row.accuracy_mean, row.round) for row in rows
     ]
     assert all("round" not in values for values, _ in logged)
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert next(folder.glob("*.wandb")).stat().st_size > 0
+    logged.clear()
+    resumed = interrupted(tmp_path / "run")
+    list(dfl.simulate(resumed, callbacks=[callback]))
+    expected = dfl.load(tmp_path / "run").rows
+    assert [step for _, step in logged] == [0, 1, 2, 3]
+    for values, row in zip(logged, expected.to_dict("records"), strict=True):
+        assert values[0] == {name: value for name, value in row.items() if name != "round"}
+    folders = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert all(next(each.glob("*.wandb")).stat().st_size > 0 for each in folders)
+    assert len(folders) == 2
