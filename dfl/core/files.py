@@ -16,6 +16,8 @@ from typing import IO
 from dfl.core.errors import InputError
 from dfl.core.reading import open_regular
 
+LOCK = ".lock"
+"""The file that a program locks in a folder while it writes there."""
 PATIENCE = 0.5
 """Seconds for which a lock is retried: another program may hold it only to check it."""
 
@@ -139,7 +141,7 @@ class Lock:
         OSError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, name: str = ".lock", patience: float = PATIENCE) -> None:
+    def __init__(self, folder: Path, name: str = LOCK, patience: float = PATIENCE) -> None:
         self.path = folder / name
         end = time.monotonic() + patience
         while not self._taken():

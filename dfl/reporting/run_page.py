@@ -30,6 +30,7 @@ from dfl.reporting.page import (
     render,
     spread,
 )  # fmt: skip
+from dfl.store import manifest
 from dfl.store import rows as tables
 from dfl.store.history import Evaluations, Start, read_evaluations, read_start
 
@@ -153,7 +154,7 @@ def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> st
     if rows is not None:
         absent = np.full(len(rows["round"]), np.nan)
         rows |= {name: absent for name in MAIN if name not in rows}
-    running = record.get("exit") is None
+    running = record.get("ending") == manifest.RUNNING
     data: dict[str, object] = {"live": running, "x": X, "tables": [], "charts": []}
     if rows is not None:
         data |= _curves(rows, record["run"])
@@ -230,9 +231,9 @@ def _status(record: Record, last: Mapping[str, float]) -> dict[str, str]:
     """Return the state of a run in one word for its colour, and in text."""
     done = f"round {int(last['round']):,}" if last else "no evaluation yet"
     total = f"{done} of {record['run']['rounds']:,}" if last else done
-    if record.get("exit") is None:
+    if record.get("ending") == manifest.RUNNING:
         return {"kind": "running", "text": f"running, {total}"}
-    if record["exit"] == 0:
+    if record.get("exit") == 0:
         return {"kind": "finished", "text": f"finished, {total}"}
     return {"kind": "ended", "text": f"{record['ending']} ({total})"}
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from dfl.core.errors import InputError
-from dfl.core.files import atomically, sha256
+from dfl.core.files import LOCK, atomically, is_locked, sha256
 from dfl.core.reading import read_bounded
 
 NAME = "run.json"
 """The file's name in the folder of a run."""
+RUNNING, KILLED = "running", "killed"
+"""How a run ended that has not, and one whose program was killed."""
 LONGEST = 2**24
 """Maximum number of bytes of a run.json."""
 
@@ -64,6 +66,19 @@ def read(folder: Path) -> dict[str, Any]:
         why = "its checksum does not match" if "checksum" in page else "it has no checksum"
         raise InputError(f"{folder}/{NAME} is damaged: {why}")
     return page
+
+
+def read_at_rest(folder: Path) -> dict[str, Any]:
+    """Return the content of run.json; "ending" is "killed" where the run has not ended and no
+    program writes to its folder.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    written_to = is_locked(folder / LOCK)  # before reading: the run may end meanwhile
+    record = read(folder)
+    killed = record.get("ending") == RUNNING and not written_to
+    return record | {"ending": KILLED} if killed else record
 
 
 def damage(folder: Path, *names: str) -> str:

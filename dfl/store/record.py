@@ -17,6 +17,7 @@ from typing import Any
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.version import VERSION
 from dfl.store.callbacks import RunInfo
+from dfl.store.manifest import RUNNING
 
 PACKAGES = ("torch", "numpy", "scipy", "networkx", "mpi4py")
 """Packages whose versions a run depends on, besides Python's and our own."""
@@ -48,7 +49,7 @@ def circumstances(info: RunInfo) -> dict[str, object]:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "seconds": None,
         "exit": None,
-        "ending": "running",
+        "ending": RUNNING,
     }
 
 

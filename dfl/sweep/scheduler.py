@@ -17,14 +17,13 @@ from types import FrameType
 from typing import NamedTuple
 
 from dfl.core.errors import DivergedError, InputError, Suspended
-from dfl.core.files import Lock, no_follow
+from dfl.core.files import LOCK, Lock, no_follow
 from dfl.store.run_directory import CELL
 from dfl.sweep.status import (
     CELL_LOCK,
     DIVERGED,
     DONE,
     FAILED,
-    RUN_LOCK,
     RUNNING,
     STOPPED,
     WAITING,
@@ -125,7 +124,7 @@ class Scheduler:
         except OSError as error:
             self._end(folder, _unwritable(folder, error), callback)
             return
-        state = read_state(folder, (RUN_LOCK,))
+        state = read_state(folder, (LOCK,))
         if state.status in (DONE, DIVERGED):
             self._end(folder, state, callback)
         elif state.status == RUNNING:
@@ -178,7 +177,7 @@ class Scheduler:
             code: the exit code of this sweep's program of the cell.
             stamp: identifies the run.json that the folder had before that program started.
         """
-        state = read_state(folder, (RUN_LOCK,))
+        state = read_state(folder, (LOCK,))
         if self.signals or state.status == DONE:
             return state
         if state.status == RUNNING:

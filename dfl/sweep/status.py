@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dfl.core.errors import DivergedError, InputError, Suspended
-from dfl.core.files import is_locked
+from dfl.core.files import LOCK, is_locked
 from dfl.core.reading import open_regular
 from dfl.store import manifest, rows
 
@@ -21,12 +21,11 @@ STATUSES = (DONE, DIVERGED, FAILED, DAMAGED, RUNNING, STOPPED, WAITING)
 """A stopped run was interrupted or killed and resumes when it is started again. A waiting run has
 never been started."""
 
-RUN_LOCK = ".lock"
-"""The file that a run locks in its folder while it writes there."""
 CELL_LOCK = ".sweep.lock"
 """The file that a sweep locks in the folder of a cell while the cell runs, so that no other sweep
 starts it."""
-LOCKS = (RUN_LOCK, CELL_LOCK)
+LOCKS = (LOCK, CELL_LOCK)
+"""The files that a run and its sweep lock in the folder of a cell."""
 
 LAST = 12
 """Number of lines at the end of output.log that are searched for an error."""

@@ -17,6 +17,7 @@ import torch
 import dfl
 from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
+from dfl.report import report
 from dfl.simulation.defaults import settle
 from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
@@ -189,9 +190,16 @@ def test_unfinished_run_has_rows_but_no_models(tmp_path: Path) -> None:
     )
     with pytest.raises(dfl.InputError, match=r"no state\.safetensors: the run is running"):
         result.mean_model()
+    copy = tmp_path / "copy"  # as a kill would leave it
+    shutil.copytree(tmp_path / "run", copy)
     rows.close()  # type: ignore[attr-defined]
     record = dfl.load(tmp_path / "run").record
     assert (record["exit"], record["ending"]) == (130, "interrupted")
+    assert dfl.load(copy).record["ending"] == "killed"
+    report(copy)
+    page = (copy / "report.html").read_text()
+    assert "killed (round 0 of " in page
+    assert '"live":false' in page.replace('"live": ', '"live":')
 
 
 def started(prepared: Prepared, folder: Path) -> RunFiles:
