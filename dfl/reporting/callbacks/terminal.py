@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from dfl.config import Run
@@ -59,13 +60,11 @@ class Terminal(Callback):
             self._print(header(info))
         self._warn(info.notes)
         if self.console.is_terminal and not (self.quiet or self.verbose):
-            figures, left = TextColumn("{task.description}"), TimeRemainingColumn(compact=True)
             columns = (
-                TextColumn("round"),
-                MofNCompleteColumn(),
+                TextColumn("round {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),
-                figures,
-                left,
+                _Figures("{task.description}", table_column=Column(no_wrap=False)),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             )
             self.bar = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
             self.bar.add_task("", total=self.rounds)
@@ -133,6 +132,19 @@ class Terminal(Callback):
         if self.bar:
             self.bar.stop()
             self.bar = None
+
+
+class _Figures(TextColumn):
+    """The figures beside the bar, on one line, which a narrow terminal cuts before other columns.
+
+    rich narrows only columns that may wrap, and cuts all of them if there is none.
+    """
+
+    def render(self, task: Task) -> Text:
+        """Return the text, which its column may not wrap."""
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 def header(info: RunInfo) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from tests.support.quadratic import info
 from tests.support.sequences import sequences
 
 
-def screen(tty: bool = False) -> tuple[Terminal, io.StringIO]:
+def screen(tty: bool = False, width: int = 100) -> tuple[Terminal, io.StringIO]:
     """Return a `Terminal` that writes to a terminal or a pipe, and the text written to it."""
     text = io.StringIO()
-    return Terminal(Console(file=text, force_terminal=tty, width=100, highlight=False)), text
+    return Terminal(Console(file=text, force_terminal=tty, width=width, highlight=False)), text
 
 
 def shown(run: dfl.Run, tty: bool = False) -> str:
@@ -70,6 +71,18 @@ def test_a_terminal_gets_a_bar() -> None:
     text = shown(small(), tty=True)
     assert "3/3" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is shown again
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_the_figures_beside_the_bar(setting: Prepared, width: int) -> None:
+    terminal, text = screen(tty=True, width=width)
+    terminal.start(info(setting))
+    row = {**dict.fromkeys(COLUMNS, 0.0), "round": 2, "accuracy_mean": 0.5, "accuracy_max": 1.0}
+    terminal.row(dfl.Row({**row, "consensus_distance": 0.0123, "payload_bytes": 12_345_678}))
+    terminal.close(None)
+    line = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).split("\r")[-1].rstrip("\n")
+    assert re.fullmatch("round 2/3 ━.* accuracy 0.*… [0-9:-]+", line)
+    assert len(line) == width
 
 
 def test_bar_is_closed_by_an_error(setting: Prepared) -> None:
