@@ -123,6 +123,15 @@ def packed(values: ArrayLike) -> dict[str, object]:
     return {"low": low, "step": step, "codes": base64.b64encode(codes.tobytes()).decode()}
 
 
+def floats(values: ArrayLike) -> dict[str, object]:
+    """Return numbers of any shape in 32 bits each, for `unpacked` in page.js; not finite ones are
+    missing.
+    """
+    held = np.asarray(values, dtype="<f4").ravel()
+    known = np.where(np.isfinite(held), held, np.float32(np.nan))
+    return {"floats": base64.b64encode(known.astype("<f4").tobytes()).decode()}
+
+
 def decimals(value: float, form: str = ".4g", missing: str = "–") -> str:  # noqa: RUF001
     """Return a number as text, and a dash where it is not finite."""
     return f"{value:{form}}" if math.isfinite(value) else missing

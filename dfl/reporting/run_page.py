@@ -24,6 +24,7 @@ from dfl.reporting.page import (
     chart,
     columns,
     decimals,
+    floats,
     number,
     packed,
     pairs,
@@ -40,7 +41,7 @@ EDGES = 30_000
 """The most edges that are drawn."""
 SYMMETRIC, OTHER = 1200, 300
 """The most peers of a symmetric mixing matrix, and of another, whose eigenvalues are computed."""
-HISTORY = 1_000_000
+HISTORY = 2_000_000
 """The most bytes of the history of the peers, before they are encoded."""
 CELLS = 1_000_000
 """The most entries of a label distribution."""
@@ -325,8 +326,8 @@ def _graph(start: Start, drawing: Drawing) -> dict[str, object]:
 def _peers(start: Start, evaluations: Evaluations) -> dict[str, object]:
     """Return the columns of the peers: those that stay, and those of every evaluation shown."""
     frames, named, peers = evaluations.values.shape
-    chosen = spread(frames, max(2, HISTORY // (2 * named * peers)))
-    values = np.array(evaluations.values[chosen], dtype=np.float64)
+    chosen = spread(frames, max(2, HISTORY // (4 * named * peers)))
+    values = np.array(evaluations.values[chosen])
     fixed = {"rank": start.ranks}
     if start.degrees is not None:
         fixed["degree"] = start.degrees
@@ -347,7 +348,7 @@ def _peers(start: Start, evaluations: Evaluations) -> dict[str, object]:
         "rounds": evaluations.rounds[chosen].tolist(),
         "attackers": start.attackers.tolist(),
         "fixed": {name: packed(value) for name, value in fixed.items()},
-        "moving": {name: [packed(row) for row in value] for name, value in moving.items()},
+        "moving": {name: floats(value) for name, value in moving.items()},
     }
 
 

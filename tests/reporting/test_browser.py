@@ -82,6 +82,17 @@ def pixels(browser: Any, canvas: str) -> str:
     return found
 
 
+def charted(folder: Path, tables: list[Any], charts: list[Any]) -> Path:
+    """Write a page with charts and nothing else, and return its path."""
+    content = {
+        "generator": "dfl.sweep", "kind": "Sweep", "title": "t", "subtitle": "", "folder": "",
+        "status": None, "sections": [], "maps": [], "points": [], "map_note": "",
+        "tables": [{"id": "cells", "title": "Cells", "note": "", "head": [], "rows": []}],
+    }  # fmt: skip
+    data = {"live": False, "x": {"round": "round"}, "tables": tables, "charts": charts}
+    return write(folder, render("runs.html", content, data))
+
+
 def slide(browser: Any, frame: int) -> float:
     """Move the slider and return the milliseconds that it took."""
     took: float = browser.execute_script(
@@ -171,6 +182,63 @@ def test_peers_are_sorted_and_filtered(page: Any, folder: Path) -> None:
     element(page, "#filter").clear()
     element(page, "#filter").send_keys("<script>")
     assert cells(page, 0) == []
+    assert element(page, "#shown-peers").text == "no filter"
+
+
+def test_a_filter_finds_what_the_table_shows(page: Any) -> None:
+    def found(text: str) -> tuple[list[str], str]:
+        element(page, "#filter").clear()
+        element(page, "#filter").send_keys(text)
+        return cells(page, 0), element(page, "#shown-peers").text
+
+    losses = dict(zip(cells(page, 0), cells(page, names(page).index("train_loss")), strict=True))
+    for name, sign in (("train_loss", "="), ("Train_Loss", ">="), ("train loss", "<=")):
+        assert "7" in found(f"{name} {sign} {losses['7']}")[0]
+    assert "7" not in found(f"train_loss < {losses['7']}")[0]
+    assert found("7")[0] == ["7"]
+    assert found("0,7")[0] == ["7"]
+    assert found("acuracy < 1") == ([], "no column acuracy")
+    assert found("99") == ([], "0 to 0 of 0 peers")
+
+
+def test_numbers_are_shown_at_any_size(browser: Any, tmp_path: Path) -> None:
+    large = {"round": [0, 1, 2], "loss": [1.0, 3e32, 2.115533729725098e33], "bytes": [0, 1, 2]}
+    flat = {"round": [0, 1_000_000, 2_000_000], "loss": [2.33371, 2.33375, 2.33379]}
+    band = {"round": [0, 1, 2], "loss": [1.0, 0.1, 0.01], "low": [-1.0, 0.01, 0.001]}
+    band["high"] = [3.0, 0.2, 0.02]
+    lines = [{"table": i, "y": "loss", "name": "loss", "low": "", "high": ""} for i in range(3)]
+    lines[2] |= {"low": "low", "high": "high"}
+    charts = [
+        {"title": f"t{i}", "unit": "", "log": i == 2, "x": "", "lines": [line]}
+        for i, line in enumerate(lines)
+    ]
+    shown(browser, charted(tmp_path, [large, flat, band], charts))
+    texts = [
+        [each.get_attribute("textContent") for each in svg.find_elements("css selector", "text")]
+        for svg in browser.find_elements("css selector", "#charts figure > svg")
+    ]
+    assert texts[0][:5] == ["0", "5e+32", "1e+33", "1.5e+33", "2e+33"]
+    assert {"2.33374", "2,000,000"} <= set(texts[1])
+    assert len(set(texts[1])) == len(texts[1])
+    first = browser.find_elements("css selector", "#charts figure > svg")[0]
+    assert "2.12e+33" in hover(browser, first, first.size["width"] / 2 - 16)
+    area = element(browser, "#charts .band").get_attribute("d")
+    assert area.count(" ") == 6  # above and below each of the three points
+
+
+def test_a_hidden_line_stays_hidden_where_others_join(browser: Any, tmp_path: Path) -> None:
+    def write_page(names: list[str]) -> Path:
+        table = {"round": [0, 1], "y": [0.1, 0.2]}
+        lines = [{"table": 0, "y": "y", "name": name, "low": "", "high": ""} for name in names]
+        charts = [{"title": "t", "unit": "", "log": False, "x": "", "lines": lines}]
+        return charted(tmp_path, [table], charts)
+
+    shown(browser, write_page(["bits 4", "bits 8"]))
+    legend(browser)[0].click()
+    write_page(["bits none", "bits 4", "bits 8"])
+    browser.refresh()
+    pressed = {each.text: each.get_attribute("aria-pressed") for each in legend(browser)}
+    assert pressed == {"bits none": "true", "bits 4": "false", "bits 8": "true"}
 
 
 def names(page: Any) -> list[str]:
@@ -251,13 +319,7 @@ def test_hostile_lines_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
         {"table": 0, "y": "accuracy_mean", "name": text, "low": "", "high": ""} for text in sent
     ]
     charts = [{"title": HOSTILE[0], "unit": HOSTILE[1], "log": False, "x": "", "lines": lines}]
-    content = {
-        "generator": "dfl.sweep", "kind": "Sweep", "title": "t", "subtitle": "", "folder": "",
-        "status": None, "sections": [], "maps": [], "points": [], "map_note": "",
-        "tables": [{"id": "cells", "title": "Cells", "note": "", "head": [], "rows": []}],
-    }  # fmt: skip
-    data = {"live": False, "x": {"round": "round"}, "tables": [table], "charts": charts}
-    shown(browser, write(tmp_path, render("runs.html", content, data)))
+    shown(browser, charted(tmp_path, [table], charts))
     assert [each.get_attribute("textContent") for each in legend(browser)] == sent
     assert hover(browser, element(browser, "#charts svg")).startswith("round 1\n<script>alert")
     assert errors(browser) == []

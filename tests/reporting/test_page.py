@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dfl.reporting.page import MISSING, number, packed, render, spread, write
+from dfl.reporting.page import MISSING, floats, number, packed, render, spread, write
 
 HOSTILE = (
     "<script>alert(1)</script>", "</script><script>alert(2)</script>", "<!--<script>", "' \" `",
@@ -26,7 +26,9 @@ HOSTILE = (
 
 
 def unpacked(given: dict[str, Any]) -> np.ndarray:
-    """The inverse of `packed`, as page.js has it."""
+    """The inverse of `packed` and of `floats`, as page.js has it."""
+    if "floats" in given:
+        return np.frombuffer(base64.b64decode(given["floats"]), dtype="<f4").astype(np.float64)
     codes = np.frombuffer(base64.b64decode(given["codes"]), dtype="<u2")
     return np.where(codes == MISSING, np.nan, given["low"] + given["step"] * codes)
 
@@ -46,6 +48,11 @@ def test_packed_whole_numbers_are_exact(values: np.ndarray) -> None:
 def test_packed_numbers_may_be_missing() -> None:
     np.testing.assert_array_equal(unpacked(packed([np.nan, 2.0, np.inf])), [np.nan, 2, np.nan])
     assert np.isnan(unpacked(packed([np.nan]))).all()
+
+
+def test_floats_keep_small_numbers_beside_large_ones() -> None:
+    values = np.array([913.8, 7e19, np.inf, -2e-30], dtype=np.float32)
+    np.testing.assert_array_equal(unpacked(floats(values)), np.where(values < 1e30, values, np.nan))
 
 
 @given(st.integers(1, 5000), st.integers(2, 100))

@@ -12,6 +12,7 @@ const VIRIDIS = [
 ];
 const NAMED = 32; // the most peers that are labelled by their number
 const PAGE = 50; // rows of a table at a time
+const NUMBERS = new Set(["peer", "rank", "most_frequent_label"]); // columns that name, not count
 
 // What a reader has chosen survives a reload, where the browser keeps it.
 const KEY = "dfl " + location.pathname;
@@ -39,12 +40,16 @@ function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// Numbers of an array as `packed` in page.py writes it; NaN where one is missing.
-function unpacked({ low, step, codes }) {
-  const bytes = Uint8Array.from(atob(codes), (c) => c.charCodeAt(0));
+// Numbers of an array as `packed` or `floats` in page.py writes it; NaN where one is missing.
+function unpacked({ low, step, codes, floats }) {
+  const bytes = Uint8Array.from(atob(codes ?? floats), (c) => c.charCodeAt(0));
   const held = new DataView(bytes.buffer);
-  const values = new Float64Array(bytes.length / 2);
+  const values = new Float64Array(bytes.length / (floats ? 4 : 2));
   for (let i = 0; i < values.length; i++) {
+    if (floats) {
+      values[i] = held.getFloat32(4 * i, true);
+      continue;
+    }
     const code = held.getUint16(2 * i, true);
     values[i] = code === 65535 ? NaN : low + step * code;
   }
@@ -54,9 +59,17 @@ function unpacked({ low, step, codes }) {
 function shown(value, name = "") {
   if (value === null || Number.isNaN(value)) return "–";
   if (name.includes("bytes")) return prefixed(value) + "B";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (NUMBERS.has(name)) return String(value);
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en");
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+
+// A number beside an axis, in all its digits: neighbours may differ in the last of them.
+function tick(value, most) {
+  const size = Math.abs(value);
+  if (size >= most || (size < 1e-3 && size > 0)) return value.toExponential();
+  return value.toLocaleString("en", { maximumFractionDigits: 12 });
 }
 
 function prefixed(value) {
@@ -104,7 +117,7 @@ function logTicks(low, high) {
   const found = [];
   for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) {
     for (const m of high / low < 30 ? [1, 2, 5] : [1]) {
-      const value = m * 10 ** k;
+      const value = Number((m * 10 ** k).toPrecision(12));
       if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
     }
   }
@@ -141,13 +154,13 @@ function chart(parent, spec, tables) {
   let cursor = null;
 
   function entry(line, i) {
-    const button = make("button", { type: "button", "aria-pressed": !hidden.has(i), title: line.name.slice(0, 300) });
+    const button = make("button", { type: "button", "aria-pressed": !hidden.has(line.name), title: line.name.slice(0, 300) });
     const sample = make("svg", { "aria-hidden": true, viewBox: "0 0 26 12" });
     sample.append(make("path", { class: "line", d: "M0 6H26", style: style(i) }));
     button.append(sample, make("span", {}, line.name));
     button.addEventListener("click", () => {
-      if (!hidden.delete(i)) hidden.add(i);
-      button.setAttribute("aria-pressed", !hidden.has(i));
+      if (!hidden.delete(line.name)) hidden.add(line.name);
+      button.setAttribute("aria-pressed", !hidden.has(line.name));
       state.hidden[spec.title] = [...hidden];
       keep();
       draw();
@@ -169,7 +182,7 @@ function chart(parent, spec, tables) {
     svg.replaceChildren();
     const lines = spec.lines
       .map((line, i) => ({ ...line, i, table: tables[line.table] }))
-      .filter((line) => !hidden.has(line.i) && line.table[xName] && line.table[line.y]);
+      .filter((line) => !hidden.has(line.name) && line.table[xName] && line.table[line.y]);
     const usable = (v) => v !== null && v !== undefined && Number.isFinite(v) && (!spec.log || v > 0);
     const xs = extent(lines.flatMap((line) => line.table[xName]));
     const columns = lines.flatMap((l) => [l.y, l.low, l.high].filter(Boolean).map((n) => l.table[n] ?? []));
@@ -200,9 +213,10 @@ function chart(parent, spec, tables) {
       const low = line.table[line.low];
       const top = line.table[line.high];
       if (low && top) {
-        const there = x.map((_, k) => k).filter((k) => usable(low[k]) && usable(top[k]) && usable(x[k] + 1));
+        const known = (k) => usable(top[k]) && usable(x[k] + 1) && low[k] !== null;
+        const there = x.map((_, k) => k).filter(known);
         const up = there.map((k) => `${toX(x[k]).toFixed(1)} ${toY(top[k]).toFixed(1)}`);
-        const down = there.map((k) => `${toX(x[k]).toFixed(1)} ${toY(low[k]).toFixed(1)}`).reverse();
+        const down = there.map((k) => `${toX(x[k]).toFixed(1)} ${(usable(low[k]) ? toY(low[k]) : box.bottom).toFixed(1)}`).reverse();
         if (there.length > 1) {
           const d = `M${[...up, ...down].join("L")}Z`;
           svg.append(make("path", { class: "band", d, style: `fill: var(--s${line.i % COLOURS})` }));
@@ -231,12 +245,12 @@ function chart(parent, spec, tables) {
     const bytes = spec.lines.some((line) => line.y.includes("bytes"));
     for (const v of spec.log ? logTicks(y0, y1) : ticks(y0, y1, 5)) {
       svg.append(make("line", { class: "grid", x1: box.left, x2: box.right, y1: toY(v), y2: toY(v) }));
-      const text = bytes ? prefixed(v) : shown(v);
+      const text = bytes ? prefixed(v) : tick(v, 1e6);
       svg.append(make("text", { x: box.left - 6, y: toY(v) + 4, "text-anchor": "end" }, text));
     }
     for (const v of ticks(x0, x1, (box.right - box.left) / 90)) {
       svg.append(make("line", { class: "grid", x1: toX(v), x2: toX(v), y1: box.bottom, y2: box.bottom + 5 }));
-      const text = xName.includes("bytes") ? prefixed(v) + "B" : shown(v);
+      const text = xName.includes("bytes") ? prefixed(v) + "B" : tick(v, 1e9);
       const anchor = toX(v) > box.right - 20 ? "end" : "middle";
       const place = anchor === "end" ? box.right + 12 : toX(v);
       svg.append(make("text", { x: place, y: box.bottom + 19, "text-anchor": anchor }, text));
@@ -346,8 +360,7 @@ function readPeers() {
   const columns = new Map([["peer", { values: Float64Array.from({ length: count }, (_, i) => i) }]]);
   for (const [name, value] of Object.entries(fixed)) columns.set(name, { values: unpacked(value) });
   for (const [name, value] of Object.entries(moving)) {
-    // Every evaluation has a scale of its own: losses may fall by many powers of ten.
-    columns.set(name, { values: Float64Array.from(value.flatMap((row) => [...unpacked(row)])), moves: true });
+    columns.set(name, { values: unpacked(value), moves: true });
   }
   for (const column of columns.values()) column.range = extent(column.values) ?? [0, 0];
   return { count, rounds, columns, attackers: new Set(attackers) };
@@ -538,37 +551,41 @@ function graph() {
 
 let page = 0;
 
+// The peers that a filter finds, or what is wrong with it. Figures are compared as they are shown.
 function matching(text) {
-  const parts = text.trim().match(/^([\w ]+?)?\s*(<=|>=|<|>|=)\s*(-?[\d.eE+-]+)$/);
-  if (!text.trim()) return () => true;
-  if (parts && parts[1]) {
-    const name = parts[1].trim().replaceAll(" ", "_");
-    const bound = Number(parts[3]);
-    const test = {
-      "<": (v) => v < bound, ">": (v) => v > bound, "=": (v) => v === bound,
-      "<=": (v) => v <= bound, ">=": (v) => v >= bound,
-    }[parts[2]];
-    return peers.columns.has(name) ? (peer) => test(valueOf(name, peer)) : () => false;
-  }
-  return (peer) => String(peer) === text.trim();
+  text = text.trim().toLowerCase().replaceAll(",", "");
+  if (!text) return () => true;
+  if (/^\d+$/.test(text)) return (peer) => peer === Number(text);
+  const parts = text.match(/^([\w ]+?)\s*(<=|>=|<|>|=)\s*(-?[\d.e+-]+)$/);
+  const bound = Number(parts?.[3]);
+  if (Number.isNaN(bound)) return "no filter";
+  const name = parts[1].trim().replaceAll(" ", "_");
+  if (!peers.columns.has(name)) return `no column ${name}`;
+  const same = (v) => shown(v, name) === shown(bound, name);
+  const test = {
+    "<": (v) => v < bound && !same(v), ">": (v) => v > bound && !same(v), "=": same,
+    "<=": (v) => v < bound || same(v), ">=": (v) => v > bound || same(v),
+  }[parts[2]];
+  return (peer) => test(valueOf(name, peer));
 }
 
 function sorted() {
   const first = ["accuracy", "train_loss"].find((name) => peers.columns.has(name)) ?? "peer";
   const name = peers.columns.has(state.sort) ? state.sort : first;
   const down = peers.columns.has(state.sort) ? state.down : name === "train_loss";
-  const keepers = matching(state.filter);
-  const order = Array.from({ length: peers.count }, (_, i) => i).filter(keepers);
+  const found = matching(state.filter);
+  const wrong = typeof found === "string" ? found : "";
+  const order = wrong ? [] : Array.from({ length: peers.count }, (_, i) => i).filter(found);
   const rank = (i) => {
     const value = valueOf(name, i);
     return Number.isNaN(value) ? Infinity : down ? -value : value;
   };
   order.sort((a, b) => rank(a) - rank(b) || a - b);
-  return { order, name, down };
+  return { order, name, down, wrong };
 }
 
 function fillTable() {
-  const { order, name, down } = sorted();
+  const { order, name, down, wrong } = sorted();
   const pages = Math.max(1, Math.ceil(order.length / PAGE));
   page = Math.max(0, Math.min(page, pages - 1));
   const names = [...peers.columns.keys()];
@@ -585,7 +602,7 @@ function fillTable() {
   });
   get("peer-table").tBodies[0].replaceChildren(...rows);
   const from = order.length ? page * PAGE + 1 : 0;
-  get("shown-peers").textContent = `${from} to ${Math.min(order.length, (page + 1) * PAGE)} of ${order.length.toLocaleString("en")} peers`;
+  get("shown-peers").textContent = wrong || `${from} to ${Math.min(order.length, (page + 1) * PAGE)} of ${order.length.toLocaleString("en")} peers`;
   get("earlier").disabled = page === 0;
   get("later").disabled = page === pages - 1;
 }
