@@ -137,7 +137,7 @@ def compare(
     if out is not None:
         claim(out)
     out = out or Path()
-    _refuse_foreign(out)
+    _refuse_foreign(out, report)
     try:
         with atomically(out / "compare.csv") as part:
             table(runs, out).to_csv(
@@ -346,25 +346,31 @@ def _wrapped(label: str) -> str:
     return textwrap.fill(label, LEGEND_WIDTH, break_long_words=True, break_on_hyphens=False)
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Refuse to overwrite files of another program.
+def _refuse_foreign(out: Path, report: bool = True) -> None:
+    """Refuse to overwrite files of another program, and the page of a run or a sweep.
+
+    Args:
+        out: the folder.
+        report: whether the page of the comparison is written, too.
 
     Raises:
         InputError: the folder has such a file.
     """
-    marks = {"compare.csv": ",".join(FIRST), "compare.png": SIGNED, "report.html": SIGNED}
+    marks = {"compare.csv": ",".join(FIRST), "compare.png": SIGNED}
+    if report:
+        marks["report.html"] = SIGNED
     for name, mark in marks.items():
         try:
             with open_regular(out / name) as file:
-                ours = mark.encode() in file.read(1000)
+                head = file.read(1000)
         except FileNotFoundError:
-            ours = True
+            continue
         except OSError as error:
             raise InputError(f"--out {out}: {name} cannot be read ({error.strerror})") from None
-        if not ours:
-            raise InputError(
-                f"{out / name} was not written by dfl and is left as it is: give another --out"
-            )
+        if mark.encode() not in head:
+            ours = b'content="dfl.' in head
+            what = "is the page of a run or a sweep" if ours else "was not written by dfl"
+            raise InputError(f"{out / name} {what} and is left as it is: give another --out")
 
 
 if __name__ == "__main__":

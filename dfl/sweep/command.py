@@ -131,8 +131,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         if job != Slurm() and not options.slurm:
             raise InputError("options of a job array need --slurm: --help lists them")
         launcher(options.ranks)
-        cells = grid.read(path, job.ntasks if options.slurm else options.ranks)
         folder = options.out or Path("sweeps") / path.stem
+        cells = grid.read(path, _ranks(options, job, folder))
         sweep_folder.check(folder, cells.cells)
         console = progress.make_console(quiet=options.quiet, verbose=options.verbose)
         sweep = Sweep(cells, folder, console, progress.make_console(), options.report)
@@ -168,9 +168,9 @@ class Sweep:
     always: Console
     report: bool = True
 
-    def states(self) -> States:
-        """Return the states of all cells."""
-        return read_states(self.folder, (cell.name for cell in self.grid.cells))
+    def states(self, models: bool = True) -> States:
+        """Return the states of all cells, as `read_states` does."""
+        return read_states(self.folder, (cell.name for cell in self.grid.cells), models)
 
     def check(self) -> None:
         """Read the data and build the graphs of the cells that have not ended, as their runs do.
@@ -196,8 +196,8 @@ class Sweep:
 
     def show(self) -> int:
         """Print the states of all cells."""
-        queue = slurm.queued(self.folder) if self.folder.exists() else {}
         states = self.states()
+        queue = self._queue()
         ended = slurm.endings(self.folder)
         remarks = {
             name: ended[name]
@@ -207,6 +207,14 @@ class Sweep:
         self.console.print(progress.overview(self.grid, states, remarks | queue))
         print_line(self.always, f"{progress.counts(states)}, in {self.folder}{_then(states)}")
         return 0
+
+    def _queue(self) -> dict[str, str]:
+        """Return the cells in the queue; where Slurm does not answer, none, and say so."""
+        try:
+            return slurm.queued(self.folder)
+        except InputError as error:
+            print_line(self.always, f"warning: the queue is unknown: {error}")
+            return {}
 
     def publish(self, states: States) -> int:
         """Write the tables, the figures and the page."""
@@ -240,7 +248,7 @@ class Sweep:
         page = LivePage(self.grid, self.folder, self.report)
         with progress.progress_bar(self.console, scheduler, done, len(before)) as callback:
             scheduler.run(page.after(callback))
-        after = self.states()
+        after = self.states(models=not scheduler.signals)  # a signal is obeyed at once
         ended = {folder.name: state for folder, state in scheduler.ended.items()}
         states = {**after, **ended}
         if scheduler.signals:
@@ -271,7 +279,7 @@ class Sweep:
         sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
         # The lock keeps other sweeps from submitting the same cells meanwhile.
         with Lock(self.folder, patience=sweep_folder.PATIENCE):
-            queue = slurm.queued(self.folder)
+            queue = self._queue() if dry else slurm.queued(self.folder)
             states = self.states()
             left = [
                 name
@@ -292,6 +300,17 @@ class Sweep:
             line = f"{len(left)} of {len(self.grid.cells)} cells in {script}; {submitted}"
             print_line(self.always, line)
         return 0
+
+
+def _ranks(options: Options, job: Slurm, folder: Path) -> int:
+    """Return the number of ranks of a cell, which is that of its peers where the grid has none.
+
+    What only looks at a sweep takes the peers that its cells were started with.
+    """
+    if options.slurm:
+        return job.ntasks
+    looks = options.dry_run or options.status or options.table
+    return sweep_folder.peers(folder) if looks and options.ranks == 1 else options.ranks
 
 
 def _then(states: States) -> str:

@@ -95,6 +95,17 @@ def check(folder: Path, cells: Sequence[Cell], exclusive: bool = True) -> None:
             )
 
 
+def peers(folder: Path) -> int:
+    """Return the peers of a cell, which a grid need not give; 1 where no cell has them."""
+    paths = list[Path]()
+    with suppress(OSError):  # `check` refuses such a folder
+        paths = sorted(folder.glob(f"*/{CELL}"))
+    for path in paths:
+        with suppress(OSError, LookupError, ValueError, RecursionError, TypeError):
+            return int(tomllib.loads(read_bounded(path, SETTINGS).decode())["peers"])
+    return 1
+
+
 def as_toml(run: Run) -> str:
     """Return a run as a file for --config."""
     lines = [

@@ -61,7 +61,8 @@ class LivePage:
             from dfl.reporting.page import write
             from dfl.sweep.page import sweep_page
 
-            states = read_states(self.folder, (cell.name for cell in self.grid.cells))
+            names = (cell.name for cell in self.grid.cells)
+            states = read_states(self.folder, names, models=False)  # nothing waits for the page
             with Lock(self.folder, patience=0):
                 write(self.folder, sweep_page(self.grid, states, self.folder, running))
         except Exception as error:

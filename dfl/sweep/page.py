@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from scipy.special import stdtrit
 
 from dfl.core.errors import InputError
 from dfl.core.parse import unquoted
-from dfl.core.reading import SETTINGS, read_bounded
 from dfl.reporting.collection import (
     LINES,
     TITLES,
@@ -27,9 +24,10 @@ from dfl.reporting.collection import (
 )
 from dfl.reporting.lines import groups, over_seeds
 from dfl.reporting.page import Line, chart, columns, write
-from dfl.store.run_directory import CELL, GRID
+from dfl.store.run_directory import GRID
 from dfl.sweep import grid as grids
 from dfl.sweep import tables
+from dfl.sweep.folder import peers
 from dfl.sweep.grid import Grid
 from dfl.sweep.plots import map_axes
 from dfl.sweep.status import DONE, States, read_states
@@ -44,7 +42,7 @@ def write_again(folder: Path) -> Path:
     Raises:
         InputError: its grid is damaged, or it cannot be written to.
     """
-    grid = grids.read(folder / GRID, _peers(folder))
+    grid = grids.read(folder / GRID, peers(folder))
     states = read_states(folder, (cell.name for cell in grid.cells))
     try:
         return write(folder, sweep_page(grid, states, folder))
@@ -79,14 +77,6 @@ def sweep_page(grid: Grid, states: States, folder: Path, running: bool = False) 
     shown_tables = [_groups(grid, summary, by, folder), _cells(grid, states, folder)]
     drawn, notes = _curves(rows, by)
     return collection_page(content, shown_tables, drawn, _maps(summary, by), notes)
-
-
-def _peers(folder: Path) -> int:
-    """Return the peers of a cell, which a grid need not give; 1 where no cell has them."""
-    for path in sorted(folder.glob(f"*/{CELL}")):
-        with suppress(OSError, LookupError, ValueError, RecursionError, TypeError):
-            return int(tomllib.loads(read_bounded(path, SETTINGS).decode())["peers"])
-    return 1
 
 
 def half_width(deviation: float, count: float) -> float:

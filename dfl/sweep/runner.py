@@ -9,7 +9,7 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
@@ -66,7 +66,8 @@ def run_grid(
         in_process: whether to run the cells one after the other in this process, which saves the
             start of a program for runs of a few seconds. Only so may runs have objects; a cell that
             finished with other objects is run again. Of such a cell run.json and metrics.csv are
-            kept; it has no checkpoints, no models and no figures.
+            kept; it has no checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not
+            caught then.
         keep_models: whether to keep the models of the cells (`state.safetensors`).
         report: whether to write report.html, a page that leads to every cell, and to refresh it
             while they run.
@@ -146,12 +147,14 @@ def _check_labels(labels: Iterable[object]) -> None:
     from dfl.simulation.evaluator import COLUMNS
 
     for label in labels:
-        if not re.fullmatch(r"\w[\w. +-]{0,59}", str(label), flags=re.ASCII):
+        if not isinstance(label, str) or not re.fullmatch(
+            r"\w[\w. +-]{0,59}", label, flags=re.ASCII
+        ):
             raise InputError(
                 f"the label {shown(label)} of a cell must be up to 60 ASCII letters, digits, "
                 "spaces and any of _ . + -, a letter, a digit or _ first"
             )
-        if label in TAKEN or label in COLUMNS or str(label).endswith("_deviation"):
+        if label in TAKEN or label in COLUMNS or label.endswith("_deviation"):
             raise InputError(
                 f"the label {label} of a cell is a column of the sweep's tables: name it otherwise"
             )
@@ -195,36 +198,54 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
             raise KeyboardInterrupt
         name = signal.Signals(scheduler.signals[0]).name
         raise Suspended(f"{folder}: stopped by {name}; the same call resumes")
-    failed = {
-        path: state for path, state in sorted(scheduler.ended.items()) if not _has_ended(state)
-    }
-    for path, state in failed.items():
+    _refuse_failed(
+        {
+            path: state.reason or state.status
+            for path, state in sorted(scheduler.ended.items())
+            if not _has_ended(state)
+        }
+    )
+
+
+def _refuse_failed(failed: Mapping[Path, str]) -> None:
+    """Raise the error of the first cell that failed, by folder; it says how many more did.
+
+    Raises:
+        InputError: there is one.
+    """
+    for path, reason in failed.items():
         others = f" ({len(failed) - 1} more cells failed)" if len(failed) > 1 else ""
-        raise InputError(f"{path}: {state.reason or state.status}{others}")
+        raise InputError(f"{path}: {reason}{others}")
 
 
 def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
     """Run some cells of the grid of a page in this process.
 
     Raises:
-        InputError: a run cannot be done, or another program runs the cell.
+        InputError: after all other cells have run: a cell failed, or another program runs it.
     """
     folder, total = page.folder, len(page.grid.cells)
     console = progress.make_console(stderr=True)
+    failed = dict[Path, str]()
     for number, cell in enumerate(cells, total - len(cells) + 1):
         try:
             with Lock(folder / cell.name, CELL_LOCK):
                 summary = _simulate(folder / cell.name, cell.run)
-        except OSError as error:
-            raise InputError(
-                f"{folder / cell.name} cannot be written to: {error.strerror}"
-            ) from None
+        except (InputError, OSError) as error:
+            cannot = f"cannot be written to: {error.strerror}" if isinstance(error, OSError) else ""
+            failed[folder / cell.name] = cannot or str(error)
+            summary = f"failed: {failed[folder / cell.name]}"
         progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
+    _refuse_failed(failed)
 
 
 def _simulate(folder: Path, run: Run) -> str:
-    """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended."""
+    """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended.
+
+    Raises:
+        InputError: the run cannot be done; output.log has the reason.
+    """
     from dfl.reporting.simulate import simulate
     from dfl.simulation.defaults import settle
 
@@ -240,18 +261,17 @@ def _simulate(folder: Path, run: Run) -> str:
         except DivergedError as error:
             code = error.code
             ending = f"{type(error).__name__}: {error}"
+        except InputError as error:
+            _write_log(folder, [str(error)])
+            raise
     text = StringIO()
     if rows:
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
-    messages = [*(f"warning: {each.message}" for each in caught), ending]
-    for name, content in (
-        ("metrics.csv", text.getvalue()),
-        ("output.log", "".join(f"dfl: {' '.join(line.split())}\n" for line in messages)),
-    ):
-        with atomically(folder / name) as part:
-            part.write_text(content)
+    with atomically(folder / "metrics.csv") as part:
+        part.write_text(text.getvalue())
+    _write_log(folder, [*(f"warning: {each.message}" for each in caught), ending])
     record = {
         "run": replace(settle(run, 1), out=folder).to_dict(),
         "seconds": time.perf_counter() - begun,
@@ -262,6 +282,12 @@ def _simulate(folder: Path, run: Run) -> str:
         record["objects"] = objects
     manifest.write(folder, record, ["metrics.csv"])
     return f"{ending}, {record['seconds']:.0f} s"
+
+
+def _write_log(folder: Path, messages: Iterable[str]) -> None:
+    """Write output.log with a line for each message."""
+    with atomically(folder / "output.log") as part:
+        part.write_text("".join(f"dfl: {' '.join(line.split())}\n" for line in messages))
 
 
 def _remove_models(folder: Path) -> None:
@@ -291,5 +317,7 @@ def _rows(cells: Sequence[Cell], states: dict[str, CellState]) -> pd.DataFrame:
                     f"the label {taken[0]} of cell {cell.name} is a column of its metrics.csv: "
                     "name it otherwise"
                 )
-            tables.append(table.assign(**cell.values))
+            for name, value in cell.values.items():
+                table[name] = [value] * len(table)
+            tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

@@ -62,33 +62,37 @@ States = Mapping[str, CellState]
 """The states of the cells of a grid by name, in the order of the grid."""
 
 
-def read_states(folder: Path, names: Iterable[str]) -> dict[str, CellState]:
+def read_states(folder: Path, names: Iterable[str], models: bool = True) -> dict[str, CellState]:
     """Read the states of the cells of a sweep.
 
     Args:
         folder: of the sweep.
         names: of the cells.
+        models: as in `read_state`.
     """
-    return {name: read_state(folder / name) for name in names}
+    return {name: read_state(folder / name, models=models) for name in names}
 
 
-def read_state(folder: Path, locks: Sequence[str] = LOCKS) -> CellState:
+def read_state(folder: Path, locks: Sequence[str] = LOCKS, models: bool = True) -> CellState:
     """Read the state of the run in a folder.
 
     Args:
         folder: the folder.
         locks: as in `is_running`.
+        models: whether to compare the checksums of all files of a run that has ended, its models
+            and figures too, which takes seconds for some gigabytes; else that of metrics.csv alone.
     """
     # The locks are checked twice: the run may begin or end while its files are read.
     running_before = is_running(folder, locks)
-    state = _state_at_rest(folder)
+    state = _state_at_rest(folder, models)
     if running_before or is_running(folder, locks):
         return CellState(RUNNING, state.row, table=state.table)
     return state
 
 
-def _state_at_rest(folder: Path) -> CellState:
+def _state_at_rest(folder: Path, models: bool) -> CellState:
     """Read the state of a run that no program is running."""
+    checked = () if models else ("metrics.csv",)
     try:
         found = rows.read(folder / "metrics.csv")
         table, row, wrong = (found.text, found.last, "") if found.values else ("", {}, "")
@@ -101,7 +105,7 @@ def _state_at_rest(folder: Path) -> CellState:
         if wrong:
             return CellState(DAMAGED, row, wrong)
         return CellState(FAILED if message else WAITING, row, message, table)
-    if damage := manifest.damage(folder) or wrong:
+    if damage := manifest.damage(folder, *checked) or wrong:
         vouched = not wrong and not manifest.damage(folder, "metrics.csv")
         return CellState(DAMAGED, row if vouched else {}, damage, table if vouched else "")
     record = manifest.read(folder)

@@ -96,6 +96,17 @@ def test_foreign_files_are_not_overwritten(
     assert sorted(path.name for path in Path().iterdir()) == [name, "runs"]
 
 
+def test_the_page_of_a_run_is_not_overwritten(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path("report.html")
+    page.write_text('<!doctype html><meta name="generator" content="dfl.run">')
+    assert called(monkeypatch, *map(str, two)) == 2
+    assert "report.html is the page of a run or a sweep" in capsys.readouterr().err
+    assert called(monkeypatch, *map(str, two), "--no-report") == 0
+    assert "dfl.run" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [

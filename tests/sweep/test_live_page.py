@@ -85,7 +85,7 @@ def test_an_error_of_the_page_is_logged_and_hides_no_other(
     caplog: pytest.LogCaptureFixture,
     part: str,
 ) -> None:
-    def wrong(*_: object) -> None:
+    def wrong(*_: object, **__: object) -> None:
         raise ValueError("two\nlines")
 
     def fail(run: dfl.Run) -> Iterator[dict[str, float]]:

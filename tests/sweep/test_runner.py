@@ -183,9 +183,11 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_labels_may_be_chosen_by_the_caller(tmp_path: Path) -> None:
     run = dfl.Run.from_dict(SETTINGS)
-    rows = run_grid([Cell({"method": "plain", "k": 3}, run)], tmp_path, in_process=True)
-    assert set(rows["method"]) == {"plain"}
-    assert set(rows["k"]) == {3}
+    values = {"method": "plain", "k": 3, "mix": (1, 2, 3), "pair": [1, 2]}
+    rows = run_grid([Cell(values, run)], tmp_path, in_process=True)
+    assert len(rows) == 3
+    for name, value in values.items():
+        assert rows[name].tolist() == [value] * 3
 
 
 def test_a_diverged_cell_has_the_rows_before_its_divergence(
@@ -208,6 +210,7 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
         ([Cell({}, dfl.Run(peers=3))], {}, "a cell needs values"),
         ([Cell({"../../a": 1}, dfl.Run(peers=3))], {}, r"the label '../../a' of a cell must be"),
         ([Cell({".a": 1}, dfl.Run(peers=3))], {}, r"the label '.a' of a cell must be"),
+        ([Cell({1: 2}, dfl.Run(peers=3))], {}, "the label 1 of a cell must be"),  # type: ignore[dict-item]
         (
             [Cell({"train_loss": 1}, dfl.Run(peers=3))],
             {},
@@ -243,6 +246,19 @@ def test_a_failed_cell_is_raised_after_the_others_have_run(tmp_path: Path) -> No
     with pytest.raises(InputError, match="peers=13: --topology torus with 13 peers"):
         run_grid(grid, tmp_path, jobs=2)
     assert [read_state(tmp_path / cell.name).status for cell in grid] == ["failed", "done", "done"]
+
+
+def test_a_failed_cell_in_process_is_raised_after_the_others(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    grid = [
+        Cell({"k": k}, dfl.Run.from_dict({**SETTINGS, **more}))
+        for k, more in enumerate([{"dataset": "mnist", "data_dir": missing}, {}])
+    ]
+    with pytest.raises(InputError, match=r"k=0: .*none"):
+        run_grid(grid, tmp_path / "out", in_process=True)
+    states = [read_state(tmp_path / "out" / cell.name) for cell in grid]
+    assert [state.status for state in states] == ["failed", "done"]
+    assert "none" in states[0].reason
 
 
 @pytest.mark.usefixtures("fake_cells")

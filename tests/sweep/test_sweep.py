@@ -323,6 +323,32 @@ def test_importing_a_sweep_does_not_import_torch() -> None:
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
 
 
+def test_a_grid_without_peers_is_looked_at_as_it_was_started(here: Here) -> None:
+    here.grid.write_text('rounds = 3\nmodel = "softmax"\n[sweep]\nseed = [0, 1]\n')
+    code, _, error = here("six.toml", "--status")
+    assert (code, "peers is missing" in error) == (2, True)
+    assert here("six.toml", "--slurm", "--ntasks", "4", "--no-submit")[0] == 0
+    code, output, _ = here("six.toml", "--status")
+    assert (code, "2 waiting" in output[-1]) == (0, True)
+    assert here("six.toml", "--ranks", "3")[0] == 2  # its cells have 4 peers
+
+
+def test_a_queue_that_does_not_answer_hides_no_cells(here: Here) -> None:
+    programs = Path("programs").resolve()
+    programs.mkdir()
+    squeue = programs / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    here.monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert here("six.toml", "--slurm", "--no-submit")[0] == 0
+    for more in (["--status"], ["--slurm", "--no-submit"]):
+        code, output, _ = here("six.toml", *more)
+        assert code == 0
+        assert "warning: the queue is unknown: --slurm: squeue refuses" in "".join(output)
+    code, _, error = here("six.toml", "--slurm")
+    assert (code, "squeue refuses" in error) == (2, True)
+
+
 def test_a_killed_cell_has_one_status_on_the_screen_and_in_the_table(here: Here) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     here.monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", kill])
