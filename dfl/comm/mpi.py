@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import faulthandler
 import logging
+import math
 import os
 import signal
 import sys
@@ -147,12 +148,11 @@ class World:
         if self.size == 1:
             return rows
         counts = np.zeros(self.size, np.int64)
-        self._wait(self.comm.Iallgather(np.array([rows.nbytes], np.int64), counts))
-        wide = max(1, int(np.prod(rows.shape[1:])) * rows.itemsize)
-        whole = np.empty((int(counts.sum()) // wide, *rows.shape[1:]), rows.dtype)
-        self._wait(
-            self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *_places(counts), _BYTE])
-        )
+        self._wait(self.comm.Iallgather(np.array([len(rows)], np.int64), counts))
+        wide = math.prod(rows.shape[1:]) * rows.itemsize
+        whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
+        places = _places(counts * wide)
+        self._wait(self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *places, _BYTE]))
         return whole
 
     def columns(self, rows: NDArray[_S], cut: list[range], counts: list[int]) -> NDArray[_S]:

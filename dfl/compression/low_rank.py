@@ -99,5 +99,8 @@ class LowRank:
 
 def _normal(bits: Tensor) -> Tensor:
     """Return nearly normal numbers from random bits (q, n): the sums of their four bytes."""
-    four: Tensor = bits.contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+    flat = bits.reshape(
+        -1
+    ).contiguous()  # flat first: an empty array has no stride to view as bytes
+    four: Tensor = flat.view(torch.uint8).view(len(bits), bits.shape[1], 4)
     return four.sum(2).float() - 510

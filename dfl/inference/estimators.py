@@ -324,7 +324,7 @@ class Surrogate(Led):
                 value = value - product(extra, theta - start)
                 return value, extra - model.hessian(site, theta) / site.n
 
-            return packed_root(equation, start)
+            return maxima(packed_root(equation, start), d)
 
         found = self._synthesis(sites, net, solve_own, start, score / n, hessian / n)
         bread = unpack(found[1]) * n[..., None]
@@ -567,6 +567,14 @@ def packed_root(equation: Equation, point: Tensor) -> Tensor:
             break
     point = torch.where(done[..., None], point, float("nan"))
     return torch.cat([point, pack(equation(point)[1])], -1)
+
+
+def maxima(roots: Tensor, p: int) -> Tensor:
+    """Return what `packed_root` returns of a likelihood's score in p parameters; NaN where the root
+    is no maximum, so that the negative Hessian is not positive definite.
+    """
+    failed = torch.linalg.cholesky_ex(unpack(roots[..., p:]))[1] != 0
+    return roots.masked_fill(failed[..., None], float("nan"))
 
 
 def solve(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -284,6 +284,12 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
     if connections is not None:
         network.clock = Clock(layout.peers, connections, lambda: np.zeros(layout.peers))
     if messaging.topology is None:
+        if not getattr(compressor, "unbiased", True):
+            raise InputError(
+                f"{flag} {messaging.compressor or messaging.bits}: its messages are biased, and so "
+                "would be the estimates of a centre, which feeds no errors back: choose more bits, "
+                "an unbiased compressor or --topology"
+            )
         return Centre(network)
     return Graph(network, rounds=messaging.gossip_rounds)
 
@@ -402,5 +408,6 @@ def _result(
         gap=net.gap,
         step=found[2],
         lost=int(counts[-1]),
+        rounded=isinstance(net, Centre) and not net.exact,
         seconds=clock.seconds if clock else float("nan"),
     )

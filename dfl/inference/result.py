@@ -54,6 +54,7 @@ class Result:
         step: the last step of Newton's method of `pooled`, in standard errors: not near 0 where
             messages of few bits, or few gossip rounds, keep it from converging.
         lost: messages that were lost.
+        rounded: whether messages to a centre were.
         seconds: simulated time, NaN without link model.
     """
 
@@ -68,6 +69,7 @@ class Result:
     gap: float = 0.0
     step: float = 0.0
     lost: int = 0
+    rounded: bool = False
     seconds: float = float("nan")
 
     @property
@@ -172,6 +174,8 @@ class Result:
                 f"Newton's method has not converged: its last step was {self.step:.1e} standard "
                 "errors. More bits, or more gossip rounds, let it converge."
             )
+        if self.rounded:
+            notes.append("Standard errors do not contain the rounding of messages.")
         if self.lost:
             notes.append(f"{self.lost:,} messages were lost.")
         if np.isfinite(self.seconds):

@@ -95,13 +95,17 @@ def rehearse(
     reference = np.zeros(1)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if weights else int(uploads)
-    received = int(uploads)
+    received = np.array([int(uploads)])
     if weights:
-        received = min(int(np.diff(matrix.indptr).min()) for matrix in examples(weights))
+        received = np.concatenate([np.diff(matrix.indptr) for matrix in examples(weights)])
     if "aggregator" in algorithm.applies:
-        counts = (received, 1) if lossy else (received,)
+        counts = {int(received.min()): ""}
+        if endless(weights) and np.ptp(received):  # later graphs may leave a peer without senders
+            counts |= {1: f" where --topology {run.topology} draws no more"}
+        if lossy:
+            counts |= {1: f" where --faults {run.faults} leaves no more"}
         _check_rule(
-            run, components, counts, reference if weights or algorithm.server_data_rule else None
+            components, counts, reference if weights or algorithm.server_data_rule else None
         )
     _check_attack(run, components, data, senders, bool(weights))
     schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
@@ -360,13 +364,19 @@ def _lossy(run: Run, components: Components) -> bool:
 
 
 def _check_rule(
-    run: Run, components: Components, counts: Sequence[int], reference: NDArray[np.float64] | None
+    components: Components, counts: Mapping[int, str], reference: NDArray[np.float64] | None
 ) -> None:
-    """Call the aggregation rule with so many messages; counts after the first are what faults may
-    leave.
+    """Call the aggregation rule with so many messages.
+
+    Args:
+        components: of the run.
+        counts: numbers of messages, each with the end of the line where the rule refuses it.
+        reference: the server's or the receiver's own step, where the run has one.
+
+    Raises:
+        InputError: the rule refuses one of the numbers.
     """
-    for n in counts:
-        after = "" if n == counts[0] else f" where --faults {run.faults} leaves no more"
+    for n, after in counts.items():
         try:
             result = components.aggregator(_blank(n, reference))
         except InputError as error:

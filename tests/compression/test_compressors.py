@@ -51,6 +51,16 @@ def made(spec: str, m: int) -> Any:
     return fitted(compressor, ((side, m // side),)) if side else compressor
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_rank_without_messages_sends_none(spec: str) -> None:
+    """Where more ranks than peers, or no edge of a round, leave a rank without a message."""
+    compressor = made(spec, 40)
+    empty, one = torch.zeros(0, 40), torch.zeros(1, 40)
+    encoded = compressor.encode(empty, randomness.draws(3, "rounding", range(0)))
+    assert encoded.shape == (0, compressor.encode(one, chance).shape[1])
+    assert compressor.decode(encoded, 40, torch.float32).shape == (0, 40)
+
+
 def through(compressor: Any, x: torch.Tensor, draw: Draw = chance) -> torch.Tensor:
     decoded = compressor.decode(compressor.encode(x, draw), x.shape[1], x.dtype)
     assert decoded.shape == x.shape

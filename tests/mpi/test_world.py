@@ -55,6 +55,17 @@ def test_gather_keeps_the_order_of_ranks(world: World) -> None:
         MPI.COMM_WORLD.Barrier()
 
 
+@pytest.mark.parametrize("shape", [(2,), (0,), (2, 0), ()])
+def test_all_gather_keeps_the_order_of_ranks_and_rows_without_numbers(
+    world: World, shape: tuple[int, ...]
+) -> None:
+    mine = np.full((world.rank + 1, *shape), world.rank, np.float32)
+    whole = world.all_gather(mine)
+    every = [np.full((rank + 1, *shape), rank, np.float32) for rank in range(world.size)]
+    np.testing.assert_array_equal(whole, np.concatenate(every))
+    assert world.all_gather(mine[:0]).shape == (0, *shape)
+
+
 @pytest.mark.parametrize(("peers", "d"), [(16, 9000), (7, 100), (33, 4096 * 3), (1, 5)])
 def test_columns_are_those_of_all_peers(world: World, peers: int, d: int) -> None:
     layout = Layout(peers, world.size)
