@@ -71,6 +71,7 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.sweep import Cell, run_grid
+from dfl.sweep.status import DIVERGED, DONE, read_state
 from experiments import common
 from experiments.methods.cifar10_setting import CASES, METHODS
 
@@ -129,19 +130,25 @@ class Options(common.Place):
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Compare the methods in every case; the results are written anew after every run."""
+    """Compare the methods in every case; the results are written anew after every run that had not
+    finished before.
+    """
     if options.only is not None:
         cells = {each.name: each for each in every(options)}
         row = measured(options.out, [common.named(options.only, cells)])
         return common.print_rows(row)
     tried: dict[tuple[str, str], pd.DataFrame] = {}
     ran: list[pd.DataFrame] = []
-    for case, seed, method in order(options):
+    runs = order(options)
+    for case, seed, method in runs:
         tuned = CASES[case].rates_of or case, method
         if tuned not in tried:
             tried[tuned] = tune(options, *tuned)
-        ran.append(measured(options.out, [cell(options, case, method, seed, tried[tuned])]))
-        write(options, pd.concat(tried.values()), pd.concat(ran, ignore_index=True))
+        one = cell(options, case, method, seed, tried[tuned])
+        before = read_state(options.out / "cells" / one.name).status
+        ran.append(measured(options.out, [one]))
+        if before not in (DONE, DIVERGED) or len(ran) == len(runs):
+            write(options, pd.concat(tried.values()), pd.concat(ran, ignore_index=True))
 
 
 def order(options: Options) -> list[tuple[str, int, str]]:
