@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -202,13 +203,18 @@ def test_the_page_is_written_again_from_any_folder(
     assert called(monkeypatch, *map(str, two), "--out", "both") == 0
     written = pd.read_csv("both/compare.csv", dtype=str)
     assert written["folder"].tolist() == ["../runs/a", "../runs/b"]
-    before = Path("both/report.html").read_text()
+
+    def page(out: Path) -> str:
+        """Return the page without the second in which it was written."""
+        return re.sub("Written [^ ]+ by", "Written by", (out / "report.html").read_text())
+
+    before = page(Path("both"))
     assert 'href="../runs/a/"' in before
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     for out in (Path("../both"), Path("../both").resolve()):
         compare.write_again(out)
-        again = (out / "report.html").read_text()
+        again = page(out)
         assert ">../runs/a<" in again
         assert again.replace(str(out), "both") == before
 
