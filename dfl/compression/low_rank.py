@@ -99,8 +99,7 @@ class LowRank:
 
 def _normal(bits: Tensor) -> Tensor:
     """Return nearly normal numbers from random bits (q, n): the sums of their four bytes."""
-    flat = bits.reshape(
-        -1
-    ).contiguous()  # flat first: an empty array has no stride to view as bytes
+    # Flat first: an empty array has no stride with which it could be seen as bytes.
+    flat = bits.reshape(-1).contiguous()
     four: Tensor = flat.view(torch.uint8).view(len(bits), bits.shape[1], 4)
     return four.sum(2).float() - 510

@@ -226,8 +226,10 @@ def test_the_default_needs_no_parameters_of_sites_own() -> None:
 
 
 def test_a_surrogate_whose_root_is_a_saddle_is_refused() -> None:
-    """The likelihood of this lead, corrected to second order, has no maximum near the start."""
-    rng = np.random.default_rng(0)
+    """Newton's method from the start comes to (4, 1.8) with site 2 as lead, where the corrected
+    likelihood falls in some directions and rises in others.
+    """
+    rng = np.random.default_rng(28)
     parts = []
     for k, n in enumerate((60, 80, 50)):
         x = rng.normal(size=(n, 2)) + 0.3 * k
@@ -240,8 +242,8 @@ def test_a_surrogate_whose_root_is_a_saddle_is_refused() -> None:
         return dfl.inference.fit(pd.concat(parts), **columns, model="linear", estimator=spec)
 
     assert abs(fit(0).params["a"] - 0.8) < 0.5
-    with pytest.raises(InputError, match=r"leads=1,.*: its equation has no solution"):
-        fit(1)
+    with pytest.raises(InputError, match=r"leads=2,.*: its equation has no solution"):
+        fit(2)
 
 
 def test_a_long_name_has_a_line_of_its_own() -> None:

@@ -11,8 +11,10 @@ import pytest
 import dfl
 import dfl.reporting.simulate
 from dfl.core.errors import InputError
+from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import Cell, live_page, run_grid
+from dfl.sweep.grid import Grid
 from tests.reporting.test_page import Seen
 from tests.sweep.test_page import data_of
 from tests.sweep.test_runner import SETTINGS, cells, fake_cells
@@ -47,6 +49,26 @@ def test_the_page_is_refreshed_after_a_cell(
     assert "running, 1 of 2 cells done" in seen[0]
     assert not is_live(tmp_path)
     assert "2 of 2 cells done; varied: seed" in text_of(tmp_path)
+
+
+def test_no_models_are_read_for_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be gigabytes, and signals wait meanwhile."""
+    (cell,) = cells(0)
+    folder = tmp_path / cell.name
+    folder.mkdir()
+    for name in (files := ["metrics.csv", "state.safetensors"]):
+        (folder / name).write_text("round,accuracy_mean,payload_bytes\n1,0.5,8\n")
+    manifest.write(folder, {"run": {}, "exit": 0}, files)
+    read = list[str]()
+
+    def note(folder: Path, name: str, known: object) -> str:
+        read.append(name)
+        return ""
+
+    monkeypatch.setattr(manifest, "damaged", note)
+    live_page.LivePage(Grid("", ("seed",), (cell,)), tmp_path).finish()
+    assert read == ["metrics.csv"]
+    assert "1 of 1 cells done" in text_of(tmp_path)
 
 
 @pytest.mark.usefixtures("fake_cells")
