@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dfl.core import command_line
 from dfl.core.errors import InputError
-from dfl.store.manifest import NAME, read_at_rest
+from dfl.store.manifest import NAME, read_now
 from dfl.store.run_directory import GRID
 
 _ABOUT = "Write report.html of runs, sweeps and comparisons from what their folders hold."
@@ -55,7 +55,7 @@ def report(folder: Path) -> Path:
     if os.path.lexists(folder / NAME):
         from dfl.reporting.callbacks.report import Report
 
-        return Report(folder).write({"ending": read_at_rest(folder)["ending"]})
+        return Report(folder).write({"ending": read_now(folder)["ending"]})
     if os.path.lexists(folder / GRID):
         from dfl.sweep.page import write_again
 

@@ -40,8 +40,6 @@ AGREED = 1e-13
 """The relative gap between peers at which they agree."""
 MOST_ROUNDS = 20_000
 """The most gossip rounds of one mean."""
-STALLED = 1000
-"""Gossip rounds in which sites come no closer, as where one has left, after which a mean ends."""
 
 Change = Callable[["Tensor"], "Tensor"]
 
@@ -249,14 +247,12 @@ class Graph(Exchange):
         method = self._method
         state = method.init(flat, torch.zeros_like(flat), self._net())
         scale = self._most(flat.abs())
-        least, quiet = math.inf, 0
         for _ in range(MOST_ROUNDS if rounds is None else rounds):
             state = method.round(state, _as_task(change), self._net())
             self._end_round()
             if rounds is None:
                 self.gap = self._gap(state.x, scale)
-                least, quiet = (self.gap, 0) if self.gap < 0.999 * least else (least, quiet + 1)
-                if not self.gap > AGREED or quiet == STALLED:
+                if not self.gap > AGREED:
                     break
         self.gap = self._gap(state.x, scale)
         if not math.isfinite(self.gap):

@@ -19,7 +19,7 @@ from dfl.algorithms.replicas import average_replicas, initial_replicas
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
-from dfl.comm.schedule import Schedule, endless, examples
+from dfl.comm.schedule import SAMPLED, Schedule, endless, examples
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, fitted
 from dfl.config import Run
@@ -29,7 +29,7 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
 from dfl.core.parts import map_parts, shape_of
-from dfl.core.registry import flag
+from dfl.core.registry import flag, is_own
 from dfl.environment.faults import RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
@@ -95,25 +95,26 @@ def rehearse(
     reference = np.zeros(1)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if weights else int(uploads)
-    received = np.array([int(uploads)])
-    if weights:
-        received = np.concatenate([np.diff(matrix.indptr) for matrix in examples(weights)])
+    own_step = reference if weights or algorithm.server_data_rule else None
+    notes: tuple[str, ...] = ()
     if "aggregator" in algorithm.applies:
-        counts = {int(received.min()): ""}
-        if endless(weights) and np.ptp(received):  # later graphs may leave a peer without senders
-            counts |= {1: f" where --topology {run.topology} draws no more"}
+        received = np.array([int(uploads)])
+        if weights:
+            seen = examples(weights)[: max(run.rounds, 1)]
+            received = np.concatenate([np.diff(matrix.indptr) for matrix in seen])
+        _check_rule(components, int(received.min()), own_step)
         if lossy:
-            counts |= {1: f" where --faults {run.faults} leaves no more"}
-        _check_rule(
-            components, counts, reference if weights or algorithm.server_data_rule else None
-        )
+            _check_rule(components, 1, own_step, f" where --faults {run.faults} leaves no more")
+        if endless(weights) and run.rounds > SAMPLED and np.ptp(received):
+            notes = _check_later(run, components, own_step)
     _check_attack(run, components, data, senders, bool(weights))
     schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
     if not compresses(run) or not senders:
-        return _check_copies(run, components, schedule, lossy, 0.0)
+        return (*notes, *_check_copies(run, components, schedule, lossy, 0.0))
     with isolated(run.threads):
         error, bias = _compression_error(run, components)
     return (
+        *notes,
         *_check_copies(run, components, schedule, lossy, error),
         *_check_compressor(run, components, error, bias),
     )
@@ -363,28 +364,46 @@ def _lossy(run: Run, components: Components) -> bool:
     return any(each.touches in ("links", "peers") for each in faults)
 
 
+def _check_later(
+    run: Run, components: Components, reference: NDArray[np.float64] | None
+) -> tuple[str, ...]:
+    """Return a warning where a graph of the caller's, which a later round draws, may bring a peer
+    fewer messages than the aggregation rule needs.
+
+    Raises:
+        InputError: a topology of ours may, as `random_out`, in which a peer may have no sender.
+    """
+    try:
+        _check_rule(components, 1, reference, f" where --topology {run.topology} draws no more")
+    except InputError as error:
+        if not is_own(str(run.topology)):
+            raise
+        return (f"{error}: such a round ends the run",)
+    return ()
+
+
 def _check_rule(
-    components: Components, counts: Mapping[int, str], reference: NDArray[np.float64] | None
+    components: Components, n: int, reference: NDArray[np.float64] | None, where: str = ""
 ) -> None:
-    """Call the aggregation rule with so many messages.
+    """Call the aggregation rule with n messages.
 
     Args:
         components: of the run.
-        counts: numbers of messages, each with the end of the line where the rule refuses it.
+        n: the messages.
         reference: the server's or the receiver's own step, where the run has one.
+        where: the end of the line if the rule refuses them.
 
     Raises:
-        InputError: the rule refuses one of the numbers.
+        InputError: the rule refuses them, or returns something else than an `Aggregate`.
     """
-    for n, after in counts.items():
-        try:
-            result = components.aggregator(_blank(n, reference))
-        except InputError as error:
-            raise InputError(f"{error}{after}") from None
-        if not isinstance(result, Aggregate):
-            raise InputError(
-                f"--aggregator must return a dfl.robust.aggregators.Aggregate, not {shown(result)}"
-            )
+    try:
+        result = components.aggregator(_blank(n, reference))
+    except InputError as error:
+        raise InputError(f"{error}{where}") from None
+    if not isinstance(result, Aggregate):
+        raise InputError(
+            f"--aggregator must return a dfl.robust.aggregators.Aggregate, not {shown(result)}"
+        )
 
 
 def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:

@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, Any]:
     return page
 
 
-def read_at_rest(folder: Path) -> dict[str, Any]:
+def read_now(folder: Path) -> dict[str, Any]:
     """Return the content of run.json; "ending" is "killed" where the run has not ended and no
     program writes to its folder.
 

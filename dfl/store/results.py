@@ -281,4 +281,4 @@ def load(folder: Path | str, module: Module | Sequence[Module] | None = None) ->
     if module is not None:
         modules_of(module)
     folder = Path(folder)
-    return Result(folder, manifest.read_at_rest(folder), module)
+    return Result(folder, manifest.read_now(folder), module)

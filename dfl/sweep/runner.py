@@ -232,9 +232,13 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
             with Lock(folder / cell.name, CELL_LOCK):
                 summary = _simulate(folder / cell.name, cell.run)
         except (InputError, OSError) as error:
-            cannot = f"cannot be written to: {error.strerror}" if isinstance(error, OSError) else ""
-            failed[folder / cell.name] = cannot or str(error)
-            summary = f"failed: {failed[folder / cell.name]}"
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"{error.filename or folder / cell.name}: {error.strerror or error}"
+            failed[folder / cell.name] = reason
+            summary = f"failed: {reason}"
+            with suppress(OSError):
+                _write_log(folder / cell.name, [reason])
         progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
     _refuse_failed(failed)
@@ -244,13 +248,15 @@ def _simulate(folder: Path, run: Run) -> str:
     """Run a cell and write run.json, metrics.csv and output.log; return a line on how it ended.
 
     Raises:
-        InputError: the run cannot be done; output.log has the reason.
+        InputError: the run cannot be done.
     """
     from dfl.reporting.simulate import simulate
     from dfl.simulation.defaults import settle
 
     begun = time.perf_counter()
     objects = _checksums(run)
+    for name in (manifest.NAME, "metrics.csv"):  # of a run with other objects, or an earlier try
+        (folder / name).unlink(missing_ok=True)
     rows: list[dict[str, float]] = []
     code = 0
     ending = "finished"
@@ -261,9 +267,6 @@ def _simulate(folder: Path, run: Run) -> str:
         except DivergedError as error:
             code = error.code
             ending = f"{type(error).__name__}: {error}"
-        except InputError as error:
-            _write_log(folder, [str(error)])
-            raise
     text = StringIO()
     if rows:
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

@@ -200,14 +200,9 @@ def submit(script: Path) -> str:
         The number of the job.
 
     Raises:
-        InputError: there is no Slurm here, or it refuses. The script is then removed.
+        InputError: there is no Slurm here, or it refuses.
     """
-    try:
-        output = _output_of("sbatch", "--parsable", str(script)).strip()
-    except InputError:
-        for each in (script, script.with_suffix(".cells")):
-            each.unlink(missing_ok=True)
-        raise
+    output = _output_of("sbatch", "--parsable", str(script)).strip()
     if not (job := re.match(r"\d+", output, re.ASCII)):
         raise InputError(
             f"--slurm: sbatch printed {output!r}, not the number of a job: check whether {script} "

@@ -207,14 +207,40 @@ def test_pooled_blames_no_site_for_what_all_sites_together_separate() -> None:
     assert "pooled" not in str(refused.value)
 
 
-@pytest.mark.parametrize("given", [{"bits": 1}, {"bits": 3}, {"compressor": "top_k:share=0.5"}])
-def test_biased_messages_to_a_centre_are_refused_in_one_line(given: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="its messages are biased, and so would be the estimates"):
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bits": 1},
+        {"bits": 3},
+        {"compressor": "top_k:share=0.95"},
+        {"compressor": "random_k:share=0.5"},
+        {"compressor": "quantize:bits=4,rounding=nearest"},
+    ],
+)
+def test_messages_to_a_centre_that_lose_small_numbers_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="messages to a centre lose small numbers beside large"):
         dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", **given)
 
 
+@pytest.mark.parametrize(
+    "spec", ["quantize:bits=16,rounding=nearest", "top_k:share=1", "low_rank:rank=1"]
+)
+def test_messages_to_a_centre_that_are_biased_a_little_are_taken(spec: str) -> None:
+    exact = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta")
+    found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", compressor=spec)
+    assert (found.params - exact.params).abs().max() < 1e-3
+
+
+def test_a_site_that_leaves_a_graph_needs_a_number_of_rounds() -> None:
+    given: dict[str, Any] = {"topology": "ring", "faults": "leave:peers=1,at=2"}
+    with pytest.raises(InputError, match=r"--faults leave.*: give --gossip-rounds"):
+        dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", **given)
+    dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", **given, gossip_rounds=5)
+
+
 def test_a_result_says_that_messages_to_a_centre_were_rounded() -> None:
-    for given, rounded in (({"bits": 8}, True), ({}, False), ({"topology": "ring"}, False)):
+    ring = {"topology": "ring", "gossip_rounds": 60, "bits": 8}
+    for given, rounded in (({"bits": 8}, True), ({}, False), (ring, False)):
         found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta", **given)
         assert ("do not contain the rounding of messages" in found.summary()) is rounded
 

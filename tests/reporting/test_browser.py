@@ -197,6 +197,15 @@ def test_a_filter_finds_what_the_table_shows(page: Any) -> None:
     assert "7" not in found(f"train_loss < {losses['7']}")[0]
     assert found("7")[0] == ["7"]
     assert found("0,7")[0] == ["7"]
+    assert page.execute_script(
+        "return [shown(7284, 'peer'), shown(1234.5), shown(1235), shown(0.999996), shown(1e9),"
+        " rounded(1234.5, '') === rounded(1235, ''), rounded(123456.7, '') === 123000,"
+        " tickTexts([999990, 1000010], 1e6), tickTexts([5e-4, 2e-3], 1e6), tickTexts([1e6], 1e9),"
+        " logTicks(1.5e-7, 6e-7), tickTexts([1e-6, 1], 1e6, true)]"
+    ) == [
+        "7284", "1,235", "1,235", "1", "1.00e+9", True, True, ["9.9999e+5", "1.00001e+6"],
+        ["0.0005", "0.002"], ["1,000,000"], [2e-7, 3e-7, 4e-7, 5e-7, 6e-7], ["1e-6", "1"],
+    ]  # fmt: skip
     assert found("acuracy < 1") == ([], "no column acuracy")
     assert found("99") == ([], "0 to 0 of 0 peers")
 

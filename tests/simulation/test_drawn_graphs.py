@@ -105,13 +105,21 @@ def test_a_sequence_that_is_another_at_its_second_call_is_refused() -> None:
         last(replace(RUN, topology=own))
 
 
+@pytest.mark.filterwarnings("ignore:the weights are not doubly stochastic")
 def test_a_rule_needs_no_more_messages_than_any_graph_may_bring() -> None:
     """The first graphs bring 2 or more to each peer, a later one only a peer's own."""
-    run = replace(RUN, peers=16, aggregator="trimmed_mean:f=1", rounds=1)
+    run = replace(RUN, peers=16, aggregator="trimmed_mean:f=1", rounds=65)
     line = "needs more than 2 messages, there is 1 where --topology random_out:s=8 draws no more"
     with pytest.raises(InputError, match=line):
         last(replace(run, topology="random_out:s=8", algorithm="dfedavgm"))
     last(replace(run, topology="random_regular:s=4"))
+    last(replace(run, topology="random_out:s=8", rounds=2))
+
+    def own(peers: int, rng: Generator) -> Any:
+        return drawn(lambda rng: csr_array(rng.random((peers, peers)) < 0.9), rng)
+
+    with pytest.warns(UserWarning, match="draws no more: such a round ends the run"):
+        last(replace(run, topology=own))
 
 
 def test_several_matrices_are_no_rule_for_endless_graphs() -> None:

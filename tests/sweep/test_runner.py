@@ -248,6 +248,28 @@ def test_a_failed_cell_is_raised_after_the_others_have_run(tmp_path: Path) -> No
     assert [read_state(tmp_path / cell.name).status for cell in grid] == ["failed", "done", "done"]
 
 
+def test_a_cell_in_process_that_cannot_be_read_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
+        raise OSError("plain")
+
+    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+    with pytest.raises(InputError, match="seed=0: plain"):
+        run_grid(cells(0), tmp_path, in_process=True)
+    state = read_state(tmp_path / "seed=0")
+    assert (state.status, "plain" in state.reason) == ("failed", True)
+
+
+def test_a_cell_that_is_refused_with_other_objects_is_no_longer_done(tmp_path: Path) -> None:
+    graphs = nx.cycle_graph(4), nx.empty_graph(4)
+    given = [dfl.Run.from_dict({**SETTINGS, "peers": 4, "topology": each}) for each in graphs]
+    run_grid([Cell({"k": 0}, given[0])], tmp_path, in_process=True)
+    with pytest.raises(InputError, match="k=0"):
+        run_grid([Cell({"k": 0}, given[1])], tmp_path, in_process=True)
+    assert read_state(tmp_path / "k=0").status == "failed"
+
+
 def test_a_failed_cell_in_process_is_raised_after_the_others(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     grid = [

@@ -331,6 +331,8 @@ def test_a_grid_without_peers_is_looked_at_as_it_was_started(here: Here) -> None
     code, output, _ = here("six.toml", "--status")
     assert (code, "2 waiting" in output[-1]) == (0, True)
     assert here("six.toml", "--ranks", "3")[0] == 2  # its cells have 4 peers
+    code, _, error = here("six.toml")  # which would run them on one rank
+    assert (code, "peers is missing" in error) == (2, True)
 
 
 def test_a_queue_that_does_not_answer_hides_no_cells(here: Here) -> None:

@@ -34,16 +34,13 @@ class WeightsAndBiases(Callback):
 
         config = {**self.init.get("config", {}), **info.run.to_dict()}
         self.log = wandb.init(**self.init | {"config": config})
+        known = self.log.step  # of a run of the project that `init` continues
         for row in info.earlier:
-            self.row(row)
+            if row.round >= known:
+                self.row(row)
 
     def row(self, row: Row) -> None:
-        """Log an evaluation, at the step of its round.
-
-        A run of the project that `init` continues has the rows before its own step already.
-        """
-        if row.round < self.log.step:
-            return
+        """Log an evaluation, at the step of its round."""
         self.log.log(
             {name: value for name, value in row.items() if name != "round"}, step=row.round
         )

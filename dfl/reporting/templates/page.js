@@ -60,16 +60,29 @@ function shown(value, name = "") {
   if (value === null || Number.isNaN(value)) return "–";
   if (name.includes("bytes")) return prefixed(value) + "B";
   if (NUMBERS.has(name)) return String(value);
+  const near = rounded(value, name);
+  if (Number.isInteger(near) && Math.abs(value) < (near === value ? 1e9 : 1e5)) return near.toLocaleString("en");
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en");
-  return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(near);
 }
 
-// A number beside an axis, in all its digits: neighbours may differ in the last of them.
-function tick(value, most) {
+// A number to the digits that `shown` shows.
+function rounded(value, name) {
   const size = Math.abs(value);
-  if (size >= most || (size < 1e-3 && size > 0)) return value.toExponential();
-  return value.toLocaleString("en", { maximumFractionDigits: 12 });
+  if (name.includes("bytes")) return Number(value.toPrecision(3));
+  if (Number.isInteger(value) && size < 1e9) return value;
+  return Number(value.toPrecision(size >= 1e5 || size < 1e-3 ? 3 : 4));
+}
+
+// Numbers beside an axis, in all their digits: neighbours may differ in the last of them. They have
+// one form, but for a logarithmic axis, whose numbers differ in size.
+function tickTexts(values, most, log = false) {
+  const largest = Math.max(...values.map(Math.abs));
+  return values.map((value) => {
+    const size = log ? Math.abs(value) : largest;
+    if (value && (size >= most || size < 1e-3)) return value.toExponential();
+    return value.toLocaleString("en", { maximumFractionDigits: 12 });
+  });
 }
 
 function prefixed(value) {
@@ -243,17 +256,19 @@ function chart(parent, spec, tables) {
   function axes(box, { x0, x1, y0, y1, toX, toY, xName }) {
     const xLabel = spec.x || data.x[xName];
     const bytes = spec.lines.some((line) => line.y.includes("bytes"));
-    for (const v of spec.log ? logTicks(y0, y1) : ticks(y0, y1, 5)) {
+    const up = spec.log ? logTicks(y0, y1) : ticks(y0, y1, 5);
+    const upTexts = bytes ? up.map(prefixed) : tickTexts(up, 1e6, spec.log);
+    for (const [k, v] of up.entries()) {
       svg.append(make("line", { class: "grid", x1: box.left, x2: box.right, y1: toY(v), y2: toY(v) }));
-      const text = bytes ? prefixed(v) : tick(v, 1e6);
-      svg.append(make("text", { x: box.left - 6, y: toY(v) + 4, "text-anchor": "end" }, text));
+      svg.append(make("text", { x: box.left - 6, y: toY(v) + 4, "text-anchor": "end" }, upTexts[k]));
     }
-    for (const v of ticks(x0, x1, (box.right - box.left) / 90)) {
+    const along = ticks(x0, x1, (box.right - box.left) / 90);
+    const alongTexts = xName.includes("bytes") ? along.map((v) => prefixed(v) + "B") : tickTexts(along, 1e9);
+    for (const [k, v] of along.entries()) {
       svg.append(make("line", { class: "grid", x1: toX(v), x2: toX(v), y1: box.bottom, y2: box.bottom + 5 }));
-      const text = xName.includes("bytes") ? prefixed(v) + "B" : tick(v, 1e9);
       const anchor = toX(v) > box.right - 20 ? "end" : "middle";
       const place = anchor === "end" ? box.right + 12 : toX(v);
-      svg.append(make("text", { x: place, y: box.bottom + 19, "text-anchor": anchor }, text));
+      svg.append(make("text", { x: place, y: box.bottom + 19, "text-anchor": anchor }, alongTexts[k]));
     }
     const middle = (box.left + box.right) / 2;
     svg.append(make("text", { x: middle, y: box.bottom + 36, "text-anchor": "middle" }, xLabel));
@@ -561,7 +576,7 @@ function matching(text) {
   if (Number.isNaN(bound)) return "no filter";
   const name = parts[1].trim().replaceAll(" ", "_");
   if (!peers.columns.has(name)) return `no column ${name}`;
-  const same = (v) => shown(v, name) === shown(bound, name);
+  const same = (v) => rounded(v, name) === rounded(bound, name);
   const test = {
     "<": (v) => v < bound && !same(v), ">": (v) => v > bound && !same(v), "=": same,
     "<=": (v) => v < bound || same(v), ">=": (v) => v > bound || same(v),

@@ -124,6 +124,30 @@ def test_wandb_gets_settings_and_rows_offline(
     assert [step for _, step in logged] == [0, 1, 2, 3]
     for values, row in zip(logged, expected.to_dict("records"), strict=True):
         assert values[0] == {name: value for name, value in row.items() if name != "round"}
-    folders = list((tmp_path / "wandb").glob("offline-run-*"))
-    assert all(next(each.glob("*.wandb")).stat().st_size > 0 for each in folders)
-    assert len(folders) == 2
+    logged.clear()
+    continued = dfl.WeightsAndBiases("tests", mode="offline", dir=str(tmp_path))
+    started = begin(project="tests", mode="offline", dir=str(tmp_path))
+    started.log({"accuracy_mean": 0.5}, step=2)  # which `init` returns, as one that it continues
+    list(dfl.simulate(interrupted(tmp_path / "again"), callbacks=[continued]))
+    assert [step for _, step in logged] == [2, 3]
+    files = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) >= 2
+    assert all(each.stat().st_size > 0 for each in files)
+
+
+def test_a_notebook_shows_a_resumed_run_from_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("IPython")
+    live = dfl.Live()
+    begun: list[tuple[int, list[int]]] = []
+    start = live.start
+
+    def note(info: Any) -> None:
+        start(info)
+        begun.append((live.t, [row.round for row in live.rows]))
+
+    monkeypatch.setattr(live, "start", note)
+    list(dfl.simulate(interrupted(tmp_path / "run"), callbacks=[live]))
+    assert begun == [(2, [0, 1])]
+    assert [row.round for row in live.rows] == [0, 1, 2, 3]
