@@ -111,6 +111,17 @@ def test_a_run_is_shown_while_it_goes_on(shown: list[str]) -> None:
     assert not list(trees[0].iter("polyline"))
 
 
+def test_a_resumed_run_is_shown_from_its_first_round(shown: list[str], tmp_path: Path) -> None:
+    for row in dfl.simulate(dfl.Run(**SMALL, checkpoint_every=2, out=tmp_path / "run")):
+        if row.round == 3:
+            break
+    list(dfl.simulate(dfl.resumed(tmp_path / "run"), callbacks=[dfl.Live()]))
+    first, last = (ElementTree.fromstring(shown[k]) for k in (0, -1))
+    assert next(first.iter("progress")).attrib["value"] == "2"
+    curves = [next(tree.iter("polyline")).attrib["points"] for tree in (first, last)]
+    assert [len(points.split()) for points in curves] == [2, 5]
+
+
 def test_a_run_that_fails_shows_why(shown: list[str]) -> None:
     with pytest.raises(dfl.DivergedError):
         list(dfl.simulate(dfl.Run(**SMALL | {"model": "mlp", "lr": 1e30}), callbacks=[dfl.Live()]))

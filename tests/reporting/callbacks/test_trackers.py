@@ -133,21 +133,3 @@ def test_wandb_gets_settings_and_rows_offline(
     files = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) >= 2
     assert all(each.stat().st_size > 0 for each in files)
-
-
-def test_a_notebook_shows_a_resumed_run_from_its_first_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("IPython")
-    live = dfl.Live()
-    begun: list[tuple[int, list[int]]] = []
-    start = live.start
-
-    def note(info: Any) -> None:
-        start(info)
-        begun.append((live.t, [row.round for row in live.rows]))
-
-    monkeypatch.setattr(live, "start", note)
-    list(dfl.simulate(interrupted(tmp_path / "run"), callbacks=[live]))
-    assert begun == [(2, [0, 1])]
-    assert [row.round for row in live.rows] == [0, 1, 2, 3]
