@@ -55,7 +55,7 @@ def report(folder: Path) -> Path:
     if os.path.lexists(folder / NAME):
         from dfl.reporting.callbacks.report import Report
 
-        return Report(folder).write({"ending": read_now(folder)["ending"]})
+        return Report(folder).write(read_now(folder))
     if os.path.lexists(folder / GRID):
         from dfl.sweep.page import write_again
 

@@ -47,7 +47,7 @@ else:
 
 T = TypeVar("T")
 DRAWS = 20_000
-"""The messages of the mean in which a compressor may lose small numbers."""
+"""The number of messages that are averaged to find what a compressor loses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,8 +301,8 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
 
 
 def _loses(compressor: Compressor) -> bool:
-    """Return whether messages lose a number that is a hundredth of the largest: a quarter of it or
-    more in the mean over many.
+    """Return whether a number that is a hundredth of the largest in its message loses a quarter or
+    more of itself, in the mean over many messages.
     """
     message = torch.logspace(0, -2, 32)[None]
     draw = randomness.draws(0, "rehearsed rounding", range(DRAWS))

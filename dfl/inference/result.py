@@ -54,7 +54,7 @@ class Result:
         step: the last step of Newton's method of `pooled`, in standard errors: not near 0 where
             messages of few bits, or few gossip rounds, keep it from converging.
         lost: messages that were lost.
-        rounded: whether messages to a centre were.
+        rounded: whether messages to a centre were rounded by a compressor.
         seconds: simulated time, NaN without link model.
     """
 

@@ -367,11 +367,15 @@ def _lossy(run: Run, components: Components) -> bool:
 def _check_later(
     run: Run, components: Components, reference: NDArray[np.float64] | None
 ) -> tuple[str, ...]:
-    """Return a warning where a graph of the caller's, which a later round draws, may bring a peer
-    fewer messages than the aggregation rule needs.
+    """Check the aggregation rule for graphs of later rounds, which may leave a peer its own message
+    alone.
+
+    Returns:
+        A warning if the rule needs more and the topology is the caller's own, whose least number of
+        messages is not known.
 
     Raises:
-        InputError: a topology of ours may, as `random_out`, in which a peer may have no sender.
+        InputError: the rule needs more, and the topology is a registered one, as `random_out`.
     """
     try:
         _check_rule(components, 1, reference, f" where --topology {run.topology} draws no more")

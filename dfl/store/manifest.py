@@ -24,7 +24,7 @@ from dfl.core.reading import read_bounded
 NAME = "run.json"
 """The file's name in the folder of a run."""
 RUNNING, KILLED = "running", "killed"
-"""How a run ended that has not, and one whose program was killed."""
+"""The "ending" of a run that goes on, and of one whose program was killed."""
 LONGEST = 2**24
 """Maximum number of bytes of a run.json."""
 

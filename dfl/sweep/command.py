@@ -209,7 +209,7 @@ class Sweep:
         return 0
 
     def _queue(self) -> dict[str, str]:
-        """Return the cells in the queue; where Slurm does not answer, none, and say so."""
+        """Return the cells in the queue. If Slurm does not answer, warn and return none."""
         try:
             return slurm.queued(self.folder)
         except InputError as error:
@@ -303,9 +303,9 @@ class Sweep:
 
 
 def _ranks(options: Options, job: Slurm, folder: Path) -> int:
-    """Return the number of ranks of a cell, which is that of its peers where the grid has none.
+    """Return the number of ranks of a cell, which is its number of peers if the grid gives none.
 
-    What only looks at a sweep takes the peers that its cells were started with.
+    Options that start no cell take the number of peers that the cells in the folder have.
     """
     if options.slurm:
         return job.ntasks

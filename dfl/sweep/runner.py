@@ -198,7 +198,7 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
             raise KeyboardInterrupt
         name = signal.Signals(scheduler.signals[0]).name
         raise Suspended(f"{folder}: stopped by {name}; the same call resumes")
-    _refuse_failed(
+    _raise_failed(
         {
             path: state.reason or state.status
             for path, state in sorted(scheduler.ended.items())
@@ -207,11 +207,14 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
     )
 
 
-def _refuse_failed(failed: Mapping[Path, str]) -> None:
-    """Raise the error of the first cell that failed, by folder; it says how many more did.
+def _raise_failed(failed: Mapping[Path, str]) -> None:
+    """Raise the error of the first failed cell, with the number of the others.
+
+    Args:
+        failed: the folders of the failed cells, and the reasons.
 
     Raises:
-        InputError: there is one.
+        InputError: a cell failed.
     """
     for path, reason in failed.items():
         others = f" ({len(failed) - 1} more cells failed)" if len(failed) > 1 else ""
@@ -241,7 +244,7 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
                 _write_log(folder / cell.name, [reason])
         progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
-    _refuse_failed(failed)
+    _raise_failed(failed)
 
 
 def _simulate(folder: Path, run: Run) -> str:

@@ -17,7 +17,7 @@ from dfl.sweep import Cell, live_page, run_grid
 from dfl.sweep.grid import Grid
 from tests.reporting.test_page import Seen
 from tests.sweep.test_page import data_of
-from tests.sweep.test_runner import SETTINGS, cells, fake_cells
+from tests.sweep.test_runner import SETTINGS, cells, failing, fake_cells
 
 __all__ = ["fake_cells"]
 
@@ -110,12 +110,9 @@ def test_an_error_of_the_page_is_logged_and_hides_no_other(
     def wrong(*_: object, **__: object) -> None:
         raise ValueError("two\nlines")
 
-    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
-        raise InputError("no data")
-
     monkeypatch.setattr(f"dfl.sweep.{part}", wrong)
     assert len(run_grid(cells(0), tmp_path, in_process=True)) == 3
-    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+    failing(monkeypatch, InputError("no data"))
     with pytest.raises(InputError, match="no data"):
         run_grid(cells(1), tmp_path, in_process=True)
     assert [record.getMessage() for record in caplog.records if record.name == "dfl"] == [
@@ -141,10 +138,7 @@ def test_cells_may_have_labels_that_others_have_not(tmp_path: Path) -> None:
 def test_the_page_of_a_grid_that_failed_is_not_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
-        raise InputError("no data")
-
-    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+    failing(monkeypatch, InputError("no data"))
     with pytest.raises(InputError, match="no data"):
         run_grid(cells(0), tmp_path, in_process=True)
     assert not is_live(tmp_path)

@@ -48,6 +48,15 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Have every run in this process raise an error."""
+
+    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
+        raise error
+
+    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+
+
 @pytest.fixture
 def fake_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -251,10 +260,7 @@ def test_a_failed_cell_is_raised_after_the_others_have_run(tmp_path: Path) -> No
 def test_a_cell_in_process_that_cannot_be_read_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: dfl.Run) -> Iterator[dict[str, float]]:
-        raise OSError("plain")
-
-    monkeypatch.setattr("dfl.reporting.simulate.simulate", fail)
+    failing(monkeypatch, OSError("plain"))
     with pytest.raises(InputError, match="seed=0: plain"):
         run_grid(cells(0), tmp_path, in_process=True)
     state = read_state(tmp_path / "seed=0")

@@ -71,7 +71,7 @@ class Report(Callback):
         """Write the page, and return its path.
 
         Args:
-            ended: the entries of run.json on how the run ended, where it has none yet.
+            ended: entries that replace those of run.json, as on how the run ended.
 
         Raises:
             InputError: a file of the run is damaged, or the folder cannot be written to.

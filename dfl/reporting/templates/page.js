@@ -12,7 +12,7 @@ const VIRIDIS = [
 ];
 const NAMED = 32; // the most peers that are labelled by their number
 const PAGE = 50; // rows of a table at a time
-const NUMBERS = new Set(["peer", "rank", "most_frequent_label"]); // columns that name, not count
+const IDENTIFIERS = new Set(["peer", "rank", "most_frequent_label"]); // columns that name, not count
 
 // What a reader has chosen survives a reload, where the browser keeps it.
 const KEY = "dfl " + location.pathname;
@@ -59,19 +59,22 @@ function unpacked({ low, step, codes, floats }) {
 function shown(value, name = "") {
   if (value === null || Number.isNaN(value)) return "–";
   if (name.includes("bytes")) return prefixed(value) + "B";
-  if (NUMBERS.has(name)) return String(value);
-  const near = rounded(value, name);
-  if (Number.isInteger(near) && Math.abs(value) < (near === value ? 1e9 : 1e5)) return near.toLocaleString("en");
+  if (IDENTIFIERS.has(name)) return String(value);
+  if (!isPlain(value)) return value.toExponential(2);
+  return rounded(value, name).toLocaleString("en", { maximumFractionDigits: 12 });
+}
+
+// Whether a number is shown without an exponent.
+function isPlain(value) {
   const size = Math.abs(value);
-  return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(near);
+  return Number.isInteger(value) ? size < 1e9 : size >= 1e-3 && size < 1e5;
 }
 
 // A number to the digits that `shown` shows.
 function rounded(value, name) {
-  const size = Math.abs(value);
   if (name.includes("bytes")) return Number(value.toPrecision(3));
-  if (Number.isInteger(value) && size < 1e9) return value;
-  return Number(value.toPrecision(size >= 1e5 || size < 1e-3 ? 3 : 4));
+  if (!isPlain(value)) return Number(value.toPrecision(3));
+  return Number.isInteger(value) ? value : Number(value.toPrecision(4));
 }
 
 // Numbers beside an axis, in all their digits: neighbours may differ in the last of them. They have
