@@ -126,6 +126,8 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
         mixer = curved | {"model": f"{MODEL}:mixer"}
         yield f"by-place-transposed-{engine}", setting(1, **mixer, peers=5)
     yield "by-place-loss", setting(1, loss=curved_loss, batch_size=7, peers=5)
+    parts = {"loss": curved_loss, "batch_size": 7, "peers": 5, "auxiliary": "autoencoder"}
+    yield "by-place-loss-parts", setting(1, **parts)
     yield "loop", setting(0, engine="loop", weight_decay=1e-3)
     yield "cnn", setting(0, model="cnn", peers=5, examples_per_peer=20)
     yield "resnet", setting(0, model="resnet20", peers=3, examples_per_peer=4, rounds=2)
