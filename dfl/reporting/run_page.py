@@ -39,6 +39,8 @@ Record: TypeAlias = Mapping[str, Any]
 
 EDGES = 30_000
 """The most edges that are drawn."""
+PEERS = 2**16 - 1
+"""The most peers that are drawn."""
 SYMMETRIC, OTHER = 1200, 300
 """The most peers of a symmetric mixing matrix, and of another, whose eigenvalues are computed."""
 HISTORY = 2_000_000
@@ -305,7 +307,7 @@ def _graph(start: Start, drawing: Drawing) -> dict[str, object]:
     """Return the graph, its spectrum and the label distribution."""
     peers = len(start.ranks)
     content: dict[str, object] = {}
-    if peers < 2**16:
+    if peers <= PEERS:
         content["graph"] = {
             "places": packed(drawing.places.round(4)),
             "edges": packed(drawing.edges),

@@ -20,6 +20,7 @@ from dfl.reporting import run_page
 from dfl.reporting.callbacks import report
 from dfl.reporting.callbacks.report import Report
 from dfl.run import read_command
+from dfl.store import manifest
 from dfl.store.history import History, read_evaluations
 from tests.conftest import Command
 from tests.reporting.test_page import Seen, unpacked
@@ -145,6 +146,18 @@ def test_a_server_has_peers_and_no_graph(tmp_path: Path) -> None:
     assert unpacked(data["graph"]["edges"]).size == 0
     assert "spectrum" not in data
     assert "payload_bytes_received" in data["peers"]["moving"]
+
+
+def test_too_many_peers_are_not_drawn(
+    attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(attacked, tmp_path, dirs_exist_ok=True)
+    said = "Peers are not drawn: there are too many."
+    for most, drawn in ((6, True), (5, False)):
+        monkeypatch.setattr(run_page, "PEERS", most)
+        Report(tmp_path).write(manifest.read_now(tmp_path))
+        assert ("graph" in data_of(tmp_path), said in text_of(tmp_path)) == (drawn, not drawn)
+        assert data_of(tmp_path)["peers"]["moving"]
 
 
 def test_a_run_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

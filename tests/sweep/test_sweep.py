@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dfl.core.files import Lock
+from dfl.store import manifest
 from dfl.sweep import command as sweep
 from dfl.sweep import plots, scheduler
 from dfl.sweep.status import read_state
@@ -213,13 +214,29 @@ def test_failures_are_listed_with_their_reasons(here: Here) -> None:
 
 
 def test_cells_that_another_program_runs_are_listed(here: Here) -> None:
-    """A sweep stopped by a signal leaves the cells that it waited for to the other program."""
+    """A sweep stopped by a signal leaves the cells that it waited for to the other program.
+
+    It reads no models after the signal, which may be gigabytes.
+    """
     Path("two.toml").write_text("peers = 4\nrounds = 2\n[sweep]\nseed = [0, 1]\n")
     assert here("two.toml")[0] == 0
     (Path("sweeps/two/seed=1") / "run.json").unlink()
-    here.monkeypatch.setattr(
-        scheduler.Scheduler, "_queue_released", lambda self: signal.raise_signal(signal.SIGTERM)
-    )
+    cell, models = Path("sweeps/two/seed=0"), "state.safetensors"
+    (cell / models).write_bytes(b"")
+    manifest.write(cell, {"run": {}, "exit": 0}, ["metrics.csv", models])
+    damaged, read = manifest.damaged, list[str]()
+
+    def note(folder: Path, name: str, known: object) -> str:
+        read.append(name)
+        return damaged(folder, name, known)
+
+    def stop(self: scheduler.Scheduler) -> None:
+        assert models in read
+        read.clear()
+        signal.raise_signal(signal.SIGTERM)
+
+    here.monkeypatch.setattr(manifest, "damaged", note)
+    here.monkeypatch.setattr(scheduler.Scheduler, "_queue_released", stop)
     with Lock(Path("sweeps/two/seed=1")):
         code, output, _ = here("two.toml")
     assert code == 75
@@ -228,6 +245,7 @@ def test_cells_that_another_program_runs_are_listed(here: Here) -> None:
         "2 cells: 1 done, 1 running",
         "1 left; to resume: python -m dfl.sweep two.toml",
     ]
+    assert set(read) == {"metrics.csv"}
 
 
 def test_unfinished_cells_become_a_job_array(here: Here) -> None:
