@@ -49,6 +49,7 @@ class Line(NamedTuple):
         y: the column.
         name: for the legend.
         low, high: the columns of its band; empty without one.
+        style: the number of its colour and dashes; None for its place among the lines.
     """
 
     table: int
@@ -56,6 +57,7 @@ class Line(NamedTuple):
     name: str
     low: str = ""
     high: str = ""
+    style: int | None = None
 
 
 def chart(

@@ -75,7 +75,7 @@ def sweep_page(grid: Grid, states: States, folder: Path, running: bool = False) 
         "map_note": f"Mean of the finished cells, ± half the {CONFIDENCE:.0%} interval over seeds.",
     }
     shown_tables = [_groups(grid, summary, by, folder), _cells(grid, states, folder)]
-    drawn, notes = _curves(rows, by)
+    drawn, notes = _curves(rows, summary, by)
     return collection_page(content, shown_tables, drawn, _maps(summary, by), notes)
 
 
@@ -130,12 +130,16 @@ def _cells(grid: Grid, states: States, folder: Path) -> Table:
 
 
 def _curves(
-    rows: pd.DataFrame, by: Sequence[str]
+    rows: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str]
 ) -> tuple[tuple[list[Mapping[str, object]], list[Mapping[str, object]]], list[str]]:
-    """Return the tables and the charts of the groups, and notes on them."""
+    """Return the tables and the charts of the groups, and notes on them.
+
+    The line of a group looks the same however many other groups have finished cells.
+    """
     if rows.empty:
         return ([], []), ["No cell has finished."]
     parts = groups(rows, by)
+    places = {values: k for k, (values, _) in enumerate(groups(summary, by))}
     held: list[Mapping[str, object]] = []
     charts: list[Mapping[str, object]] = []
     for measure, title in TITLES.items():
@@ -145,7 +149,7 @@ def _curves(
         for values, part in parts[:LINES]:
             name = ", ".join(f"{f}={v}" for f, v in zip(by, values, strict=True)) or "all cells"
             mean = over_seeds(part, measure)
-            lines.append(Line(len(held), "mean", name, "low", "high"))
+            lines.append(Line(len(held), "mean", name, "low", "high", places[values]))
             held.append(columns(mean, ("round", "payload_bytes", "mean", "low", "high")))
         charts.append(chart(title, lines, log=measure == "consensus_distance"))
     notes = ["Lines are means over seeds, bands a standard deviation to either side."]

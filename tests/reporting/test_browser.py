@@ -13,7 +13,7 @@ import pytest
 
 import dfl
 from dfl import compare
-from dfl.reporting.page import render, write
+from dfl.reporting.page import Line, chart, render, write
 from dfl.sweep.progress import make_console
 from tests.reporting.test_page import HOSTILE, page_of
 from tests.support.small_run import small
@@ -75,6 +75,11 @@ def shown(browser: Any, path: Path, width: int = 1280) -> None:
 
 def element(browser: Any, selector: str) -> Any:
     return browser.find_element("css selector", selector)
+
+
+def elements(browser: Any, selector: str) -> list[Any]:
+    found: list[Any] = browser.find_elements("css selector", selector)
+    return found
 
 
 def pixels(browser: Any, canvas: str) -> str:
@@ -224,30 +229,43 @@ def test_numbers_are_shown_at_any_size(browser: Any, tmp_path: Path) -> None:
     shown(browser, charted(tmp_path, [large, flat, band], charts))
     texts = [
         [each.get_attribute("textContent") for each in svg.find_elements("css selector", "text")]
-        for svg in browser.find_elements("css selector", "#charts figure > svg")
+        for svg in elements(browser, "#charts figure > svg")
     ]
     assert texts[0][:5] == ["0", "5e+32", "1e+33", "1.5e+33", "2e+33"]
     assert {"2.33374", "2,000,000"} <= set(texts[1])
     assert len(set(texts[1])) == len(texts[1])
-    first = browser.find_elements("css selector", "#charts figure > svg")[0]
+    first = elements(browser, "#charts figure > svg")[0]
     assert "2.12e+33" in hover(browser, first, first.size["width"] / 2 - 16)
     area = element(browser, "#charts .band").get_attribute("d")
     assert area.count(" ") == 6  # above and below each of the three points
 
 
-def test_a_hidden_line_stays_hidden_where_others_join(browser: Any, tmp_path: Path) -> None:
-    def write_page(names: list[str]) -> Path:
-        table = {"round": [0, 1], "y": [0.1, 0.2]}
-        lines = [{"table": 0, "y": "y", "name": name, "low": "", "high": ""} for name in names]
-        charts = [{"title": "t", "unit": "", "log": False, "x": "", "lines": lines}]
-        return charted(tmp_path, [table], charts)
+def test_lines_keep_their_looks_where_others_join(browser: Any, tmp_path: Path) -> None:
+    """A hidden one stays hidden."""
 
-    shown(browser, write_page(["bits 4", "bits 8"]))
+    def write_page(*styles: int) -> Path:
+        tables = [{"round": [0, 1], "y": [0.1, 0.2]}]
+        lines = [Line(0, "y", f"line {style}", style=style) for style in styles]
+        return charted(tmp_path, tables, [chart("t", lines)])
+
+    def drawn() -> list[str]:
+        return [
+            each.get_attribute("style") for each in elements(browser, "#charts figure > svg .line")
+        ]
+
+    shown(browser, write_page(1, 2))
+    one, two = drawn()
+    assert one != two
     legend(browser)[0].click()
-    write_page(["bits none", "bits 4", "bits 8"])
+    write_page(0, 1, 2)
     browser.refresh()
     pressed = {each.text: each.get_attribute("aria-pressed") for each in legend(browser)}
-    assert pressed == {"bits none": "true", "bits 4": "false", "bits 8": "true"}
+    assert pressed == {"line 0": "true", "line 1": "false", "line 2": "true"}
+    first, second = drawn()
+    assert first not in (one, two)
+    assert second == two
+    samples = elements(browser, ".legend .line")
+    assert [each.get_attribute("style") for each in samples] == [first, one, two]
 
 
 def names(page: Any) -> list[str]:
@@ -311,7 +329,7 @@ def test_the_keyboard_suffices(page: Any) -> None:
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
 def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path, text: str) -> None:
     shown(browser, write(tmp_path, page_of(text)))
-    assert len(browser.find_elements("css selector", "script")) == 2
+    assert len(elements(browser, "script")) == 2
     seen = element(browser, "h1").get_attribute("textContent")
     if text.isprintable():
         assert seen == text
@@ -335,8 +353,7 @@ def test_hostile_lines_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
 
 
 def legend(browser: Any) -> list[Any]:
-    found: list[Any] = browser.find_elements("css selector", ".legend button")
-    return found
+    return elements(browser, ".legend button")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -95,6 +95,19 @@ def test_curves_are_the_means_of_groups(sweep: Path) -> None:
     assert first["mean"] == pytest.approx([0.1, 0.3])
 
 
+def test_a_line_looks_the_same_whatever_other_groups_have_finished(sweep: Path) -> None:
+    def styles() -> dict[str, int]:
+        lines = data_of(page_of(sweep))["charts"][0]["lines"]
+        return {line["name"]: line["style"] for line in lines}
+
+    whole = styles()
+    assert list(whole.values()) == [0, 1, 2, 3]
+    for seed in (0, 1):
+        (sweep / f"topology=ring,bits=4,seed={seed}/run.json").unlink()
+    del whole["topology=ring, bits=4"]
+    assert styles() == whole
+
+
 def test_an_interval_is_that_of_student() -> None:
     for n in (2, 3, 10):
         low, high = stats.t.interval(0.95, n - 1, loc=0, scale=0.7 / n**0.5)

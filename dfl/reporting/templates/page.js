@@ -165,7 +165,7 @@ function chart(parent, spec, tables) {
   figure.append(caption, svg, legend, readout);
   parent.append(figure);
   const hidden = new Set(state.hidden[spec.title] ?? []);
-  spec.lines.forEach((line, i) => legend.append(entry(line, i)));
+  spec.lines.forEach((line, i) => legend.append(entry(line, line.style ?? i)));
   let points = []; // of each line that is drawn: name, x, y, and the place of both
   let cursor = null;
 
@@ -197,7 +197,7 @@ function chart(parent, spec, tables) {
     const box = { left: 58, right: wide - 14, top: 12, bottom: high - 42 };
     svg.replaceChildren();
     const lines = spec.lines
-      .map((line, i) => ({ ...line, i, table: tables[line.table] }))
+      .map((line, i) => ({ ...line, i: line.style ?? i, table: tables[line.table] }))
       .filter((line) => !hidden.has(line.name) && line.table[xName] && line.table[line.y]);
     const usable = (v) => v !== null && v !== undefined && Number.isFinite(v) && (!spec.log || v > 0);
     const xs = extent(lines.flatMap((line) => line.table[xName]));
