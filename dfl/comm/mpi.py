@@ -104,6 +104,25 @@ class World:
             raise error or InputError(message[1:].decode())
         return message[1:]
 
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Stop every rank where some ranks cannot go on.
+
+        Raises:
+            InputError: on every rank, when the block raised it on some: that of the first of them.
+        """
+        error: InputError | None = None
+        try:
+            yield
+        except InputError as caught:
+            error = caught
+        (first,) = self.minimum(self.rank if error else self.size)
+        if first == self.size:
+            return
+        text = str(error).encode(errors="backslashreplace") if self.rank == first else b""
+        message = self.all_gather(np.frombuffer(text, np.uint8)).tobytes().decode()
+        raise error if error and self.rank == first else InputError(message)
+
     def scatter(self, make: Callable[[int], bytes]) -> bytes:
         """Return on every rank what rank 0 makes for it."""
         if self.size == 1:

@@ -410,7 +410,8 @@ def build(
     initialization.check(
         run, task, starts or own_module, algorithm.has_server, layout.widest, world
     )
-    task = build_task.tried(run, task, common, own_module)
+    with world.agreed():  # a model may refuse the examples of some ranks
+        task = build_task.tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
         pools = algorithm.server_data_rule is all_examples
         task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)

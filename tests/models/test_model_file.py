@@ -16,6 +16,7 @@ from dfl.models.model_file import LOADED, ModelFile, file_of
 from dfl.sweep import combinations, run_grid
 from tests.conftest import Command
 from tests.support.launched import here
+from tests.support.mpirun import mpirun
 from tests.support.small_run import FLAGS, small
 from tests.support.stopping import crash, same
 
@@ -159,6 +160,64 @@ def test_a_run_is_resumed_with_the_same_file_only(tmp_path: Path) -> None:
     shutil.copy(OWN, path)
     list(dfl.simulate(dfl.resumed(tmp_path / "run")))
     same(tmp_path / "whole", tmp_path / "run")
+
+
+EMBEDDED = """
+import torch
+from torch import nn
+
+class Embedded(nn.Module):
+    def __init__(self, classes, rows):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(rows, 4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.last(self.embedding(x.flatten(1)[:, {pixel}].long()))
+
+def build(shape, classes):
+    return Embedded(classes, {rows})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", [0, 1])
+def test_all_ranks_refuse_a_model_that_fails_on_the_examples_of_one(
+    tmp_path: Path, peer: int
+) -> None:
+    """The value 2 stands at a pixel of one peer alone."""
+    x = np.zeros((8, 3), np.float32)
+    x[[0, 5], [0, 1]] = 2
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(8) % 2)
+    model = written(tmp_path, EMBEDDED.format(pixel=peer, rows=2))
+    job = f"""
+import dfl, numpy as np
+from dfl.models.model_file import ModelFile
+from pathlib import Path
+given = np.load("{tmp_path}/data.npz")
+data = dfl.Data(given["x"], given["y"], given["x"][1:3], given["y"][1:3], 2)
+parts = [np.arange(4), np.arange(4, 8)]
+run = dfl.Run(
+    model="{model}:build", dataset=data, partition=parts, peers=2, rounds=1,
+    out=Path("{tmp_path}/run"),
+)
+try:
+    list(dfl.simulate(run))
+except dfl.InputError as error:
+    print(error)
+"""
+    done = mpirun(2, "-c", job, timeout=50)  # a rank that stops alone waits for 60 s
+    (line,) = set(done.stdout.splitlines())
+    assert line.startswith("the model Embedded fails on inputs of shape")
+    assert done.stdout.count(line) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_without_peers_needs_no_examples_to_try_a_model_on(tmp_path: Path) -> None:
+    model = written(tmp_path, EMBEDDED.format(pixel=3, rows=17))
+    flags = [f"--model={model}:build", f"--out={tmp_path / 'run'}"]
+    done = mpirun(5, "-m", "dfl.run", *REST, *flags)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_sweep_varies_its_options(tmp_path: Path) -> None:

@@ -40,6 +40,21 @@ def test_an_error_of_rank_0_is_raised_everywhere(world: World) -> None:
         world.from_root(refuse)
 
 
+def test_an_error_of_some_ranks_is_raised_everywhere(world: World) -> None:
+    first = 1 if world.size > 1 else 0
+
+    def refuse() -> None:
+        with world.agreed():
+            if world.rank >= first:
+                raise InputError(f"é of rank {world.rank}")
+
+    with pytest.raises(InputError, match=f"^é of rank {first}$"):
+        refuse()
+    with world.agreed():
+        ran = True
+    assert ran
+
+
 def test_scatter_returns_each_ranks_own_bytes(world: World) -> None:
     assert world.scatter(lambda rank: b"r" * (rank + 1)) == b"r" * (world.rank + 1)
 
