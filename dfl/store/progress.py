@@ -143,9 +143,8 @@ def _compare(
         if len(minor) > 1 and fingerprints.depends_on_python(name):
             continue
         if before.get(name) != given.get(name):
-            raise InputError(
-                f"--resume {folder}: the {name} is not the one that the run began with"
-            )
+            wrong = "is not the one that the run began with" if name in given else "is missing"
+            raise InputError(f"--resume {folder}: the {name} {wrong}")
     if before.get(fingerprints.VALUES) != given.get(fingerprints.VALUES):
         return (
             "the model given has other initial values than at the start of the run, which goes on "

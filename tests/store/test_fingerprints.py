@@ -292,6 +292,8 @@ def test_the_run_of_init_from_is_compared(tmp_path: Path) -> None:
     crash(replace(run, out=tmp_path / "run"), 2)
     list(dfl.simulate(replace(first, seed=1, out=tmp_path / "second")))
     shutil.rmtree(tmp_path / "first")
+    with pytest.raises(dfl.InputError, match=f"--init-from {tmp_path / 'first'} is missing$"):
+        list(dfl.simulate(dfl.resumed(tmp_path / "run")))
     (tmp_path / "second").rename(tmp_path / "first")
     with pytest.raises(dfl.InputError, match=f"--init-from {tmp_path / 'first'} is not the one"):
         list(dfl.simulate(dfl.resumed(tmp_path / "run")))
