@@ -31,7 +31,8 @@ def gaps(positive: Floats, counts: Floats) -> dict[str, Floats]:
 
     With P_z(y) the share of the examples of group z and label y that a model decides 1 for, the gap
     in demographic parity is |P_0 - P_1| over all labels, that in equalized odds the larger of
-    |P_0(y) - P_1(y)| over y. Both are NaN where a group lacks one of the labels.
+    |P_0(y) - P_1(y)| over y. The first is NaN where a group has no examples, the second where it
+    lacks one of the labels.
 
     Args:
         positive: (a, k * 2 * 2), how often each model decides 1 in a cell.
@@ -49,7 +50,7 @@ def gaps(positive: Floats, counts: Floats) -> dict[str, Floats]:
         rates = of_models / of_examples
         shares = of_models.sum(-1) / of_examples.sum(-1)
     odds = np.abs(rates[..., 0, :] - rates[..., 1, :]).max(-1)
-    parity = np.where(np.isnan(odds), np.nan, np.abs(shares[..., 0] - shares[..., 1]))
+    parity = np.abs(shares[..., 0] - shares[..., 1])
     return {PARITY: parity.mean(-1), ODDS: odds.mean(-1)}
 
 

@@ -17,6 +17,10 @@ GOALS = {
     "consensus_distance": ("consensus_distance", False),
 }
 """Name of a figure -> the column of metrics.csv, and whether a higher value is better."""
+FALLING = {column for column, higher in GOALS.values() if not higher} | {
+    "perplexity_mean", "parity_gap_mean", "odds_gap_mean", "relative_squared_error",
+}  # fmt: skip
+"""Columns of metrics.csv of which a lower value is better."""
 SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]
 """The figures of `--share-all-until`: all but the consensus distance, which begins at 0."""
 ROUNDING = 1e-12

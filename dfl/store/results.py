@@ -21,7 +21,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError, one_line
 from dfl.core.options import options
 from dfl.core.parse import KINDS, nearest, shown
-from dfl.evaluation.goals import GOALS
+from dfl.evaluation.goals import FALLING
 from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of, running_statistics
 from dfl.models.sharing import nets_of
@@ -99,8 +99,8 @@ class Result:
     def rounds_to(self, target: float, column: str = "accuracy_mean") -> float:
         """Return the rounds until a column reached a target, by `dfl.evaluation.metrics.rounds_to`.
 
-        NaN where it did not. A loss and the consensus distance reach it from above, every other
-        column from below.
+        NaN where it did not. The columns in `dfl.evaluation.goals.FALLING`, as the loss, reach it
+        from above, every other column from below.
 
         Raises:
             InputError: there are rows without such a column.
@@ -110,7 +110,7 @@ class Result:
         if column not in self.rows:
             known = [str(name) for name in self.rows]
             raise InputError(f"{self.folder} has no column {column!r}{nearest(column, known)}")
-        sign = -1 if (column, False) in GOALS.values() else 1
+        sign = -1 if column in FALLING else 1
         figures = sign * self.rows[column].astype(float)
         return rounds_to(self.rows["round"].tolist(), figures.tolist(), sign * target)
 

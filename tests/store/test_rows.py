@@ -36,12 +36,16 @@ def test_a_table_without_rows_is_empty(tmp_path: Path, text: str) -> None:
 
 
 def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
-    lines = ["round,train_loss,accuracy_mean", "0,2.0,0.25", "10,1.0,0.5", "20,0.5,0.75"]
+    lines = [
+        "round,train_loss,accuracy_mean,perplexity_mean",
+        "0,2.0,0.25,8", "10,1.0,0.5,4", "20,0.5,0.75,2",
+    ]  # fmt: skip
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
     manifest.write(tmp_path, {"run": {}, "exit": None, "ending": "running"})
     result = dfl.load(tmp_path)
     assert result.rounds_to(0.75, "train_loss") == 15
     assert result.rounds_to(0.625) == 15
+    assert result.rounds_to(3, "perplexity_mean") == 15
     assert math.isnan(result.rounds_to(0.4, "train_loss"))
     with pytest.raises(dfl.InputError, match=r"has no column 'loss'.*train_loss"):
         result.rounds_to(0.4, "loss")

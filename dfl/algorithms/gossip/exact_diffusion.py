@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ExactDiffusion(D2):
     """Exact diffusion (arXiv 1702.05122, Algorithm 1): D2 with (W + I) / 2 in place of W.
 
-    The eigenvalues of (W + I) / 2 are above 0 for every W of a connected graph.
+    The eigenvalues of (W + I) / 2 are at least 0 for every symmetric, doubly stochastic W.
     """
 
     expects: ClassVar[Mapping[Assumption, str]] = {
