@@ -24,9 +24,11 @@ class Dropout(nn.Module):
     In training `mask` is replaced by name, like a parameter (`torch.func.functional_call`). It is 1
     / (1 - rate) for units that stay, so that evaluation needs no scaling.
 
+    A layer that is used twice in a forward pass drops the same units at both places.
+
     Attributes:
         rate: the share of the units that are dropped, in [0, 1).
-        units: the number of units of an example.
+        units: the number of units of an example: of all channels and places of x together.
         mask: (n, units) for n examples; not in a model's `state_dict`.
 
     Source:
@@ -39,6 +41,8 @@ class Dropout(nn.Module):
         super().__init__()
         if not 0 <= rate < 1:
             raise InputError(f"a Dropout's rate must be at least 0 and below 1, not {rate}")
+        if units < 1:
+            raise InputError(f"a Dropout's units must be at least 1, not {units}")
         self.rate = rate
         self.units = units
         self.register_buffer("mask", None, persistent=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -122,8 +123,8 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
 
     Raises:
         InputError: a model that is no module with values, or that does not fit the data or the
-            objective; or several kinds of model where all parameters are shared, or that start from
-            another run.
+            objective; or several kinds of model where all parameters are shared, that start from
+            another run, or of which the mean is the goal.
     """
     shape, classes = shape_of(joined(common, "inputs")), int(common["classes"])
     places = common["labels"].shape[1:] if classes else ()
@@ -148,6 +149,11 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
         raise InputError(
             f"{setting} with {len(modules)} kinds of model: name with --share the part that they "
             "have in common, or nothing"
+        )
+    if len(modules) > 1 and run.goal is not None and run.goal.column == "accuracy_mean_model":
+        raise InputError(
+            f"--until {run.until} with {len(modules)} kinds of model, which have no mean: choose "
+            "another figure"
         )
     modules = _with_statistics(run, modules)
     objective = components.objective
@@ -419,8 +425,9 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
         cannot take the model, or gains nothing since models are computed one after the other.
 
     Raises:
-        InputError: the model or the loss raises, draws from torch's own generator, or returns
-            a shape other than (n, outputs) or (n,); or the model changes its inputs in place.
+        InputError: the model or the loss raises, draws from torch's own generator, returns a shape
+            other than (n, outputs) or (n,), or computes a result of an example from others; or the
+            model changes its inputs in place.
     """
     from dfl.training.rounding import recorded
 
@@ -431,7 +438,11 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     places = tuple(labels.shape[1:]) if task.is_sequence else ()
     kinds = task.kinds or ((task.module, task.parameter_layout),)
     batched, on_cpu = task.solver.batched, task.device.type == "cpu"
-    shapes: list[tuple[int, ...]] = [] if given else [(len(two), *places, task.classes)]
+    found: list[Tensor] = []
+    if not given:
+        shape = (len(two), *places, task.classes)
+        numbers = torch.linspace(-1, 1, math.prod(shape), dtype=task.dtype, device=task.device)
+        found = [numbers.view(shape)]
     generator = torch.get_rng_state()
     try:
         for module, layout in kinds if given else ():
@@ -439,9 +450,10 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             row = layout.row(module).to(task.device)
             exact = [layer for layer in module.modules() if getattr(layer, "together", False)]
             with recorded(exact) as by_place:
-                shapes.append(_try_model(part, row, inputs, (len(two), *places)))
+                found.append(_try_model(part, row, inputs, (len(two), *places)))
             if by_place and on_cpu:
                 task = replace(task, by_model=True)
+            _check_alone(part, row, inputs, found[-1], places)
             _try_indices(part, row, tests, places)
             batched = batched and (run.engine == "batched" or not task.by_model)
             if not batched or task.by_model:
@@ -457,12 +469,10 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             if by_place and on_cpu:
                 task = replace(task, by_model=True)
                 batched = run.engine == "batched"
-        zeros = torch.zeros(shapes[0], dtype=task.dtype, device=task.device)
+        outputs = found[0].flatten(0, len(places))
         if places:
-            zeros, labels = zeros.flatten(0, len(places)), labels.flatten().clamp_min(0)
-        with recorded() as by_place:
-            _try_loss(task.loss, zeros, labels)
-        task = replace(task, loss_by_model=bool(by_place) and on_cpu)
+            labels = labels.flatten().clamp_min(0)
+        task = replace(task, loss_by_model=_try_loss(task.loss, outputs, labels) and on_cpu)
         if not torch.equal(generator, torch.get_rng_state()):
             raise InputError(
                 "the model or the loss draws from torch's own generator, which no seed of the run "
@@ -470,7 +480,7 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
             )
     finally:
         torch.set_rng_state(generator)
-    _check_shapes(shapes)
+    _check_shapes([tuple(each.shape) for each in found])
     return replace(task, solver=replace(task.solver, batched=batched))
 
 
@@ -499,6 +509,8 @@ def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...])
         return
     for half, inputs_of in ((tests, partial(_inputs, task)), (task.examples.inputs, task.inputs)):
         found = set[int]()
+        if not len(parts_of(half)[0]):  # a rank without peers
+            continue
         for part in parts_of(half):
             flat = part.reshape(len(part), -1)
             found |= {*flat.argmin(0).tolist(), *flat.argmax(0).tolist()}
@@ -509,9 +521,11 @@ def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...])
 
 def _try_model(
     task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...], models: int = 1
-) -> tuple[int, ...]:
-    """Return the shape of a model's outputs for labels of shape `places`, (n,) or (n, *places),
-    after differentiating it, and as many more models with the same weights, on them.
+) -> Tensor:
+    """Return a model's outputs for labels of shape `places`, (n,) or (n, *places), after
+    differentiating it, and as many more models with the same weights, on them.
+
+    Dropout layers keep all units.
     """
     name = type(task.module).__name__
     shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
@@ -519,10 +533,14 @@ def _try_model(
         key: value.detach().expand(models, *value.shape).clone().requires_grad_()
         for key, value in task.parameter_layout.views(row).items()
     }
+    masks = {
+        f"{key}.mask": torch.ones(models, places[0], layer.units).to(row)
+        for key, layer in task.dropouts.items()
+    }
     try:
         with products(task.solver.precision, task.device):
             own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
-            outputs = task.outputs(leaves, own)[0]
+            outputs = task.outputs(leaves | masks, own)[0]
             shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
             with torch.no_grad():
                 task.outputs(leaves, shared, each=False)
@@ -550,15 +568,52 @@ def _try_model(
         torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
-    return form
+    return outputs.detach()
 
 
-def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
-    """Differentiate a loss by outputs (n, ...), and refuse what is no loss of each example."""
+def _check_alone(
+    task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
+) -> None:
+    """Refuse a model with other outputs for the first of its inputs without the others."""
+    first = map_parts(lambda part: part[:1], inputs)
+    if not _agree(_try_model(task, row, first, (1, *places)), outputs[:1]):
+        raise InputError(
+            f"the model {type(task.module).__name__} computes the outputs of an example from other "
+            "examples of its batch: the first axis must be that of examples, and BatchNorm must "
+            "keep running statistics"
+        )
+
+
+def _agree(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether numbers are equal but for rounding, that of products in bfloat16 too."""
+    most = float(wanted.nan_to_num(0, 0, 0).abs().max())
+    return torch.allclose(found, wanted, rtol=0.01, atol=0.01 * most, equal_nan=True)
+
+
+def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
+    """Differentiate a loss by outputs (n, ...), and return whether it rounds by place."""
+    from dfl.training.rounding import recorded
+
+    leaf = outputs.clone().requires_grad_()
+    with recorded() as by_place:
+        losses = _losses(loss, leaf, labels)
+        try:
+            torch.autograd.grad(losses.sum(), leaf)
+        except Exception as error:
+            raise InputError(
+                f"the loss cannot be differentiated by the outputs: {one_line(error)}"
+            ) from error
+    if not _agree(_losses(loss, outputs[:1], labels[:1]), losses[:1].detach()):
+        raise InputError("the loss of an example depends on other examples of its batch")
+    return bool(by_place)
+
+
+def _losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses of examples, (n,), and refuse what is no loss of each example."""
     n = len(labels)
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
     try:
-        losses = loss(outputs.requires_grad_(), labels)
+        losses = loss(outputs, labels)
     except InputError:
         raise
     except Exception as error:
@@ -573,12 +628,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
             f"the loss must return one number for each example, shape ({n},), not {found}: "
             'torch\'s own do with reduction="none"'
         )
-    try:
-        torch.autograd.grad(losses.sum(), outputs)
-    except Exception as error:
-        raise InputError(
-            f"the loss cannot be differentiated by the outputs: {one_line(error)}"
-        ) from error
+    return losses
 
 
 def with_server(

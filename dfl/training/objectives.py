@@ -207,7 +207,10 @@ class RepresentationObjective:
             outputs_of_f.append(h)
             their_gradients.append(at_h * -self.strength)
         of_f = torch.autograd.grad(
-            outputs_of_f, [leaves[name] for name in parts["f"]], their_gradients
+            outputs_of_f,
+            [leaves[name] for name in parts["f"]],
+            their_gradients,
+            materialize_grads=True,
         )
         return found | dict(zip(parts["f"], of_f, strict=True))
 
@@ -223,8 +226,11 @@ class RepresentationObjective:
 def _gradients(
     loss: Tensor, leaves: Parameters, names: Sequence[str], point: Tensor
 ) -> tuple[Parameters, Tensor]:
-    """Return the gradients of a loss with respect to some parameters, and to a point."""
-    *found, at_point = torch.autograd.grad(loss, [*(leaves[name] for name in names), point])
+    """Return the gradients of a loss with respect to some parameters, and to a point; zeros for a
+    parameter that the model does not use.
+    """
+    ends = [*(leaves[name] for name in names), point]
+    *found, at_point = torch.autograd.grad(loss, ends, materialize_grads=True)
     return dict(zip(names, found, strict=True)), at_point
 
 

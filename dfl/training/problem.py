@@ -240,11 +240,12 @@ class Problem:
     def cuts_rows(self) -> bool:
         """Whether the places after the last label of a batch are left out.
 
-        The model must be causal. Peers that train together have batches of one length.
+        The model must be causal. Peers that train together have batches of one length, and masks of
+        dropout have units for every place.
         """
         causal = getattr(type(self.module), "causal", False) is True  # a module may have a buffer
         one_axis = self.is_sequence and self.examples.labels.dim() == 2
-        return one_axis and causal and not self.solver.batched
+        return one_axis and causal and not self.solver.batched and not self.dropouts
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:
@@ -425,17 +426,22 @@ class Problem:
 
     @cached_property
     def tied(self) -> dict[str, str]:
-        """The further names of tensors that have several names, and the first name of each."""
-        named = (
-            *self.module.named_parameters(remove_duplicate=False),
-            *self.module.named_buffers(remove_duplicate=False),
-        )
+        """The further names of tensors that have several names, and the first name of each.
+
+        A layer with several names is replaced under its first one only: torch would take the tensor
+        that it puts there for the layer's own, and leave it in the layer.
+        """
+        found: dict[str, str] = {}
         first: dict[int, str] = {}
-        return {
-            name: first[id(value)]
-            for name, value in named
-            if first.setdefault(id(value), name) != name
-        }
+        for path, layer in self.module.named_modules():
+            own = (
+                *layer.named_parameters(path, recurse=False, remove_duplicate=False),
+                *layer.named_buffers(path, recurse=False, remove_duplicate=False),
+            )
+            for name, value in own:
+                if first.setdefault(id(value), name) != name:
+                    found[name] = first[id(value)]
+        return found
 
     @cached_property
     def steps(self) -> Ints:

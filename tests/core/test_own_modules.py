@@ -253,8 +253,17 @@ class Tied(nn.Module):
         return out
 
 
+class Repeated(Tied):
+    """A layer that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = self.first
+
+
+@pytest.mark.parametrize("kind", [Tied, Repeated])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
+def test_tied_weights_train_as_in_torch(engine: str, kind: type[Tied], tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "algorithm": "fedavg",
         "peers": 2,
@@ -262,7 +271,7 @@ def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
         "local_steps": 4,
         "rounds": 1,
     }
-    module = Tied()
+    module = kind()
     row = final(
         module, engine=engine, out=tmp_path / "run", partition="iid", momentum=0.9, **settings
     )
@@ -288,6 +297,19 @@ def test_tied_weights_train_as_in_torch(engine: str, tmp_path: Path) -> None:
         torch.testing.assert_close(
             value, (models[0][name] + models[1][name]) / 2, rtol=1e-4, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_peer_has_its_own_values_of_a_layer_with_two_names(
+    engine: str, tmp_path: Path
+) -> None:
+    module = Repeated()
+    final(module, engine=engine, out=tmp_path / "run")
+    result = dfl.load(tmp_path / "run", module)
+    assert all(len(values) == 4 for values in result.state.values())
+    for peer, accuracy in enumerate(result.peers["accuracy"]):
+        right = result.model(peer)(torch.from_numpy(X[:20])).argmax(1).numpy() == Y[:20]
+        assert right.mean() == pytest.approx(accuracy)
 
 
 def test_tied_weights_are_shared_under_any_of_their_names() -> None:
@@ -437,6 +459,48 @@ def test_a_parameter_without_a_gradient_keeps_its_values(engine: str, tmp_path: 
     final(module, engine=engine, weight_decay=0.0, out=tmp_path / "run")
     state = load_file(tmp_path / "run" / "state.safetensors")
     torch.testing.assert_close(state["idle.weight"], module.idle.weight.detach().expand(4, 2, 2))
+
+
+class Coupled(nn.Module):
+    """A module whose outputs for an example depend on the batch."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(6, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.function(x))
+        return out
+
+
+def attention(x: Tensor) -> Tensor:
+    """Attention over what it takes for the places of one sequence."""
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("function", [lambda x: x - x.mean(0), lambda x: x / x.norm(), attention])
+def test_a_model_that_couples_the_examples_of_a_batch_is_refused(
+    function: Callable[[Tensor], Tensor], engine: str
+) -> None:
+    with pytest.raises(dfl.InputError, match="Coupled computes the outputs of an example from"):
+        final(Coupled(function), engine=engine)
+
+
+def test_statistics_of_the_batch_alone_are_refused() -> None:
+    layer = nn.BatchNorm1d(6, track_running_stats=False)
+    with pytest.raises(dfl.InputError, match=r"fails on inputs of shape \(1, 6\): ValueError"):
+        final(nn.Sequential(layer, nn.Linear(6, 3)))
+
+
+def test_a_loss_that_couples_the_examples_of_a_batch_is_refused() -> None:
+    def balanced(outputs: Tensor, labels: Tensor) -> Tensor:
+        counts = torch.bincount(labels, minlength=3)
+        losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return losses / counts[labels] * len(labels)
+
+    with pytest.raises(dfl.InputError, match="the loss of an example depends on other examples"):
+        final(nn.Linear(6, 3), loss=balanced)
 
 
 class Branches(nn.Module):

@@ -1,7 +1,8 @@
 """Dropout masks are drawn by address, in training only, and gradients are those of torch."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from dfl.training.task import Task
 from tests.algorithms.test_identities import part
 from tests.conftest import Command
 from tests.support.quadratic import digits, final
+from tests.support.sequences import CLASSES, STEPS, Places, sequences
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -125,6 +127,31 @@ def test_a_layer_multiplies_by_its_mask() -> None:
     assert "rate=0.5, units=12" in repr(layer)
     with pytest.raises(InputError, match="below 1, not 1"):
         Dropout(1, 3)
+    with pytest.raises(InputError, match="units must be at least 1, not 0"):
+        Dropout(0.5, 0)
+
+
+def test_a_layer_of_other_units_is_refused_before_round_0() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Dropout(0.5, 4), nn.Linear(8, 10))
+    with pytest.raises(InputError, match=r"model Sequential fails.*invalid for input of size"):
+        digits(model=module)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_causal_model_drops_units_of_all_places(engine: Literal["loop", "batched"]) -> None:
+    """Labels that end early do not shorten a row that masks have units for."""
+
+    class Causal(nn.Sequential):
+        causal = True
+
+    data = sequences()
+    labels = np.where(np.arange(STEPS) < 2, np.asarray(data.train_labels), -100)
+    module = Causal(Places(), Dropout(0.5, STEPS * CLASSES))
+    run = dfl.Run(
+        model=module, dataset=replace(data, train_labels=labels), peers=4, rounds=2, engine=engine
+    )
+    *_, last = dfl.simulate(run)
+    assert np.isfinite(last["train_loss"])
 
 
 def test_a_model_with_dropout_is_no_stack_of_dense_layers() -> None:

@@ -232,6 +232,14 @@ def test_kinds_that_share_all_they_have_are_refused() -> None:
         list(simulate(run))
 
 
+def test_kinds_have_no_mean_to_stop_at() -> None:
+    run = Run(
+        peers=4, model="mlp+softmax", share="nothing", until="accuracy_mean_model=0.5", rounds=1
+    )
+    with pytest.raises(InputError, match=r"^--until accuracy_mean_model=0\.5 with 2 kinds"):
+        list(simulate(run))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -372,3 +372,21 @@ def test_models_that_cannot_be_split_are_refused() -> None:
     for module in (tied, named, nn.Linear(36, 3)):
         with pytest.raises(InputError, match=r"--auxiliary supervised .* plain nn\.Sequential"):
             setting(module, auxiliary="supervised", init="common")
+
+
+@pytest.mark.parametrize("head", [1, 2])
+def test_parameters_that_the_model_does_not_use_keep_their_values(head: int) -> None:
+    """Of f, and of g where it has two layers."""
+
+    class Wide(nn.Linear):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__(inputs, outputs)
+            self.idle = nn.Linear(2, 2)
+
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), Wide(5, 4), nn.Linear(4, 3))
+    given = setting(module, auxiliary=f"supervised:hidden=6,head_layers={head}", weight_decay=0.0)
+    x = at_start(given)
+    moved = sgd(x, given.task, 0) - x
+    views = given.task.parameter_layout.views(moved)
+    assert not views["2.idle.weight"].any()
+    assert views["2.weight"].any()
