@@ -58,7 +58,8 @@ def listing(tokens: Sequence[str], width: int) -> str:
         return overview(every, width)
     registry = find(tokens[0], every)
     run, inference = command_line.program("run"), command_line.program("inference")
-    of_runs = registry in every[: len(COMPONENTS)]
+    # `in` would compare registries, which imports the components of other packages.
+    of_runs = any(registry is each for each in every[: len(COMPONENTS)])
     return page(
         registry, tokens[1:], f"{run} --peers 16" if of_runs else f"{inference} {DATA}", width
     )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from dfl.algorithms import ALGORITHMS, Algorithm
+from dfl.commands.list import listing
 from dfl.core.errors import InputError
 from dfl.core.help.catalogue import page
 from dfl.core.registry import Registry, choose, split_specs
@@ -127,6 +128,12 @@ def test_names_are_listed_without_imports(
     assert "extras" in sys.modules
     assert choose("--part", "theirs:size=4", parts)() == 4
     assert refused(lambda: parts["theirs"](size="x")).startswith("--part theirs: size must be ")
+
+
+def test_a_kind_is_listed_without_the_packages_of_others(packages: Path) -> None:
+    declare(packages, "dfl-extras", {"dfl.topologies": {"theirs": "no_such_module:theirs"}})
+    assert listing(["algorithms", "choco"], 80).startswith("choco\n")
+    assert "digits" in listing(["datasets"], 80)
 
 
 def test_a_package_may_declare_and_register_a_component(packages: Path) -> None:
