@@ -75,3 +75,7 @@ __getattr__ = attributes(
     },
     {"plot": "dfl.reporting.notebook"},
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -31,3 +31,7 @@ __getattr__ = attributes(
         "Result": "dfl.inference.result",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

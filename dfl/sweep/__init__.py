@@ -27,3 +27,7 @@ __getattr__ = attributes(
         "run_grid": "dfl.sweep.runner",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import dfl.inference
+import dfl.sweep
 from tests.support.hospitals import command_line as hospital_flags
 from tests.support.hospitals import frame
 from tests.support.mpirun import ENV, mpirun
@@ -45,6 +48,12 @@ def test_what_prepares_a_run_is_imported_without_torch() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
     assert ended.returncode == 0, ended.stderr
     assert not {*HEAVY, *LATE, "torch", "mpi4py", "rich"} & set(ended.stdout.split())
+
+
+@pytest.mark.parametrize("package", [dfl, dfl.inference, dfl.sweep])
+def test_a_package_lists_what_it_imports_at_its_first_use(package: ModuleType) -> None:
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in dir(package))
 
 
 def test_nothing_is_searched_for_garbage_when_the_process_ends() -> None:
