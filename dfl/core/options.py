@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
-from dfl.core.errors import InputError
+from dfl.core.errors import InputError, one_line
 from dfl.core.parse import KINDS, Kind, read, shown
 
 MOST = 2**31 - 1
@@ -180,6 +180,12 @@ def _options(component: Component) -> Mapping[str, Option]:
     }
 
 
+def has_default(component: Component, name: str) -> bool:
+    """Return whether a component has a parameter of this name with a default."""
+    parameter = inspect.signature(component).parameters.get(name)
+    return parameter is not None and parameter.default is not parameter.empty
+
+
 def _option(component: Component, name: str, default: object) -> Option:
     try:
         hint = _annotation(component, name)
@@ -193,11 +199,11 @@ def _option(component: Component, name: str, default: object) -> Option:
             element, bounds = _bounds(get_args(hint)[0])
             spelled = f"tuple[{_spelled(element)}, ...]"
         return Option(_known(spelled), default, optional, choices, bounds)
-    except (NameError, KeyError, ValueError, TypeError) as error:
+    except (NameError, ValueError, TypeError) as error:
         where = getattr(component, "__qualname__", component)
         raise InputError(
             f"option {name} of {where} must be annotated as one of {', '.join(KINDS)}, or choices: "
-            f"{type(error).__name__}: {error}"
+            f"{error}"
         ) from None
 
 
@@ -206,7 +212,8 @@ def _spelled(hint: object) -> str:
 
 
 def _known(spelled: str) -> str:
-    KINDS[spelled]  # raises a KeyError that names it
+    if spelled not in KINDS:
+        raise TypeError(f"{spelled} is none of them")
     return spelled
 
 
@@ -226,6 +233,8 @@ def _annotation(component: Component, name: str) -> Any:
 
 
 def _resolved(name: str, annotations: Mapping[str, object], names: dict[str, Any]) -> Any:
+    if name not in annotations:
+        raise TypeError("it has no annotation")
     one = SimpleNamespace(__annotations__={name: annotations[name]})
     return get_type_hints(one, names, include_extras=True)[name]
 
@@ -257,7 +266,7 @@ def checked(where: str, component: _C) -> _C:
 
     Returns:
         The class, or the wrapped function. Called with a value of another kind or out of its range,
-        it raises an `InputError`.
+        it raises an `InputError`. So does a class where its constructor raises a ValueError.
     """
     call = component.__init__ if isinstance(component, type) else component  # type: ignore[misc]
 
@@ -268,7 +277,12 @@ def checked(where: str, component: _C) -> _C:
             name: known[name].check(f"{where}: {name}", value) if name in known else value
             for name, value in given.items()
         }
-        return call(*args, **values)
+        try:
+            return call(*args, **values)
+        except ValueError as error:
+            if isinstance(error, InputError) or not isinstance(component, type):
+                raise
+            raise InputError(f"{where}: {one_line(error)}") from error
 
     if isinstance(component, type):
         component.__init__ = checking  # type: ignore[misc]

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfl.core.errors import InputError, one_line
-from dfl.core.options import Component, Option, checked, options
+from dfl.core.options import Component, Option, checked, has_default, options
 from dfl.core.parse import nearest, shown
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _C = TypeVar("_C", bound=Component)
 _R = TypeVar("_R")
 
 
+_NAME = re.compile(r"[0-9]*[A-Za-z][A-Za-z0-9_-]*")
+"""A name that a spec may have, also after a +: see `split_specs`."""
 OWN = "own"
 """The name in a spec that describes an object of the caller: own:MyMethod(beta=0.9)."""
 
@@ -122,8 +124,13 @@ class Registry(Mapping[str, _T]):
         is run twice.
 
         Raises:
-            InputError: another component has that name.
+            InputError: another component has that name, or a spec cannot have it.
         """
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{self.flag}: a component must have a name of letters, digits, _ and -, as "
+                f"my_component, not {shown(name)}"
+            )
 
         def enter(component: _C) -> _C:
             if name in self._registered:
@@ -257,6 +264,11 @@ def choose(where: str, spec: str, registry: Mapping[str, Callable[..., _R]]) -> 
     for item in rest.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if key not in known:
+            if has_default(registry[name], key):
+                raise InputError(
+                    f"{where} {name}: {key} is no option, since it is not keyword-only: write "
+                    "kw_only=True in its dataclass, or * before it in its function"
+                )
             raise InputError(
                 f"{where} {name}: unknown option {shown(key)}{nearest(key, list(known))}"
             )

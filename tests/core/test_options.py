@@ -99,6 +99,20 @@ def test_ranges_come_before_the_checks_of_a_class() -> None:
         Part(many=100)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strict:
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        if self.size % 2:
+            raise ValueError("size must be\neven")
+
+
+def test_a_constructor_that_raises_a_value_error_refuses_the_value() -> None:
+    with pytest.raises(InputError, match=r"^--part strict: ValueError: size must be even$"):
+        checked("--part strict", Strict)(size=3)
+
+
 def test_numbers_of_numpy_become_plain_ones() -> None:
     part = Part(many=np.int64(3), seen=(np.int64(1), 2))  # type: ignore[arg-type]
     assert [type(each) for each in (part.many, *part.seen)] == [int, int, int]
@@ -139,7 +153,20 @@ def several(*, many: int | str = 1) -> Any:
     return many
 
 
-@pytest.mark.parametrize("component", [unannotated, unknown, dictionary, several])
-def test_annotations_that_a_spec_cannot_spell_are_refused(component: Component) -> None:
-    with pytest.raises(InputError, match=f"option many of {component.__name__} must be annotated"):
+@pytest.mark.parametrize(
+    ("component", "reason"),
+    [
+        (unannotated, "it has no annotation"),
+        (unknown, "name 'Unknown' is not defined"),
+        (dictionary, "dict is none of them"),
+        (several, "int | str is none of them"),
+    ],
+)
+def test_annotations_that_a_spec_cannot_spell_are_refused(
+    component: Component, reason: str
+) -> None:
+    with pytest.raises(InputError) as caught:
         options(component)
+    line = str(caught.value)
+    assert line.startswith(f"option many of {component.__name__} must be annotated as one of int, ")
+    assert line.endswith(f": {reason}")

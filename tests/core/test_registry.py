@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,6 +91,34 @@ def test_a_name_belongs_to_one_component(parts: Registry[Callable[..., int]]) ->
     assert line.startswith("--part ours is both ")
     assert "test_registry:part" in line
     assert "test_registry:other" in line
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a,b", "a+b", "a b", "22", "_a"])
+def test_a_name_that_no_spec_can_have_is_refused(
+    parts: Registry[Callable[..., int]], name: str
+) -> None:
+    line = refused(lambda: parts.register(name))
+    assert line.startswith("--part: a component must have a name of letters")
+    assert line.endswith(f"not {name!r}")
+
+
+@dataclass(frozen=True)
+class Positional:
+    a: float = 3
+
+
+def positional(peers: int, a: float = 3) -> float:
+    return a
+
+
+@pytest.mark.parametrize("component", [Positional, positional])
+def test_an_option_must_be_keyword_only(component: Callable[..., object]) -> None:
+    registry: Registry[Callable[..., object]] = Registry("part", "dfl.parts")
+    registry.register("mine")(component)
+    line = refused(lambda: choose("--part", "mine:a=4", registry))
+    assert line.startswith("--part mine: a is no option, since it is not keyword-only")
+    line = refused(lambda: choose("--part", "mine:peers=4", registry))
+    assert line.startswith("--part mine: unknown option 'peers'")
 
 
 def test_components_are_replaced_during_a_block(parts: Registry[Callable[..., int]]) -> None:
