@@ -66,14 +66,23 @@ def settle(run: Run, ranks: int) -> Run:
         given = f"--bits {run.bits}" if run.bits else f"--compressor {shown_spec(compressor)}"
         raise InputError(
             f"{given} has no part in --algorithm {name_of(settled.algorithm)}: leave it out, or "
-            f"choose --algorithm {' or '.join(others)}"
+            f"choose --algorithm {' or '.join(others)}{_stated(method)}"
         )
     for field in _idle(settled, method):
         raise InputError(
             f"{flag(field)} {shown_spec(getattr(settled, field))} has no part in --algorithm "
             f"{name_of(settled.algorithm)}: leave it out"
+            f"{_stated(method) if field == 'aggregator' else ''}"
         )
     return settled
+
+
+def _stated(method: Method) -> str:
+    """Return the end of a message about what a method does not apply: a method of the caller's own
+    may apply it and not state so.
+    """
+    own = not type(method).__module__.startswith("dfl.")
+    return ", or state in `applies` that the method applies it" if own else ""
 
 
 def compresses(run: Run) -> bool:
