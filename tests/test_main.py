@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +70,12 @@ def test_an_argument_that_may_be_left_out_is_in_brackets(dfl: Dfl) -> None:
     assert dfl("list", "--help")[1].startswith("Usage: dfl list [KIND...] [OPTIONS]\n")
     assert dfl("compare", "--help")[1].startswith("Usage: dfl compare FOLDERS... [OPTIONS]\n")
     assert dfl("list")[0] == 0
+
+
+def test_the_help_of_inference_marks_what_it_needs(dfl: Dfl) -> None:
+    shown = " ".join(dfl("inference", "--help")[1].split())
+    for name in ("outcome", "covariates"):
+        assert re.search(rf"--{name} TEXT[^-]*\[required\]", shown)
 
 
 def test_the_script_imports_what_a_command_needs_only() -> None:

@@ -116,7 +116,7 @@ def read_command(tokens: Sequence[str]) -> dict[str, Any] | None:
     def command(
         *files: Path,
         outcome: str,
-        covariates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+        covariates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
         sites: str | None = None,
         own_covariates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
         intercept: bool = True,
