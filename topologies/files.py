@@ -94,7 +94,8 @@ def _edge(number: int, line: str, peers: int) -> tuple[int, int, float | None]:
     i, j, weight = int(match[1]), int(match[2]), match[3] or match[4]
     if max(i, j) >= peers:
         raise GraphError(
-            f"line {number}: peer {max(i, j)} does not exist; {peers} peers are 0 to {peers - 1}"
+            f"line {number}: peer {max(i, j)} does not exist; {peers} peers are 0 to {peers - 1}, "
+            "and --peers states how many there are"
         )
     return i, j, float(weight) if weight else None
 

@@ -481,8 +481,8 @@ def _signals(name: str, shape: Shape, fewest: int) -> tuple[int, int]:
 def _image(name: str, shape: Shape, smallest: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise InputError(
-            f"--model {name} needs images of at least {smallest}x{smallest}, not inputs of "
-            f"{shown_shape(shape)}"
+            f"--model {name} needs images of at least {smallest}x{smallest}, channels x height x "
+            f"width, not inputs of {shown_shape(shape)}"
         )
     channels, height, width = shape
     return channels, height, width

@@ -62,7 +62,10 @@ IMPOSSIBLE = [
         "--examples-per-peer 360 for 4 peers: that takes 1440 of them, there are",
     ),
     ("--eval-examples 360", "--eval-examples 360 of 359 test examples in digits"),
-    ("--model lenet", "--model lenet needs images of at least 16x16, not inputs of 1x8x8"),
+    (
+        "--model lenet",
+        "--model lenet needs images of at least 16x16, channels x height x width, not inputs of",
+    ),
     (
         "--model mlp:hidden=1000000+1000000 --peers 16",
         "--model mlp:hidden=1000000+1000000 has 1,000,076,000,010 para",

@@ -60,5 +60,5 @@ def test_a_cnn_takes_every_image_that_its_layers_leave_a_pixel_of(
     for height, width in ((smallest, smallest + 1), (smallest + 3, smallest)):
         assert build((2, height, width), 7)(torch.ones(3, 2, height, width)).shape == (3, 7)
     if smallest > 1:
-        with pytest.raises(InputError, match=rf"at least {smallest}x{smallest}, not inputs of"):
+        with pytest.raises(InputError, match=rf"at least {smallest}x{smallest}, channels"):
             build((2, smallest + 5, smallest - 1), 7)

@@ -127,7 +127,7 @@ def test_a_matrix_may_be_directed(tmp_path: Path) -> None:
         ("e.txt", "0 1 1e999\n", "weight of peer 0 for peer 1 is inf"),
         ("e.txt", "0 " + "9" * 5000, "line 1: .* is not an edge"),
         ("e.txt", "0 ٣\n", "is not an edge"),
-        ("e.txt", "0 1\n\n4 5\n", "line 3: peer 5 does not exist; 5 peers are 0 to 4"),
+        ("e.txt", "0 1\n\n4 5\n", "line 3: peer 5 does not exist; 5 peers are 0 to 4, and --peers"),
         ("e.txt", b"\x93NUMPY\x00\xff\xfe", "not a text file of edges"),
         ("e.npy", b"\x93NUMPY\x01\x00", "not a text file of edges"),
         ("e.txt", "0 1\n2 3\n3 4\n", "not connected: 2 pieces, the largest of 3 of 5 peers"),
