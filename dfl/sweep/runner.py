@@ -121,9 +121,7 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
     launcher(ranks)
     names = set[str]()
     for cell in cells:
-        if not cell.values:
-            raise InputError("a cell needs values, which make its name")
-        _check_labels(cell.values)
+        _check_values(cell)
         if cell.name in names:
             raise InputError(f"two cells are called {cell.name}: give them different values")
         names.add(cell.name)
@@ -142,11 +140,17 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
             raise InputError(f"cell {cell.name}: {error}") from None
 
 
-def _check_labels(labels: Iterable[object]) -> None:
-    """Refuse labels that name no folder or a column that the tables have."""
+def _check_values(cell: object) -> None:
+    """Refuse what is no cell, and labels that name no folder or a column that the tables have."""
     from dfl.simulation.evaluator import COLUMNS
 
-    for label in labels:
+    if not isinstance(cell, Cell):
+        raise InputError(
+            f"cells must be of class Cell, as combinations returns them, not {shown(cell)}"
+        )
+    if not cell.values:
+        raise InputError("a cell needs values, which make its name")
+    for label in cell.values:
         if not isinstance(label, str) or not re.fullmatch(
             r"\w[\w. +-]{0,59}", label, flags=re.ASCII
         ):

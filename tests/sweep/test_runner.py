@@ -216,6 +216,8 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
     ("grid", "options", "message"),
     [
         ([Cell({"seed": 0}, dfl.Run(peers=3, attack="nonsense"))], {}, "cell seed=0: --attack"),
+        ([dfl.Run(peers=3)], {}, "cells must be of class Cell.* not a value of type Run"),
+        ([{"seed": 1}], {}, "cells must be of class Cell.* not {'seed': 1}"),
         ([Cell({}, dfl.Run(peers=3))], {}, "a cell needs values"),
         ([Cell({"../../a": 1}, dfl.Run(peers=3))], {}, r"the label '../../a' of a cell must be"),
         ([Cell({".a": 1}, dfl.Run(peers=3))], {}, r"the label '.a' of a cell must be"),
@@ -242,7 +244,7 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
     ],
 )
 def test_bad_grids_and_options_are_refused_before_any_run(
-    tmp_path: Path, grid: list[Cell], options: dict[str, Any], message: str
+    tmp_path: Path, grid: list[Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         run_grid(grid, tmp_path / "out", **options)
