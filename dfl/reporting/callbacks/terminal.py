@@ -322,6 +322,7 @@ def _quality(peers: Peers, row: Row) -> list[Line]:
     if _one(row):
         return [("accuracy", f"{row['accuracy_mean']:.4f} of the server's model"), *local]
     best, worst = int(np.nanargmax(accuracy)), int(np.nanargmin(accuracy))
+    mean = row["accuracy_mean_model"]  # NaN for models of several kinds
     return [
         (
             "accuracy",
@@ -329,7 +330,7 @@ def _quality(peers: Peers, row: Row) -> list[Line]:
         ),
         ("  best", f"{accuracy[best]:.4f} peer {best}"),
         ("  worst", f"{accuracy[worst]:.4f} peer {worst}"),
-        ("  of mean", f"{row['accuracy_mean_model']:.4f} the mean of all models"),
+        *([] if np.isnan(mean) else [("  of mean", f"{mean:.4f} the mean of all models")]),
         *local,
     ]
 

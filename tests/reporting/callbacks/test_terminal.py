@@ -67,6 +67,14 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
         assert expected in text
 
 
+def test_models_of_several_kinds_have_no_mean() -> None:
+    kinds = small(model="mlp:hidden=6+4+mlp:hidden=8+4", share="head:1")
+    assert "of mean" in shown(small())
+    text = shown(kinds)
+    assert "of mean" not in text
+    assert "nan" not in text
+
+
 def test_a_terminal_gets_a_bar() -> None:
     text = shown(small(), tty=True)
     assert "3/3" in text
