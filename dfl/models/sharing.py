@@ -69,7 +69,7 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     patterns = share.split("+")
     for pattern in patterns:
         if not any(_matches(name, pattern, nets) for name in names):
-            choices = ["all", "nothing", "head:1", *layers, *names]
+            choices = ["all", "nothing", "head:1", *filter(None, layers), *names]
             raise InputError(
                 f"--share: no layer or parameter is called {shown(pattern)}"
                 f"{nearest(pattern, choices)}"

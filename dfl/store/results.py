@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,10 @@ class Result:
         from above, every other column from below.
 
         Raises:
-            InputError: there are rows without such a column.
+            InputError: the target is no number, or there are rows without such a column.
         """
+        if not isinstance(target, Real):
+            raise InputError(f"target must be a number, not {shown(target)}")
         if self.rows.empty:
             return math.nan
         if column not in self.rows:

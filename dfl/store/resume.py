@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dfl.config import COMPONENTS, Run
 from dfl.core.errors import InputError
+from dfl.core.options import options
+from dfl.core.parse import nearest
 from dfl.core.registry import flag, is_own
 from dfl.store import checkpoint_files, manifest
 from dfl.store.run_directory import outputs
@@ -47,6 +49,9 @@ def resumed(folder: Path | str, **changes: object) -> Run:
         del values["topology"]  # it is that of the mixing matrix
     objects = [name for name in COMPONENTS if is_own(values.get(name))]
     for name in changes:
+        if name not in options(Run):
+            known = [*FREE, *objects]
+            raise InputError(f"{folder}: unknown setting {name!r}{nearest(name, known)}")
         if name not in (*FREE, *objects):
             raise InputError(
                 f"{folder}: {name} cannot change when a run is resumed, only {', '.join(FREE)} can"

@@ -62,6 +62,11 @@ def test_unknown_shares_are_refused_with_the_names(share: str, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_is_one_layer_has_no_name_of_a_layer_to_choose() -> None:
+    with pytest.raises(InputError, match=r"choose from all, nothing, head:1, weight, bias$"):
+        shared_names("last", ["weight", "bias"])
+
+
 def test_a_row_begins_with_the_shared_parameters_and_holds_the_same_model() -> None:
     module = MODELS["mlp"]((1, 4, 4), 3, hidden=(5, 4))
     whole = ParameterLayout.of(module)

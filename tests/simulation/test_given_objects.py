@@ -5,6 +5,7 @@ named in run.json.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
 from dfl.compression import Exact, Quantize
+from dfl.datasets.data import DATASETS
 from dfl.datasets.given import as_data
 from dfl.datasets.partitions.base import Assignment, Labels
 from dfl.environment.faults import Fault, LinkLoss, RoundKey
@@ -162,6 +164,18 @@ def test_a_method_of_ones_own() -> None:
         0,
         last(small())["payload_bytes"],
     )
+
+
+class Plain(DFedAvgM):
+    applies = ()
+
+
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"aggregator": "median"}])
+def test_a_method_of_ones_own_states_what_it_applies(settings: dict[str, Any]) -> None:
+    line = refused(lambda: small(algorithm=Plain(), **settings))
+    assert " has no part in --algorithm Plain(): leave it out" in line
+    assert "`applies`" in line
+    assert "`applies`" not in refused(lambda: small(algorithm="local_only", **settings))
 
 
 def test_the_number_of_peers_is_that_of_the_graph() -> None:
@@ -320,6 +334,25 @@ def test_squared_error() -> None:
     outputs = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
     assert squared_error(outputs, torch.zeros(2, 2)).tolist() == [5.0, 9.0]
     assert squared_error(outputs[:, :1], torch.ones(2)).tolist() == [0.0, 1.0]
+
+
+def missing(directory: Path | None) -> dfl.Data:
+    raise FileNotFoundError(2, "No such file", "x.npy")
+
+
+def without_a_folder() -> dfl.Data:
+    return DATA
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [(missing, "FileNotFoundError: .*x.npy"), (without_a_folder, "TypeError: without_a_folder")],
+)
+def test_a_loader_that_fails_is_refused(loader: Callable[..., dfl.Data], reason: str) -> None:
+    with DATASETS.replaced():
+        DATASETS.register("mine")(loader)
+        line = refused(lambda: small(dataset="mine"))
+    assert re.match(f"--dataset mine cannot be read: {reason}", line)
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -187,6 +187,8 @@ def test_a_callers_own_model_is_resumed_from_python_only(dfl_run: Command, cut: 
 def test_resumed_refuses_other_settings(cut: Path) -> None:
     with pytest.raises(dfl.InputError, match="cut: seed cannot change "):
         dfl.resumed(cut, seed=1)
+    with pytest.raises(dfl.InputError, match=r"cut: unknown setting 'round' \(did you mean rounds"):
+        dfl.resumed(cut, round=9)
     run = dfl.resumed(cut, rounds=9)
     assert (run.rounds, run.out, run.resume) == (9, cut, cut)
     with pytest.raises(dfl.InputError, match=r"that run has --lr 0.05, not 0.1"):

@@ -49,6 +49,8 @@ def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
     assert math.isnan(result.rounds_to(0.4, "train_loss"))
     with pytest.raises(dfl.InputError, match=r"has no column 'loss'.*train_loss"):
         result.rounds_to(0.4, "loss")
+    with pytest.raises(dfl.InputError, match=r"target must be a number, not '0.4'"):
+        result.rounds_to("0.4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
