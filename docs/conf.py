@@ -19,7 +19,7 @@ project = "dfl"
 author = "the authors of dfl"
 version = release = VERSION
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"dfl {VERSION}"
 html_static_path = ["_static"]
@@ -40,12 +40,15 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Other packages, whose lists of names would have to be fetched.
     ("py:.*", r"(collections|np|numpy|pathlib|pd|scipy|torch)\..*"),
-    ("py:class", "Module|NDArray|Path|Tensor|partial"),
+    ("py:class", "Module|NDArray|Path|Tensor|csr_array|partial"),
     # Aliases, and classes that annotations name without their module.
-    ("py:class", "Assumption|Estimator|Group|Ints|LogDensity|Model|RoundKey|ServerDataRule"),
+    (
+        "py:class",
+        "Assumption|Estimator|Group|Ids|Ints|LogDensity|Model|Part|RoundKey|ServerDataRule",
+    ),
     ("py:class", r"topologies\.sequences\.T"),
     # Attributes that share a line of a docstring: the first is read as of the type of the second.
-    ("py:class", "model|scale|test_inputs|train_groups|train_protected"),
+    ("py:class", "model|scale|test_inputs|train|train_groups|train_protected"),
 ]
 default_role = "code"
 smartquotes = False

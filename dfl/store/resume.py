@@ -32,7 +32,8 @@ def resumed(folder: Path | str, **changes: object) -> Run:
 
     Args:
         folder: of the run.
-        changes: new values of settings in `FREE`, and the objects.
+        changes: new values of `rounds`, `eval_every`, `eval_last`, `checkpoint_every`, `timeout`,
+            `log_level`, `tensorboard`, `report` or `profile`, and the objects.
 
     Raises:
         InputError: the folder holds no run, another setting is to change, or an object is missing.

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-import dfl
+import dfl.sweep
+from dfl.algorithms import assumptions
+from dfl.algorithms.assumptions import Assumption
 from dfl.config import Run
 from dfl.core.options import options
 from dfl.core.registry import flag
@@ -32,6 +34,14 @@ def test_every_component_has_its_options_on_the_page(generate: dict[str, Any]) -
             section = text.split(f"\n### {name}\n")
             assert len(section) >= 2, name
             assert all(f"| `{key}` |" in text for key in options(registry[name]))
+
+
+def test_the_api_lists_public_names_and_assumptions() -> None:
+    text = (DOCS / "api.md").read_text()
+    names = [*(f":: dfl.{name}" for name in dfl.__all__)]
+    names += [f":: dfl.sweep.{name}" for name in dfl.sweep.__all__]
+    names += [f"`{k}`" for k, v in vars(assumptions).items() if isinstance(v, Assumption)]
+    assert [name for name in names if name not in text] == []
 
 
 def test_every_flag_is_on_the_page(

@@ -15,6 +15,7 @@ import dfl
 from dfl.comm.mpi import connect
 from dfl.core.files import Lock
 from dfl.store import checkpoint_files
+from dfl.store.resume import FREE
 from dfl.store.run_directory import claim
 from tests.conftest import Command
 from tests.support.small_run import FLAGS, small
@@ -189,6 +190,7 @@ def test_resumed_refuses_other_settings(cut: Path) -> None:
         dfl.resumed(cut, seed=1)
     with pytest.raises(dfl.InputError, match=r"cut: unknown setting 'round' \(did you mean rounds"):
         dfl.resumed(cut, round=9)
+    assert all(f"`{name}`" in str(dfl.resumed.__doc__) for name in FREE)
     run = dfl.resumed(cut, rounds=9)
     assert (run.rounds, run.out, run.resume) == (9, cut, cut)
     with pytest.raises(dfl.InputError, match=r"that run has --lr 0.05, not 0.1"):
