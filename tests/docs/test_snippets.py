@@ -228,6 +228,12 @@ def test_experiments_that_pages_name_exist() -> None:
     assert [each for each in named if not (files[each].exists() or members[each].exists())] == []
 
 
+def test_every_topology_is_in_the_table() -> None:
+    text = (ROOT / "docs/how-to/own-graph.md").read_text()
+    rows = "".join(re.findall(r"^\|.*", text, re.M))
+    assert [name for name in registries()["topology"] if not re.search(f"`{name}[`:]", rows)] == []
+
+
 def test_every_method_has_its_paper() -> None:
     text = (ROOT / "docs/papers.md").read_text()
     named = [*registries()["algorithm"], *ESTIMATORS]
