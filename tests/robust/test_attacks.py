@@ -136,6 +136,26 @@ def test_attacks_are_registered_by_name() -> None:
     assert {"none", "label_flip", "sign_flip", "gaussian", "scale", "backdoor"} < set(ATTACKS)
 
 
+def test_what_an_attack_overrides_tells_what_it_does() -> None:
+    class Opposite(Attack):
+        def falsify(self, view: AttackView) -> NDArray[Any]:
+            return -view.updates.rows[view.attackers]
+
+    class Split(Attack):
+        def falsify_edges(self, view: AttackView, matrix: Any, edges: Any) -> NDArray[Any]:
+            return view.updates.rows[edges[:, 1]]
+
+    attacks = Attack(), Opposite(), Split(), ATTACKS["label_flip"](), ATTACKS["backdoor"]()
+    done = [(each.falsifies, each.per_edge, each.poisons) for each in attacks]
+    assert done == [
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (False, False, True),
+        (True, False, True),
+    ]
+
+
 # --- random numbers by address -------------------------------------------------------------------
 
 

@@ -408,8 +408,6 @@ def test_indices_need_a_test_set_of_their_own() -> None:
 class Shout(Attack):
     """Attackers send their messages times ten."""
 
-    falsifies = True
-
     def falsify(self, view: AttackView) -> Any:
         return 10 * view.updates.rows[view.attackers]
 

@@ -106,10 +106,16 @@ class Attack:
 
     name: ClassVar[str] = "own"
     """Its name on the command line."""
-    falsifies: ClassVar[bool] = False
-    """Whether attackers falsify their messages."""
-    per_edge: ClassVar[bool] = False
-    """Whether an attacker sends a different message to each neighbour."""
+
+    @property
+    def falsifies(self) -> bool:
+        """Whether attackers falsify their messages."""
+        return self.per_edge or type(self).falsify is not Attack.falsify
+
+    @property
+    def per_edge(self) -> bool:
+        """Whether an attacker sends a different message to each neighbour."""
+        return type(self).falsify_edges is not Attack.falsify_edges
 
     @property
     def poisons(self) -> bool:
@@ -192,8 +198,6 @@ class Pointwise(Attack):
 
     It sends what an honest peer sends.
     """
-
-    falsifies: ClassVar[bool] = True
 
     def falsify(self, view: AttackView) -> Rows:
         """Return the messages that the attackers send, (f, c), computed block by block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval
@@ -40,8 +40,6 @@ class LabelFlip(Attack):
 class SignFlip(Attack):
     """Send the opposite, -v."""
 
-    falsifies: ClassVar[bool] = True
-
     def falsify(self, view: AttackView) -> Rows:
         """Return minus what the attackers would have sent."""
         return -view.updates.rows[view.attackers]
@@ -57,8 +55,6 @@ class Scale(Attack):
     """
 
     factor: Positive = 10.0
-
-    falsifies: ClassVar[bool] = True
 
     def falsify(self, view: AttackView) -> Rows:
         """Return what the attackers would have sent, scaled."""
@@ -120,8 +116,6 @@ class Backdoor(Attack):
     size: Count = 3
     factor: Positive | None = None
     white: tuple[float, ...] = field(default=(), init=False)
-
-    falsifies: ClassVar[bool] = True
 
     def knowing(self, largest: tuple[float, ...]) -> Backdoor:
         """Return the attack with the largest values as white."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -113,9 +112,6 @@ class Dissensus(Attack):
     """
 
     eps: Positive = 1.5
-
-    falsifies: ClassVar[bool] = True
-    per_edge: ClassVar[bool] = True
 
     def falsify(self, view: AttackView) -> Rows:
         """Refuse to make one message for all receivers.

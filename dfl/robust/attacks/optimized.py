@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,6 @@ class Krum(Attack):
     Source: Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning"
         (USENIX Security 2020), section 4.2, full knowledge.
     """
-
-    falsifies: ClassVar[bool] = True
 
     def falsify(self, view: AttackView) -> Rows:
         """Return the same message for all attackers, with a little noise, (f, c)."""
@@ -146,8 +144,6 @@ class Adaptive(Attack):
     """
 
     mirrored: bool = True
-
-    falsifies: ClassVar[bool] = True
 
     def falsify(self, view: AttackView) -> Rows:
         """Return one message for all attackers, (f, c).
