@@ -24,7 +24,8 @@ from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, fitted
 from dfl.config import Run
 from dfl.core import randomness
-from dfl.core.errors import InputError
+from dfl.core.errors import InputError, one_line
+from dfl.core.forms import require_form
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parse import shown
@@ -107,7 +108,7 @@ def rehearse(
             _check_rule(components, 1, own_step, f" where --faults {run.faults} leaves no more")
         if endless(weights) and run.rounds > SAMPLED and np.ptp(received):
             notes = _check_later(run, components, own_step)
-    _check_attack(run, components, data, senders, bool(weights))
+    _check_attack(run, components, data, senders, examples(weights)[:1])
     schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
     if not compresses(run) or not senders:
         return (*notes, *_check_copies(run, components, schedule, lossy, 0.0))
@@ -121,7 +122,7 @@ def rehearse(
 
 
 def _check_attack(
-    run: Run, components: Components, data: Data, senders: int, gossips: bool
+    run: Run, components: Components, data: Data, senders: int, graph: Sequence[csr_array]
 ) -> None:
     """Refuse an attack that has no part in the run, and call it with messages of zeros.
 
@@ -130,7 +131,11 @@ def _check_attack(
         components: its components.
         data: the data set, which an attack may poison.
         senders: how many peers send a message.
-        gossips: whether they send it to neighbours.
+        graph: the mixing matrix of round 0; none where peers have no neighbours.
+
+    Raises:
+        InputError: it has no part, or returns something else than an array with a row for each
+            message that attackers send.
     """
     assert run.peers is not None
     algorithm, attack = components.algorithm, components.attack
@@ -139,7 +144,7 @@ def _check_attack(
     if len(attackers):
         one = map_parts(lambda part: part[:1].copy(), data.train_inputs)
         attack.poison(one, data.train_labels[:1].copy(), data.classes)
-    if attack.per_edge and not (gossips and "aggregator" in algorithm.applies):
+    if attack.per_edge and not (graph and "aggregator" in algorithm.applies):
         raise InputError(
             f"--attack {run.attack} sends each neighbour a message of its own: choose --algorithm "
             "dfedavgm"
@@ -153,19 +158,31 @@ def _check_attack(
             f"--attack {run.attack} poisons what peers train on, and --algorithm {run.algorithm} "
             "trains no peer: leave it out"
         )
-    if attack.falsifies and not attack.per_edge and len(attackers):
-        rows = np.arange(min(len(attackers), senders))
-        attack.falsify(
-            AttackView(
-                updates=_blank(senders, reference if algorithm.server_data_rule else None),
-                attackers=rows,
-                ids=rows,
-                coordinates=slice(0, 1),
-                seed=0,
-                t=0,
-                slot="",
-            )
-        )
+    if not attack.falsifies or not len(attackers):
+        return
+    # Fewer attackers than senders, where there are several: else all rows pass for theirs.
+    rows = attackers if attack.per_edge else np.arange(min(len(attackers), max(1, senders - 1)))
+    view = AttackView(
+        updates=_blank(senders, reference if algorithm.server_data_rule else None),
+        attackers=rows,
+        ids=rows,
+        coordinates=slice(0, 1),
+        seed=0,
+        t=0,
+        slot="",
+    )
+    if not attack.per_edge:
+        what = f"--attack {run.attack}: {len(rows)} falsified messages of one number"
+        require_form(what, attack.falsify(view), np.ndarray, (len(rows), 1))
+        return
+    (matrix,) = graph
+    receivers, owners = matrix.nonzero()
+    used = np.isin(owners, attackers) & (receivers != owners)
+    edges = np.stack([owners[used], receivers[used]], axis=1).astype(np.int64)
+    if len(edges):
+        what = f"--attack {run.attack}: {len(edges)} falsified messages of one number"
+        sent = attack.falsify_edges(view, matrix, edges)
+        require_form(what, sent, np.ndarray, (len(edges), 1))
 
 
 def check_assumptions(
@@ -307,6 +324,10 @@ def _compression_error(run: Run, components: Components) -> tuple[float, float]:
 
     The first is that of one message. The second is estimated without bias, by products of errors
     of several messages.
+
+    Raises:
+        InputError: the compressor returns no bytes (q, B), or decodes them to something else than
+            the messages (q, m).
     """
     generator = randomness.generator(run.seed, "rehearsed message")
     message = torch.from_numpy(generator.standard_normal((1, MESSAGE), np.float32))
@@ -314,7 +335,12 @@ def _compression_error(run: Run, components: Components) -> tuple[float, float]:
     compressor = fitted(components.compressor, ((side, side),))
     draw = randomness.draws(run.seed, "rehearsed rounding", range(DRAWS))
     encoded = compressor.encode(message.expand(DRAWS, -1).contiguous(), draw)
-    errors = compressor.decode(encoded, MESSAGE, message.dtype) - message
+    what = f"--compressor {run.compressor}: {DRAWS} encoded messages"
+    require_form(what, encoded, torch.Tensor, (DRAWS, "B"), torch.uint8)
+    decoded = compressor.decode(encoded, MESSAGE, message.dtype)
+    what = f"--compressor {run.compressor}: {DRAWS} decoded messages"
+    require_form(what, decoded, torch.Tensor, (DRAWS, MESSAGE), message.dtype)
+    errors = decoded - message
     squares = float(errors.square().sum())
     products = float(errors.sum(0).square().sum()) - squares
     norm = float(message.square().sum())
@@ -398,16 +424,23 @@ def _check_rule(
         where: the end of the line if the rule refuses them.
 
     Raises:
-        InputError: the rule refuses them, or returns something else than an `Aggregate`.
+        InputError: the rule refuses them or fails, or returns something else than an `Aggregate` of
+            arrays.
     """
     try:
         result = components.aggregator(_blank(n, reference))
     except InputError as error:
         raise InputError(f"{error}{where}") from None
+    except Exception as error:
+        raise InputError(f"--aggregator fails on {n} messages: {one_line(error)}") from error
     if not isinstance(result, Aggregate):
         raise InputError(
             f"--aggregator must return a dfl.robust.aggregators.Aggregate, not {shown(result)}"
         )
+    what = f"of {n} messages of one number"
+    require_form(f"--aggregator: the row {what}", result.row, np.ndarray, (1,))
+    if result.scores is not None:
+        require_form(f"--aggregator: the scores {what}", result.scores, np.ndarray, (n,))
 
 
 def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:

@@ -142,7 +142,7 @@ def test_what_an_attack_overrides_tells_what_it_does() -> None:
             return -view.updates.rows[view.attackers]
 
     class Split(Attack):
-        def falsify_edges(self, view: AttackView, matrix: Any, edges: Any) -> NDArray[Any]:
+        def falsify_edges(self, view: AttackView, matrix: Any, edges: Any) -> Any:
             return view.updates.rows[edges[:, 1]]
 
     attacks = Attack(), Opposite(), Split(), ATTACKS["label_flip"](), ATTACKS["backdoor"]()

@@ -29,7 +29,7 @@ from dfl.datasets.given import as_data
 from dfl.datasets.partitions.base import Assignment, Labels
 from dfl.environment.faults import Fault, LinkLoss, RoundKey
 from dfl.environment.link_models import LINK_MODELS
-from dfl.robust.aggregators import AGGREGATORS
+from dfl.robust.aggregators import AGGREGATORS, Aggregate
 from dfl.robust.attacks import ATTACKS, Attack, AttackView
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
@@ -434,6 +434,39 @@ class Halved:
         return encoded.view(torch.float16).to(dtype)
 
 
+class Plain(Halved):
+    """The same, without the bytes."""
+
+    def encode(self, messages: Tensor, draw: Any) -> Tensor:
+        return messages.half()
+
+    def decode(self, encoded: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+        return encoded.to(dtype)
+
+
+class Wide(Halved):
+    """The same, without the type of the messages."""
+
+    def decode(self, encoded: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+        return encoded.view(torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone(Attack):
+    """Attackers send what all send."""
+
+    def falsify(self, view: AttackView) -> Any:
+        return view.updates.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Onefold(Attack):
+    """Attackers send one message over all edges."""
+
+    def falsify_edges(self, view: AttackView, matrix: Any, edges: Any) -> Any:
+        return view.updates.rows[:1]
+
+
 def test_components_of_ones_own_classes() -> None:
     base = last(small())
     assert last(small(attack=Shout(peers=(1,)))) == last(small(attack="scale:peers=1,factor=10"))
@@ -455,6 +488,28 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"lr_schedule": lambda t: 1.0}, "--lr-schedule fails"),
         ({"lr_schedule": lambda t, rounds: float("nan")}, "--lr-schedule must return a finite"),
         ({"aggregator": lambda updates: updates.rows[0]}, "--aggregator must return"),
+        ({"aggregator": lambda updates: Aggregate(updates.rows)}, "--aggregator: the row"),
+        ({"aggregator": lambda updates: Aggregate(updates.mix(np.ones(9)))}, "--aggregator fails"),
+        (
+            {"aggregator": lambda updates: Aggregate(updates.rows[0], np.ones(9))},
+            "--aggregator: the scores",
+        ),
+        (
+            {"algorithm": "qdfedavgm", "compressor": Plain()},
+            "--compressor own:Plain: 8 encoded messages must be Tensor of uint8 (8, B), not "
+            "Tensor of float16 (8, 4096)",
+        ),
+        ({"algorithm": "qdfedavgm", "compressor": Wide()}, "--compressor own:Wide: 8 decoded"),
+        (
+            {"attack": Everyone(peers=(3, 4))},
+            "--attack own:Everyone(fraction=0.2, peers=(3, 4)): 2 falsified messages of one number "
+            "must be ndarray (2, 1), not ndarray of float64 (6, 1)",
+        ),
+        (
+            {"algorithm": "fedavg:fraction=0.34", "attack": Everyone(peers=(3, 4))},
+            "--attack own:Everyone",
+        ),
+        ({"attack": Onefold(peers=(0,))}, "--attack own:Onefold"),
         ({"topology": nx.Graph()}, "--topology"),
         ({"topology": nx.Graph([(i, i) for i in range(PEERS)])}, "--topology"),
         ({"mixing": lambda graph: np.full(graph.shape, 1 / 6)}, "--topology"),
