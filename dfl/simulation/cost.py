@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfl.comm.exchange import Net
 from dfl.comm.schedule import examples
-from dfl.core.errors import InputError
-from dfl.core.parse import shown
+from dfl.simulation.run_state import tensors
 
 if TYPE_CHECKING:
     import torch
@@ -87,11 +85,12 @@ def rows_of_state(algorithm: Method, network: Network, shared: int) -> float:
         network: the network.
         shared: m.
     """
-    x = torch.empty(len(network.traffic.payload), shared, device="meta")
-    if not x.numel():
+    rows = len(network.traffic.payload)
+    if not rows * shared:
         return 0.0
-    tensors = _tensors(algorithm.init(x, x, Net(network, 0)))
-    return sum(math.prod(v.shape) for v in tensors if v.dim() > 1) / x.numel() - 1
+    state = blank_state(algorithm, network, torch.empty(rows, shared, device="meta"))
+    numbers = sum(math.prod(v.shape) for v in tensors(state).values() if v.dim() > 1)
+    return numbers / (rows * shared) - 1
 
 
 def memory_of_state(
@@ -100,7 +99,7 @@ def memory_of_state(
     models: tuple[int, ParameterLayout],
     dtype: torch.dtype,
 ) -> int:
-    """Return the bytes of a method's state, found on tensors without storage.
+    """Return the bytes of a method's state, found on tensors without storage where it can be.
 
     Args:
         algorithm: the method.
@@ -111,24 +110,25 @@ def memory_of_state(
     p, parameter_layout = models
     shared = parameter_layout.shared
     x = torch.empty(1 if algorithm.has_server else p, shared, dtype=dtype, device="meta")
-    state = algorithm.init(x, x, Net(network, 0))
+    state = tensors(blank_state(algorithm, network, x)).values()
     personal = p * (parameter_layout.d - shared) * dtype.itemsize
-    return personal + sum(math.prod(v.shape) * v.element_size() for v in _tensors(state))
+    return personal + sum(math.prod(v.shape) * v.element_size() for v in state)
 
 
-def _tensors(state: Any) -> list[Tensor]:
-    """Return the fields of a state that are tensors.
+def blank_state(algorithm: Method, network: Network, x: Tensor) -> Any:
+    """Return the state before round 0 of models without values; of zeros for a method that reads
+    them.
 
-    Raises:
-        InputError: the state that a method returned is no dataclass.
+    Args:
+        algorithm: the method.
+        network: the network.
+        x: (p, m), or (1, m) of a server, on the device meta.
     """
-    if not is_dataclass(state):
-        raise InputError(
-            "--algorithm: a method's state must be a frozen dataclass of tensors with a field x, "
-            f"not {shown(type(state).__name__)}"
-        )
-    values = (getattr(state, each.name) for each in fields(state))
-    return [v for v in values if isinstance(v, torch.Tensor)]
+    try:
+        return algorithm.init(x, x, Net(network, 0))
+    except Exception:  # as of x.norm().item()
+        zeros = torch.zeros(x.shape, dtype=x.dtype)
+        return algorithm.init(zeros, zeros, Net(network, 0))
 
 
 def _no_bits(rows: slice, places: slice) -> Tensor:

@@ -23,7 +23,7 @@ from dfl.simulation import checkpointing, evaluator
 from dfl.simulation.defaults import settle
 from dfl.simulation.heartbeats import alive
 from dfl.simulation.prepare import Prepared, prepare
-from dfl.simulation.run_state import RunState, begin, narrowed
+from dfl.simulation.run_state import RunState, begin, check_state, narrowed, tensors
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks
 from dfl.store.resume import finished
@@ -119,6 +119,7 @@ def _rounds(
         run_state = checkpointing.restore(begin(prepared), prepared, watch)
         if run_state.t == 0:
             run_state.task.recompute_statistics(run_state.state.x)
+        first = run_state.t
         yield from watch.evaluate(run_state)
         while not watch.done:
             if not watch.sharing_all and run_state.task.parameter_layout.shared != shared:
@@ -129,6 +130,9 @@ def _rounds(
             _check_graph(run, network, t)
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
+            if t == first:
+                what = f"--algorithm {run.algorithm}: what round returns"
+                check_state(what, state, tensors(run_state.state), prepared.world)
             network.end_round(t)
             if observed:  # training does not read running statistics
                 task.recompute_statistics(state.x)

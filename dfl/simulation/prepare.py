@@ -35,6 +35,7 @@ from dfl.simulation import build_task, cost, distribute_data, initialization
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
 from dfl.simulation.defaults import compresses, settle
 from dfl.simulation.preflight import check_assumptions, rehearse
+from dfl.simulation.run_state import check_state
 from dfl.simulation.timing import with_clock
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo, Memory, MethodInfo, RunInfo, rows_of
@@ -395,7 +396,8 @@ def build(
         graph: the graph of the peers.
 
     Raises:
-        InputError: on every rank, if the model cannot be trained here.
+        InputError: on every rank, if the model cannot be trained here, or the method returns no
+            state.
     """
     algorithm, sizes = components.algorithm, common["sizes"][:, 0]
     peers = layout.hosted(world.rank)
@@ -425,6 +427,10 @@ def build(
         possible=graph.possible,
         shapes=task.parameter_layout.shapes,
     )
+    shape = 1 if algorithm.has_server else len(peers), task.parameter_layout.shared
+    x = torch.empty(shape, dtype=task.dtype, device="meta")
+    state = cost.blank_state(algorithm, network, x)
+    check_state(f"--algorithm {run.algorithm}: what init returns", state, {"x": x}, world)
     task = with_clock(network, components.links, task, sizes)
     takes_tokens = isinstance(components.model, NamedModels) and components.model.takes_tokens
     test_sets = make_test_sets(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dfl.comm.exchange import Net
+from dfl.core.errors import InputError
+from dfl.core.forms import form_of, require_form
 from dfl.simulation import initialization
 
 if TYPE_CHECKING:
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import State
+    from dfl.comm.mpi import World
     from dfl.simulation.prepare import Prepared
     from dfl.training.task import Task
 else:
@@ -80,6 +84,45 @@ def cut(state: State, shared: int) -> Any:
 
 
 def tensors(state: Any) -> dict[str, Tensor]:
-    """Return the fields of a state that are tensors; the others are the same in every round."""
-    values = {each.name: getattr(state, each.name) for each in fields(state)}
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    """Return the fields of a state, which are tensors."""
+    return {each.name: getattr(state, each.name) for each in fields(state)}
+
+
+def check_state(what: str, state: object, like: Mapping[str, Tensor], world: World) -> None:
+    """Refuse a state that a checkpoint cannot keep, or of another form than before.
+
+    Args:
+        what: its name in messages.
+        state: what a method returned.
+        like: tensors of the form of some of its fields, or all.
+        world: the ranks.
+
+    Raises:
+        InputError: on every rank.
+    """
+    line = ""
+    try:
+        _check_fields(what, state, like)
+    except InputError as error:
+        line = str(error)
+    (fits,) = world.minimum(int(not line))
+    if not fits:
+        raise InputError(line or f"{what} has another form on another rank")
+
+
+def _check_fields(what: str, state: object, like: Mapping[str, Tensor]) -> None:
+    names = {each.name for each in fields(state)} if is_dataclass(state) else set()
+    if not like.keys() <= names:
+        raise InputError(
+            f"{what} must be a frozen dataclass of tensors with a field {', '.join(like)}, not "
+            f"{form_of(state)}"
+        )
+    for name in sorted(names):
+        value, known = getattr(state, name), like.get(name)
+        if known is not None:
+            require_form(f"{what}: {name}", value, torch.Tensor, known.shape, known.dtype)
+        elif not isinstance(value, torch.Tensor) or not value.dim():
+            raise InputError(
+                f"{what}: {name} must be a tensor with a row for each peer or edge, not "
+                f"{form_of(value)}"
+            )

@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
+from dfl.comm.mpi import World
 from dfl.compression import Exact, Quantize
 from dfl.datasets.data import DATASETS
 from dfl.datasets.given import as_data
@@ -31,9 +32,11 @@ from dfl.environment.faults import Fault, LinkLoss, RoundKey
 from dfl.environment.link_models import LINK_MODELS
 from dfl.robust.aggregators import AGGREGATORS, Aggregate
 from dfl.robust.attacks import ATTACKS, Attack, AttackView
+from dfl.simulation.prepare import prepare
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
 from dfl.training.losses import cross_entropy, squared_error
+from tests.support.quadratic import info
 from tests.support.stopping import crash, same
 
 RNG = np.random.default_rng(0)
@@ -619,6 +622,69 @@ def test_a_state_is_a_dataclass() -> None:
     message = refused(lambda: small(algorithm=Undressed()))
     assert "--algorithm" in message
     assert "Bare" in message
+
+
+@dataclass(frozen=True)
+class Kept:
+    x: Tensor
+    kept: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returning(DFedAvgM):
+    """DFedAvgM whose states are made by functions of the models."""
+
+    begun: Any = State
+    after: Any = State
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return self.begun(x)
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        return self.after(super().round(state, task, net).x)
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Returning(begun=lambda x: x), "what init returns must be a frozen dataclass"),
+        (Returning(begun=lambda x: State(x[0])), "what init returns: x must be Tensor of float32"),
+        (Returning(begun=lambda x: State(x.double())), "what init returns: x must be Tensor of"),
+        *(
+            (Returning(begun=partial(Kept, kept=kept)), "what init returns: kept must be a tensor")
+            for kept in (3, None, (), np.zeros(3), torch.tensor(3))
+        ),
+        (Returning(after=lambda z: None), "what round returns must be a frozen dataclass"),
+        (Returning(after=lambda z: z), "what round returns must be a frozen dataclass"),
+        (Returning(after=lambda z: State(z[0])), "what round returns: x must be Tensor of float32"),
+        (Returning(after=lambda z: State(z[:1])), "what round returns: x must be Tensor of"),
+        (Returning(after=lambda z: State(z.double())), "what round returns: x must be Tensor of"),
+        (Returning(after=lambda z: Kept(z, 3)), "what round returns: kept must be a tensor"),
+    ],
+)
+def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith("--algorithm own:Returning")
+    assert wanted in line
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x / x.norm().clip(min=1).item(),
+        lambda x: torch.from_numpy(x.numpy().copy()),
+        lambda x: x + torch.zeros(len(x), 1),
+    ],
+)
+def test_init_may_read_the_models(read: Any) -> None:
+    """The memory of a state is estimated on models without values."""
+
+    def both(x: Tensor) -> Kept:
+        return Kept(x, read(x))
+
+    run = small(algorithm=Returning(begun=both, after=both))
+    assert info(prepare(run, World())).method.rows == 1
+    assert last(run)["train_loss"] == last(small())["train_loss"]
 
 
 def test_a_class_is_no_method() -> None:
