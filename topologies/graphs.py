@@ -25,7 +25,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from topologies.errors import GraphError
+from topologies.errors import GraphError, refuse_clash
 from topologies.sequences import Drawn
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ TRIES = 100
 
 
 def topology(function: Topology) -> Topology:
-    """Add a graph to `TOPOLOGIES` under the function's name."""
+    """Add a graph to `TOPOLOGIES` under the function's name.
+
+    Raises:
+        GraphError: another graph has that name.
+    """
+    refuse_clash("topology", TOPOLOGIES, function)
     TOPOLOGIES[function.__name__] = function
     return function
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, eye_array
 from scipy.sparse.csgraph import connected_components
 
-from topologies.errors import GraphError
+from topologies.errors import GraphError, refuse_clash
 
 SCALINGS = 20_000
 """The most rounds of Sinkhorn's scaling."""
@@ -27,7 +27,12 @@ MIXINGS: dict[str, Mixing] = {}
 
 
 def mixing(function: Mixing) -> Mixing:
-    """Add a rule to `MIXINGS` under the function's name."""
+    """Add a rule to `MIXINGS` under the function's name.
+
+    Raises:
+        GraphError: another rule has that name.
+    """
+    refuse_clash("mixing", MIXINGS, function)
     MIXINGS[function.__name__] = function
     return function
 

@@ -436,3 +436,19 @@ def test_the_decorators_register_a_graph_and_a_rule(monkeypatch: pytest.MonkeyPa
     assert graphs.TOPOLOGIES["pair"] is pair
     assert mixings.MIXINGS["half"] is half
     assert build(pair, half, 2, np.random.default_rng(0)).spectrum.second == 0
+
+
+def test_a_name_belongs_to_one_graph_and_one_rule() -> None:
+    def other(given: Any) -> Any: ...
+
+    decorators: list[tuple[str, Any, Any]] = [
+        ("ring", topology, TOPOLOGIES),
+        ("metropolis", mixing, MIXINGS),
+    ]
+    for name, add, registry in decorators:
+        there = registry[name]
+        assert add(there) is there  # the same definition
+        other.__name__ = name
+        with pytest.raises(GraphError, match=f" {name} is both topologies.* and .*other: "):
+            add(other)
+        assert registry[name] is there
