@@ -14,11 +14,12 @@ their spectra. A new graph or rule is one function with the decorator `topology`
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 from scipy.sparse.csgraph import connected_components
 
 # These register their topologies and rules.
@@ -191,19 +192,26 @@ def build(
             every round draws anew; False where another process has checked them.
 
     Raises:
-        GraphError: the graph does not accept its options or the number of peers, it is not
-            connected, it needs labels and there are none, or the weights are negative, not finite,
-            or sum to 1 neither in every row nor in every column.
+        GraphError: the graph fails, or does not accept its options or the number of peers, it is
+            no matrix (P, P), it is not connected, it needs labels and there are none, or the
+            weights are negative, not finite, or sum to 1 neither in every row nor in every column.
     """
     if not 1 <= peers <= MAX_EDGES:
         raise GraphError(f"peers must be between 1 and {MAX_EDGES:,}, not {peers:,}")
-    made = graph(peers, rng, *_labels(graph, labels))
+    further = _labels(graph, labels)
+    try:
+        made: Any = graph(peers, rng, *further)
+    except GraphError:
+        raise
+    except Exception as error:
+        raise GraphError(" ".join(f"{type(error).__name__}: {error}".split())) from error
     if isinstance(made, Drawn):
-        built = _endless(made, mixing)
+        built = _endless(made, mixing, peers)
     elif isinstance(made, Clustered):
-        built = replace(_periodic(made.graph, mixing), clusters=_clusters(made.clusters, peers))
+        weighted = _periodic(made.graph, mixing, peers)
+        built = replace(weighted, clusters=_clusters(made.clusters, peers))
     else:
-        built = _periodic(made, mixing)
+        built = _periodic(made, mixing, peers)
     if examine and not (built.rows_sum or built.columns_sum):
         raise GraphError(
             "in some rounds only rows sum to 1, and in others only columns: it must be the same in "
@@ -238,9 +246,10 @@ def _labels(
     return (labels,)
 
 
-def _periodic(made: csr_array | Sequence[csr_array], mixing: Mixing) -> WeightedGraph:
+def _periodic(made: Any, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return the graph of one matrix, or of one for every round of a period."""
-    rounds = [made] if isinstance(made, csr_array) else made
+    rounds = list(made) if isinstance(made, Sequence) and len(made) else [made]
+    rounds = [_matrix(each, peers) for each in rounds]
     weights = tuple(_weighted(each, mixing) for each in rounds)
     patterns = [_pattern_of(matrix) for matrix in weights]
     union = csr_array(sum(patterns[1:], start=patterns[0]))
@@ -249,21 +258,42 @@ def _periodic(made: csr_array | Sequence[csr_array], mixing: Mixing) -> Weighted
     return WeightedGraph(weights, _degrees(union), own)
 
 
-def _endless(made: Drawn, mixing: Mixing) -> WeightedGraph:
+def _endless(made: Drawn, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return a graph whose every round is drawn, and given its weights, when it is asked for."""
     if made.possible is not None:
         _check_connected(made.possible)
-    weights = EveryRound(lambda t: _weighted(made.rounds[t], mixing), _bytes)
-    own = made.rounds[0].dtype.kind == "f"
+    weights = EveryRound(lambda t: _weighted(_matrix(made.rounds[t], peers), mixing), _bytes)
+    own = _matrix(made.rounds[0], peers).dtype.kind == "f"
     degrees = _degrees(_pattern_of(weights[0]))
     return WeightedGraph(weights, degrees, own, made.possible, active=made.active)
 
 
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:
     """Return the weights of the graph of one round."""
-    matrix = _canonical(graph if graph.dtype.kind == "f" else mixing(graph))
+    if graph.dtype.kind != "f":
+        graph = _matrix(mixing(graph), graph.shape[0], "mixing rule")
+    matrix = _canonical(graph)
     _check_averages(matrix)
     return matrix
+
+
+def _matrix(made: Any, peers: int, of: str = "topology") -> csr_array:
+    """Return a matrix of a graph or of weights, (P, P), or that of a networkx graph.
+
+    Raises:
+        GraphError: it is none.
+    """
+    graph = made
+    if hasattr(made, "number_of_nodes"):  # row j of the matrix is what j receives
+        graph = pattern(made.reverse() if made.is_directed() else made)
+    if not (issparse(graph) or isinstance(graph, np.ndarray)) or graph.dtype.kind not in "buif":
+        raise GraphError(
+            f"the {of} must return a matrix of bool or of float, not a value of type "
+            f"{type(made).__name__}"
+        )
+    if graph.shape != (peers, peers):
+        raise GraphError(f"the {of} must return a matrix {(peers, peers)}, not {graph.shape}")
+    return graph if isinstance(graph, csr_array) else csr_array(graph)
 
 
 def _canonical(matrix: csr_array) -> csr_array:

@@ -452,3 +452,36 @@ def test_a_name_belongs_to_one_graph_and_one_rule() -> None:
         with pytest.raises(GraphError, match=f" {name} is both topologies.* and .*other: "):
             add(other)
         assert registry[name] is there
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda peers: None, "the topology must return a matrix of bool or of float, not a value"),
+        (lambda peers: [[1]], "the topology must return a matrix of bool or of float, not a value"),
+        (lambda peers: [], "the topology must return a matrix of bool or of float, not a value"),
+        (lambda peers: nx.cycle_graph(peers + 1), r"matrix \(6, 6\), not \(7, 7\)"),
+        (lambda peers: np.ones(peers, bool), r"matrix \(6, 6\), not \(6,\)"),
+        (lambda peers: [np.eye(peers), np.eye(2)], r"matrix \(6, 6\), not \(2, 2\)"),
+        (lambda peers: int("few"), "ValueError: invalid literal"),
+    ],
+)
+def test_a_graph_of_another_form_is_refused(made: Callable[[int], Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message) as caught:
+        build(lambda peers, rng: made(peers), MIXINGS["uniform"], 6, np.random.default_rng(0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_returns_a_matrix() -> None:
+    missing: Any = lambda adjacency: None  # noqa: E731
+    with pytest.raises(GraphError, match="the mixing rule must return a matrix"):
+        build(TOPOLOGIES["ring"], missing, 6, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("made", [nx.cycle_graph(6), nx.cycle_graph(6, nx.DiGraph)])
+def test_a_graph_may_be_one_of_networkx(made: Any) -> None:
+    """An edge i -> j of a directed graph: j receives from i."""
+    there = build(lambda peers, rng: made, MIXINGS["uniform"], 6, np.random.default_rng(0))
+    weights = there.weights[0]
+    assert all(weights[j, i] for i, j in made.edges)
+    assert (weights.nnz == 12) == made.is_directed()
