@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.config import Run
-from dfl.core.errors import DivergedError
+from dfl.core.errors import DivergedError, InputError
+from dfl.core.forms import require_form
+from dfl.core.parse import shown
 from dfl.core.profiling import Profiles, active, phase
 from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
@@ -255,8 +257,7 @@ def measure(
         is_global=is_global(task, has_server=algorithm.has_server),
         ensemble=ensemble,
     )
-    observed = algorithm.observe(run_state.state)
-    own |= {name: value.double().cpu().numpy() for name, value in observed.items()}
+    own |= _observed(run_state, prepared)
     own["payload_bytes"] = network.traffic.payload.astype(np.float64)
     own["download_bytes"] = network.traffic.downloaded.astype(np.float64)
     own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
@@ -264,6 +265,23 @@ def measure(
     if everyone is None:
         return None
     return dict(zip(own, prepared.layout.ascending(everyone).T, strict=True))
+
+
+def _observed(run_state: RunState, prepared: Prepared) -> metrics.Figures:
+    """Return what the method observes, (p,) each by name.
+
+    Raises:
+        InputError: a column of the method is not among it, or something is no tensor (p,).
+    """
+    algorithm = prepared.algorithm
+    what = f"--algorithm {prepared.run.algorithm}: what observe returns"
+    observed = algorithm.observe(run_state.state)
+    if not isinstance(observed, dict) or not set(algorithm.columns) <= observed.keys():
+        wanted = ", ".join(algorithm.columns)
+        raise InputError(f"{what} must be a dict with {wanted or 'tensors'}, not {shown(observed)}")
+    for name, value in observed.items():
+        require_form(f"{what}: {name}", value, torch.Tensor, (len(run_state.task.peers),))
+    return {name: value.double().cpu().numpy() for name, value in observed.items()}
 
 
 def consensus(run_state: RunState, prepared: Prepared) -> tuple[float, Tensor | None]:

@@ -202,7 +202,7 @@ def check_assumptions(
         clustered: whether the topology states the clusters of the peers.
 
     Raises:
-        InputError: the run lacks what the method requires.
+        InputError: the run lacks what the method requires, or that is not stated by assumptions.
     """
     assert run.peers is not None
     algorithm, schedule, attack = components.algorithm, components.lr_schedule, components.attack
@@ -216,6 +216,14 @@ def check_assumptions(
         attack.falsifies and len(attack.chosen(run.peers, run.seed)) > 0,
         clustered,
     )
+
+    for name in ("requires", "expects"):
+        stated = getattr(algorithm, name)
+        if not isinstance(stated, Mapping) or not all(isinstance(a, Assumption) for a in stated):
+            raise InputError(
+                f"--algorithm {run.algorithm}: {name} must be a dict of "
+                f"dfl.algorithms.assumptions, not {shown(stated)}"
+            )
 
     def lines(assumptions: Mapping[Assumption, str]) -> tuple[str, ...]:
         return tuple(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -665,6 +665,40 @@ class Returning(DFedAvgM):
 def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None:
     line = refused(lambda: small(algorithm=method))
     assert line.startswith("--algorithm own:Returning")
+    assert wanted in line
+
+
+class Observing(DFedAvgM):
+    columns = ("gap",)
+
+    def observe(self, state: State) -> Any:
+        return {"gap": 1.0}
+
+
+class Forgetting(DFedAvgM):
+    columns = ("gap",)
+
+
+class Requiring(DFedAvgM):
+    requires: ClassVar[Any] = ("static",)
+
+
+class Expecting(DFedAvgM):
+    expects: ClassVar[Any] = {"static": "it is slow"}
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Observing(), "what observe returns: gap must be Tensor (6,), not 1.0"),
+        (Forgetting(), "what observe returns must be a dict with gap, not {}"),
+        (Requiring(), "requires must be a dict of dfl.algorithms.assumptions, not ('static',)"),
+        (Expecting(), "expects must be a dict of dfl.algorithms.assumptions, not {'static'"),
+    ],
+)
+def test_what_a_method_states_has_its_form(method: DFedAvgM, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith(f"--algorithm own:{type(method).__name__}")
     assert wanted in line
 
 
