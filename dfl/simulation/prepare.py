@@ -444,7 +444,12 @@ def build(
         seed=run.seed,
     )
     world.pulse.doing = _named(peers)
-    info = _run_info(run, task, network, algorithm, test_sets, own_module, facts) if facts else None
+    sizes_of_states = _sizes_of_states(task, network, algorithm)
+    info = None
+    if facts and sizes_of_states:
+        info = _run_info(
+            run, task, network, algorithm, test_sets, own_module, facts, sizes_of_states
+        )
     return Prepared(
         run=run,
         world=world,
@@ -468,6 +473,20 @@ def _named(peers: NDArray[np.int64]) -> str:
     return f"{len(peers)} of the peers {peers[0]} to {peers[-1]}"
 
 
+def _sizes_of_states(task: Task, network: Network, algorithm: Method) -> tuple[float, int] | None:
+    """Return, on rank 0, the rows of m numbers that a peer remembers besides its model, the mean
+    over all peers; and the bytes of models and work on the fullest rank. None elsewhere.
+    """
+    layout, p = task.parameter_layout, len(task.peers)
+    rows = cost.rows_of_state(algorithm, network, layout.shared)
+    models = cost.memory_of_state(algorithm, network, (p, layout), task.dtype)
+    work = (WORK_ROWS * p * layout.d + task.frozen_numbers) * task.dtype.itemsize
+    sizes = network.transport.world.gather(np.array([[rows * p, models + work]]))
+    if sizes is None:
+        return None
+    return float(sizes[:, 0].sum()) / network.layout.peers, int(sizes[:, 1].max())
+
+
 def _run_info(
     run: Run,
     task: Task,
@@ -476,9 +495,11 @@ def _run_info(
     test_sets: TestSets,
     own_module: bool,
     facts: RootFacts,
+    sizes_of_states: tuple[float, int],
 ) -> RunInfo:
     """Return the facts that callbacks receive."""
     layout, dtype, progress = network.layout, task.dtype, facts.progress
+    rows, models = sizes_of_states
 
     def payload(coordinates: int) -> float:
         return cost.payload_per_round(algorithm, network, coordinates, dtype)
@@ -509,34 +530,25 @@ def _run_info(
         payload_shared=payload(task.parameter_layout.shared),
         payload_whole=payload(task.parameter_layout.all_shared.shared),
         method=MethodInfo(
-            rows=cost.rows_of_state(algorithm, network, task.parameter_layout.shared),
+            rows=rows,
             messages=algorithm.messages,
             within_clusters=algorithm.within_clusters,
             assumes=tuple(each.text for each in (*algorithm.requires, *algorithm.expects)),
         ),
-        memory=_memory(task, network, algorithm, test_sets, facts),
+        memory=_memory(models, layout, test_sets, facts),
         notes=facts.notes,
         resumed=(found.round, found.path) if found else None,
         earlier=rows_of(found.content["table"]) if found else (),
     )
 
 
-def _memory(
-    task: Task, network: Network, algorithm: Method, test_sets: TestSets, facts: RootFacts
-) -> Memory:
-    """Return the estimated bytes on the fullest rank, from those on this one."""
-    layout = network.layout
-    hosted, widest = max(1, len(task.peers)), layout.widest
-    dtype = task.dtype
-    state = cost.memory_of_state(
-        algorithm, network, (len(task.peers), task.parameter_layout), dtype
-    )
-    work = WORK_ROWS * hosted * task.parameter_layout.d * dtype.itemsize
+def _memory(models: int, layout: Layout, test_sets: TestSets, facts: RootFacts) -> Memory:
+    """Return the estimated bytes on the fullest rank."""
     ends = np.concatenate([[0], np.cumsum(layout.by_rank(facts.sizes.sum(1)))])
     tensors = (*parts_of(test_sets.inputs), test_sets.labels)
     example = sum(each.element_size() * math.prod(each.shape[1:]) for each in tensors)
     return Memory(
-        models=round((state + work) / hosted * widest + task.frozen_numbers * dtype.itemsize),
+        models=models,
         examples=int(np.diff(ends[layout.starts]).max()) * example,
         test_set=facts.n_test * example,
     )

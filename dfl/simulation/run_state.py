@@ -100,14 +100,8 @@ def check_state(what: str, state: object, like: Mapping[str, Tensor], world: Wor
     Raises:
         InputError: on every rank.
     """
-    line = ""
-    try:
+    with world.agreed():
         _check_fields(what, state, like)
-    except InputError as error:
-        line = str(error)
-    (fits,) = world.minimum(int(not line))
-    if not fits:
-        raise InputError(line or f"{what} has another form on another rank")
 
 
 def _check_fields(what: str, state: object, like: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.conftest import Command
+from tests.support.mpirun import mpirun
 
 LINES = ("peers ", "graph ", "mixing ", "model ", "training ", "server ", "messages ", "memory ",
          "own test ", "different ", " ")  # fmt: skip
@@ -49,3 +50,13 @@ def test_dry_runs_print_the_figures_that_were_recorded(dfl_run: Command, flags: 
     assert ended.code == 0, ended.err
     found = figures(ended.out)
     assert hashlib.sha256(found.encode()).hexdigest()[:8] == RECORDED[flags], found
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_fullest_rank() -> None:
+    """Of three ranks the first has no peers."""
+    command = ["-m", "dfl.run", "--dry-run", "--peers=2", "--bits=4", "--algorithm=choco"]
+    two, three = (mpirun(ranks, *command).stdout.splitlines() for ranks in (2, 3))
+    lines = [line for line in two if line.startswith(("method ", "memory "))]
+    assert "2 rows of memory per peer" in lines[0]
+    assert set(lines) <= set(three)

@@ -437,7 +437,7 @@ class Halved:
         return encoded.view(torch.float16).to(dtype)
 
 
-class Plain(Halved):
+class Unpacked(Halved):
     """The same, without the bytes."""
 
     def encode(self, messages: Tensor, draw: Any) -> Tensor:
@@ -498,8 +498,8 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
             "--aggregator: the scores",
         ),
         (
-            {"algorithm": "qdfedavgm", "compressor": Plain()},
-            "--compressor own:Plain: 8 encoded messages must be Tensor of uint8 (8, B), not "
+            {"algorithm": "qdfedavgm", "compressor": Unpacked()},
+            "--compressor own:Unpacked: 8 encoded messages must be Tensor of uint8 (8, B), not "
             "Tensor of float16 (8, 4096)",
         ),
         ({"algorithm": "qdfedavgm", "compressor": Wide()}, "--compressor own:Wide: 8 decoded"),
