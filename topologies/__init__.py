@@ -271,7 +271,8 @@ def _endless(made: Drawn, mixing: Mixing, peers: int) -> WeightedGraph:
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:
     """Return the weights of the graph of one round."""
     if graph.dtype.kind != "f":
-        graph = _matrix(mixing(graph), graph.shape[0], "mixing rule")
+        edges = _pattern_of(_canonical(graph)) if graph.diagonal().any() else graph
+        graph = _matrix(mixing(edges), graph.shape[0], "mixing rule")
     matrix = _canonical(graph)
     _check_averages(matrix)
     return matrix
@@ -293,6 +294,8 @@ def _matrix(made: Any, peers: int, of: str = "topology") -> csr_array:
         )
     if graph.shape != (peers, peers):
         raise GraphError(f"the {of} must return a matrix {(peers, peers)}, not {graph.shape}")
+    if isinstance(graph, np.ndarray) and graph.dtype.kind == "f":
+        graph = graph.astype(np.float64)  # float16, too, which SciPy lacks
     return graph if isinstance(graph, csr_array) else csr_array(graph)
 
 

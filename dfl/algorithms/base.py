@@ -89,7 +89,7 @@ class Algorithm(ABC, Generic[S]):
 
     @abstractmethod
     def init(self, x: Tensor, copies: Tensor, net: Net) -> S:
-        """Return the state before round 0.
+        """Return the state before round 0; it sends nothing.
 
         Args:
             x: (p, m), the initial models of the peers; or (1, m), that of the server.

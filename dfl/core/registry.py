@@ -128,8 +128,8 @@ class Registry(Mapping[str, _T]):
         """
         if not _NAME.fullmatch(name):
             raise InputError(
-                f"{self.flag}: a component must have a name of letters, digits, _ and -, as "
-                f"my_component, not {shown(name)}"
+                f"{self.flag}: a component must have a name of letters, digits, _ and -, which "
+                f"begins with a letter or digits before one, as my_component, not {shown(name)}"
             )
 
         def enter(component: _C) -> _C:

@@ -441,8 +441,8 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
     found: list[Tensor] = []
     if not given:
         shape = (len(two), *places, task.classes)
-        numbers = torch.linspace(-1, 1, math.prod(shape), dtype=task.dtype, device=task.device)
-        found = [numbers.view(shape)]
+        numbers = torch.arange(math.prod(shape), dtype=task.dtype).cos()
+        found = [numbers.view(shape).to(task.device)]
     generator = torch.get_rng_state()
     try:
         for module, layout in kinds if given else ():
@@ -453,7 +453,7 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
                 found.append(_try_model(part, row, inputs, (len(two), *places)))
             if by_place and on_cpu:
                 task = replace(task, by_model=True)
-            _check_alone(part, row, inputs, found[-1], places)
+            _check_alone(part, row, inputs, found[-1], (len(two), *places))
             _try_indices(part, row, tests, places)
             batched = batched and (run.engine == "batched" or not task.by_model)
             if not batched or task.by_model:
@@ -473,11 +473,6 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
         if places:
             labels = labels.flatten().clamp_min(0)
         task = replace(task, loss_by_model=_try_loss(task.loss, outputs, labels) and on_cpu)
-        if not torch.equal(generator, torch.get_rng_state()):
-            raise InputError(
-                "the model or the loss draws from torch's own generator, which no seed of the run "
-                "decides: take dfl.models.layers.Dropout for dropout"
-            )
     finally:
         torch.set_rng_state(generator)
     _check_shapes([tuple(each.shape) for each in found])
@@ -527,6 +522,7 @@ def _try_model(
 
     Dropout layers keep all units.
     """
+    generator = torch.get_rng_state()
     name = type(task.module).__name__
     shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
     leaves = {
@@ -568,20 +564,35 @@ def _try_model(
         torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
+    _check_draws(generator)
     return outputs.detach()
+
+
+def _check_draws(before: Tensor) -> None:
+    """Refuse a model or a loss that drew random numbers since torch's generator had a state."""
+    if not torch.equal(before, torch.get_rng_state()):
+        raise InputError(
+            "the model or the loss draws from torch's own generator, which no seed of the run "
+            "decides: take dfl.models.layers.Dropout for dropout"
+        )
 
 
 def _check_alone(
     task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
 ) -> None:
-    """Refuse a model with other outputs for the first of its inputs without the others."""
-    first = map_parts(lambda part: part[:1], inputs)
-    if not _agree(_try_model(task, row, first, (1, *places)), outputs[:1]):
+    """Refuse a model with other outputs for its inputs where the first one is repeated."""
+    found = _try_model(task, row, map_parts(_repeated, inputs), (places[0] + 1, *places[1:]))
+    if not _agree(found[1:], outputs):
         raise InputError(
             f"the model {type(task.module).__name__} computes the outputs of an example from other "
             "examples of its batch: the first axis must be that of examples, and BatchNorm must "
             "keep running statistics"
         )
+
+
+def _repeated(examples: Tensor) -> Tensor:
+    """Return (n + 1, ...), examples (n, ...) after the first of them."""
+    return torch.cat([examples[:1], examples])
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:
@@ -594,6 +605,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
     """Differentiate a loss by outputs (n, ...), and return whether it rounds by place."""
     from dfl.training.rounding import recorded
 
+    generator = torch.get_rng_state()
     leaf = outputs.clone().requires_grad_()
     with recorded() as by_place:
         losses = _losses(loss, leaf, labels)
@@ -603,7 +615,8 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
             raise InputError(
                 f"the loss cannot be differentiated by the outputs: {one_line(error)}"
             ) from error
-    if not _agree(_losses(loss, outputs[:1], labels[:1]), losses[:1].detach()):
+    _check_draws(generator)
+    if not _agree(_losses(loss, _repeated(outputs), _repeated(labels))[1:], losses.detach()):
         raise InputError("the loss of an example depends on other examples of its batch")
     return bool(by_place)
 

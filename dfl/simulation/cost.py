@@ -9,13 +9,14 @@ import numpy as np
 
 from dfl.comm.exchange import Net
 from dfl.comm.schedule import examples
+from dfl.core.errors import InputError, one_line
 from dfl.simulation.run_state import tensors
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.algorithms import Method
+    from dfl.algorithms import Method, State
     from dfl.comm.network import Network
     from dfl.models.parameter_layout import ParameterLayout
 else:
@@ -76,43 +77,29 @@ def parameters_k_plus_m(
     return int(peers + answers) * (first * whole + then * parameter_layout.shared)
 
 
-def rows_of_state(algorithm: Method, network: Network, shared: int) -> float:
-    """Return the rows of m numbers that a peer remembers besides its model, the mean over this
-    rank's peers.
-
-    Args:
-        algorithm: the method.
-        network: the network.
-        shared: m.
-    """
-    rows = len(network.traffic.payload)
-    if not rows * shared:
-        return 0.0
-    state = blank_state(algorithm, network, torch.empty(rows, shared, device="meta"))
+def rows_of_state(state: State) -> tuple[int, int]:
+    """Return the numbers of a state that are in rows, and those of its models."""
     numbers = sum(math.prod(v.shape) for v in tensors(state).values() if v.dim() > 1)
-    return numbers / (rows * shared) - 1
+    return numbers, math.prod(state.x.shape)
 
 
-def memory_of_state(
-    algorithm: Method,
-    network: Network,
-    models: tuple[int, ParameterLayout],
-    dtype: torch.dtype,
-) -> int:
-    """Return the bytes of a method's state, found on tensors without storage where it can be.
+def memory_of_state(state: State, p: int, parameter_layout: ParameterLayout) -> int:
+    """Return the bytes of a method's state and of the personal parameters.
 
     Args:
-        algorithm: the method.
-        network: the network.
-        models: p, and the layout of their parameters.
-        dtype: of the parameters.
+        state: with values or without.
+        p: the peers.
+        parameter_layout: of their models.
     """
-    p, parameter_layout = models
-    shared = parameter_layout.shared
-    x = torch.empty(1 if algorithm.has_server else p, shared, dtype=dtype, device="meta")
-    state = tensors(blank_state(algorithm, network, x)).values()
-    personal = p * (parameter_layout.d - shared) * dtype.itemsize
-    return personal + sum(math.prod(v.shape) * v.element_size() for v in state)
+    personal = p * (parameter_layout.d - parameter_layout.shared) * state.x.dtype.itemsize
+    held = tensors(state).values()
+    return personal + sum(math.prod(v.shape) * v.element_size() for v in held)
+
+
+def blank_models(algorithm: Method, network: Network, shared: int, dtype: torch.dtype) -> Tensor:
+    """Return models without values, (p, m); (1, m) of a server."""
+    rows = 1 if algorithm.has_server else len(network.traffic.payload)
+    return torch.empty(rows, shared, dtype=dtype, device="meta")
 
 
 def blank_state(algorithm: Method, network: Network, x: Tensor) -> Any:
@@ -122,13 +109,24 @@ def blank_state(algorithm: Method, network: Network, x: Tensor) -> Any:
     Args:
         algorithm: the method.
         network: the network.
-        x: (p, m), or (1, m) of a server, on the device meta.
+        x: as `blank_models` returns them.
+
+    Raises:
+        InputError: the method fails, or sends messages.
     """
     try:
-        return algorithm.init(x, x, Net(network, 0))
+        state = algorithm.init(x, x, Net(network, 0))
     except Exception:  # as of x.norm().item()
         zeros = torch.zeros(x.shape, dtype=x.dtype)
-        return algorithm.init(zeros, zeros, Net(network, 0))
+        try:
+            state = algorithm.init(zeros, zeros, Net(network, 0))
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"--algorithm: init fails: {one_line(error)}") from error
+    if network.traffic.payload.any():
+        raise InputError("--algorithm: init sends messages, which round alone may")
+    return state
 
 
 def _no_bits(rows: slice, places: slice) -> Tensor:

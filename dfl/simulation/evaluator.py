@@ -271,16 +271,19 @@ def _observed(run_state: RunState, prepared: Prepared) -> metrics.Figures:
     """Return what the method observes, (p,) each by name.
 
     Raises:
-        InputError: a column of the method is not among it, or something is no tensor (p,).
+        InputError: on every rank, a column of the method is not among it, or something is no
+            tensor (p,).
     """
     algorithm = prepared.algorithm
     what = f"--algorithm {prepared.run.algorithm}: what observe returns"
     observed = algorithm.observe(run_state.state)
-    if not isinstance(observed, dict) or not set(algorithm.columns) <= observed.keys():
-        wanted = ", ".join(algorithm.columns)
-        raise InputError(f"{what} must be a dict with {wanted or 'tensors'}, not {shown(observed)}")
-    for name, value in observed.items():
-        require_form(f"{what}: {name}", value, torch.Tensor, (len(run_state.task.peers),))
+    with prepared.world.agreed():
+        if not isinstance(observed, dict):
+            raise InputError(f"{what} must be a dict of tensors, not {shown(observed)}")
+        if missing := [name for name in algorithm.columns if name not in observed]:
+            raise InputError(f"{what} lacks {', '.join(missing)}, which columns names")
+        for name, value in observed.items():
+            require_form(f"{what}: {name}", value, torch.Tensor, (len(run_state.task.peers),))
     return {name: value.double().cpu().numpy() for name, value in observed.items()}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 import topologies
-from dfl.core.errors import InputError
+from dfl.core.errors import InputError, one_line
 from dfl.core.parse import shown
 from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
@@ -50,7 +50,7 @@ def mixing(value: object) -> Callable[[csr_array], csr_array]:
         InputError: something else than matrices, or a function from graph to matrix.
     """
     if callable(value):
-        return lambda graph: _fitting(_rule_result(value(graph)), graph)
+        return lambda graph: _fitting(_rule_result(value, graph), graph)
     several = _matrices(value)
     matrices = iter(several) if len(several) > 1 else repeat(several[0])
 
@@ -63,7 +63,11 @@ def mixing(value: object) -> Callable[[csr_array], csr_array]:
     return given
 
 
-def _rule_result(matrix: object) -> csr_array:
+def _rule_result(rule: Callable[[csr_array], object], graph: csr_array) -> csr_array:
+    try:
+        matrix = rule(graph)
+    except Exception as error:
+        raise InputError(f"--mixing fails: {one_line(error)}") from error
     return csr_array(_matrix("--mixing", matrix), dtype=np.float64)
 
 

@@ -9,8 +9,8 @@ whether consensus distance still shrinks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -173,7 +173,8 @@ def _check_attack(
     )
     if not attack.per_edge:
         what = f"--attack {run.attack}: {len(rows)} falsified messages of one number"
-        require_form(what, attack.falsify(view), np.ndarray, (len(rows), 1))
+        sent = _called(f"--attack {run.attack}", lambda: attack.falsify(view))
+        require_form(what, sent, np.ndarray, (len(rows), 1))
         return
     (matrix,) = graph
     receivers, owners = matrix.nonzero()
@@ -181,7 +182,7 @@ def _check_attack(
     edges = np.stack([owners[used], receivers[used]], axis=1).astype(np.int64)
     if len(edges):
         what = f"--attack {run.attack}: {len(edges)} falsified messages of one number"
-        sent = attack.falsify_edges(view, matrix, edges)
+        sent = _called(f"--attack {run.attack}", lambda: attack.falsify_edges(view, matrix, edges))
         require_form(what, sent, np.ndarray, (len(edges), 1))
 
 
@@ -342,11 +343,12 @@ def _compression_error(run: Run, components: Components) -> tuple[float, float]:
     side = math.isqrt(MESSAGE)
     compressor = fitted(components.compressor, ((side, side),))
     draw = randomness.draws(run.seed, "rehearsed rounding", range(DRAWS))
-    encoded = compressor.encode(message.expand(DRAWS, -1).contiguous(), draw)
-    what = f"--compressor {run.compressor}: {DRAWS} encoded messages"
+    name, messages = f"--compressor {run.compressor}", message.expand(DRAWS, -1).contiguous()
+    encoded = _called(name, lambda: compressor.encode(messages, draw))
+    what = f"{name}: {DRAWS} encoded messages"
     require_form(what, encoded, torch.Tensor, (DRAWS, "B"), torch.uint8)
-    decoded = compressor.decode(encoded, MESSAGE, message.dtype)
-    what = f"--compressor {run.compressor}: {DRAWS} decoded messages"
+    decoded = _called(name, lambda: compressor.decode(encoded, MESSAGE, message.dtype))
+    what = f"{name}: {DRAWS} decoded messages"
     require_form(what, decoded, torch.Tensor, (DRAWS, MESSAGE), message.dtype)
     errors = decoded - message
     squares = float(errors.square().sum())
@@ -449,6 +451,16 @@ def _check_rule(
     require_form(f"--aggregator: the row {what}", result.row, np.ndarray, (1,))
     if result.scores is not None:
         require_form(f"--aggregator: the scores {what}", result.scores, np.ndarray, (n,))
+
+
+def _called(what: str, call: Callable[[], Any]) -> Any:
+    """Return what a component returns, and refuse in one line one that fails."""
+    try:
+        return call()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} fails: {one_line(error)}") from error
 
 
 def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.algorithms import Method
+from dfl.algorithms import Method, State
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.placement import placed
@@ -427,9 +427,9 @@ def build(
         possible=graph.possible,
         shapes=task.parameter_layout.shapes,
     )
-    shape = 1 if algorithm.has_server else len(peers), task.parameter_layout.shared
-    x = torch.empty(shape, dtype=task.dtype, device="meta")
-    state = cost.blank_state(algorithm, network, x)
+    x = cost.blank_models(algorithm, network, task.parameter_layout.shared, task.dtype)
+    with world.agreed():
+        state = cost.blank_state(algorithm, network, x)
     check_state(f"--algorithm {run.algorithm}: what init returns", state, {"x": x}, world)
     task = with_clock(network, components.links, task, sizes)
     takes_tokens = isinstance(components.model, NamedModels) and components.model.takes_tokens
@@ -444,7 +444,7 @@ def build(
         seed=run.seed,
     )
     world.pulse.doing = _named(peers)
-    sizes_of_states = _sizes_of_states(task, network, algorithm)
+    sizes_of_states = _sizes_of_states(task, state, world)
     info = None
     if facts and sizes_of_states:
         info = _run_info(
@@ -473,18 +473,18 @@ def _named(peers: NDArray[np.int64]) -> str:
     return f"{len(peers)} of the peers {peers[0]} to {peers[-1]}"
 
 
-def _sizes_of_states(task: Task, network: Network, algorithm: Method) -> tuple[float, int] | None:
+def _sizes_of_states(task: Task, state: State, world: World) -> tuple[float, int] | None:
     """Return, on rank 0, the rows of m numbers that a peer remembers besides its model, the mean
     over all peers; and the bytes of models and work on the fullest rank. None elsewhere.
     """
     layout, p = task.parameter_layout, len(task.peers)
-    rows = cost.rows_of_state(algorithm, network, layout.shared)
-    models = cost.memory_of_state(algorithm, network, (p, layout), task.dtype)
     work = (WORK_ROWS * p * layout.d + task.frozen_numbers) * task.dtype.itemsize
-    sizes = network.transport.world.gather(np.array([[rows * p, models + work]]))
+    models = cost.memory_of_state(state, p, layout) + work
+    sizes = world.gather(np.array([[*cost.rows_of_state(state), models]]))
     if sizes is None:
         return None
-    return float(sizes[:, 0].sum()) / network.layout.peers, int(sizes[:, 1].max())
+    held, own, _ = sizes.sum(0).tolist()
+    return held / own - 1 if own else 0.0, int(sizes[:, 2].max())
 
 
 def _run_info(

@@ -41,7 +41,7 @@ def data(inputs: NDArray[Any] = X) -> dfl.Data:
 
 
 def final(
-    model: nn.Module | list[nn.Module], given: dfl.Data | None = None, **settings: Any
+    model: nn.Module | list[nn.Module] | str, given: dfl.Data | None = None, **settings: Any
 ) -> dict[str, float]:
     return list(dfl.simulate(dfl.Run(**{**FEW, **settings}, model=model, dataset=given or data())))[
         -1
@@ -489,8 +489,32 @@ def test_a_model_that_couples_the_examples_of_a_batch_is_refused(
 
 def test_statistics_of_the_batch_alone_are_refused() -> None:
     layer = nn.BatchNorm1d(6, track_running_stats=False)
-    with pytest.raises(dfl.InputError, match=r"fails on inputs of shape \(1, 6\): ValueError"):
+    with pytest.raises(dfl.InputError, match="BatchNorm must keep running statistics"):
         final(nn.Sequential(layer, nn.Linear(6, 3)))
+
+
+def test_random_numbers_are_named_as_the_reason() -> None:
+    noisy = Coupled(lambda x: x + torch.randn_like(x))
+    with pytest.raises(dfl.InputError, match="draws from torch's own generator"):
+        final(noisy)
+
+    def shaken(outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(
+            outputs + torch.rand_like(outputs), labels, reduction="none"
+        )
+
+    with pytest.raises(dfl.InputError, match="draws from torch's own generator"):
+        final(nn.Linear(6, 3), loss=shaken)
+
+
+def test_a_model_need_not_take_a_batch_of_one() -> None:
+    """Whose axis torch.squeeze would remove."""
+    assert "train_loss" in final(Coupled(torch.squeeze))
+
+
+def test_a_model_without_finite_outputs_is_refused_as_such() -> None:
+    with pytest.raises(dfl.DivergedError):
+        final(Coupled(lambda x: x / 0))
 
 
 def test_a_loss_that_couples_the_examples_of_a_batch_is_refused() -> None:
@@ -499,8 +523,15 @@ def test_a_loss_that_couples_the_examples_of_a_batch_is_refused() -> None:
         losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
         return losses / counts[labels] * len(labels)
 
-    with pytest.raises(dfl.InputError, match="the loss of an example depends on other examples"):
-        final(nn.Linear(6, 3), loss=balanced)
+    def centred(outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = outputs - outputs.mean(0)
+        losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return losses
+
+    for loss in (balanced, centred):
+        for model in (nn.Linear(6, 3), "softmax"):
+            with pytest.raises(dfl.InputError, match="the loss of an example depends on other"):
+                final(model, loss=loss)
 
 
 class Branches(nn.Module):

@@ -15,6 +15,7 @@ from dfl.algorithms.assumptions import Assumption
 from dfl.config import Run
 from dfl.core.options import options
 from dfl.core.registry import flag
+from dfl.evaluation.goals import FALLING
 from dfl.simulation.components import registries
 from tests.support.pages import DOCS, ROOT
 
@@ -111,3 +112,4 @@ def test_every_column_is_described(
     run = dfl.load(tmp_path / "run")
     assert [name for name in run.rows.columns if f"| `{name}` |" not in of_run] == []
     assert [name for name in run.peers.columns if f"| `{name}` |" not in of_peers] == []
+    assert [name for name in FALLING if f"| `{name}` |" not in of_run] == []

@@ -151,37 +151,32 @@ def test_another_seed_gives_other_models_and_data() -> None:
     assert not torch.equal(first.task.examples.inputs, second.task.examples.inputs)
 
 
+def memory_of_state(setting: Prepared, peers: int) -> int:
+    algorithm, network, layout = setting.algorithm, setting.network, setting.task.parameter_layout
+    x = cost.blank_models(algorithm, network, layout.shared, torch.float32)
+    return cost.memory_of_state(cost.blank_state(algorithm, network, x), peers, layout)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "rows"), [("dfedavgm", 1), ("qdfedavgm", 3), ("qdfedavgm:exchange=paper", 1)]
 )
 def test_the_estimate_of_memory_counts_rows_of_the_state(algorithm: str, rows: int) -> None:
     setting = digits(algorithm=algorithm)
     d = setting.task.parameter_layout.d
-    estimate = cost.memory_of_state(
-        setting.algorithm, setting.network, (6, setting.task.parameter_layout), torch.float32
-    )
-    assert estimate == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
+    assert memory_of_state(setting, 6) == pytest.approx(rows * 6 * d * 4, abs=6 * 8)
 
 
 def test_a_rank_without_peers_holds_only_the_servers_model() -> None:
     setting = digits(algorithm="fedavg", share="head:1", peers=1)
     setting.network.traffic.payload = setting.network.traffic.payload[:0]
     d = setting.task.parameter_layout.d
-    assert (
-        cost.memory_of_state(
-            setting.algorithm, setting.network, (0, setting.task.parameter_layout), torch.float32
-        )
-        < 2 * 4 * d
-    )
+    assert memory_of_state(setting, 0) < 2 * 4 * d
 
 
 def test_the_estimate_of_memory_counts_edges() -> None:
     setting = digits(algorithm="qdfedavgm", topology="one_peer_exponential", peers=8)
     d = setting.task.parameter_layout.d
-    estimate = cost.memory_of_state(
-        setting.algorithm, setting.network, (8, setting.task.parameter_layout), torch.float32
-    )
-    assert estimate == pytest.approx(
+    assert memory_of_state(setting, 8) == pytest.approx(
         (1 + 2 * 3) * 8 * d * 4, abs=8 * 8
     )  # three outgoing and three incoming edges
 

@@ -463,6 +463,14 @@ class Everyone(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Failing(Attack):
+    """Attackers have no message."""
+
+    def falsify(self, view: AttackView) -> Any:
+        return view.updates.rows[:0][view.attackers]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Onefold(Attack):
     """Attackers send one message over all edges."""
 
@@ -490,6 +498,8 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"partition": lambda labels, peers, rng: [[0]] * peers}, "--partition must return"),
         ({"lr_schedule": lambda t: 1.0}, "--lr-schedule fails"),
         ({"lr_schedule": lambda t, rounds: float("nan")}, "--lr-schedule must return a finite"),
+        ({"mixing": lambda graph: 1 / 0}, "--mixing fails: ZeroDivisionError"),
+        ({"attack": Failing(peers=(0,))}, "--attack own:Failing(fraction=0.2, peers=(0,)) fails"),
         ({"aggregator": lambda updates: updates.rows[0]}, "--aggregator must return"),
         ({"aggregator": lambda updates: Aggregate(updates.rows)}, "--aggregator: the row"),
         ({"aggregator": lambda updates: Aggregate(updates.mix(np.ones(9)))}, "--aggregator fails"),
@@ -668,11 +678,39 @@ def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None
     assert wanted in line
 
 
+class Sending(DFedAvgM):
+    """The peers average before round 0."""
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> State:
+        return State(net.exchange(x).average())
+
+
+class Raising(DFedAvgM):
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> State:
+        raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Sending(), "--algorithm: init sends messages, which round alone may"),
+        (Raising(), "--algorithm: init fails: KeyError: 'x'"),
+    ],
+)
+def test_init_only_makes_a_state(method: DFedAvgM, wanted: str) -> None:
+    assert refused(lambda: small(algorithm=method)) == wanted
+
+
 class Observing(DFedAvgM):
     columns = ("gap",)
 
     def observe(self, state: State) -> Any:
         return {"gap": 1.0}
+
+
+class Other(Observing):
+    def observe(self, state: State) -> Any:
+        return {"other": state.x[:, 0]}
 
 
 class Forgetting(DFedAvgM):
@@ -691,7 +729,8 @@ class Expecting(DFedAvgM):
     ("method", "wanted"),
     [
         (Observing(), "what observe returns: gap must be Tensor (6,), not 1.0"),
-        (Forgetting(), "what observe returns must be a dict with gap, not {}"),
+        (Other(), "what observe returns lacks gap, which columns names"),
+        (Forgetting(), "what observe returns lacks gap, which columns names"),
         (Requiring(), "requires must be a dict of dfl.algorithms.assumptions, not ('static',)"),
         (Expecting(), "expects must be a dict of dfl.algorithms.assumptions, not {'static'"),
     ],
@@ -772,6 +811,21 @@ def test_a_run_with_objects_is_resumed_with_them(tmp_path: Path) -> None:
     assert "--algorithm" in line
     list(dfl.simulate(dfl.resumed(tmp_path / "cut", **given())))
     same(tmp_path / "whole", tmp_path / "cut")
+
+
+class Late(DFedAvgM):
+    """Returns nothing in round 4."""
+
+    def round(self, state: State, task: Any, net: Any) -> Any:
+        return super().round(state, task, net) if net.t < 4 else None
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_first_round_after_a_resume_is_checked(tmp_path: Path) -> None:
+    given = {"algorithm": Late(), "dataset": DATA}
+    crash(small(rounds=6, checkpoint_every=2, out=tmp_path, **given), 4)
+    line = refused(lambda: dfl.resumed(tmp_path, **given))
+    assert "what round returns must be a frozen dataclass" in line
 
 
 class InPlace(nn.Module):
