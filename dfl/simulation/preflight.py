@@ -456,7 +456,8 @@ def _check_rule(
 def _called(what: str, call: Callable[[], Any]) -> Any:
     """Return what a component returns, and refuse in one line one that fails."""
     try:
-        return call()
+        with np.errstate(all="ignore"):  # a run says where its numbers are not finite
+            return call()
     except InputError:
         raise
     except Exception as error:

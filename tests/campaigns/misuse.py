@@ -323,9 +323,10 @@ MODELS: list[tuple[str, Callable[[], Any], str]] = [
     ("a forward that raises many lines", lambda: Of(lambda x: int("a\n" * 5000)), "ValueError"),
     (
         "a forward that branches",
-        lambda: Of(lambda x: x if float(x.detach().sum()) > 0 else x * 2),
+        lambda: Of(lambda x: x if float(x.detach().sum()) > 1e9 else x * 2),
         RUNS,
     ),
+    ("a forward that couples examples", lambda: Of(lambda x: x - x.mean(0)), "other examples"),
     ("a forward that writes in place", lambda: Of(lambda x: x.relu_()), RUNS),
     ("a module that cannot be copied", lambda: with_attribute(threading.Lock()), "copied"),
     ("NaN in the weights", lambda: scaled(float("nan")), DIVERGES),

@@ -69,9 +69,10 @@ def mixer(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def curved_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of 1 / (1 + exp(margin)) of every example, (n,).
+    """Return the sum of log(1 + exp(-margin)) + 1 / (1 + exp(margin)) of every example, (n,).
 
-    The gradient of a sigmoid is computed from its value.
+    The gradient of the second, a sigmoid, is computed from its value.
     """
     signs = 2 * torch.nn.functional.one_hot(labels, outputs.shape[1]) - 1
-    return torch.sigmoid(-outputs * signs).sum(1)
+    gaps = -outputs * signs
+    return (torch.nn.functional.softplus(gaps) + torch.sigmoid(gaps)).sum(1)
