@@ -70,7 +70,8 @@ def shown(browser: Any, path: Path, width: int = 1280) -> None:
     browser.set_window_size(width, 1000)
     browser.get_log("browser")
     browser.get(path.resolve().as_uri())
-    browser.execute_script("sessionStorage.clear(); location.reload()")
+    browser.execute_script("sessionStorage.clear()")
+    browser.refresh()  # which waits until the page is there again, as a script cannot
 
 
 def element(browser: Any, selector: str) -> Any:
