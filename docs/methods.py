@@ -21,7 +21,7 @@ from dfl.comm.threat_model import ThreatModel
 from dfl.compression import COMPRESSORS
 from dfl.core.layout import Layout
 from dfl.environment.faults import FAULTS, Fault
-from dfl.simulation.cost import blank_models, blank_state, rows_of_state
+from dfl.simulation.cost import blank_models, blank_state, numbers_of_state
 from topologies import MIXINGS, TOPOLOGIES, build
 
 PAGE = Path(__file__).with_name("methods.md")
@@ -64,7 +64,7 @@ def memory(algorithm: Algorithm[Any], faults: tuple[Fault, ...]) -> str:
     for peers in (3, 5):
         chain = network(peers, faults)
         models = blank_models(algorithm, chain, WIDTH, torch.float32)
-        numbers, own = rows_of_state(blank_state(algorithm, chain, models))
+        numbers, own = numbers_of_state(blank_state(algorithm, chain, models))
         found.append(numbers / own - 1)
     per_neighbour = round((found[1] - found[0]) / (8 / 5 - 4 / 3), 2)
     rows = round(found[0] - per_neighbour * 4 / 3, 2)

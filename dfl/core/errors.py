@@ -1,5 +1,8 @@
 """Errors that the user sees as one line and an exit code, without a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """A bad flag, option, file or combination.
@@ -34,6 +37,21 @@ def one_line(error: BaseException) -> str:
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """Raise an `InputError` in place of any other error of a block that calls a component.
+
+    Args:
+        what: the beginning of its message, as "--mixing fails"; the error follows.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: {one_line(error)}") from error
 
 
 def printable(text: str) -> str:

@@ -25,8 +25,8 @@ _C = TypeVar("_C", bound=Component)
 _R = TypeVar("_R")
 
 
-_NAME = re.compile(r"[0-9]*[A-Za-z][A-Za-z0-9_-]*")
-"""A name that a spec may have, also after a +: see `split_specs`."""
+BEGINNING = "[0-9]*[A-Za-z]"
+"""The beginning of a name in a spec, by which a + before it is known to separate specs."""
 OWN = "own"
 """The name in a spec that describes an object of the caller: own:MyMethod(beta=0.9)."""
 
@@ -126,7 +126,7 @@ class Registry(Mapping[str, _T]):
         Raises:
             InputError: another component has that name, or a spec cannot have it.
         """
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(f"{BEGINNING}[A-Za-z0-9_-]*", name):
             raise InputError(
                 f"{self.flag}: a component must have a name of letters, digits, _ and -, which "
                 f"begins with a letter or digits before one, as my_component, not {shown(name)}"
@@ -301,7 +301,7 @@ def choose_several(
 
 def split_specs(specs: str) -> list[str]:
     """Split specs that are joined by +; a + that no name follows belongs to an option."""
-    return re.split(r"\+(?=[0-9]*[A-Za-z])", specs)
+    return re.split(rf"\+(?={BEGINNING})", specs)
 
 
 def describe(registry: Mapping[str, Component]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dfl.core.arrays import Array, Arrays
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, map_parts, parts_of, shape_of, shown_shape
 from dfl.core.registry import Registry
@@ -133,17 +133,13 @@ def _arrays(name: str, value: Any) -> Parts:
 def as_array(name: str, value: Any) -> Array:
     """Return a caller's values as an array in a dtype of torch."""
     torch = sys.modules.get("torch")
-    try:
+    with in_one_line(f"{name} must be an array of numbers"):
         if torch is not None and isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         if np.ma.is_masked(value):
             raise InputError(f"{name} has masked values: fill them or leave these examples out")
         array = np.asarray(value)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{name} must be an array of numbers: {one_line(error)}") from error
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf" or size > 8 or not array.ndim:
         found = f"{shown(value)} of dtype {array.dtype}"

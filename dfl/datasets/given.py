@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.core.arrays import Array
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, map_parts, parts_of
 from dfl.datasets.data import Data, as_array
@@ -85,13 +85,9 @@ def _examples(value: Any, least: int = 1) -> tuple[Parts, Array]:
     if isinstance(value, tuple | list):
         inputs, labels = map_parts(_whole, value[0]), _whole(value[1])
     else:
-        try:
+        with in_one_line("--dataset cannot be read"):
             items = [_item(value[i]) for i in range(len(value))]
             *stacked, labels = (np.stack(column) for column in zip(*items, strict=True))
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"--dataset cannot be read: {one_line(error)}") from error
         inputs = tuple(stacked) if len(stacked) > 1 else stacked[0]
     arrays = (*parts_of(inputs), labels)
     scalars = any(part.ndim < 1 for part in arrays)

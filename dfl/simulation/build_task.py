@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dfl.config import Run
 from dfl.core.arrays import Array, Arrays
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.options import MOST
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, Shape, joined, map_parts, parts_of, shape_of, shown_shape
@@ -453,7 +453,7 @@ def tried(run: Run, task: Task, common: Arrays, given: bool) -> Task:
                 found.append(_try_model(part, row, inputs, (len(two), *places)))
             if by_place and on_cpu:
                 task = replace(task, by_model=True)
-            _check_alone(part, row, inputs, found[-1], (len(two), *places))
+            _check_examples_apart(part, row, inputs, found[-1], (len(two), *places))
             _try_indices(part, row, tests, places)
             batched = batched and (run.engine == "batched" or not task.by_model)
             if not batched or task.by_model:
@@ -577,7 +577,7 @@ def _check_draws(before: Tensor) -> None:
         )
 
 
-def _check_alone(
+def _check_examples_apart(
     task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
 ) -> None:
     """Refuse a model with other outputs for its inputs where the first one is repeated."""
@@ -625,14 +625,8 @@ def _losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the losses of examples, (n,), and refuse what is no loss of each example."""
     n = len(labels)
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
-    try:
+    with in_one_line(f"the loss fails on {shapes}, {labels.dtype}"):
         losses = loss(outputs, labels)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"the loss fails on {shapes}, {labels.dtype}: {one_line(error)}"
-        ) from error
     if not isinstance(losses, torch.Tensor) or losses.shape != (n,):
         found = (
             f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else shown(losses)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dfl.comm.exchange import Net
 from dfl.comm.schedule import examples
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line
 from dfl.simulation.run_state import tensors
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def parameters_k_plus_m(
     return int(peers + answers) * (first * whole + then * parameter_layout.shared)
 
 
-def rows_of_state(state: State) -> tuple[int, int]:
+def numbers_of_state(state: State) -> tuple[int, int]:
     """Return the numbers of a state that are in rows, and those of its models."""
     numbers = sum(math.prod(v.shape) for v in tensors(state).values() if v.dim() > 1)
     return numbers, math.prod(state.x.shape)
@@ -118,12 +118,8 @@ def blank_state(algorithm: Method, network: Network, x: Tensor) -> Any:
         state = algorithm.init(x, x, Net(network, 0))
     except Exception:  # as of x.norm().item()
         zeros = torch.zeros(x.shape, dtype=x.dtype)
-        try:
+        with in_one_line("--algorithm: init fails"):
             state = algorithm.init(zeros, zeros, Net(network, 0))
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"--algorithm: init fails: {one_line(error)}") from error
     if network.traffic.payload.any():
         raise InputError("--algorithm: init sends messages, which round alone may")
     return state

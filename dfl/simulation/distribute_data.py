@@ -20,7 +20,7 @@ from dfl.comm.mpi import World
 from dfl.comm.schedule import endless
 from dfl.config import Run
 from dfl.core.arrays import Arrays
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line
 from dfl.core.layout import Layout
 from dfl.core.parts import Parts, joined, map_parts, named, parts_of
 from dfl.datasets.data import Data, checked
@@ -49,12 +49,8 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
     """
     environment = os.environ.get("DFL_DATA")
     directory = run.data_dir or (Path(environment) if environment else None)
-    try:
+    with in_one_line(f"--dataset {run.dataset} cannot be read"):
         loaded = sources.dataset(directory)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"--dataset {run.dataset} cannot be read: {one_line(error)}") from error
     data = checked(loaded)
     if run.eval_examples and run.eval_examples > len(data.test_labels):
         raise InputError(

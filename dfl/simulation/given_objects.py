@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 import topologies
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line
 from dfl.core.parse import shown
 from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
@@ -64,10 +64,8 @@ def mixing(value: object) -> Callable[[csr_array], csr_array]:
 
 
 def _rule_result(rule: Callable[[csr_array], object], graph: csr_array) -> csr_array:
-    try:
+    with in_one_line("--mixing fails"):
         matrix = rule(graph)
-    except Exception as error:
-        raise InputError(f"--mixing fails: {one_line(error)}") from error
     return csr_array(_matrix("--mixing", matrix), dtype=np.float64)
 
 

@@ -24,7 +24,7 @@ from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, fitted
 from dfl.config import Run
 from dfl.core import randomness
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.forms import require_form
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
@@ -455,13 +455,8 @@ def _check_rule(
 
 def _called(what: str, call: Callable[[], Any]) -> Any:
     """Return what a component returns, and refuse in one line one that fails."""
-    try:
-        with np.errstate(all="ignore"):  # a run says where its numbers are not finite
-            return call()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{what} fails: {one_line(error)}") from error
+    with in_one_line(f"{what} fails"), np.errstate(all="ignore"):
+        return call()
 
 
 def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:

@@ -480,7 +480,7 @@ def _sizes_of_states(task: Task, state: State, world: World) -> tuple[float, int
     layout, p = task.parameter_layout, len(task.peers)
     work = (WORK_ROWS * p * layout.d + task.frozen_numbers) * task.dtype.itemsize
     models = cost.memory_of_state(state, p, layout) + work
-    sizes = world.gather(np.array([[*cost.rows_of_state(state), models]]))
+    sizes = world.gather(np.array([[*cost.numbers_of_state(state), models]]))
     if sizes is None:
         return None
     held, own, _ = sizes.sum(0).tolist()

@@ -152,11 +152,11 @@ def test_too_many_peers_are_not_drawn(
     attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(attacked, tmp_path, dirs_exist_ok=True)
-    said = "Peers are not drawn: there are too many."
-    for most, drawn in ((6, True), (5, False)):
+    note = "Peers are not drawn: there are too many."
+    for most, shown in ((6, True), (5, False)):
         monkeypatch.setattr(run_page, "PEERS", most)
         Report(tmp_path).write(manifest.read_now(tmp_path))
-        assert ("graph" in data_of(tmp_path), said in text_of(tmp_path)) == (drawn, not drawn)
+        assert ("graph" in data_of(tmp_path), note in text_of(tmp_path)) == (shown, not shown)
         assert data_of(tmp_path)["peers"]["moving"]
 
 
