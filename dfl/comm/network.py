@@ -21,7 +21,7 @@ from dfl.comm.transport import Transport
 from dfl.compression import fitted
 from dfl.core.layout import Layout
 from dfl.environment.clock import Clock
-from dfl.environment.fault_effects import FaultEffects, fault_effects
+from dfl.environment.fault_effects import FaultEffects
 from dfl.environment.faults import RoundKey
 
 if TYPE_CHECKING:
@@ -62,12 +62,16 @@ class Network:
         self.seed = seed
         self.shapes = tuple(shapes)
         self.clock: Clock | None = None
+        self._effects: FaultEffects | None = None  # of the latest round that was asked for
 
     def fault_effects(self, t: int) -> FaultEffects | None:
         """Return the effects of the faults on round t; None where the run has no faults."""
         if not self.threat_model.faults:
             return None
-        return fault_effects(self.threat_model.faults, RoundKey(self.layout.peers, self.seed, t))
+        if self._effects is None or self._effects.round_key.t != t:
+            round_key = RoundKey(self.layout.peers, self.seed, t)
+            self._effects = FaultEffects(self.threat_model.faults, round_key)
+        return self._effects
 
     def peer_plan(self, t: int, graph: int | None = None) -> PeerPlan:
         """Return the plan of round t for one message per peer, on its graph or on another."""

@@ -7,7 +7,7 @@ sent: it counts as payload but is not delivered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,9 +69,3 @@ class FaultEffects:
         """
         sender, receiver = np.divmod(edges, self.round_key.peers)
         return self.up[sender] & self.up[receiver]
-
-
-@lru_cache(maxsize=1)
-def fault_effects(faults: tuple[Fault, ...], round_key: RoundKey) -> FaultEffects:
-    """Return the fault effects of a round, which are kept until another round is wanted."""
-    return FaultEffects(faults, round_key)

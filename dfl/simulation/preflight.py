@@ -31,7 +31,7 @@ from dfl.core.layout import Layout
 from dfl.core.parse import shown
 from dfl.core.parts import map_parts, shape_of
 from dfl.core.registry import flag, is_own
-from dfl.environment.faults import RoundKey
+from dfl.environment.faults import Fault, RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
 from dfl.simulation.defaults import compresses
@@ -395,9 +395,27 @@ def _lossy(run: Run, components: Components) -> bool:
             f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out"
         )
     for each in faults:
-        each.down(round_key)
-        each.pace(round_key)
+        _check_fault(each, round_key)
     return any(each.touches in ("links", "peers") for each in faults)
+
+
+def _check_fault(fault: Fault, round_key: RoundKey) -> None:
+    """Call a fault in a round, with the link of peer 0 to the server.
+
+    Raises:
+        InputError: it names a peer that does not exist, fails, or returns an array of another form.
+    """
+    peers, link = round_key.peers, np.array([round_key.peers], np.int64)
+    name = f"--faults {fault.name if fault.name != Fault.name else type(fault).__name__}"
+    down = _called(name, lambda: fault.down(round_key))
+    require_form(f"{name}: what down returns", down, np.ndarray, (peers,), np.dtype(bool))
+    pace = _called(name, lambda: fault.pace(round_key))
+    require_form(f"{name}: what pace returns", pace, np.ndarray, (peers,))
+    outside = pace[~((pace >= 0) & (pace <= 1))]
+    if len(outside):
+        raise InputError(f"{name}: what pace returns must be from 0 to 1, not {outside[0]:g}")
+    lost = _called(name, lambda: fault.loses(link, round_key))
+    require_form(f"{name}: what loses returns", lost, np.ndarray, (1,), np.dtype(bool))
 
 
 def _check_later(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dfl.core.errors import InputError
-from dfl.environment.fault_effects import FaultEffects, fault_effects
+from dfl.environment.fault_effects import FaultEffects
 from dfl.environment.faults import (
     FAULTS,
     Burst,
@@ -211,12 +211,6 @@ def test_links_of_a_server_are_independent_of_links_of_peers() -> None:
         link: tuple(bool(effects.arrive(*link)[0]) for effects in rounds) for link in everyone
     }
     assert len(set(histories.values())) == len(histories) == 90
-
-
-def test_the_effects_of_a_round_are_computed_once() -> None:
-    faults = (Outage(p=0.3),)
-    assert fault_effects(faults, RoundKey(9, 0, 4)) is fault_effects(faults, RoundKey(9, 0, 4))
-    assert fault_effects(faults, RoundKey(9, 0, 4)) is not fault_effects(faults, RoundKey(9, 0, 5))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -420,9 +420,31 @@ class Gone(Fault):
     """Peer 0 is down in every round."""
 
     touches = "peers"
+    who: list[int] = field(default_factory=lambda: [0])
 
     def down(self, round_key: RoundKey) -> Any:
-        return np.arange(round_key.peers) == 0
+        return np.isin(np.arange(round_key.peers), self.who)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Fault):
+    """A fault of which one method returns, or raises, what a test says."""
+
+    touches = "links"
+    method: str
+    value: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != object.__getattribute__(self, "method"):
+            return super().__getattribute__(name)
+
+        def given(*args: object) -> Any:
+            value = object.__getattribute__(self, "value")
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return given
 
 
 class Halved:
@@ -485,6 +507,24 @@ def test_components_of_ones_own_classes() -> None:
     row = last(small(algorithm="qdfedavgm", compressor=Halved()))
     assert row["payload_bytes"] == base["payload_bytes"] / 2
     assert "--faults" in refused(lambda: small(faults=[Gone(), Gone()]))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "line"),
+    [
+        ("down", [True], "what down returns must be ndarray of bool (6,), not [True]"),
+        ("down", np.zeros(6), "what down returns must be ndarray of bool (6,), not ndarray of"),
+        ("pace", np.ones(5), "what pace returns must be ndarray (6,), not ndarray of float64 (5,)"),
+        ("pace", np.full(6, 7.5), "what pace returns must be from 0 to 1, not 7.5"),
+        ("pace", np.full(6, np.nan), "what pace returns must be from 0 to 1, not nan"),
+        ("loses", np.ones(2, bool), "what loses returns must be ndarray of bool (1,), not ndarray"),
+        ("loses", KeyError("oops"), "fails: KeyError: 'oops'"),
+    ],
+)
+def test_faults_of_ones_own_are_called_before_round_0(method: str, value: Any, line: str) -> None:
+    said = refused(lambda: small(faults=Wrong(method=method, value=value)))
+    assert said.startswith("--faults Wrong")
+    assert line in said
 
 
 def odd(labels: Labels, peers: int, rng: Any) -> Any:
