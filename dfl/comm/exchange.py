@@ -22,6 +22,7 @@ from dfl.comm.plan import EdgePlan, PeerPlan, Union
 from dfl.comm.received import Received, error, without_lost
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
+from dfl.core.forms import require_form
 from dfl.core.layout import Group
 from dfl.core.profiling import in_phase, phase
 from dfl.robust.aggregators import Aggregate
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from dfl.environment.fault_effects import FaultEffects
 else:
     from dfl.core.lazy import torch
+
+MESSAGES = "--algorithm: the messages that round sends"
+"""What errors call the messages of a method."""
 
 
 class ServerAggregate(NamedTuple):
@@ -80,10 +84,14 @@ class Net:
                 aggregation rules work on the differences. None where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
             slot: names this exchange where a round has several; it is part of every random address.
+
+        Raises:
+            InputError: messages of another form.
         """
         traffic = self.network.traffic
         transport = self.network.transport
         intended = self.edges if per_edge else self.network.peer_plan(self.t, self.graph)
+        require_form(MESSAGES, messages, torch.Tensor, (len(intended.ids), "m"))
         plan, attacked = self._attack(messages, intended, start, slot)
         encoded = self._encode(attacked, plan.kind, plan.ids, slot)
         traffic.payload += plan.copies * encoded.shape[1]
@@ -337,6 +345,7 @@ class Net:
     ) -> Tensor:
         """Return the messages of a group to the server as bytes, falsified, counted and timed."""
         network = self.network
+        require_form(MESSAGES, messages, torch.Tensor, (len(group.here), "m"))
         if network.threat_model.falsifies:
             messages = falsified(network, self.t, slot, messages, group, reference=reference)
         encoded = self._encode(messages, "peers", group.ids[group.mine], slot)

@@ -741,6 +741,40 @@ def test_init_only_makes_a_state(method: DFedAvgM, wanted: str) -> None:
     assert refused(lambda: small(algorithm=method)) == wanted
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exchanging(DFedAvgM):
+    """Models as they are received, of messages that a function makes of the models."""
+
+    sent: Any
+    per_edge: bool = False
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        return State(net.exchange(self.sent(state.x), per_edge=self.per_edge).average())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploading(FedAvg):
+    """FedAvg whose clients send one row too few."""
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        net.collect(state.x[:0], net.everyone)
+        return super().round(state, task, net)
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Exchanging(sent=lambda x: x[0]), "must be Tensor (6, m), not Tensor of float32 (28,)"),
+        (Exchanging(sent=lambda x: x.numpy()), "must be Tensor (6, m), not ndarray of float32"),
+        (Exchanging(sent=lambda x: x, per_edge=True), "must be Tensor (12, m), not Tensor of"),
+        (Uploading(), "must be Tensor (6, m), not Tensor of float32 (0, 28)"),
+    ],
+)
+def test_messages_have_a_row_each(method: Any, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith(f"--algorithm: the messages that round sends {wanted}")
+
+
 class Observing(DFedAvgM):
     columns = ("gap",)
 
