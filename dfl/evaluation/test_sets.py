@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from dfl.core.options import MOST
 from dfl.core.parts import Parts, joined, map_parts
 from dfl.core.ragged import Ragged
 from dfl.evaluation.fairness import cells
-from dfl.training.examples import Examples, as_tensor, normalize_floats
+from dfl.training.examples import Examples, as_tensor, loaded
 from dfl.training.task import Task
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def make_test_sets(
     everyone = common["sizes"]
     sizes = everyone[task.peers]
     raw = joined(common, "inputs")
-    inputs, labels = _on_device(task, raw, common["labels"])
-    held_inputs, held_labels = _on_device(task, joined(own, "held inputs"), own["held labels"])
+    on_device = partial(loaded, scale=task.scale, shift=task.shift, device=task.device)
+    inputs, labels = on_device(raw, common["labels"])
+    held_inputs, held_labels = on_device(joined(own, "held inputs"), own["held labels"])
     of_peers = map_parts(lambda part: part[own["test"]], inputs)
     local = Examples.of(of_peers, labels[own["test"]], sizes[:, 2])
     held_out = Examples.of(held_inputs, held_labels, sizes[:, 1])
@@ -110,7 +112,7 @@ def make_test_sets(
         train = _bounded(task, bound, seed)
         longest_train = min(int(everyone[:, 0].max()), bound)
     shown = attack.triggered(raw, common["labels"])
-    triggered = None if shown is None else _on_device(task, *shown)
+    triggered = None if shown is None else on_device(*shown)
     return TestSets(
         inputs=inputs,
         labels=labels,
@@ -148,9 +150,3 @@ def _bounded(task: Task, bound: int, seed: int) -> Examples:
     for own, generator, n in zip(chosen, generators, sizes.tolist(), strict=True):
         own[:] = generator.permutation(n)[:bound]
     return task.examples.subset(chosen.sorted())
-
-
-def _on_device(task: Task, inputs: Parts, labels: Array) -> tuple[Parts, Tensor]:
-    """Return examples on the device of the task, floats normalized."""
-    moved = map_parts(lambda part: as_tensor(part).to(task.device), inputs)
-    return normalize_floats(moved, task.scale, task.shift), as_tensor(labels).to(task.device)

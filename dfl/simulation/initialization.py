@@ -44,7 +44,7 @@ class Starts(NamedTuple):
     alike: bool
 
 
-def given(run: Run, world: World, layout: Layout, modules: Sequence[Module]) -> Starts | None:
+def read_starts(run: Run, world: World, layout: Layout, modules: Sequence[Module]) -> Starts | None:
     """Return the models of `--init-from` of this rank; None where it is not given.
 
     Peers beyond those of the other run start at the mean of its honest peers, summed in float64.
@@ -148,7 +148,7 @@ def _some(models: Arrays, peers: NDArray[np.int64]) -> Arrays:
 
 
 def start(
-    run: Run, task: Task, given: bool, has_server: bool = False, starts: Starts | None = None
+    run: Run, task: Task, own_module: bool, has_server: bool = False, starts: Starts | None = None
 ) -> Tensor:
     """Return the models where this rank's peers start, (p, d).
 
@@ -159,19 +159,19 @@ def start(
     Args:
         run: the settled run.
         task: the learning problem.
-        given: whether the module is the caller's own: its parameters are the common point.
+        own_module: whether the module is the caller's own: its parameters are the common point.
         has_server: whether there is a server.
         starts: the models of `--init-from`, where it is given.
     """
     p, dtype, layout = len(task.peers), task.dtype, task.parameter_layout
     if task.kinds:
-        return _by_kind(run, task, given, has_server)
+        return _by_kind(run, task, own_module, has_server)
     if run.init == "independent":
         return draw(task.module, layout, run.seed, task.peers.tolist()).to(task.device, dtype)
     if starts:
         models = _joined(run, task, starts.rows).to(task.device, dtype)
     else:
-        models = _point(run, task.module, layout, given).to(task.device, dtype)[None]
+        models = _point(run, task.module, layout, own_module).to(task.device, dtype)[None]
     return models if has_server or len(models) == p else models.expand(p, -1).contiguous()
 
 
@@ -193,7 +193,7 @@ def agree(run: Run, starts: Starts | None) -> bool:
     return run.init == "common" and (starts is None or starts.alike)
 
 
-def _by_kind(run: Run, task: Task, given: bool, has_server: bool) -> Tensor:
+def _by_kind(run: Run, task: Task, own_module: bool, has_server: bool) -> Tensor:
     """Return the starting models of several kinds; shared parameters start as those of the
     first.
     """
@@ -201,32 +201,36 @@ def _by_kind(run: Run, task: Task, given: bool, has_server: bool) -> Tensor:
     rows = max(1, p) if has_server else p
     x = torch.zeros(rows, task.parameter_layout.d, dtype=task.dtype, device=task.device)
     for here, part in task.by_kind():
-        x[here, : part.parameter_layout.d] = start(run, part, given)
+        x[here, : part.parameter_layout.d] = start(run, part, own_module)
     if run.init == "independent":
         return x
-    point = _point(run, *task.kinds[0], given)
+    point = _point(run, *task.kinds[0], own_module)
     x[:, :shared] = point[:shared]
     if not p:
         x[:, : len(point)] = point
     return x
 
 
-def _point(run: Run, module: Module, parameter_layout: ParameterLayout, given: bool) -> Tensor:
+def _point(run: Run, module: Module, parameter_layout: ParameterLayout, own_module: bool) -> Tensor:
     """Return the common starting point (d,) of a model."""
-    return (
-        parameter_layout.row(module) if given else draw(module, parameter_layout, run.seed, [0])[0]
-    )
+    if own_module:
+        return parameter_layout.row(module)
+    return draw(module, parameter_layout, run.seed, [0])[0]
 
 
 def check(
-    run: Run, task: Task, given: bool | Starts, has_server: bool, peers: int, world: World
+    run: Run,
+    task: Task,
+    own_module: bool,
+    starts: Starts | None,
+    has_server: bool,
+    peers: int,
+    world: World,
 ) -> None:
     """Refuse what `start` could not do, on every rank or none.
 
     Args:
-        run, task: as for `start`.
-        given: the models of `--init-from`; else whether the module is the caller's own.
-        has_server: whether there is a server.
+        run, task, own_module, starts, has_server: as for `start`.
         peers: the number of peers on the fullest rank.
         world: the ranks.
 
@@ -243,22 +247,22 @@ def check(
             f"for {peers:,} peers on one rank they take "
             f"{needed / 1e9:,.0f} GB, the machine has {room / 1e9:,.0f} GB"
         )
-    if isinstance(given, Starts):
+    if starts:
         whole = (
             replace(task, parameter_layout=task.parameter_layout.all_shared)
             if run.share_all_until
             else task
         )
-        _check_given(run, whole, given, has_server, world)
-    for module, parameter_layout in task.kinds or ((task.module, task.parameter_layout),):
-        if run.init == "independent" or not given:
+        _check_starts(run, whole, starts, has_server, world)
+    for module, parameter_layout in task.every_kind:
+        if run.init == "independent" or not (starts or own_module):
             draw(module, parameter_layout, run.seed, [])
 
 
-def _check_given(run: Run, task: Task, given: Starts, has_server: bool, world: World) -> None:
+def _check_starts(run: Run, task: Task, starts: Starts, has_server: bool, world: World) -> None:
     from dfl.models.layers import adapters
 
-    found, fixed = {name: rows.shape[1:] for name, rows in given.rows.items()}, frozen(task.module)
+    found, fixed = {name: rows.shape[1:] for name, rows in starts.rows.items()}, frozen(task.module)
     wanted = dict(zip(task.parameter_layout.names, task.parameter_layout.shapes, strict=True))
     wanted |= {name: tuple(value.shape) for name, value in fixed.items()}
     for name in set(adapters(task.module)) - found.keys():
@@ -272,18 +276,18 @@ def _check_given(run: Run, task: Task, given: Starts, has_server: bool, world: W
     agreed = [
         name
         for name, value in fixed.items()
-        if bool((value.cpu().numpy() == given.rows[name]).all())
+        if bool((value.cpu().numpy() == starts.rows[name]).all())
     ]
     if not world.minimum(int(len(agreed) == len(fixed)))[0]:
         raise InputError(
             f"--init-from {run.init_from} has other values of the frozen parameters than --model "
             f"{run.model}"
         )
-    models = start(run, task, given=True, starts=given)
+    models = start(run, task, own_module=True, starts=starts)
     shared = models[:, : task.parameter_layout.shared]
     first = world.all_gather(shared[:1].cpu().numpy())
     same = bool((shared == shared[:1]).all()) and bool((first == first[:1]).all())
-    if has_server and not given.alike and not world.minimum(int(same))[0]:
+    if has_server and not starts.alike and not world.minimum(int(same))[0]:
         raise InputError(
             f"--init-from {run.init_from}: a server starts at one model, and the shared parameters "
             "of these differ"

@@ -31,7 +31,15 @@ from dfl.evaluation.test_sets import TestSets, make_test_sets
 from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
 from dfl.models.zoo import NamedModels
-from dfl.simulation import build_task, cost, distribute_data, initialization
+from dfl.simulation import (
+    build_task,
+    cost,
+    distribute_data,
+    engine,
+    initialization,
+    make_models,
+    try_models,
+)
 from dfl.simulation.components import Components, Sources, check, components_of, sources_of
 from dfl.simulation.defaults import compresses, settle
 from dfl.simulation.preflight import check_assumptions, rehearse
@@ -233,7 +241,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
             )
     data, split = distribute_data.read(run, sources, rule)
     if isinstance(components.model, NamedModels):
-        build_task.check_tokens(run, components.model, data)
+        make_models.check_tokens(run, components.model, data)
     labels = distribute_data.count_labels(data, split)
     graph = _graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
@@ -402,18 +410,16 @@ def build(
     algorithm, sizes = components.algorithm, common["sizes"][:, 0]
     peers = layout.hosted(world.rank)
     own_module = not isinstance(components.model, NamedModels)
-    modules = build_task.make_modules(run, components, common)
+    modules = make_models.make_modules(run, components, common)
     if isinstance(components.model, ModelFile) and world.size > 1:
         check_equal(fingerprints.of_models(modules), world)
-    starts = initialization.given(run, world, layout, modules)
+    starts = initialization.read_starts(run, world, layout, modules)
     initialization.give_values(run, modules, starts)
-    device = build_task.device(run.device, world)
+    device = engine.device_of(run.device, world)
     task = build_task.make_task(run, components, modules, common, data.own, peers, device)
-    initialization.check(
-        run, task, starts or own_module, algorithm.has_server, layout.widest, world
-    )
+    initialization.check(run, task, own_module, starts, algorithm.has_server, layout.widest, world)
     with world.agreed():  # a model may refuse the examples of some ranks
-        task = build_task.tried(run, task, common, own_module)
+        task = try_models.tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
         pools = algorithm.server_data_rule is all_examples
         task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)

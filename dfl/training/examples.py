@@ -83,6 +83,20 @@ def normalize_floats(inputs: Parts, scale: Parts, shift: Parts) -> Parts:
     return map_parts(normalized, inputs, scale, shift)
 
 
+def loaded(
+    inputs: Parts, labels: Array, scale: Parts, shift: Parts, device: torch.device
+) -> tuple[Parts, Tensor]:
+    """Return inputs and labels as tensors on a device, floats normalized.
+
+    Args:
+        inputs, labels: as files have them.
+        scale, shift: of each part, on that device.
+        device: where the examples are used.
+    """
+    moved = map_parts(lambda part: as_tensor(part).to(device), inputs)
+    return normalize_floats(moved, scale, shift), as_tensor(labels).to(device)
+
+
 def as_tensor(values: Array) -> Tensor:
     """Return an array as a contiguous tensor that shares its memory where it can."""
     return torch.from_numpy(np.asarray(values, order="C"))

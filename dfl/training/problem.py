@@ -254,6 +254,11 @@ class Problem:
             return ()
         return dense_layers(self.module, shape_of(self.examples.inputs))
 
+    @property
+    def every_kind(self) -> tuple[tuple[Module, ParameterLayout], ...]:
+        """The module and the row layout of every kind of model, mostly one."""
+        return self.kinds or ((self.module, self.parameter_layout),)
+
     @cached_property
     def dropouts(self) -> dict[str, Dropout]:
         """The Dropout layers of the model, by name."""
@@ -276,7 +281,7 @@ class Problem:
     @cached_property
     def frozen_numbers(self) -> int:
         """How many numbers are not trained, of all kinds of model."""
-        modules = [module for module, _ in self.kinds] or [self.module]
+        modules = [module for module, _ in self.every_kind]
         return sum(value.numel() for module in modules for value in frozen(module).values())
 
     @cached_property
@@ -285,7 +290,7 @@ class Problem:
 
         As many steps are assumed as the longest side of an input has.
         """
-        modules = [module for module, _ in self.kinds] or [self.module]
+        modules = [module for module, _ in self.every_kind]
         layers = (layer for module in modules for layer in module.modules() if is_recurrent(layer))
         widest = max((int(getattr(layer, "hidden_size", 0)) for layer in layers), default=0)
         sides = [side for part in parts_of(self.examples.inputs) for side in part.shape[1:]]
@@ -296,7 +301,7 @@ class Problem:
         """The most numbers that a layer computes for an example, of layers that state them by
         `numbers`; 0 without one.
         """
-        modules = [module for module, _ in self.kinds] or [self.module]
+        modules = [module for module, _ in self.every_kind]
         layers = (layer for module in modules for layer in module.modules())
         stated = (getattr(layer, "numbers", 0) for layer in layers)
         return max((each for each in stated if isinstance(each, int)), default=0)

@@ -14,7 +14,7 @@ from dfl.core.registry import choose
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS
 from dfl.simulation import cost
-from dfl.simulation.build_task import make_module
+from dfl.simulation.make_models import make_module
 from dfl.simulation.prepare import Prepared
 from dfl.simulation.run_state import RunState, narrowed
 from dfl.training.sgd import sgd

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dfl.core import profiling
 from dfl.core.profiling import Profile
-from dfl.simulation import build_task
+from dfl.simulation.engine import is_captured
 from dfl.training import capture
 from dfl.training import sgd as training
 from dfl.training.capture import captured_tensors
@@ -187,7 +187,7 @@ def test_steps_with_draws_of_their_own_are_not_captured(
     settings: dict[str, Any], captured: bool
 ) -> None:
     task = digits(**settings).task
-    assert build_task._is_captured(task, [task.module]) == captured
+    assert is_captured(task, [task.module]) == captured
 
 
 def test_a_step_is_captured_once_for_each_shape(graphs: list[Graph]) -> None:

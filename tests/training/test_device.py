@@ -16,7 +16,7 @@ from dfl.comm.mpi import World
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.simulation import build_task
+from dfl.simulation import build_task, engine
 from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
 from dfl.training import sgd as training
@@ -33,7 +33,7 @@ ALLOWED = {
     "comm/received.py",
     "evaluation/metrics.py",
     "evaluation/ensembles.py",
-    "simulation/build_task.py",  # before round 0
+    "simulation/try_models.py",  # before round 0
     "simulation/evaluator.py",
 }
 """The only files that may move a tensor to the CPU."""
@@ -72,7 +72,7 @@ def rows(**settings: Any) -> list[dict[str, float]]:
 def test_a_run_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"engine": "batched", **RUNS[name]}
     here = rows(**settings)
-    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
     with Standin() as standin:
         there = rows(**settings)
     if name == "convolutions":  # computed one after the other on a processor only
@@ -92,7 +92,7 @@ def test_frozen_parameters_are_on_the_device(
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
     module[1].requires_grad_(False)
     here = list(dfl.simulate(replace(run, model=module)))
-    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
     with Standin() as standin:
         there = list(dfl.simulate(replace(replace(run, out=tmp_path / "there"), model=module)))
     assert [row["train_loss"] for row in there] == [row["train_loss"] for row in here]
@@ -138,25 +138,25 @@ def test_rows_are_weighted_equally_on_every_device(dtype: torch.dtype) -> None:
 
 def test_auto_is_the_cpu_on_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert build_task.device("auto", World()) == torch.device("cpu")
+    assert engine.device_of("auto", World()) == torch.device("cpu")
     with pytest.raises(InputError, match="cuda:1: every rank can have 0 GPUs"):
-        build_task.device("cuda:1", World())
+        engine.device_of("cuda:1", World())
 
 
 def test_ranks_of_a_machine_are_spread_over_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     world = World()
-    assert build_task.device("cpu", world) == torch.device("cpu")
+    assert engine.device_of("cpu", world) == torch.device("cpu")
     for beside, index in ((0, 0), (1, 1), (2, 0)):
         world.local_rank = beside
         assert (
-            build_task.device("auto", world)
-            == build_task.device("cuda", world)
+            engine.device_of("auto", world)
+            == engine.device_of("cuda", world)
             == torch.device("cuda", index)
         )
-    assert build_task.device("cuda:1", world) == torch.device("cuda", 1)
+    assert engine.device_of("cuda:1", world) == torch.device("cuda", 1)
     with pytest.raises(InputError, match="can have 2 GPUs"):
-        build_task.device("cuda:2", world)
+        engine.device_of("cuda:2", world)
 
 
 def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +168,9 @@ def test_every_rank_must_have_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def minimum(self, *numbers: int) -> tuple[int, ...]:
             return (0,)
 
-    assert build_task.device("auto", Poorer()) == torch.device("cpu")
+    assert engine.device_of("auto", Poorer()) == torch.device("cpu")
     with pytest.raises(InputError, match="every rank can have 0 GPUs"):
-        build_task.device("cuda", Poorer())
+        engine.device_of("cuda", Poorer())
 
 
 def test_auto_trains_peers_together_on_a_gpu() -> None:
@@ -184,7 +184,7 @@ def test_auto_trains_peers_together_on_a_gpu() -> None:
 
 def test_the_size_of_groups_does_not_depend_on_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank with two of seven peers has the groups of one with all of them."""
-    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
     run = dfl.Run(**few(peers=7, partition="dirichlet:alpha=0.3", batch_size=0))
     known: Any = build_task.make_task
     sizes: list[int] = []
@@ -216,7 +216,7 @@ def test_the_size_of_groups_does_not_depend_on_the_rank(monkeypatch: pytest.Monk
 def test_groups_have_the_size_of_the_clients_of_a_round(
     options: str, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
     computed: list[int] = []
     known = training._step
 
@@ -232,7 +232,7 @@ def test_groups_have_the_size_of_the_clients_of_a_round(
 
 
 def test_a_server_that_trains_has_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_task, "device", lambda requested, world: DEVICE)
+    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
     with Standin():
         task = prepare(dfl.Run(**few(algorithm="pooled")), World()).task
         assert task.of_server.solver.group_size == 1

@@ -93,7 +93,7 @@ def test_captured_steps_are_those_that_they_capture(
     simulated(tmp_path / "captured", **MODELS[name])
     assert captured
     assert None not in captured
-    monkeypatch.setattr(build_task, "_is_captured", lambda *given: False)
+    monkeypatch.setattr(build_task, "is_captured", lambda *given: False)
     simulated(tmp_path / "one by one", **MODELS[name])
     same(tmp_path / "captured", tmp_path / "one by one")
 

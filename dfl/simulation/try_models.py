@@ -1,0 +1,281 @@
+"""Trials of a caller's models and loss on a few examples before round 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dfl.config import Run
+from dfl.core.arrays import Arrays
+from dfl.core.errors import InputError, in_one_line, one_line
+from dfl.core.parse import shown
+from dfl.core.parts import Parts, joined, map_parts, parts_of
+from dfl.training.examples import as_tensor, normalize_floats
+from dfl.training.losses import Loss
+from dfl.training.precision import products
+from dfl.training.task import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from dfl.core.lazy import torch
+
+MOST_TRIED = 256
+"""The most examples with the least or the largest number at some place that a model is tried on."""
+
+
+def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
+    """Differentiate every kind of model on two test examples, and refuse what cannot be trained.
+
+    Models and losses with an operation that rounds by place are computed one after the other on a
+    processor; see `dfl.training.rounding`.
+
+    Args:
+        run: the settled run, with its `engine`.
+        task: the learning problem.
+        common: what all ranks have.
+        own_module: whether the modules are the caller's own; models of the zoo need no trial.
+
+    Returns:
+        The task. Under `engine="auto"` its peers train one after the other where torch.func.vmap
+        cannot take the model, or gains nothing since models are computed one after the other.
+
+    Raises:
+        InputError: the model or the loss raises, draws from torch's own generator, returns a shape
+            other than (n, outputs) or (n,), or computes a result of an example from others; or the
+            model changes its inputs in place.
+    """
+    two = [0, len(common["labels"]) - 1]
+    tests = map_parts(as_tensor, joined(common, "inputs"))
+    inputs = _inputs(task, map_parts(lambda part: part[two], tests))
+    labels = as_tensor(common["labels"][two]).to(task.device)
+    places = tuple(labels.shape[1:]) if task.is_sequence else ()
+    found: list[Tensor] = []
+    generator = torch.get_rng_state()
+    try:
+        for module, layout in task.every_kind if own_module else ():
+            part = replace(task, module=module, parameter_layout=layout, kinds=())
+            outputs, by_model, batched = _try_kind(run, part, inputs, tests, places)
+            found.append(outputs)
+            solver = replace(task.solver, batched=batched)
+            task = replace(task, by_model=by_model, solver=solver)
+        outputs = found[0] if found else _outputs(task, (len(two), *places, task.classes))
+        if places:
+            labels = labels.flatten().clamp_min(0)
+        by_place = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
+    finally:
+        torch.set_rng_state(generator)
+    _check_shapes([tuple(each.shape) for each in found])
+    return replace(task, loss_by_model=by_place and task.device.type == "cpu")
+
+
+def _try_kind(
+    run: Run, task: Task, inputs: Parts, tests: Parts, places: tuple[int, ...]
+) -> tuple[Tensor, bool, bool]:
+    """Try models of one kind: a single one, and then two together where peers train together.
+
+    Args:
+        run: the settled run.
+        task: the learning problem of peers with this kind of model.
+        inputs: of the two examples on which it is tried.
+        tests: the inputs of all test examples, as files have them.
+        places: the shape of an example's labels; () where it has one.
+
+    Returns:
+        The model's outputs; whether models are computed one after the other; and whether peers
+        train together.
+    """
+    from dfl.training.rounding import recorded
+
+    required, on_cpu = run.engine == "batched", task.device.type == "cpu"
+    labelled = (len(parts_of(inputs)[0]), *places)
+    row = task.parameter_layout.row(task.module).to(task.device)
+    exact = [layer for layer in task.module.modules() if getattr(layer, "together", False)]
+    alone = replace(task, by_model=True)
+    with recorded(exact) as by_place:
+        outputs = _try_model(alone, row, inputs, labelled)
+    _check_examples_apart(alone, row, inputs, outputs, labelled)
+    _try_indices(alone, row, tests, places)
+    by_model = task.by_model or (on_cpu and bool(by_place))
+    batched = task.solver.batched and (required or not by_model)
+    if by_model or not batched:
+        return outputs, by_model, batched
+    try:
+        with recorded(exact) as by_place:
+            _try_model(task, row, inputs, labelled, models=2)
+    except InputError:
+        if required:
+            raise
+        batched = False
+    if on_cpu and by_place:
+        return outputs, True, required
+    return outputs, False, batched
+
+
+def _outputs(task: Task, shape: Sequence[int]) -> Tensor:
+    """Return some outputs of a model of the zoo, on which a loss is tried."""
+    numbers = torch.arange(math.prod(shape), dtype=task.dtype).cos()
+    return numbers.view(*shape).to(task.device)
+
+
+def _check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse kinds of model with outputs of different shapes."""
+    for k, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise InputError(
+                f"models 0 and {k} return outputs of different shapes, {shapes[0]} and {shape}"
+            )
+
+
+def _inputs(task: Task, raw: Parts) -> Parts:
+    """Return the inputs of a model for examples as files have them."""
+    raw = map_parts(lambda part: part.to(task.device), raw)
+    return task.inputs(normalize_floats(raw, task.scale, task.shift))
+
+
+def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...]) -> None:
+    """Try a model with embeddings on examples with the least and the largest number at some place.
+
+    A single model refuses an index beyond the rows of an embedding. Several are not tried, since
+    torch.func.vmap then reads a row of another model.
+    """
+    if not any(isinstance(layer, torch.nn.Embedding) for layer in task.module.modules()):
+        return
+    for half, inputs_of in ((tests, partial(_inputs, task)), (task.examples.inputs, task.inputs)):
+        found = set[int]()
+        if not len(parts_of(half)[0]):  # a rank without peers
+            continue
+        for part in parts_of(half):
+            flat = part.reshape(len(part), -1)
+            found |= {*flat.argmin(0).tolist(), *flat.argmax(0).tolist()}
+        some = sorted(found)[:MOST_TRIED]
+        inputs = inputs_of(map_parts(lambda part, some=some: part[some], half))
+        _try_model(task, row, inputs, (len(some), *places))
+
+
+def _try_model(
+    task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...], models: int = 1
+) -> Tensor:
+    """Return a model's outputs for labels of shape `places`, (n,) or (n, *places), after
+    differentiating it, and as many more models with the same weights, on them.
+
+    Dropout layers keep all units.
+    """
+    generator = torch.get_rng_state()
+    name = type(task.module).__name__
+    shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
+    leaves = {
+        key: value.detach().expand(models, *value.shape).clone().requires_grad_()
+        for key, value in task.parameter_layout.views(row).items()
+    }
+    masks = {
+        f"{key}.mask": torch.ones(models, places[0], layer.units).to(row)
+        for key, layer in task.dropouts.items()
+    }
+    try:
+        with products(task.solver.precision, task.device):
+            own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
+            outputs = task.outputs(leaves | masks, own)[0]
+            shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
+            with torch.no_grad():
+                task.outputs(leaves, shared, each=False)
+    except Exception as error:
+        raise InputError(
+            f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
+        ) from error
+    if any(part._version for part in parts_of(shared)):
+        raise InputError(
+            f"the model {name} changes its inputs in place, but other models and later "
+            "evaluations read them: let it begin with a copy, x.clone()"
+        )
+    form = tuple(outputs.shape)
+    k = len(places)
+    if form[:k] != places or (task.classes and (len(form) != k + 1 or form[k] < task.classes)):
+        wanted = str((*places, task.classes)) if task.classes else f"({places[0]}, ...)"
+        raise InputError(
+            f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}"
+        )
+    if not outputs.requires_grad:
+        raise InputError(
+            f"the model {name} has outputs that do not depend on its trained parameters"
+        )
+    try:
+        torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
+    except Exception as error:
+        raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
+    _check_draws(generator)
+    return outputs.detach()
+
+
+def _check_draws(before: Tensor) -> None:
+    """Refuse a model or a loss that drew random numbers since torch's generator had a state."""
+    if not torch.equal(before, torch.get_rng_state()):
+        raise InputError(
+            "the model or the loss draws from torch's own generator, which no seed of the run "
+            "decides: take dfl.models.layers.Dropout for dropout"
+        )
+
+
+def _check_examples_apart(
+    task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
+) -> None:
+    """Refuse a model with other outputs for its inputs where the first one is repeated."""
+    found = _try_model(task, row, map_parts(_repeated, inputs), (places[0] + 1, *places[1:]))
+    if not _agree(found[1:], outputs):
+        raise InputError(
+            f"the model {type(task.module).__name__} computes the outputs of an example from other "
+            "examples of its batch: the first axis must be that of examples, and BatchNorm must "
+            "keep running statistics"
+        )
+
+
+def _repeated(examples: Tensor) -> Tensor:
+    """Return (n + 1, ...), examples (n, ...) after the first of them."""
+    return torch.cat([examples[:1], examples])
+
+
+def _agree(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether numbers are equal but for rounding, that of products in bfloat16 too."""
+    most = float(wanted.nan_to_num(0, 0, 0).abs().max())
+    return torch.allclose(found, wanted, rtol=0.01, atol=0.01 * most, equal_nan=True)
+
+
+def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
+    """Differentiate a loss by outputs (n, ...), and return whether it rounds by place."""
+    from dfl.training.rounding import recorded
+
+    generator = torch.get_rng_state()
+    leaf = outputs.clone().requires_grad_()
+    with recorded() as by_place:
+        losses = _losses(loss, leaf, labels)
+        try:
+            torch.autograd.grad(losses.sum(), leaf)
+        except Exception as error:
+            raise InputError(
+                f"the loss cannot be differentiated by the outputs: {one_line(error)}"
+            ) from error
+    _check_draws(generator)
+    if not _agree(_losses(loss, _repeated(outputs), _repeated(labels))[1:], losses.detach()):
+        raise InputError("the loss of an example depends on other examples of its batch")
+    return bool(by_place)
+
+
+def _losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses of examples, (n,), and refuse what is no loss of each example."""
+    n = len(labels)
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
+    with in_one_line(f"the loss fails on {shapes}, {labels.dtype}"):
+        losses = loss(outputs, labels)
+    if not isinstance(losses, torch.Tensor) or losses.shape != (n,):
+        found = (
+            f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else shown(losses)
+        )
+        raise InputError(
+            f"the loss must return one number for each example, shape ({n},), not {found}: "
+            'torch\'s own do with reduction="none"'
+        )
+    return losses
