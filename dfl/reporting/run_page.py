@@ -33,6 +33,7 @@ from dfl.reporting.page import (
 )  # fmt: skip
 from dfl.store import manifest
 from dfl.store import rows as tables
+from dfl.store.callbacks import COLUMNS
 from dfl.store.history import Evaluations, Start, read_evaluations, read_start
 
 Record: TypeAlias = Mapping[str, Any]
@@ -62,12 +63,8 @@ CHARTED = (
     "download_bytes", "parameters_k_plus_m",
 )  # fmt: skip
 """The columns of metrics.csv that have a place on the page, or are an x axis."""
-MAIN = (
-    "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max", "accuracy_std",
-    "accuracy_mean_model", "local_accuracy_mean", "consensus_distance", "payload_bytes",
-    "wire_bytes",
-)  # fmt: skip
-"""The columns that every metrics.csv has, unless another program wrote it."""
+MAIN = COLUMNS[1:]
+"""The columns that every metrics.csv has besides `round`, unless another program wrote it."""
 OTHER_CHARTS = {
     "peers_up": ("Peers that are up", "number of peers", "peers up"),
     "messages_lost": ("Messages lost so far", "number of messages", "messages lost"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from dfl.comm.mpi import World
     from dfl.simulation.evaluator import Evaluator
     from dfl.simulation.prepare import Prepared
+    from dfl.store.run_files import RunFiles
 else:
     from dfl.core.lazy import torch
 
 _S = TypeVar("_S", bound=np.generic)
-Table = Callable[[], str]
 
 COUNTERS = "counters"
 """Name of the traffic counters of the peers among the arrays; fields of states have other names."""
@@ -55,7 +55,11 @@ SERVER_PERSONAL = "personal of the server"
 
 
 def keep(
-    run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: Table, number: int
+    run_state: RunState,
+    prepared: Prepared,
+    evaluator: Evaluator,
+    files: RunFiles | None,
+    signal: int,
 ) -> None:
     """Write a checkpoint if one is due or a signal stops the run; in that case, raise `Suspended`.
 
@@ -63,23 +67,23 @@ def keep(
         run_state: where the run is.
         prepared: the run.
         evaluator: what has been evaluated.
-        table: returns metrics.csv so far, on rank 0.
-        number: the signal, 0 for none.
+        files: the run directory, on rank 0 of a run that has one.
+        signal: the number of the signal, 0 for none.
 
     Raises:
         InputError: on every rank, if it cannot be written; earlier checkpoints stay.
         Suspended: on every rank, if a signal stops the run.
     """
     run = prepared.run
-    if run.out is not None and (number or due(run_state.t, run)):
-        save(run_state, prepared, evaluator, table)
-    if number:
+    if run.out is not None and (signal or due(run_state.t, run)):
+        save(run_state, prepared, evaluator, files)
+    if signal:
         resume = (
             f"go on with --resume {run.out}"
             if run.out
             else "it has no folder, so no checkpoint is kept"
         )
-        name = Signals(number).name
+        name = Signals(signal).name
         raise Suspended(f"stopped by {name} after round {run_state.t} of {run.rounds}: {resume}")
 
 
@@ -90,7 +94,9 @@ def due(t: int, run: Run) -> bool:
 
 
 @in_phase("write")
-def save(run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: Table) -> None:
+def save(
+    run_state: RunState, prepared: Prepared, evaluator: Evaluator, files: RunFiles | None
+) -> None:
     """Write a checkpoint; called on every rank. Checkpoints that are too old are removed.
 
     Raises:
@@ -125,8 +131,9 @@ def save(run_state: RunState, prepared: Prepared, evaluator: Evaluator, table: T
         assert run.out is not None
         assert prepared.progress is not None
         assert counts is not None
+        assert files is not None
         wire, lost = counts.sum(0).tolist()
-        content.update(wire=wire, lost=lost, table=table(), versions=versions())
+        content.update(wire=wire, lost=lost, table=files.table(), versions=versions())
         content.update(data=prepared.progress.data, given=dict(prepared.progress.given))
         checkpoint_files.write(run.out, arrays, content)
         return b""

@@ -113,7 +113,6 @@ def _rounds(
     prepared: Prepared, callback: Callback | None, files: RunFiles | None
 ) -> Generator[Row, None, None]:
     run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
-    table = files.table if files else _no_table
     shared = prepared.task.parameter_layout.shared
     with evaluator.opened(prepared, callback) as watch:
         run_state = checkpointing.restore(begin(prepared), prepared, watch)
@@ -138,7 +137,7 @@ def _rounds(
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
             signal = _check_round(run_state, prepared)
-            checkpointing.keep(run_state, prepared, watch, table, signal)
+            checkpointing.keep(run_state, prepared, watch, files, signal)
             yield from watch.evaluate(run_state)
     network.close()
 
@@ -193,8 +192,3 @@ def _profile(prepared: Prepared) -> Profile:
     if device.type != "cuda":
         return Profile()
     return Profile(partial(torch.cuda.synchronize, device))
-
-
-def _no_table() -> str:
-    """Return the rows of a run that writes no metrics.csv."""
-    return ""

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dfl.comm.exchange import Net
 from dfl.core.errors import InputError
 from dfl.core.forms import form_of, require_form
+from dfl.models.modules import frozen
 from dfl.simulation import initialization
 
 if TYPE_CHECKING:
@@ -120,3 +124,38 @@ def _check_fields(what: str, state: object, like: Mapping[str, Tensor]) -> None:
                 f"{what}: {name} must be a tensor with a row for each peer or edge, not "
                 f"{form_of(value)}"
             )
+
+
+def named(run_state: RunState, models: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
+    """Return gathered models by parameter name, without a copy."""
+    values = by_name(run_state.task, torch.from_numpy(models))
+    return {name: value.numpy() for name, value in values.items()}
+
+
+def gathered(run_state: RunState, prepared: Prepared) -> NDArray[np.floating] | None:
+    """Return all peers' models (P, d), or the one that all have (1, d), on rank 0; None
+    elsewhere.
+    """
+    world, models = prepared.world, run_state.models
+    if is_global(run_state.task, has_server=prepared.algorithm.has_server):
+        return world.gather((models[:0] if world.rank else models).cpu().numpy())
+    everyone = world.gather(models.cpu().numpy())
+    return None if everyone is None else prepared.layout.ascending(everyone)
+
+
+def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
+    """Return models (P, d) by parameter name, (P, *shape).
+
+    Frozen parameters have one row, (1, *shape). Of several kinds of model, personal parameters are
+    named `kind/name`, with a row for each peer of the kind.
+    """
+    if not task.kinds:
+        fixed = {name: value[None].cpu() for name, value in frozen(task.module).items()}
+        return task.parameter_layout.views(models) | fixed
+    shared = task.parameter_layout.shared_parameters
+    named = {name: v for name, v in task.parameter_layout.views(models).items() if name in shared}
+    for k, (module, spec) in enumerate(task.kinds):
+        own = spec.views(models[k :: len(task.kinds)])
+        own |= {name: value[None].cpu() for name, value in frozen(module).items()}
+        named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
+    return named

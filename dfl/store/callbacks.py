@@ -29,6 +29,16 @@ Peers = Mapping[str, NDArray[np.float64]]
 """Figures of all peers, (P,) each, by name."""
 
 
+COLUMNS = (
+    "round", "seconds", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max",
+    "accuracy_std", "accuracy_mean_model", "local_accuracy_mean", "consensus_distance",
+    "payload_bytes", "wire_bytes",
+)  # fmt: skip
+"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those of
+the method.
+"""
+
+
 class Row(dict[str, float]):
     """The figures of one evaluation, by column of metrics.csv.
 

@@ -21,6 +21,7 @@ from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
 from dfl.core.parse import shown
 from dfl.store import fingerprints, manifest
+from dfl.store.callbacks import COLUMNS
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
@@ -142,8 +143,6 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
 
 def _check_values(cell: object) -> None:
     """Refuse what is no cell, and labels that name no folder or a column that the tables have."""
-    from dfl.simulation.evaluator import COLUMNS
-
     if not isinstance(cell, Cell):
         raise InputError(
             f"cells must be of class Cell, as combinations returns them, not {shown(cell)}"

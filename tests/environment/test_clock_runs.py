@@ -16,8 +16,8 @@ from dfl.comm.plan import Arcs
 from dfl.core.errors import InputError
 from dfl.environment.link_models import LINK_MODELS, PRESETS
 from dfl.reporting import plots
-from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
+from dfl.store.callbacks import COLUMNS
 from tests.comm.test_transport import size
 from tests.conftest import Command
 

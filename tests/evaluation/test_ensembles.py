@@ -22,7 +22,7 @@ from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble, tally
 from dfl.reporting import plots
 from dfl.run import read_command
-from dfl.simulation import evaluator
+from dfl.simulation.measure import measure
 from dfl.sweep import Cell, run_grid
 from dfl.training.examples import normalize
 from dfl.training.task import Task
@@ -258,7 +258,7 @@ def test_examples_with_a_trigger_are_not_in_the_ensemble() -> None:
     no_attackers = np.array([], np.int64)
     together = Ensemble.of(setting.world, setting.layout, no_attackers)
     assert "backdoor_success" in (
-        evaluator.measure(list(run_states(setting, 1))[-1], setting, together) or {}
+        measure(list(run_states(setting, 1))[-1], setting, together) or {}
     )
     assert together.examples == len(setting.test_sets.labels) == 359
 

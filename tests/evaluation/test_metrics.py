@@ -16,9 +16,9 @@ from dfl.datasets.data import Data
 from dfl.evaluation import metrics
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
-from dfl.simulation import evaluator
-from dfl.simulation.evaluator import COLUMNS
+from dfl.simulation.measure import measure, traffic
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.store.callbacks import COLUMNS
 from tests.support.quadratic import run_states
 
 ENGINES = ("batched", "loop")
@@ -59,7 +59,7 @@ def own(setting: Prepared, examples: Any, i: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_peer_is_evaluated_on_its_own_examples(engine: str) -> None:
     setting, last = trained(engine=engine)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     test_sets = setting.test_sets
     all_labels = np.arange(10)
@@ -84,16 +84,14 @@ def test_every_peer_is_evaluated_on_its_own_examples(engine: str) -> None:
 
 def test_the_row_summarizes_the_peers() -> None:
     setting, last = trained(bits=4)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     row = metrics.summary(peers, setting.algorithm.columns)
     accuracy = peers["accuracy"]
     for name in ("mean", "min", "max", "std"):
         assert row[f"accuracy_{name}"] == getattr(accuracy, name)()
     assert row["relative_squared_error"] == float(last.state.error.max())
-    assert evaluator.traffic(peers, None) == {
-        "payload_bytes": setting.network.traffic.payload.sum()
-    }
+    assert traffic(peers, None) == {"payload_bytes": setting.network.traffic.payload.sum()}
 
 
 def test_consensus_distance_and_mean_model_agree_with_numpy() -> None:
@@ -126,10 +124,10 @@ def test_equal_models_have_the_accuracy_of_one_alone() -> None:
 
 def test_metrics_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     setting, last = trained()
-    whole = evaluator.measure(last, setting)
+    whole = measure(last, setting)
     monkeypatch.setattr(metrics, "CHUNK", 37)
     monkeypatch.setattr(metrics, "MODELS", 2)
-    parts = evaluator.measure(last, setting)
+    parts = measure(last, setting)
     assert whole is not None
     assert parts is not None
     for name in whole:
@@ -151,7 +149,7 @@ def test_a_subset_bounds_the_training_examples_too() -> None:
     setting, last = trained(eval_examples=203)
     again, _ = trained(eval_examples=203)
     other, _ = trained(eval_examples=203, seed=1)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     everything, chosen = setting.task.examples, setting.test_sets.train
     np.testing.assert_array_equal(chosen.sizes, np.minimum(everything.sizes, 41))

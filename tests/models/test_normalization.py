@@ -23,8 +23,9 @@ from dfl.models.normalization import BatchNorm, converted
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import NormStats
 from dfl.models.zoo import MODELS
-from dfl.simulation import evaluator, loop, prepare
+from dfl.simulation import loop, prepare
 from dfl.simulation.initialization import start
+from dfl.simulation.measure import consensus, measure
 from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from dfl.training.statistics import recompute
@@ -143,7 +144,7 @@ def test_statistics_do_not_count_in_consensus_distance(normed: nn.Sequential, po
     """On a complete graph peers agree in all parameters."""
     setting = of(normed, policy, topology="complete", mixing="uniform")
     last = list(run_states(setting, 2))[-1]
-    distance, mean = evaluator.consensus(last, setting)
+    distance, mean = consensus(last, setting)
     assert distance < 1e-6
     assert spread(last.models) > 0.1
     assert mean is not None
@@ -302,7 +303,7 @@ def test_models_are_evaluated_with_recomputed_statistics(
     state = dfl.load(tmp_path).state
     assert all(torch.equal(state[name], value) for name, value in expected.items())
     assert len(state["2.running_mean"].unique(dim=0)) == 6
-    figures = evaluator.measure(last, setting)
+    figures = measure(last, setting)
     assert figures is not None
     assert row.train_loss == figures["train_loss"].mean()
 

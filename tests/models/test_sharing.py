@@ -14,8 +14,9 @@ from dfl.core.errors import InputError
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import merge_shared, shared_names, split_shared
 from dfl.models.zoo import MODELS
-from dfl.simulation import evaluator
+from dfl.simulation.measure import consensus, measure
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.run_state import gathered
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, run_states, states
 
@@ -248,13 +249,13 @@ def test_bad_combinations_are_refused(settings: dict[str, Any], message: str) ->
 def test_figures_of_a_run_with_personal_parts_are_of_every_peer() -> None:
     setting = digits(algorithm="fedavg", share="head:1", **MLP)
     *_, last = run_states(setting, 2)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     assert len(np.unique(peers["accuracy"])) > 1
-    models = evaluator.gathered(last, setting)
+    models = gathered(last, setting)
     assert models is not None
     assert models.shape == (6, setting.task.parameter_layout.d)
-    distance, mean = evaluator.consensus(last, setting)
+    distance, mean = consensus(last, setting)
     assert distance > 0
     assert mean is not None
     assert torch.equal(mean[: setting.task.parameter_layout.shared], last.state.x[0])

@@ -15,8 +15,8 @@ from dfl.evaluation import metrics
 from dfl.robust.aggregators import AGGREGATORS, Updates
 from dfl.robust.attacks import ATTACKS
 from dfl.robust.attacks.blind import SignFlip
-from dfl.simulation import evaluator
 from dfl.simulation.initialization import start
+from dfl.simulation.measure import consensus, measure
 from dfl.simulation.prepare import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
@@ -150,14 +150,14 @@ def test_only_the_attackers_examples_are_poisoned() -> None:
 def test_figures_are_over_honest_peers() -> None:
     setting = digits(attack="sign_flip:peers=0+4")
     *_, last = run_states(setting, 3)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     assert peers["is_attacker"].tolist() == [1, 0, 0, 0, 1, 0]
     row = metrics.summary(peers, ())
     honest = [1, 2, 3, 5]
     assert row["accuracy_mean"] == pytest.approx(peers["accuracy"][honest].mean())
     assert row["accuracy_min"] == peers["accuracy"][honest].min()
-    distance, mean = evaluator.consensus(last, setting)
+    distance, mean = consensus(last, setting)
     x = last.models[honest].double()
     assert distance == pytest.approx(float((x - x.mean(0)).square().sum(1).mean().sqrt()))
     assert mean is not None
@@ -171,7 +171,7 @@ def test_a_backdoor_is_measured_on_triggered_examples() -> None:
     assert set(labels.tolist()) == {3}
     assert len(labels) == (setting.test_sets.labels != 3).sum()
     *_, last = run_states(setting, 2)
-    peers = evaluator.measure(last, setting)
+    peers = measure(last, setting)
     assert peers is not None
     predicted = setting.task.outputs(
         setting.task.parameter_layout.views(last.models), setting.task.inputs(inputs), each=False

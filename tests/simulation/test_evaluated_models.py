@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import dfl
 from dfl.simulation import evaluator
+from dfl.simulation.run_state import gathered
 from dfl.store.callbacks import Outcome, Peers
 from tests.support.mpirun import mpirun
 
@@ -188,7 +189,7 @@ def test_nothing_is_gathered_before_the_end_where_none_asks(
     asks: bool, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every evaluation, and at the end."""
-    gathered, rounds = evaluator.gathered, []
+    rounds = []
 
     def count(run_state: Any, prepared: Any) -> Any:
         rounds.append(run_state.t)

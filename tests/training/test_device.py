@@ -17,8 +17,8 @@ from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.simulation import build_task, engine
-from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import prepare
+from dfl.store.callbacks import COLUMNS
 from dfl.training import sgd as training
 from dfl.training.batches import groups
 from tests.conftest import Command
@@ -34,7 +34,8 @@ ALLOWED = {
     "evaluation/metrics.py",
     "evaluation/ensembles.py",
     "simulation/try_models.py",  # before round 0
-    "simulation/evaluator.py",
+    "simulation/measure.py",
+    "simulation/run_state.py",
 }
 """The only files that may move a tensor to the CPU."""
 
@@ -92,7 +93,7 @@ def test_frozen_parameters_are_on_the_device(
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
     module[1].requires_grad_(False)
     here = list(dfl.simulate(replace(run, model=module)))
-    monkeypatch.setattr(engine, "device_of", lambda requested, world: DEVICE)
+    monkeypatch.setattr("dfl.simulation.engine.device_of", lambda requested, world: DEVICE)
     with Standin() as standin:
         there = list(dfl.simulate(replace(replace(run, out=tmp_path / "there"), model=module)))
     assert [row["train_loss"] for row in there] == [row["train_loss"] for row in here]

@@ -19,9 +19,9 @@ from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
 from dfl.report import report
 from dfl.simulation.defaults import settle
-from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store import manifest
+from dfl.store.callbacks import COLUMNS
 from dfl.store.results import Result
 from dfl.store.run_directory import OUTPUTS, claim
 from dfl.store.run_files import RunFiles

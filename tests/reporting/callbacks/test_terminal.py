@@ -12,8 +12,8 @@ from rich.console import Console
 import dfl
 from dfl.comm.mpi import World
 from dfl.reporting.callbacks.terminal import Terminal, size
-from dfl.simulation.evaluator import COLUMNS
 from dfl.simulation.prepare import Prepared, prepare
+from dfl.store.callbacks import COLUMNS
 from tests.reporting.callbacks.test_report import small
 from tests.support.quadratic import info
 from tests.support.sequences import sequences
