@@ -1,29 +1,20 @@
-"""Checks of a run's components before round 0, and warnings about its exchange.
+"""Checks of a run's components before round 0: of what they can do together, and of what they
+return.
 
-The attack and the aggregation rule are called with messages of zeros. Errors of the compressor are
-measured on normal numbers. Where public copies are kept, and faults, the graph or coarse messages
-may make them old, averaging is rehearsed without training, with the compressor of the run, to see
-whether consensus distance still shrinks.
+Faults are called for round 0, the attack and the aggregation rule with messages of zeros.
+`dfl.simulation.rehearsal` measures what the exchange does to models.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
-from dfl.algorithms.replicas import average_replicas, initial_replicas
-from dfl.comm.exchange import Net
-from dfl.comm.mpi import World
-from dfl.comm.network import Network
 from dfl.comm.schedule import SAMPLED, Schedule, endless, examples
-from dfl.comm.threat_model import ThreatModel
-from dfl.compression import Exact, fitted
 from dfl.config import Run
-from dfl.core import randomness
 from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.forms import require_form
 from dfl.core.isolation import isolated
@@ -35,35 +26,19 @@ from dfl.environment.faults import Fault, RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
 from dfl.simulation.defaults import compresses
+from dfl.simulation.rehearsal import check_compressor, check_copies, compression_error
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
     from dfl.datasets.data import Data
     from dfl.simulation.components import Components
 else:
-    from dfl.core.lazy import torch
+    pass
 
 
-ROUNDS = 200
-"""Most rounds of averaging that are rehearsed."""
-WORK = 2**21
-"""Most coordinates of messages in a rehearsal, beyond its first 20 rounds."""
-COORDINATES = (64, 512)
-"""Fewest and most coordinates of compressed messages in a rehearsal."""
-MESSAGE = 4096
-"""Coordinates of the one message whose compression error is measured."""
-DRAWS = 8
-"""How often it is sent, with other random numbers."""
-COARSE = 0.05
-"""Squared error of a message, relative to it, from which averaging is rehearsed on any graph."""
-BIASED = 0.25
-"""Squared error of the mean of messages, relative to them, from which a run is warned of."""
-
-
-def rehearse(
+def check_components(
     run: Run,
     components: Components,
     data: Data,
@@ -103,21 +78,23 @@ def rehearse(
         if weights:
             seen = examples(weights)[: max(run.rounds, 1)]
             received = np.concatenate([np.diff(matrix.indptr) for matrix in seen])
-        _check_rule(components, int(received.min()), own_step)
+        _check_rule(components.aggregator, int(received.min()), own_step)
         if lossy:
-            _check_rule(components, 1, own_step, f" where --faults {run.faults} leaves no more")
+            _check_rule(
+                components.aggregator, 1, own_step, f" where --faults {run.faults} leaves no more"
+            )
         if endless(weights) and run.rounds > SAMPLED and np.ptp(received):
             notes = _check_later(run, components, own_step)
     _check_attack(run, components, data, senders, examples(weights)[:1])
     schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
     if not compresses(run) or not senders:
-        return (*notes, *_check_copies(run, components, schedule, lossy, 0.0))
+        return (*notes, *check_copies(run, components, schedule, lossy, 0.0))
     with isolated(run.threads):
-        error, bias = _compression_error(run, components)
+        error, bias = compression_error(run, components)
     return (
         *notes,
-        *_check_copies(run, components, schedule, lossy, error),
-        *_check_compressor(run, components, error, bias),
+        *check_copies(run, components, schedule, lossy, error),
+        *check_compressor(run, components, error, bias),
     )
 
 
@@ -206,12 +183,12 @@ def check_assumptions(
         InputError: the run lacks what the method requires, or that is not stated by assumptions.
     """
     assert run.peers is not None
-    algorithm, schedule, attack = components.algorithm, components.lr_schedule, components.attack
+    algorithm, attack = components.algorithm, components.attack
     conditions = Conditions(
         examples(weights),
         endless(weights),
         smallest,
-        lambda t: run.lr * schedule(t, run.rounds),
+        lambda t: run.lr * components.lr_schedule(t, run.rounds),
         run.rounds,
         components.faults,
         attack.falsifies and len(attack.chosen(run.peers, run.seed)) > 0,
@@ -237,144 +214,6 @@ def check_assumptions(
     for line in lines(algorithm.requires):
         raise InputError(line)
     return lines(algorithm.expects)
-
-
-def _check_copies(
-    run: Run,
-    components: Components,
-    schedule: Schedule,
-    lossy: bool,
-    error: float,
-) -> tuple[str, ...]:
-    """Return warnings where public copies do not move in every round, or by coarse messages.
-
-    Args:
-        run: the settled run.
-        components: its components.
-        schedule: the mixing matrices.
-        lossy: whether faults take messages away.
-        error: the relative squared error of a message.
-
-    Raises:
-        InputError: the mixing matrices have no form in which copies are kept per edge.
-    """
-    assert run.peers is not None
-    algorithm, weights = components.algorithm, examples(schedule.weights)
-    if run.peers == 1 or not weights or algorithm.averaging_step is None:
-        return ()
-    per_edge = lossy or len(weights) > 1
-    reversible = all(pi is not None for pi in schedule.stationary[: len(weights)])
-    if not per_edge and (error < COARSE or not reversible):
-        return ()
-    if not reversible:
-        raise InputError(
-            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round an edge "
-            "has no edge back, and the weights are not doubly stochastic: choose "
-            "--algorithm dfedavgm"
-        )
-    exact = isinstance(components.compressor, Exact)
-    if exact and not lossy:
-        return ()
-    messages = max(1, max(matrix.nnz for matrix in weights))
-    fewest, most = COORDINATES
-    coordinates = 1 if exact else min(max(fewest, WORK // (ROUNDS * messages)), most)
-    rounds = min(run.rounds, ROUNDS, 20 + WORK // (messages * coordinates))
-    network = Network(
-        Layout(run.peers, 1),
-        schedule.weights,
-        World(),
-        ThreatModel(components.compressor, faults=components.faults),
-        run.seed,
-        stationary=schedule.stationary,
-        possible=schedule.possible,
-        shapes=((8, coordinates // 8),),
-    )
-    with isolated(run.threads):
-        growth = _growth(network, algorithm.averaging_step, rounds, coordinates) if rounds else 0.0
-    if growth < 2:
-        return ()
-    causes = [f"--faults {run.faults}"] * lossy
-    causes += [f"--topology {run.topology}"] * (per_edge and not lossy)
-    causes += [f"--compressor {run.compressor}"] * (not exact)
-    return (
-        f"with {' and '.join(causes)} peers average copies so old that consensus distance, without "
-        f"training, grows {growth:.2g}-fold in {rounds} rounds: choose a gamma below "
-        f"{algorithm.averaging_step:g}, "
-        f"{'' if exact else 'finer messages, '}or --algorithm dfedavgm",
-    )
-
-
-def _check_compressor(
-    run: Run, components: Components, error: float, bias: float
-) -> tuple[str, ...]:
-    """Return warnings of errors of messages that grow as copies feed them back, or that stay as
-    nothing does.
-    """
-    if components.algorithm.averaging_step is None:
-        if bias < BIASED:
-            return ()
-        return (
-            f"messages of --compressor {run.compressor} are biased (their mean differs from normal "
-            f"numbers by {math.sqrt(bias):.2g} of their norm), and --algorithm {run.algorithm} "
-            "feeds no errors back: models may stay away from the optimum; choose finer messages or "
-            "an unbiased compressor",
-        )
-    if error < 1:
-        return ()
-    return (
-        f"messages of --compressor {run.compressor} do not contract (their squared error on normal "
-        f"numbers is {error:.2g} times the numbers'), and the copies feed it back: consensus "
-        "distance may grow; choose more bits, a smaller block or rounding=auto",
-    )
-
-
-def _compression_error(run: Run, components: Components) -> tuple[float, float]:
-    """Return ||Q(x) - x||^2 / ||x||^2 and ||E Q(x) - x||^2 / ||x||^2 of normal numbers x.
-
-    The first is that of one message. The second is estimated without bias, by products of errors
-    of several messages.
-
-    Raises:
-        InputError: the compressor returns no bytes (q, B), or decodes them to something else than
-            the messages (q, m).
-    """
-    generator = randomness.generator(run.seed, "rehearsed message")
-    message = torch.from_numpy(generator.standard_normal((1, MESSAGE), np.float32))
-    side = math.isqrt(MESSAGE)
-    compressor = fitted(components.compressor, ((side, side),))
-    draw = randomness.draws(run.seed, "rehearsed rounding", range(DRAWS))
-    name, messages = f"--compressor {run.compressor}", message.expand(DRAWS, -1).contiguous()
-    encoded = _called(name, lambda: compressor.encode(messages, draw))
-    what = f"{name}: {DRAWS} encoded messages"
-    require_form(what, encoded, torch.Tensor, (DRAWS, "B"), torch.uint8)
-    decoded = _called(name, lambda: compressor.decode(encoded, MESSAGE, message.dtype))
-    what = f"{name}: {DRAWS} decoded messages"
-    require_form(what, decoded, torch.Tensor, (DRAWS, MESSAGE), message.dtype)
-    errors = decoded - message
-    squares = float(errors.square().sum())
-    products = float(errors.sum(0).square().sum()) - squares
-    norm = float(message.square().sum())
-    return float(errors[0].square().sum()) / norm, products / (DRAWS * (DRAWS - 1)) / norm
-
-
-def _growth(network: Network, step: float, rounds: int, coordinates: int) -> float:
-    """Return the growth of consensus distance without training: its maximum over the last tenth of
-    the rounds.
-
-    Peers start from random models of so many coordinates, with public copies of zeros. The error of
-    a compressor is proportional to the message, so the growth does not depend on the size of the
-    differences.
-    """
-    start = randomness.generator(network.seed, "rehearsal").standard_normal(
-        (network.layout.peers, coordinates)
-    )
-    x = torch.from_numpy(start)
-    state = initial_replicas(x, torch.zeros_like(x), Net(network, 0))
-    spread = [float(x.std(0).square().mean())]
-    for t in range(rounds):
-        state = average_replicas(state, state.x.clone(), Net(network, t, observed=False), step)
-        spread.append(float(state.x.std(0).square().mean()))
-    return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])
 
 
 def _lossy(run: Run, components: Components) -> bool:
@@ -432,7 +271,9 @@ def _check_later(
         InputError: the rule needs more, and the topology is a registered one, as `random_out`.
     """
     try:
-        _check_rule(components, 1, reference, f" where --topology {run.topology} draws no more")
+        _check_rule(
+            components.aggregator, 1, reference, f" where --topology {run.topology} draws no more"
+        )
     except InputError as error:
         if not is_own(str(run.topology)):
             raise
@@ -441,12 +282,15 @@ def _check_later(
 
 
 def _check_rule(
-    components: Components, n: int, reference: NDArray[np.float64] | None, where: str = ""
+    rule: Callable[[Updates], Aggregate],
+    n: int,
+    reference: NDArray[np.float64] | None,
+    where: str = "",
 ) -> None:
     """Call the aggregation rule with n messages.
 
     Args:
-        components: of the run.
+        rule: the rule.
         n: the messages.
         reference: the server's or the receiver's own step, where the run has one.
         where: the end of the line if the rule refuses them.
@@ -456,7 +300,7 @@ def _check_rule(
             arrays.
     """
     try:
-        result = components.aggregator(_blank(n, reference))
+        result: object = rule(_blank(n, reference))
     except InputError as error:
         raise InputError(f"{error}{where}") from None
     except Exception as error:

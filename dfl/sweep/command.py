@@ -179,7 +179,7 @@ class Sweep:
             InputError: some cells cannot be run; the line names them all, and why the first cannot.
         """
         from dfl.simulation.defaults import settle
-        from dfl.simulation.prepare import read_on_root
+        from dfl.simulation.read_on_root import read_on_root
 
         states = self.states()
         refused = dict[str, str]()

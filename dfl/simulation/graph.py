@@ -1,0 +1,138 @@
+"""The graph of the peers: built on rank 0, checked against the method, and known to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfl.algorithms import Method
+from dfl.comm.mpi import World
+from dfl.config import Run
+from dfl.core import randomness
+from dfl.core.arrays import Arrays
+from dfl.core.errors import InputError
+from dfl.simulation import distribute_data
+from dfl.simulation.components import Sources, sources_of
+from dfl.store.callbacks import GraphInfo
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    import topologies
+
+
+class Graph(NamedTuple):
+    """The graph of the peers on every rank; see `Schedule`."""
+
+    weights: Sequence[csr_array]
+    stationary: Sequence[NDArray[np.float64] | None]
+    possible: csr_array | None
+
+
+def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) -> Graph:
+    """Return the graph: that in what all ranks have; one without a period is built on every rank.
+
+    Args:
+        settled: the run.
+        common: what all ranks have.
+        world: the ranks.
+        known: the graph that rank 0 has checked, None elsewhere.
+
+    Raises:
+        InputError: on every rank, if the ranks do not draw the same.
+    """
+    sent = distribute_data.matrices(common)
+    if distribute_data.ENDLESS not in common:
+        return Graph(sent, distribute_data.stationary(common), None)
+    graph = build_graph(settled, sources_of(settled), examine=False)
+    first = zip(sent, graph.weights[: len(sent)], strict=True)
+    (same,) = world.minimum(int(all((one != other).nnz == 0 for one, other in first)))
+    if not same:
+        raise InputError(
+            "--topology draws other graphs on some rank, or at its second call: every rank must "
+            "draw the same, from the generator that it is given"
+        )
+    return known or Graph(graph.weights, graph.stationary, graph.possible)
+
+
+def build_graph(
+    settled: Run,
+    sources: Sources,
+    labels: NDArray[np.int64] | None = None,
+    examine: bool = True,
+) -> topologies.WeightedGraph:
+    """Build the graph of the peers and its mixing matrices.
+
+    Args:
+        settled: the run.
+        sources: its graph and its rule for weights.
+        labels: (P, classes), the training examples of every label at every peer.
+        examine: as of `topologies.build`.
+    """
+    import topologies
+
+    run, mixing = settled.described(), settled.mixing
+    assert run.peers is not None
+    assert sources.topology is not None
+    assert sources.mixing is not None
+    generator = randomness.generator(run.seed, "topology")
+    try:
+        graph = topologies.build(
+            sources.topology, sources.mixing, run.peers, generator, labels, examine
+        )
+    except topologies.GraphError as error:
+        raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
+    if graph.own_weights and not isinstance(mixing, str | None):
+        raise InputError("--topology and --mixing both give weights: leave one of them out")
+    if isinstance(mixing, list | tuple) and len(mixing) not in (1, len(graph.weights)):
+        raise InputError(
+            f"--mixing has {len(mixing)} matrices, and --topology {len(graph.weights)} graphs"
+        )
+    return graph
+
+
+def known_of(algorithm: Method, graph: topologies.WeightedGraph | None) -> Graph:
+    """Return what the network has of a graph, the edges within clusters for a method that uses them
+    too; nothing where peers have no neighbours.
+    """
+    if graph is None:
+        return Graph((), (), None)
+    if algorithm.within_clusters and graph.within is not None:
+        return Graph((*graph.weights, graph.within), (*graph.stationary, None), None)
+    return Graph(graph.weights, graph.stationary, graph.possible)
+
+
+def check_sums(run: Run, algorithm: Method, graph: topologies.WeightedGraph) -> None:
+    """Refuse a mixing matrix whose rows, or columns, do not sum to 1 as the method needs."""
+    needed = algorithm.mixing_sums
+    if graph.rows_sum if needed == "rows" else graph.columns_sum:
+        return
+    there = "rows" if needed == "columns" else "columns"
+    choices = (
+        "metropolis or uniform"
+        if needed == "rows"
+        else "out_degree, or metropolis where edges go both ways"
+    )
+    raise InputError(
+        f"--mixing {run.mixing} on --topology {run.topology}: only the {there} of the matrix sum "
+        f"to 1, and --algorithm {run.algorithm} needs {needed} that do: choose {choices}"
+    )
+
+
+def graph_info(graph: topologies.WeightedGraph) -> GraphInfo:
+    """Return the facts of a graph that callbacks receive."""
+    spectrum = graph.spectrum
+    return GraphInfo(
+        edges=graph.edges,
+        directed=graph.directed,
+        degrees=graph.degrees,
+        weights=graph.examples,
+        endless=graph.endless,
+        own_weights=graph.own_weights,
+        gap=spectrum.gap,
+        smallest=spectrum.smallest,
+        half_rounds=spectrum.half_rounds,
+    )
