@@ -17,6 +17,7 @@ from dfl.algorithms import ALGORITHMS, Algorithm
 from dfl.algorithms.assumptions import Assumption
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import COMPRESSORS
 from dfl.core.layout import Layout
@@ -49,11 +50,10 @@ def network(peers: int, faults: tuple[Fault, ...]) -> Network:
     threat_model = ThreatModel(COMPRESSORS["none"](), faults=faults)
     return Network(
         Layout(peers, 1),
-        graph.weights,
+        MixingMatrices(graph.weights, graph.stationary),
         World(),
         threat_model,
         0,
-        stationary=graph.stationary,
         shapes=(SHAPE,),
     )
 

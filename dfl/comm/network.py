@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import csr_array
-
 from dfl.comm.lossy_plan import lossy_edge_plan, lossy_peer_plan
 from dfl.comm.plan import Arcs, EdgePlan, PeerPlan
-from dfl.comm.schedule import Schedule
+from dfl.comm.schedule import MixingMatrices, Schedule
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.traffic import Traffic
 from dfl.comm.transport import Transport
@@ -45,16 +41,14 @@ class Network:
     def __init__(
         self,
         layout: Layout,
-        weights: Sequence[csr_array],
+        matrices: MixingMatrices,
         world: World,
         threat_model: ThreatModel,
         seed: int,
-        stationary: Sequence[NDArray[np.float64] | None] = (),
-        possible: csr_array | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.layout = layout
-        self.schedule = Schedule(weights, layout, world.rank, stationary, possible)
+        self.schedule = Schedule(matrices, layout, world.rank)
         self.traffic = Traffic.of(layout.counts[world.rank])
         self.transport = Transport(world, self.traffic)
         compressor = fitted(threat_model.compressor, shapes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,46 +21,55 @@ MOST_EDGES = 2**24
 """The most directed edges that memory is kept for where any two peers may be neighbours."""
 
 
-def endless(weights: Sequence[csr_array]) -> bool:
-    """Return whether a sequence has no period: it is as long as a run can be."""
-    return len(weights) == MOST
+class MixingMatrices(NamedTuple):
+    """The mixing matrices of a run, entry t modulo their number for round t.
 
+    Attributes:
+        weights: the matrices (P, P); none where peers only exchange with a server.
+        stationary: (P,) pi with pi W = pi for each of them; None where there is none, and on ranks
+            that rank 0 sent the matrices also where all entries are equal.
+        possible: (P, P) bool, every edge that a round of a sequence without a period may have; None
+            where it may be any.
+    """
 
-def examples(weights: Sequence[csr_array]) -> Sequence[csr_array]:
-    """Return all matrices of a sequence; the first `SAMPLED` where it has no period."""
-    return weights[:SAMPLED] if endless(weights) else weights
+    weights: Sequence[csr_array] = ()
+    stationary: Sequence[NDArray[np.float64] | None] = ()
+    possible: csr_array | None = None
+
+    @property
+    def endless(self) -> bool:
+        """Whether the sequence has no period: it is as long as a run can be."""
+        return len(self.weights) == MOST
+
+    @property
+    def sample(self) -> Sequence[csr_array]:
+        """All matrices; the first `SAMPLED` where the sequence has no period."""
+        return self.weights[:SAMPLED] if self.endless else self.weights
 
 
 class Schedule:
-    """A sequence of mixing matrices, entry t modulo its length for round t.
+    """The mixing matrix of every round, and the plans of one rank.
 
     A sequence without a period makes a matrix when it is asked for, and only the plans of the last
     round are kept.
 
     Attributes:
-        weights: the mixing matrices (P, P); none where peers only exchange with a server.
+        matrices: the mixing matrices.
         layout, rank: which peers are on which rank, and on which rank this is.
-        stationary: (P,) pi with pi W = pi for each matrix; None where all entries are equal.
-        possible: (P, P) bool, every edge that a round of a sequence without a period may have; None
-            where it may be any.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[csr_array],
-        layout: Layout,
-        rank: int,
-        stationary: Sequence[NDArray[np.float64] | None] = (),
-        possible: csr_array | None = None,
-    ) -> None:
-        self.weights = weights
+    def __init__(self, matrices: MixingMatrices, layout: Layout, rank: int) -> None:
+        self.matrices = matrices
         self.layout = layout
         self.rank = rank
-        self.stationary = stationary
-        self.possible = possible
-        kept = 1 if endless(weights) else None
+        kept = 1 if matrices.endless else None
         self._peer_plan = lru_cache(kept)(self._make_peer_plan)
         self._edge_plan = lru_cache(kept)(self._make_edge_plan)
+
+    @property
+    def weights(self) -> Sequence[csr_array]:
+        """The mixing matrices (P, P); none where peers only exchange with a server."""
+        return self.matrices.weights
 
     @property
     def patterns(self) -> Sequence[csr_array]:
@@ -68,10 +78,10 @@ class Schedule:
         Raises:
             InputError: on every rank, if these are all pairs of too many peers.
         """
-        if not endless(self.weights):
+        if not self.matrices.endless:
             return self.weights
-        if self.possible is not None:
-            return [self.possible]
+        if self.matrices.possible is not None:
+            return [self.matrices.possible]
         peers = self.layout.peers
         if (edges := peers * (peers - 1)) > MOST_EDGES:
             raise InputError(
@@ -138,8 +148,8 @@ class Schedule:
 
     def _make_edge_plan(self, k: int) -> EdgePlan:
         matrix = self.weights[k]
-        pi = self.stationary[k] if self.stationary else None
+        pi = self.matrices.stationary[k] if self.matrices.stationary else None
         # Without a period, a method that has not asked for the union has no memory per edge.
-        alone = endless(self.weights) and "union" not in vars(self)
+        alone = self.matrices.endless and "union" not in vars(self)
         union = Union.of([matrix], self.layout, self.rank) if alone else self.union
         return edge_plan(matrix, self.layout, self.rank, union, pi)

@@ -20,7 +20,6 @@ from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.algorithms.gossip.qdfedavgm import QDFedAvgM
 from dfl.comm.exchange import Net
 from dfl.comm.network import Network
-from dfl.comm.schedule import endless
 from dfl.compression.exact import Exact
 from dfl.core.errors import InputError
 
@@ -301,8 +300,8 @@ class Graph(Exchange):
 
     def _wait_for_period(self) -> None:
         """Go on to the beginning of a period of the sequence of graphs."""
-        weights = self.network.schedule.weights
-        self.t += 0 if endless(weights) else -self.t % len(weights)
+        matrices = self.network.schedule.matrices
+        self.t += 0 if matrices.endless else -self.t % len(matrices.weights)
 
     def _gap(self, x: Tensor, scale: Tensor) -> float:
         """Return the largest gap relative to scales (m,), of numbers finite and not 0 at first."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from dfl.comm.mpi import World, connect
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import COMPRESSORS, Compressor
 from dfl.core import randomness
@@ -281,7 +282,11 @@ def _exchange(messaging: Messaging, layout: Layout, world: World) -> Exchange:
     faults = tuple(each for each in every if each.touches in ("links", "peers"))
     weights = _weights(messaging, layout.peers) if messaging.topology is not None else ()
     network = Network(
-        layout, weights, world, ThreatModel(compressor, faults=faults), messaging.seed
+        layout,
+        MixingMatrices(weights),
+        world,
+        ThreatModel(compressor, faults=faults),
+        messaging.seed,
     )
     links = choose("--links", messaging.links, LINK_MODELS)()
     connections = links.connections(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression.exact import Exact
 from dfl.core import randomness
@@ -113,5 +114,5 @@ class Study:
 
 def at_centre(sites: int) -> Exchange:
     """Return a centre in this process that no message is lost on the way to."""
-    network = Network(Layout(sites, 1), (), World(), ThreatModel(Exact()), 0)
+    network = Network(Layout(sites, 1), MixingMatrices(), World(), ThreatModel(Exact()), 0)
     return Centre(network)

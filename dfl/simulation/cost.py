@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl.comm.exchange import Net
-from dfl.comm.schedule import examples
 from dfl.core.errors import InputError, in_one_line
 from dfl.simulation.run_state import tensors
 
@@ -43,7 +42,7 @@ def payload_per_round(
         blanks = [torch.zeros(1, n, dtype=dtype) for n in lengths]
         return sum(compressor.encode(blank, _no_bits).shape[1] for blank in blanks) / len(blanks)
 
-    graphs = examples(network.schedule.weights)
+    graphs = network.schedule.matrices.sample
     edges = [int(np.count_nonzero(m.data)) - int(np.count_nonzero(m.diagonal())) for m in graphs]
     parts: list[tuple[float, int]] = [(sum(edges) / max(1, len(edges)), shared)]
     if algorithm.on_every_graph:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dfl.comm.mpi import World
-from dfl.comm.schedule import endless
+from dfl.comm.schedule import MixingMatrices
 from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, in_one_line
@@ -108,12 +108,7 @@ def sizes(split: DataSplit) -> NDArray[np.int64]:
     return np.stack([split.train.sizes, split.validation.sizes, split.test.sizes], axis=1)
 
 
-def known_to_all(
-    data: Data,
-    split: DataSplit,
-    weights: Sequence[csr_array],
-    stationary: Sequence[NDArray[np.float64] | None] = (),
-) -> Arrays:
+def known_to_all(data: Data, split: DataSplit, mixing_matrices: MixingMatrices) -> Arrays:
     """Return what all ranks get: mixing matrices, test set, normalisation, and sizes of the peers'
     data.
 
@@ -131,7 +126,8 @@ def known_to_all(
         "sizes": sizes(split), **named("largest", largest),
     }  # fmt: skip
     arrays |= {"protected": data.test_protected} if data.test_protected is not None else {}
-    if endless(weights):
+    weights, stationary, _ = mixing_matrices
+    if mixing_matrices.endless:
         weights, stationary = weights[:COMPARED], ()
         arrays |= {ENDLESS: np.array(True)}
     for k, matrix in enumerate(weights):

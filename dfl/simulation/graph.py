@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfl.algorithms import Method
 from dfl.comm.mpi import World
+from dfl.comm.schedule import MixingMatrices
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.arrays import Arrays
@@ -19,34 +19,27 @@ from dfl.simulation.components import Sources, sources_of
 from dfl.store.callbacks import GraphInfo
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
     import topologies
 
 
-class Graph(NamedTuple):
-    """The graph of the peers on every rank; see `Schedule`."""
-
-    weights: Sequence[csr_array]
-    stationary: Sequence[NDArray[np.float64] | None]
-    possible: csr_array | None
-
-
-def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) -> Graph:
-    """Return the graph: that in what all ranks have; one without a period is built on every rank.
+def matrices_of(
+    settled: Run, common: Arrays, world: World, known: MixingMatrices | None
+) -> MixingMatrices:
+    """Return the mixing matrices: those in what all ranks have; a sequence without a period is
+    built on every rank.
 
     Args:
         settled: the run.
         common: what all ranks have.
         world: the ranks.
-        known: the graph that rank 0 has checked, None elsewhere.
+        known: those that rank 0 has checked, None elsewhere.
 
     Raises:
         InputError: on every rank, if the ranks do not draw the same.
     """
     sent = distribute_data.matrices(common)
     if distribute_data.ENDLESS not in common:
-        return Graph(sent, distribute_data.stationary(common), None)
+        return MixingMatrices(sent, distribute_data.stationary(common))
     graph = build_graph(settled, sources_of(settled), examine=False)
     first = zip(sent, graph.weights[: len(sent)], strict=True)
     (same,) = world.minimum(int(all((one != other).nnz == 0 for one, other in first)))
@@ -55,7 +48,7 @@ def graph_of(settled: Run, common: Arrays, world: World, known: Graph | None) ->
             "--topology draws other graphs on some rank, or at its second call: every rank must "
             "draw the same, from the generator that it is given"
         )
-    return known or Graph(graph.weights, graph.stationary, graph.possible)
+    return known or MixingMatrices(graph.weights, graph.stationary, graph.possible)
 
 
 def build_graph(
@@ -94,15 +87,15 @@ def build_graph(
     return graph
 
 
-def known_of(algorithm: Method, graph: topologies.WeightedGraph | None) -> Graph:
+def matrices_for(algorithm: Method, graph: topologies.WeightedGraph | None) -> MixingMatrices:
     """Return what the network has of a graph, the edges within clusters for a method that uses them
     too; nothing where peers have no neighbours.
     """
     if graph is None:
-        return Graph((), (), None)
+        return MixingMatrices()
     if algorithm.within_clusters and graph.within is not None:
-        return Graph((*graph.weights, graph.within), (*graph.stationary, None), None)
-    return Graph(graph.weights, graph.stationary, graph.possible)
+        return MixingMatrices((*graph.weights, graph.within), (*graph.stationary, None))
+    return MixingMatrices(graph.weights, graph.stationary, graph.possible)
 
 
 def check_sums(run: Run, algorithm: Method, graph: topologies.WeightedGraph) -> None:

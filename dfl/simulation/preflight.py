@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
-from dfl.comm.schedule import SAMPLED, Schedule, endless, examples
+from dfl.comm.schedule import SAMPLED, MixingMatrices
 from dfl.config import Run
 from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.forms import require_form
 from dfl.core.isolation import isolated
-from dfl.core.layout import Layout
 from dfl.core.parse import shown
 from dfl.core.parts import map_parts, shape_of
 from dfl.core.registry import flag, is_own
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
+    import topologies
     from dfl.datasets.data import Data
     from dfl.simulation.components import Components
 else:
@@ -42,9 +42,7 @@ def check_components(
     run: Run,
     components: Components,
     data: Data,
-    weights: Sequence[csr_array],
-    stationary: Sequence[NDArray[np.float64] | None] = (),
-    possible: csr_array | None = None,
+    matrices: MixingMatrices,
 ) -> tuple[str, ...]:
     """Refuse what the components of a run cannot do, and return warnings, one line each.
 
@@ -52,9 +50,7 @@ def check_components(
         run: the settled run.
         components: its components.
         data: the data set, which an attack may poison.
-        weights: the mixing matrices; none where peers have no neighbours.
-        stationary: (P,) pi with pi W = pi for each of them; None where there is none.
-        possible: as in `Schedule`.
+        matrices: the mixing matrices; none where peers have no neighbours.
 
     Raises:
         InputError: a component cannot do what the run needs.
@@ -70,30 +66,29 @@ def check_components(
             )
     reference = np.zeros(1)
     uploads, _ = algorithm.traffic(run.peers, 0)
-    senders = run.peers if weights else int(uploads)
-    own_step = reference if weights or algorithm.server_data_rule else None
+    senders = run.peers if matrices.weights else int(uploads)
+    own_step = reference if matrices.weights or algorithm.server_data_rule else None
     notes: tuple[str, ...] = ()
     if "aggregator" in algorithm.applies:
         received = np.array([int(uploads)])
-        if weights:
-            seen = examples(weights)[: max(run.rounds, 1)]
+        if matrices.weights:
+            seen = matrices.sample[: max(run.rounds, 1)]
             received = np.concatenate([np.diff(matrix.indptr) for matrix in seen])
         _check_rule(components.aggregator, int(received.min()), own_step)
         if lossy:
             _check_rule(
                 components.aggregator, 1, own_step, f" where --faults {run.faults} leaves no more"
             )
-        if endless(weights) and run.rounds > SAMPLED and np.ptp(received):
+        if matrices.endless and run.rounds > SAMPLED and np.ptp(received):
             notes = _check_later(run, components, own_step)
-    _check_attack(run, components, data, senders, examples(weights)[:1])
-    schedule = Schedule(weights, Layout(run.peers, 1), 0, stationary, possible)
+    _check_attack(run, components, data, senders, matrices.sample[:1])
     if not compresses(run) or not senders:
-        return (*notes, *check_copies(run, components, schedule, lossy, 0.0))
+        return (*notes, *check_copies(run, components, matrices, lossy, 0.0))
     with isolated(run.threads):
         error, bias = compression_error(run, components)
     return (
         *notes,
-        *check_copies(run, components, schedule, lossy, error),
+        *check_copies(run, components, matrices, lossy, error),
         *check_compressor(run, components, error, bias),
     )
 
@@ -164,20 +159,14 @@ def _check_attack(
 
 
 def check_assumptions(
-    run: Run,
-    components: Components,
-    weights: Sequence[csr_array],
-    smallest: float,
-    clustered: bool,
+    run: Run, components: Components, graph: topologies.WeightedGraph
 ) -> tuple[str, ...]:
     """Return warnings of what a method expects of a run and does not have, one line each.
 
     Args:
         run: the settled run.
         components: its components.
-        weights: the mixing matrices.
-        smallest: their smallest eigenvalue.
-        clustered: whether the topology states the clusters of the peers.
+        graph: the graph of the peers.
 
     Raises:
         InputError: the run lacks what the method requires, or that is not stated by assumptions.
@@ -185,14 +174,14 @@ def check_assumptions(
     assert run.peers is not None
     algorithm, attack = components.algorithm, components.attack
     conditions = Conditions(
-        examples(weights),
-        endless(weights),
-        smallest,
+        graph.examples,
+        graph.endless,
+        graph.spectrum.smallest,
         lambda t: run.lr * components.lr_schedule(t, run.rounds),
         run.rounds,
         components.faults,
         attack.falsifies and len(attack.chosen(run.peers, run.seed)) > 0,
-        clustered,
+        graph.clusters is not None,
     )
 
     for name in ("requires", "expects"):

@@ -14,6 +14,7 @@ from dfl.algorithms import Method
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.placement import placed
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.config import Run
 from dfl.core.arrays import Arrays
@@ -39,7 +40,7 @@ from dfl.simulation import (
 from dfl.simulation.components import Components, components_of
 from dfl.simulation.defaults import settle
 from dfl.simulation.describe import run_info, sizes_of_states
-from dfl.simulation.graph import Graph, graph_of
+from dfl.simulation.graph import matrices_of
 from dfl.simulation.read_on_root import Root, RootFacts, read_on_root
 from dfl.simulation.run_state import check_state
 from dfl.simulation.timing import with_clock
@@ -120,11 +121,11 @@ def prepare(run: Run, world: World) -> Prepared:
     largest = tuple(map(float, parts_of(joined(common, "largest"))))
     threat_model = threat_model_of(components, layout, largest, run.seed)
     data = scatter(world, layout, threat_model, root)
-    facts, known = (root.facts, root.graph) if root else (None, None)
+    facts, known = (root.facts, root.matrices) if root else (None, None)
     del root  # the data set, of which every rank has its part
-    graph = graph_of(settled, common, world, known)
+    matrices = matrices_of(settled, common, world, known)
     with isolated(run.threads):
-        return build(run, world, layout, components, threat_model, common, data, facts, graph)
+        return build(run, world, layout, components, threat_model, common, data, facts, matrices)
 
 
 def layout_of(common: Arrays, world: World) -> Layout:
@@ -223,7 +224,7 @@ def build(
     common: Arrays,
     data: RankData,
     facts: RootFacts | None,
-    graph: Graph,
+    matrices: MixingMatrices,
 ) -> Prepared:
     """Return this rank, ready for round 0.
 
@@ -235,7 +236,7 @@ def build(
         common: what all ranks have.
         data: what this rank has.
         facts: what is known on rank 0.
-        graph: the graph of the peers.
+        matrices: the mixing matrices.
 
     Raises:
         InputError: on every rank, if the model cannot be trained here, or the method returns no
@@ -259,12 +260,10 @@ def build(
         task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
     network = Network(
         layout,
-        graph.weights,
+        matrices,
         world,
         threat_model,
         run.seed,
-        stationary=graph.stationary,
-        possible=graph.possible,
         shapes=task.parameter_layout.shapes,
     )
     x = cost.blank_models(algorithm, network, task.parameter_layout.shared, task.dtype)

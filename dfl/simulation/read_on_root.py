@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfl.algorithms import Method
+from dfl.comm.schedule import MixingMatrices
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.parts import Shape, shape_of
@@ -19,7 +20,7 @@ from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
 from dfl.simulation.components import Components, check
 from dfl.simulation.defaults import compresses
-from dfl.simulation.graph import Graph, build_graph, check_sums, graph_info, known_of
+from dfl.simulation.graph import build_graph, check_sums, graph_info, matrices_for
 from dfl.simulation.preflight import check_assumptions, check_components
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo
@@ -50,14 +51,14 @@ class Root(NamedTuple):
         data, split: the data set, and which examples are whose.
         common: what all ranks get, packed.
         facts: what is kept after the data are scattered.
-        graph: the graph; without matrices where peers have no neighbours.
+        matrices: the mixing matrices; none where peers have no neighbours.
     """
 
     data: Data
     split: DataSplit
     common: bytes
     facts: RootFacts
-    graph: Graph
+    matrices: MixingMatrices
 
 
 def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})) -> Root:
@@ -94,11 +95,9 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     graph = build_graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         check_sums(run, algorithm, graph)
-    known = known_of(algorithm, graph)
-    warnings = check_components(run, components, data, *known)
-    common = distribute_data.pack(
-        distribute_data.known_to_all(data, split, known.weights, known.stationary)
-    )
+    matrices = matrices_for(algorithm, graph)
+    warnings = check_components(run, components, data, matrices)
+    common = distribute_data.pack(distribute_data.known_to_all(data, split, matrices))
     fingerprint = distribute_data.fingerprint(common, data, split) if run.out else ""
     given = {**_files(settled, components), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
@@ -112,7 +111,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         notes=notes,
         progress=progress,
     )
-    return Root(data, split, common, facts, known)
+    return Root(data, split, common, facts, matrices)
 
 
 def _notes(
@@ -127,10 +126,9 @@ def _notes(
         )
     if graph is None:
         return tuple(notes)
-    algorithm, smallest = components.algorithm, graph.spectrum.smallest
-    clustered = graph.clusters is not None
-    unmet = check_assumptions(run, components, graph.weights, smallest, clustered)
-    notes += [*graph.notes, *algorithm.notes(smallest), *unmet]
+    algorithm = components.algorithm
+    unmet = check_assumptions(run, components, graph)
+    notes += [*graph.notes, *algorithm.notes(graph.spectrum.smallest), *unmet]
     if graph.own_weights and run.mixing != algorithm.default_mixing:
         notes.append(
             f"--mixing {run.mixing}: no mixing rule is applied, since --topology {run.topology} "

@@ -16,7 +16,7 @@ from dfl.algorithms.replicas import average_replicas, initial_replicas
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
-from dfl.comm.schedule import Schedule, examples
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, fitted
 from dfl.config import Run
@@ -52,7 +52,7 @@ BIASED = 0.25
 def check_copies(
     run: Run,
     components: Components,
-    schedule: Schedule,
+    matrices: MixingMatrices,
     lossy: bool,
     error: float,
 ) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def check_copies(
     Args:
         run: the settled run.
         components: its components.
-        schedule: the mixing matrices.
+        matrices: the mixing matrices.
         lossy: whether faults take messages away.
         error: the relative squared error of a message.
 
@@ -69,11 +69,11 @@ def check_copies(
         InputError: the mixing matrices have no form in which copies are kept per edge.
     """
     assert run.peers is not None
-    algorithm, weights = components.algorithm, examples(schedule.weights)
+    algorithm, weights = components.algorithm, matrices.sample
     if run.peers == 1 or not weights or algorithm.averaging_step is None:
         return ()
     per_edge = lossy or len(weights) > 1
-    reversible = all(pi is not None for pi in schedule.stationary[: len(weights)])
+    reversible = all(pi is not None for pi in matrices.stationary[: len(weights)])
     if not per_edge and (error < COARSE or not reversible):
         return ()
     if not reversible:
@@ -91,12 +91,10 @@ def check_copies(
     rounds = min(run.rounds, ROUNDS, 20 + WORK // (messages * coordinates))
     network = Network(
         Layout(run.peers, 1),
-        schedule.weights,
+        matrices,
         World(),
         ThreatModel(components.compressor, faults=components.faults),
         run.seed,
-        stationary=schedule.stationary,
-        possible=schedule.possible,
         shapes=((8, coordinates // 8),),
     )
     with isolated(run.threads):

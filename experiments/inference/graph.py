@@ -46,6 +46,7 @@ from torch import Tensor
 import topologies
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression.exact import Exact
 from dfl.compression.quantize import Quantize
@@ -163,7 +164,11 @@ def over(graph: str, messages: str, rounds: int) -> Connect:
         weights = topologies.build(topology, metropolis, STUDY.sites, generator).weights
         faults = (LinkLoss(p=0.3),) if messages == "30 % lost" else ()
         network = Network(
-            Layout(STUDY.sites, 1), weights, World(), ThreatModel(Exact(), faults=faults), seed
+            Layout(STUDY.sites, 1),
+            MixingMatrices(weights),
+            World(),
+            ThreatModel(Exact(), faults=faults),
+            seed,
         )
         return (ScaledGraph if messages == "8 bits" else Graph)(network, rounds=rounds)
 

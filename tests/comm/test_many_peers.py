@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import dfl
 from dfl.comm.mpi import World
+from dfl.comm.schedule import MixingMatrices
 from dfl.config import Run
 from dfl.datasets import DATASETS, split_data
 from dfl.datasets.partitions.base import iid
@@ -130,7 +131,9 @@ def test_the_broadcast_facts_do_not_hold_the_training_examples() -> None:
     data = DATASETS["gaussian"](None, features=10, examples=PEERS * EACH, test=30)
     split = split_data(iid, data, peers=PEERS)
     graph = build(TOPOLOGIES["regular"], MIXINGS["metropolis"], PEERS, np.random.default_rng(0))
-    message = distribute_data.pack(distribute_data.known_to_all(data, split, graph.weights))
+    message = distribute_data.pack(
+        distribute_data.known_to_all(data, split, MixingMatrices(graph.weights))
+    )
     assert len(message) < data.train_inputs.nbytes
     owned = [
         distribute_data.owned(data, split, np.arange(first, first + 500))

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.comm.transport import RUNS
 from dfl.compression import Exact, Quantize
@@ -109,7 +110,7 @@ def test_neighbours_receive_the_messages_of_the_mixing_matrix(
         TOPOLOGIES[topology], MIXINGS["uniform"], peers, np.random.default_rng(0)
     ).weights
     layout = Layout(peers, world.size)
-    network = Network(layout, weights, world, ThreatModel(Exact()), 0)
+    network = Network(layout, MixingMatrices(weights), world, ThreatModel(Exact()), 0)
     mine = layout.hosted(world.rank)
     values = torch.from_numpy(mine).double()
     rows = values[:, None].expand(-1, 3).contiguous()
@@ -143,7 +144,8 @@ def test_messages_are_staged_from_another_device(world: World, topology: str) ->
     mine = layout.hosted(world.rank)
     rows = torch.linspace(-1, 1, 7 * 5).view(7, 5)[mine]
     here, there = (
-        Network(layout, weights, world, ThreatModel(Quantize(bits=6)), 0) for _ in range(2)
+        Network(layout, MixingMatrices(weights), world, ThreatModel(Quantize(bits=6)), 0)
+        for _ in range(2)
     )
     expected = Net(here, 1).exchange(rows).average()
     with Standin() as standin:
@@ -168,7 +170,7 @@ def test_messages_stay_while_others_arrive(world: World) -> None:
     weights = build(TOPOLOGIES["ring"], MIXINGS["uniform"], 16, np.random.default_rng(0)).weights
     layout = Layout(16, world.size)
     mine = layout.hosted(world.rank)
-    net = Net(Network(layout, weights, world, ThreatModel(Exact()), 0), 0)
+    net = Net(Network(layout, MixingMatrices(weights), world, ThreatModel(Exact()), 0), 0)
     rows = torch.from_numpy(mine).float()[:, None].expand(-1, 3)
     first = net.exchange(rows.contiguous())
     part = first.far[:, :1]

@@ -15,7 +15,7 @@ import dfl
 import topologies
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
-from dfl.comm.schedule import Schedule, endless, examples
+from dfl.comm.schedule import MixingMatrices, Schedule
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
@@ -43,9 +43,9 @@ def pairs(t: int) -> csr_array:
 
 def test_the_length_of_a_sequence_without_a_period_is_known_on_both_sides_of_the_wall() -> None:
     assert ENDLESS == MOST
-    assert endless(EveryRound(pairs))
-    assert not endless([pairs(0)])
-    assert len(examples(EveryRound(pairs))) == 64
+    assert MixingMatrices(EveryRound(pairs)).endless
+    assert not MixingMatrices([pairs(0)]).endless
+    assert len(MixingMatrices(EveryRound(pairs)).sample) == 64
 
 
 def test_a_round_averages_by_the_matrix_that_it_draws() -> None:
@@ -57,7 +57,7 @@ def test_a_round_averages_by_the_matrix_that_it_draws() -> None:
 
 
 def test_plans_are_kept_for_one_round() -> None:
-    schedule = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    schedule = Schedule(MixingMatrices(EveryRound(pairs)), Layout(6, 1), 0)
     first = schedule.peer_plan(0)
     assert schedule.peer_plan(0) is first
     schedule.peer_plan(1)
@@ -67,18 +67,21 @@ def test_plans_are_kept_for_one_round() -> None:
 
 def test_memory_per_edge_is_for_every_edge_that_may_be_drawn() -> None:
     ring = csr_array(np.roll(np.eye(6, dtype=bool), 1, 0) | np.roll(np.eye(6, dtype=bool), -1, 0))
-    free = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    free = Schedule(MixingMatrices(EveryRound(pairs)), Layout(6, 1), 0)
     assert len(free.edge_plan(0).out) == 6
     assert free.edge_plan(0).push.shape == (6, 6)  # edges of this round alone
-    free = Schedule(EveryRound(pairs), Layout(6, 1), 0)
+    free = Schedule(MixingMatrices(EveryRound(pairs)), Layout(6, 1), 0)
     assert len(free.union.out) == 30
     assert free.edge_plan(0).push.shape == (6, 30)
-    assert len(Schedule(EveryRound(pairs), Layout(6, 1), 0, (), ring).union.out) == 12
+    assert (
+        len(Schedule(MixingMatrices(EveryRound(pairs), possible=ring), Layout(6, 1), 0).union.out)
+        == 12
+    )
 
 
 def test_memory_for_too_many_pairs_is_refused() -> None:
     with pytest.raises(InputError, match=r"--topology .* 24,995,000 directed edges"):
-        _ = Schedule(EveryRound(pairs), Layout(5000, 1), 0).union
+        _ = Schedule(MixingMatrices(EveryRound(pairs)), Layout(5000, 1), 0).union
 
 
 def test_the_same_seed_draws_the_same_graphs() -> None:

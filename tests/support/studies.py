@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
+from dfl.comm.schedule import MixingMatrices
 from dfl.comm.threat_model import ThreatModel
 from dfl.compression.base import Compressor
 from dfl.compression.exact import Exact
@@ -83,4 +84,4 @@ def network(
     compressor: Compressor | None = None,
 ) -> Network:
     threat_model = ThreatModel(compressor or Exact(), faults=faults)
-    return Network(Layout(count, 1), weights, World(), threat_model, seed=0)
+    return Network(Layout(count, 1), MixingMatrices(weights), World(), threat_model, seed=0)
