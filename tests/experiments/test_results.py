@@ -284,7 +284,7 @@ PACKED = {
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
         "iid_e1_b10_c0.1", "iid_e5_b50_c0.1", "iid_e5_b10_c0.1", "iid_e20_b10_c0.1",
         "iid_e20_b50_c0.1", "iid_e5_b10_c0", "iid_e5_binf_c0", "iid_e5_b10_c0.2",
-        "shards_e1_b10_c0.1", "shards_e1_b50_c0.1", "shards_e1_binf_c0.1",
+        "iid_e5_b10_c0.5", "shards_e1_b10_c0.1", "shards_e1_b50_c0.1", "shards_e1_binf_c0.1",
     ),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
     "fltrust_cnn": ("mnist", "servers_and_robustness.fltrust_cnn", "--attacks", "backdoor"),
