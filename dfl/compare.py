@@ -25,14 +25,14 @@ from rich.table import Table
 
 from dfl.core import command_line
 from dfl.core.errors import InputError, printable
-from dfl.core.files import atomically
+from dfl.core.files import atomically, writing
 from dfl.core.reading import open_regular
+from dfl.reporting.console import make_console, print_line, print_table
 from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
 from dfl.store import manifest
 from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
-from dfl.sweep import progress
 from dfl.sweep.status import DAMAGED, DONE, CellState, read_state
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, progress.make_console(), report, quiet)
+        compare(list(dict.fromkeys(folders)), out, make_console(), report, quiet)
 
     command_line.call(app, tokens)
 
@@ -138,7 +138,7 @@ def compare(
         claim(out)
     out = out or Path()
     _refuse_foreign(out, report)
-    try:
+    with writing(f"--out {out}"):
         with atomically(out / "compare.csv") as part:
             table(runs, out).to_csv(
                 part, index=False, lineterminator="\n", errors="backslashreplace"
@@ -147,16 +147,14 @@ def compare(
             figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
         if report:
             write(out, page(runs, out))
-    except OSError as error:
-        raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
     if not quiet:
         labels = len(runs[0].differs) + 1
-        progress.print_table(console, screen(runs), labels, str(out / "compare.csv"))
+        print_table(console, screen(runs), labels, str(out / "compare.csv"))
     for run in runs:
         if run.state.status == DAMAGED:
-            progress.print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
+            print_line(console, f"{DAMAGED:<10} {run.folder}: {run.state.reason}")
     names = (*(("report.html",) if report else ()), "compare.png")
-    progress.print_line(console, command_line.look_at(out, names))
+    print_line(console, command_line.look_at(out, names))
 
 
 def write_again(out: Path) -> Path:
@@ -177,10 +175,8 @@ def write_again(out: Path) -> Path:
         Path(name if os.path.isabs(name) else os.path.relpath(out.resolve() / name))
         for name in named
     ]
-    try:
+    with writing(str(out)):
         return write(out, page(gather(folders), out))
-    except OSError as error:
-        raise InputError(f"{out} cannot be written to: {error.strerror}") from None
 
 
 def page(runs: Sequence[Compared], out: Path) -> str:

@@ -30,7 +30,7 @@ from dfl import commands  # noqa: E402
 from dfl.config import COMPONENTS, SECTIONS, Run  # noqa: E402
 from dfl.core.help.docstrings import cited, described  # noqa: E402
 from dfl.core.options import MOST, Option, options  # noqa: E402
-from dfl.core.registry import describe, flag  # noqa: E402
+from dfl.core.registry import flag, usage  # noqa: E402
 from dfl.simulation.components import registries  # noqa: E402
 from experiments.findings import finding, question  # noqa: E402
 
@@ -151,7 +151,7 @@ def component(name: str, registry: Mapping[str, Callable[..., Any]]) -> str:
     """Return the section of one component."""
     made = registry[name]
     said = described(made)
-    lines = [f"### {name}\n", f"`{describe({name: made})}`\n", docstrings.markdown(said.summary)]
+    lines = [f"### {name}\n", f"`{usage(name, made)}`\n", docstrings.markdown(said.summary)]
     lines += ["", docstrings.markdown(said.body), ""]
     known = options(made)
     if known:

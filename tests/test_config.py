@@ -21,7 +21,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.options import options
 from dfl.core.parse import nearest, read, shown
-from dfl.core.registry import choose, describe, flag
+from dfl.core.registry import choose, flag, usage
 from dfl.simulation.components import registries
 from dfl.simulation.defaults import settle
 from tests.conftest import Command
@@ -295,8 +295,11 @@ def test_choose_refuses_bad_specs(spec: str, line: str) -> None:
     assert refused(lambda: choose("--part", spec, PARTS)) == line
 
 
-def test_describe_lists_options_and_nearest_handles_no_choices() -> None:
-    assert describe(PARTS) == "made:many=INT,share=0.5,sure=false,widths=1+2 · perhaps:[path=PATH]"
+def test_usage_lists_options_and_nearest_handles_no_choices() -> None:
+    assert [usage(name, part) for name, part in PARTS.items()] == [
+        "made:many=INT,share=0.5,sure=false,widths=1+2",
+        "perhaps:[path=PATH]",
+    ]
     assert nearest("x", []) == "; it has none"
 
 
@@ -314,7 +317,7 @@ def test_the_options_that_help_shows_can_be_given(field: str, name: str) -> None
     component = KINDS[field][name]
     written = [
         item
-        for item in describe({name: component}).partition(":")[2].split(",")
+        for item in usage(name, component).partition(":")[2].split(",")
         if item and "[" not in item
     ]
     spec = f"{name}:{','.join(written)}" if written else name

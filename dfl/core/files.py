@@ -22,6 +22,22 @@ PATIENCE = 0.5
 """Seconds for which a lock is retried: another program may hold it only to check it."""
 
 
+@contextmanager
+def writing(where: str) -> Iterator[None]:
+    """Refuse in one line what the disk does not take.
+
+    Args:
+        where: what is written to, as "--out DIR".
+
+    Raises:
+        InputError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{where} cannot be written to: {error.strerror or error}") from None
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file, without waiting for the other end of a pipe.
 

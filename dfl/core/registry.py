@@ -304,12 +304,8 @@ def split_specs(specs: str) -> list[str]:
     return re.split(rf"\+(?={BEGINNING})", specs)
 
 
-def describe(registry: Mapping[str, Component]) -> str:
-    """Return every component of a registry with its options and their defaults."""
-    return " · ".join(map(_usage, registry, registry.values()))
-
-
-def _usage(name: str, component: Component) -> str:
+def usage(name: str, component: Component) -> str:
+    """Return a component as a spec has it, with its options and their defaults."""
     given = [written(key, option) for key, option in options(component).items()]
     return f"{name}:{','.join(given)}" if given else name
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dfl.comm.startup import first
 from dfl.core import command_line
 from dfl.core.errors import InputError
-from dfl.core.files import atomically
+from dfl.core.files import atomically, writing
 from dfl.core.help.help_page import HelpPage
 from dfl.core.registry import split_specs
 from dfl.inference.frames import read_csv
@@ -192,10 +192,8 @@ def _show(results: "Sequence[Result]", out: str | None, quiet: bool) -> bytes:
     if not quiet:
         print(page)
     if out is not None:
-        try:
+        with writing(f"--out {out}"):
             _write(results, Path(out), page)
-        except OSError as error:
-            raise InputError(f"--out {out} cannot be written to: {error.strerror}") from None
         print(command_line.look_at(Path(out), ("forest.png",)))
     return b""
 

@@ -11,6 +11,8 @@ Floats = NDArray[np.float64]
 
 FEW = 40
 """The most peers that are placed by the slow layout."""
+PIVOTS = 50
+"""The most peers from which the distances of all are computed."""
 WORK = 2 * 10**7
 """About the most pairs of peers that the springs separate, which takes less than a second."""
 
@@ -68,17 +70,16 @@ def _sprung(places: Floats, both: csr_array, steps: int) -> Floats:
     return x.T.astype(np.float64)
 
 
-def _pivots(both: csr_array, pivots: int = 50) -> Floats:
+def _pivots(both: csr_array) -> Floats:
     """Return positions (P, 2) whose distances approximate those on the graph.
 
     They are computed from the distances to a few pivots (Brandes, Pich 2006, PivotMDS).
 
     Args:
         both: (P, P), the graph without directions.
-        pivots: the number of pivots.
     """
     peers = both.shape[0]
-    chosen = np.unique(np.linspace(0, peers - 1, pivots).astype(np.int64))
+    chosen = np.unique(np.linspace(0, peers - 1, PIVOTS).astype(np.int64))
     steps = shortest_path(both, unweighted=True, indices=chosen)
     reached = np.isfinite(steps)
     squares = np.where(reached, steps, steps[reached].max() + 2) ** 2

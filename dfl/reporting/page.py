@@ -134,9 +134,9 @@ def floats(values: ArrayLike) -> dict[str, object]:
     return {"floats": base64.b64encode(known.astype("<f4").tobytes()).decode()}
 
 
-def decimals(value: float, form: str = ".4g", missing: str = "–") -> str:  # noqa: RUF001
+def decimals(value: float, form: str = ".4g") -> str:
     """Return a number as text, and a dash where it is not finite."""
-    return f"{value:{form}}" if math.isfinite(value) else missing
+    return f"{value:{form}}" if math.isfinite(value) else "–"  # noqa: RUF001
 
 
 def render(template: str, content: Mapping[str, Any], data: Mapping[str, object]) -> str:

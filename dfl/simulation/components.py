@@ -87,7 +87,6 @@ class Components:
         model: the caller's modules; a function in the user's file; or the models that are named.
         loss: (outputs, labels) -> (n,).
         augment: changes the examples of a batch.
-        auxiliary: an auxiliary task, or None.
         objective: what training minimises beside the loss, or None.
         lr_schedule: (t, rounds) -> factor on the learning rate; an `InputError` in a round for
             which there is none.
@@ -102,7 +101,6 @@ class Components:
     model: tuple[Module, ...] | ModelFile | NamedModels
     loss: Loss
     augment: Augment
-    auxiliary: Auxiliary | None
     objective: RepresentationObjective | None
     lr_schedule: Callable[[int, int], float]
     links: LinkModel
@@ -144,7 +142,6 @@ def components_of(run: Run) -> Components:
         model=_model(run),
         loss=_loss(run),
         augment=_instance(run, "augment", Augment),
-        auxiliary=auxiliary,
         objective=objective(auxiliary, adversary),
         lr_schedule=schedule,
         links=_instance(run, "links", LinkModel),

@@ -55,27 +55,6 @@ def payload_per_round(
     return sent + rows * shared * dtype.itemsize
 
 
-def parameters_k_plus_m(
-    algorithm: Method,
-    peers: int,
-    parameter_layout: ParameterLayout,
-    rounds: tuple[int, int],
-) -> int:
-    """Return the parameters that a server and K peers send in all, as Table 1 of LG-FedAvg counts:
-    the server sends to all K peers, and m of them send to it.
-
-    Args:
-        algorithm: a method with a server.
-        peers: K.
-        parameter_layout: the numbers of all and of shared parameters.
-        rounds: the rounds that share all parameters, and those that share a part.
-    """
-    first, then = rounds
-    answers, _ = algorithm.traffic(peers, 0)
-    whole = parameter_layout.all_shared.shared
-    return int(peers + answers) * (first * whole + then * parameter_layout.shared)
-
-
 def numbers_of_state(state: State) -> tuple[int, int]:
     """Return the numbers of a state that are in rows, and those of its models."""
     numbers = sum(math.prod(v.shape) for v in tensors(state).values() if v.dim() > 1)

@@ -11,8 +11,7 @@ A run that is resumed keeps the records before its checkpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
 from dfl.core.errors import InputError, one_line
-from dfl.core.files import atomically, make_directory, no_follow, read_bytes
+from dfl.core.files import atomically, make_directory, no_follow, read_bytes, writing
 from dfl.core.reading import open_regular
 from dfl.store.callbacks import Callback, Peers, RunInfo
 
@@ -148,7 +147,7 @@ class History(Callback):
         Raises:
             InputError: the folder cannot be written to.
         """
-        with self._writing():
+        with writing(f"--out {self.run_folder}"):
             make_directory(self.folder)
             kept = _before(self.folder, info.resumed[0]) if info.resumed else b""
             for name, content in (
@@ -166,7 +165,7 @@ class History(Callback):
         """
         figures = {name: value for name, value in peers.items() if name != "is_attacker"}
         columns = np.stack(list(figures.values())).astype("<f4")
-        with self._writing():
+        with writing(f"--out {self.run_folder}"):
             if not self.header:
                 header = {"peers": columns.shape[1], "columns": list(figures)}
                 self.header = json.dumps(header).encode() + b"\n"
@@ -180,15 +179,6 @@ class History(Callback):
         if not read_bytes(path).startswith(self.header):
             with atomically(path) as part, part.open("wb") as file:
                 file.write(self.header)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"--out {self.run_folder} cannot be written to: {error.strerror or error}"
-            ) from None
 
 
 def read_start(folder: Path) -> Start | None:

@@ -76,6 +76,12 @@ def ending(error: BaseException | None) -> tuple[int, str]:
     return code, f"{type(error).__name__}: {error}"
 
 
+def ended(error: BaseException | None) -> dict[str, int | str]:
+    """Return the entries of run.json on how a run ended."""
+    code, how = ending(error)
+    return {"exit": code, "ending": how}
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -37,7 +37,7 @@ from dfl.evaluation.fairness import ADVERSARY, ODDS, PARITY
 from dfl.store import checkpoint_files, manifest
 from dfl.store.callbacks import Callback, Outcome, Peers, Row, RunInfo
 from dfl.store.progress import Progress
-from dfl.store.record import circumstances, continued, ending
+from dfl.store.record import circumstances, continued, ended
 from dfl.store.run_directory import claim, refuse_unusable, take_back
 
 
@@ -141,12 +141,8 @@ class RunFiles(Callback):
 
     def close(self, error: BaseException | None) -> None:
         """Add to run.json how long it took and how it ended."""
-        code, how = ending(error)
-        self.record |= {
-            "seconds": self.earlier + time.perf_counter() - self.begun,
-            "exit": code,
-            "ending": how,
-        }
+        seconds = self.earlier + time.perf_counter() - self.begun
+        self.record |= {"seconds": seconds, **ended(error)}
         try:
             final = self.files or (["metrics.csv"] if self._whole() else [])
             if self.files:

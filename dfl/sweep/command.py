@@ -19,18 +19,15 @@ from rich.console import Console
 from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import Lock
+from dfl.reporting.console import make_console, print_line
 from dfl.reporting.page import NAME
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, progress, slurm
 from dfl.sweep.live_page import LivePage
-from dfl.sweep.progress import print_line
 from dfl.sweep.scheduler import Scheduler, launcher
 from dfl.sweep.slurm import Slurm
 from dfl.sweep.status import (
     DAMAGED,
-    DIVERGED,
-    DONE,
-    FAILED,
     RUNNING,
     STOPPED,
     WAITING,
@@ -43,9 +40,6 @@ _ABOUT = (
     "dfl.run --config, and a table [sweep] of lists, whose combinations are the cells. The same "
     "command resumes what was interrupted."
 )
-
-BAD = (FAILED, DIVERGED, DAMAGED)
-"""The statuses of cells that have ended and are not done."""
 
 Flag = Annotated[bool, Parameter(negative="")]
 """An option that is on where it is given."""
@@ -134,8 +128,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         folder = options.out or Path("sweeps") / path.stem
         cells = grid.read(path, _ranks(options, job, folder))
         sweep_folder.check(folder, cells.cells)
-        console = progress.make_console(quiet=options.quiet, verbose=options.verbose)
-        sweep = Sweep(cells, folder, console, progress.make_console(), options.report)
+        console = make_console(quiet=options.quiet, verbose=options.verbose)
+        sweep = Sweep(cells, folder, console, make_console(), options.report)
         if options.slurm:
             return sweep.submit(job, dry=options.no_submit)
         if options.dry_run:
@@ -143,7 +137,9 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         if options.status or options.dry_run:
             return sweep.show()
         if options.table:
-            return sweep.publish(sweep.states()) or sweep.look_at()
+            sweep.publish(sweep.states())
+            sweep.look_at()
+            return 0
         return sweep.run(options, f"{command_line.program('sweep')} {shlex.join(tokens)}")
 
     code: int | None = command_line.call(app, tokens)
@@ -184,7 +180,7 @@ class Sweep:
         states = self.states()
         refused = dict[str, str]()
         for cell in self.grid.cells:
-            if states[cell.name].status not in (DONE, DIVERGED):
+            if not states[cell.name].over:
                 try:
                     read_on_root(settle(cell.run, 1))
                 except InputError as error:
@@ -216,17 +212,15 @@ class Sweep:
             print_line(self.always, f"warning: the queue is unknown: {error}")
             return {}
 
-    def publish(self, states: States) -> int:
+    def publish(self, states: States) -> None:
         """Write the tables, the figures and the page."""
         from dfl.sweep.publish import publish
 
         publish(self.grid, states, self.folder, self.console, self.report)
-        return 0
 
-    def look_at(self) -> int:
+    def look_at(self) -> None:
         """Print the last line."""
         print_line(self.always, command_line.look_at(self.folder, (NAME, "figures")))
-        return 0
 
     def run(self, options: Options, command: str) -> int:
         """Run the cells that have not ended, and publish the results unless a signal stopped it.
@@ -237,7 +231,7 @@ class Sweep:
         """
         sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
         before = self.states()
-        left = [name for name, state in before.items() if state.status not in (DONE, DIVERGED)]
+        left = [name for name, state in before.items() if not state.over]
         for name in left:
             if before[name].status == DAMAGED:
                 line = f"{DAMAGED:<10} {name}: {before[name].reason}; the run is resumed"
@@ -258,14 +252,14 @@ class Sweep:
         for line in progress.remarks_at_end(states):
             print_line(self.always, line)
         print_line(self.console, progress.counts(states))
-        rest = sum(state.status not in (DONE, *BAD) for state in states.values())
+        rest = sum(not (state.over or state.bad) for state in states.values())
         if rest:
             print_line(self.always, f"{rest} left; to resume: {command}")
         else:
             self.look_at()
         if scheduler.signals:
             return 130 if scheduler.signals[0] == signal.SIGINT else 75
-        if any(state.status in BAD for state in states.values()):
+        if any(state.bad for state in states.values()):
             return 1
         return 75 if rest else 0
 
@@ -284,7 +278,7 @@ class Sweep:
             left = [
                 name
                 for name, state in states.items()
-                if state.status not in (DONE, DIVERGED, RUNNING) and name not in queue
+                if not state.over and state.status != RUNNING and name not in queue
             ]
             if not left:
                 line = f"{progress.counts(states)}; {len(queue)} in the queue, none to submit"
@@ -315,5 +309,5 @@ def _ranks(options: Options, job: Slurm, folder: Path) -> int:
 
 def _then(states: States) -> str:
     """Return what is left to do once all cells have ended; empty before."""
-    over = all(state.status in (DONE, *BAD) for state in states.values())
+    over = all(state.over or state.bad for state in states.values())
     return "; --table writes tables and figures" if over else ""

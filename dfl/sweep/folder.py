@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.core.files import Lock, atomically, make_directory
+from dfl.core.files import Lock, atomically, make_directory, writing
 from dfl.core.options import options
 from dfl.core.reading import SETTINGS, read_bounded
 from dfl.store import manifest
@@ -46,16 +46,13 @@ def write(folder: Path, cells: Sequence[Cell], text: str | None = None) -> None:
     if text is not None:
         files[folder / GRID] = text
     claim(folder)
-    try:
-        with Lock(folder, patience=PATIENCE):
-            check(folder, cells, exclusive)  # another sweep may have written meanwhile
-            for cell in cells:
-                make_directory(folder / cell.name)
-                claim(folder / cell.name)
-            for path, content in files.items():
-                _write_if_changed(path, content)
-    except OSError as error:
-        raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
+    with writing(f"--out {folder}"), Lock(folder, patience=PATIENCE):
+        check(folder, cells, exclusive)  # another sweep may have written meanwhile
+        for cell in cells:
+            make_directory(folder / cell.name)
+            claim(folder / cell.name)
+        for path, content in files.items():
+            _write_if_changed(path, content)
 
 
 def check(folder: Path, cells: Sequence[Cell], exclusive: bool = True) -> None:

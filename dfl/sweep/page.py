@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from dfl.core.errors import InputError
+from dfl.core.files import writing
 from dfl.core.parse import unquoted
 from dfl.reporting.collection import (
     LINES,
@@ -44,10 +44,8 @@ def write_again(folder: Path) -> Path:
     """
     grid = grids.read(folder / GRID, peers(folder))
     states = read_states(folder, (cell.name for cell in grid.cells))
-    try:
+    with writing(str(folder)):
         return write(folder, sweep_page(grid, states, folder))
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written to: {error.strerror or error}") from None
 
 
 def sweep_page(grid: Grid, states: States, folder: Path, running: bool = False) -> str:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dfl.core.errors import InputError
-from dfl.core.files import Lock, atomically, make_directory
+from dfl.core.files import Lock, atomically, make_directory, writing
+from dfl.reporting.console import print_table
 from dfl.reporting.page import write
 from dfl.store.run_directory import claim
 from dfl.sweep import plots, tables
 from dfl.sweep.folder import PATIENCE
 from dfl.sweep.grid import Grid
 from dfl.sweep.page import sweep_page
-from dfl.sweep.progress import print_table
 from dfl.sweep.status import States
 
 
@@ -39,17 +38,14 @@ def publish(
     table = tables.cells(grid, states)
     summary = tables.summary(table, by)
     figures = plots.figures(tables.curves(grid, states), summary, by, folder.name)
-    try:
-        with Lock(folder, patience=PATIENCE):
-            tables.write(table, folder / "sweep.csv")
-            tables.write(summary, folder / "summary.csv")
-            make_directory(folder / "figures")
-            for name, figure in figures.items():
-                with atomically(folder / "figures" / f"{name}.png") as part:
-                    figure.savefig(part, format="png", dpi=150)
-            if report:
-                write(folder, sweep_page(grid, states, folder))
-    except OSError as error:
-        raise InputError(f"--out {folder} cannot be written to: {error.strerror}") from None
+    with writing(f"--out {folder}"), Lock(folder, patience=PATIENCE):
+        tables.write(table, folder / "sweep.csv")
+        tables.write(summary, folder / "summary.csv")
+        make_directory(folder / "figures")
+        for name, figure in figures.items():
+            with atomically(folder / "figures" / f"{name}.png") as part:
+                figure.savefig(part, format="png", dpi=150)
+        if report:
+            write(folder, sweep_page(grid, states, folder))
     shown_table = tables.terminal_table(summary, by)
     print_table(console, shown_table, len(by) + 1, str(folder / "summary.csv"))

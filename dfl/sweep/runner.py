@@ -14,21 +14,23 @@ from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
 from dfl.core.parse import shown
+from dfl.reporting.console import make_console, print_line
 from dfl.store import fingerprints, manifest
 from dfl.store.callbacks import COLUMNS
+from dfl.store.record import ended
 from dfl.store.rows import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
 from dfl.sweep.grid import SET_BY_SWEEP, Cell, Grid
 from dfl.sweep.live_page import LivePage
 from dfl.sweep.scheduler import Scheduler, launcher
-from dfl.sweep.status import CELL_LOCK, DIVERGED, DONE, CellState, read_state, read_states
+from dfl.sweep.status import CELL_LOCK, DONE, CellState, read_state, read_states
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,7 +167,7 @@ def _check_values(cell: object) -> None:
 
 def _is_over(cell: Cell, folder: Path) -> bool:
     """Return whether a cell has ended, with the objects that it has now."""
-    if not _has_ended(read_state(folder)):
+    if not read_state(folder).over:
         return False
     return bool(manifest.read(folder).get("objects", {}) == _checksums(cell.run))
 
@@ -179,10 +181,6 @@ def _checksums(run: Run) -> dict[str, str]:
     }
 
 
-def _has_ended(state: CellState) -> bool:
-    return state.status in (DONE, DIVERGED)
-
-
 def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> None:
     """Run some cells of the grid of a page as programs of their own.
 
@@ -193,7 +191,7 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
     """
     folder, total = page.folder, len(page.grid.cells)
     scheduler = Scheduler(deque(folder / cell.name for cell in cells), jobs, ranks)
-    console = progress.make_console(stderr=True)
+    console = make_console(stderr=True)
     with progress.progress_bar(console, scheduler, total - len(cells), total) as callback:
         scheduler.run(page.after(callback))
     if scheduler.signals:
@@ -205,7 +203,7 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
         {
             path: state.reason or state.status
             for path, state in sorted(scheduler.ended.items())
-            if not _has_ended(state)
+            if not state.over
         }
     )
 
@@ -231,7 +229,7 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
         InputError: after all other cells have run: a cell failed, or another program runs it.
     """
     folder, total = page.folder, len(page.grid.cells)
-    console = progress.make_console(stderr=True)
+    console = make_console(stderr=True)
     failed = dict[Path, str]()
     for number, cell in enumerate(cells, total - len(cells) + 1):
         try:
@@ -245,7 +243,7 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
             summary = f"failed: {reason}"
             with suppress(OSError):
                 _write_log(folder / cell.name, [reason])
-        progress.print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
+        print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
     _raise_failed(failed)
 
@@ -264,15 +262,13 @@ def _simulate(folder: Path, run: Run) -> str:
     for name in (manifest.NAME, "metrics.csv"):  # of a run with other objects, or an earlier try
         (folder / name).unlink(missing_ok=True)
     rows: list[dict[str, float]] = []
-    code = 0
-    ending = "finished"
+    how = ended(None)
     with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             for row in simulate(run):
                 rows.append(row)
         except DivergedError as error:
-            code = error.code
-            ending = f"{type(error).__name__}: {error}"
+            how = ended(error)
     text = StringIO()
     if rows:
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -280,17 +276,16 @@ def _simulate(folder: Path, run: Run) -> str:
         table.writerows(rows)
     with atomically(folder / "metrics.csv") as part:
         part.write_text(text.getvalue())
-    _write_log(folder, [*(f"warning: {each.message}" for each in caught), ending])
-    record = {
+    _write_log(folder, [*(f"warning: {each.message}" for each in caught), str(how["ending"])])
+    record: dict[str, Any] = {
         "run": replace(settle(run, 1), out=folder).to_dict(),
         "seconds": time.perf_counter() - begun,
-        "exit": code,
-        "ending": ending,
+        **how,
     }
     if objects:
         record["objects"] = objects
     manifest.write(folder, record, ["metrics.csv"])
-    return f"{ending}, {record['seconds']:.0f} s"
+    return f"{how['ending']}, {record['seconds']:.0f} s"
 
 
 def _write_log(folder: Path, messages: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ from dfl.core.files import LOCK, Lock, no_follow
 from dfl.store.run_directory import CELL
 from dfl.sweep.status import (
     CELL_LOCK,
-    DIVERGED,
     DONE,
     FAILED,
     RUNNING,
@@ -125,7 +124,7 @@ class Scheduler:
             self._end(folder, _unwritable(folder, error), callback)
             return
         state = read_state(folder, (LOCK,))
-        if state.status in (DONE, DIVERGED):
+        if state.over:
             self._end(folder, state, callback)
         elif state.status == RUNNING:
             self.elsewhere.append(folder)

@@ -57,6 +57,16 @@ class CellState:
     reason: str = ""
     table: str = ""
 
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended for good: it is done, or has diverged."""
+        return self.status in (DONE, DIVERGED)
+
+    @property
+    def bad(self) -> bool:
+        """Whether the run has failed or diverged, or is damaged."""
+        return self.status in (FAILED, DIVERGED, DAMAGED)
+
 
 States = Mapping[str, CellState]
 """The states of the cells of a grid by name, in the order of the grid."""

@@ -13,8 +13,8 @@ import pytest
 
 import dfl
 from dfl import compare
+from dfl.reporting.console import make_console
 from dfl.reporting.page import Line, chart, render, write
-from dfl.sweep.progress import make_console
 from tests.reporting.test_page import HOSTILE, page_of
 from tests.support.small_run import small
 

@@ -16,10 +16,10 @@ from dfl import compare
 from dfl.core.errors import InputError
 from dfl.report import report
 from dfl.reporting.collection import Link
+from dfl.reporting.console import make_console
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, tables
 from dfl.sweep.page import half_width, sweep_page, write_again
-from dfl.sweep.progress import make_console
 from dfl.sweep.status import read_states
 from tests.reporting.test_page import HOSTILE, Seen
 from tests.sweep.test_compare import run

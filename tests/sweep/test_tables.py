@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from dfl.reporting.console import print_table
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep.grid import Grid, read
-from dfl.sweep.progress import print_table
 from dfl.sweep.status import States, read_states
 from dfl.sweep.tables import cells, curves, group_fields, summary, terminal_table, write
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dfl.config import Run
-from dfl.core.errors import InputError
-from dfl.core.files import atomically, make_directory
+from dfl.core.files import atomically, make_directory, writing
 from dfl.store.callbacks import Callback, Outcome, RunInfo
 from dfl.store.rows import read
 
@@ -39,15 +38,11 @@ class Figures(Callback):
         drawn = plots.figures(
             table, outcome.peers, weights, self.info.label_counts, title(self.info.run)
         )
-        try:
+        with writing(f"--out {self.folder}"):
             make_directory(self.folder / "figures")
             for name, figure in drawn.items():
                 with atomically(self.folder / "figures" / f"{name}.png") as part:
                     figure.savefig(part, format="png", dpi=150)
-        except OSError as error:
-            raise InputError(
-                f"--out {self.folder} cannot be written to: {error.strerror or error}"
-            ) from None
 
 
 def title(run: Run) -> str:

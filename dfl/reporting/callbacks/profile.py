@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.core.errors import InputError
-from dfl.core.files import atomically, make_directory
+from dfl.core.files import atomically, make_directory, writing
 from dfl.core.profiling import PHASES, Profiles
 from dfl.store.callbacks import Callback, Outcome
 
@@ -41,7 +40,7 @@ class ProfileFiles(Callback):
         """
         if outcome.profile is None:
             return
-        try:
+        with writing(str(self.folder)):
             make_directory(self.folder)
             with atomically(self.folder / "table.csv") as part, part.open("w", newline="") as file:
                 rows = csv.writer(file, lineterminator="\n")
@@ -49,10 +48,6 @@ class ProfileFiles(Callback):
                 rows.writerows(_rows(outcome.profile))
             with atomically(self.folder / "trace.json") as part:
                 part.write_text(json.dumps({"traceEvents": trace(outcome.profile)}))
-        except OSError as error:
-            raise InputError(
-                f"{self.folder} cannot be written to: {error.strerror or error}"
-            ) from None
 
 
 def table(profiles: Profiles) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
+from dfl.core.files import writing
 from dfl.store import manifest
 from dfl.store.callbacks import Callback, Outcome, Peers, RunInfo
 from dfl.store.logs import LOG
-from dfl.store.record import ending
+from dfl.store.record import ended
 
 if TYPE_CHECKING:
     from dfl.reporting.run_page import Drawing
@@ -59,19 +60,19 @@ class Report(Callback):
         Raises:
             InputError: the folder cannot be written to.
         """
-        self.write(dict(zip(("exit", "ending"), ending(None), strict=True)))
+        self.write(ended(None))
 
     def close(self, error: BaseException | None) -> None:
         """Write the page of a run that an error ended; that error is the one to report."""
         if error is not None:
             with suppress(Exception):
-                self.write(dict(zip(("exit", "ending"), ending(error), strict=True)))
+                self.write(ended(error))
 
-    def write(self, ended: Mapping[str, object]) -> Path:
+    def write(self, entries: Mapping[str, object]) -> Path:
         """Write the page, and return its path.
 
         Args:
-            ended: entries that replace those of run.json, as on how the run ended.
+            entries: entries that replace those of run.json, as on how the run ended.
 
         Raises:
             InputError: a file of the run is damaged, or the folder cannot be written to.
@@ -81,11 +82,7 @@ class Report(Callback):
 
         if self.drawing is None and (start := read_start(self.folder)):
             self.drawing = run_page.draw(start)
-        record = {**manifest.read(self.folder), **ended}
+        record = {**manifest.read(self.folder), **entries}
         text = run_page.run_page(self.folder, record, self.drawing)
-        try:
+        with writing(f"--out {self.folder}"):
             return page.write(self.folder, text)
-        except OSError as error:
-            raise InputError(
-                f"--out {self.folder} cannot be written to: {error.strerror or error}"
-            ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dfl.core.errors import InputError
-from dfl.core.files import make_directory
+from dfl.core.files import make_directory, writing
 from dfl.core.version import DISTRIBUTION
 from dfl.store.callbacks import Callback, Row, RunInfo
 
@@ -43,7 +43,7 @@ class TensorBoard(Callback):
             InputError: the folder cannot be written to.
         """
         rows: tuple[Row, ...] = (row,)
-        try:
+        with writing(str(self.folder)):
             if self.writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -54,10 +54,6 @@ class TensorBoard(Callback):
                 for name in each.keys() - {"round"}:
                     self.writer.add_scalar(name, each[name], each.round)
             self.writer.flush()
-        except OSError as error:
-            raise InputError(
-                f"{self.folder} cannot be written to: {error.strerror or error}"
-            ) from None
 
     def close(self, error: BaseException | None) -> None:
         """Close the file; an error of the disk is ignored."""
