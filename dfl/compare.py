@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 from dfl.core import command_line
@@ -30,6 +29,7 @@ from dfl.core.reading import open_regular
 from dfl.reporting.console import make_console, print_line, print_table
 from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
+from dfl.reporting.text import name_of, size
 from dfl.store import manifest
 from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
@@ -274,9 +274,7 @@ def screen(runs: Sequence[Compared]) -> Table:
     for run in runs:
         row = {name: float(value or "nan") for name, value in run.state.row.items()}
         figures = [f"{row[name]:{form}}" if name in row else "-" for name, form in _SHOWN]
-        payload = (
-            decimal(round(row["payload_bytes"]), precision=2) if "payload_bytes" in row else "-"
-        )
+        payload = size(row["payload_bytes"]) if "payload_bytes" in row else "-"
         found.add_row(*map(printable, run.differs.values()), run.state.status, *figures, payload)
     return found
 
@@ -305,7 +303,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     panels = made.subplots(1, 2, sharey=True)
     for run, look in zip(drawn, run_styles([run.differs for run in drawn]), strict=True):
         _draw(panels, run, measure, look)
-    what = measure.removesuffix("_mean").replace("_", " ").capitalize()
+    what = name_of(measure)
     thin = "thin lines: the worst peer" if measure == "accuracy_mean" else ""
     for axes, x, by in zip(
         panels, ("round", "payload_bytes"), ("round", "bytes sent"), strict=True

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, to_hex
-from rich.filesize import decimal
 
 from dfl.reporting.page import NAME, X, decimals, render
+from dfl.reporting.text import size
 
 LINES = 60
 """The most lines of a chart."""
@@ -61,7 +61,7 @@ class Cell:
         if not math.isfinite(value):
             return cls("–")  # noqa: RUF001
         if column.endswith("bytes"):
-            return cls(decimal(round(value), precision=2), float(value))
+            return cls(size(value), float(value))
         either = f" ± {spread:.2g}" if math.isfinite(spread) else ""
         return cls(f"{decimals(value)}{either}", float(value))
 

@@ -12,12 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.filesize import decimal
 from scipy.sparse import csr_array
 
 from dfl.config import Run
-from dfl.core.registry import flag
-from dfl.reporting.callbacks.terminal import NO_CONTRACTION
+from dfl.core.registry import flag, is_own
 from dfl.reporting.page import (
     Line,
     X,
@@ -31,6 +29,7 @@ from dfl.reporting.page import (
     render,
     spread,
 )  # fmt: skip
+from dfl.reporting.text import no_contraction, size
 from dfl.store import manifest
 from dfl.store import rows as tables
 from dfl.store.callbacks import COLUMNS
@@ -179,8 +178,8 @@ def _content(
     facts = start.facts if start else {}
     chosen = {name: value for name, value in settings.items() if _chosen(name, value)}
     notes = list(facts.get("notes", ()))
-    if last.get("relative_squared_error", 0) >= 1:
-        notes.append(NO_CONTRACTION.format(last["relative_squared_error"], int(last["round"])))
+    if warning := no_contraction(last):
+        notes.append(warning)
     attackers = start.attackers.tolist() if start else []
     return {
         "generator": "dfl.run",
@@ -258,7 +257,7 @@ def _cards(last: Mapping[str, float]) -> list[dict[str, str]]:
 
 def _size(count: float) -> str:
     """Return a number of bytes as text."""
-    return decimal(round(count), precision=2) if math.isfinite(count) else decimals(count)
+    return size(count) if math.isfinite(count) else decimals(count)
 
 
 def _card(name: str, value: str, note: str) -> dict[str, str]:
@@ -370,7 +369,7 @@ def _facts(facts: Record) -> dict[str, object]:
         "local steps per round": f"{low:,}" if low == high else f"{low:,} to {high:,}",
         "batch size": facts["batch_size"] or "all",
         "common test set": f"{facts['n_test']:,} examples",
-        "payload of a round": decimal(round(facts["payload_shared"]), precision=2),
+        "payload of a round": size(facts["payload_shared"]),
     }
     if facts["assumes"]:
         found["assumes"] = ", ".join(facts["assumes"])
@@ -409,7 +408,7 @@ def _chosen(name: str, value: object) -> bool:
 
 
 def _has_objects(settings: Record) -> bool:
-    return any(str(value).startswith("own:") for value in settings.values())
+    return any(map(is_own, settings.values()))
 
 
 def _again(record: Record) -> str:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.filesize import decimal
 from rich.table import Table
 
 from dfl.core.errors import printable
 from dfl.core.files import atomically
 from dfl.core.parse import unquoted
+from dfl.reporting.text import size
 from dfl.store.rows import as_table
 from dfl.sweep.grid import Grid
 from dfl.sweep.status import DONE, States
@@ -136,5 +136,5 @@ def _figure(name: str, value: float) -> str:
     if pd.isna(value):
         return "-"
     if name.startswith("payload"):
-        return decimal(round(value), precision=2)
+        return size(value)
     return f"{value:.4g}" if name.startswith("train_loss") else f"{value:.4f}"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import dfl
 from dfl.comm.exchange import Net
-from dfl.reporting.callbacks.terminal import header
+from dfl.reporting.text import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
 from dfl.simulation.prepare import Prepared

@@ -11,7 +11,7 @@ import pytest
 import dfl
 from dfl.evaluation.goals import Goal, reached
 from dfl.evaluation.metrics import rounds_to
-from dfl.reporting.callbacks.terminal import size
+from dfl.reporting.text import size
 from tests.conftest import Command
 from tests.reporting.callbacks.test_report import small
 from tests.reporting.callbacks.test_terminal import dry, shown

@@ -10,7 +10,7 @@ from typing import Any
 
 from dfl.core.errors import InputError
 from dfl.reporting.callbacks.figures import title
-from dfl.reporting.callbacks.terminal import size
+from dfl.reporting.text import size
 from dfl.store.callbacks import Callback, Outcome, Row, RunInfo
 
 WIDTH, HEIGHT = 480, 120

@@ -11,7 +11,8 @@ from rich.console import Console
 
 import dfl
 from dfl.comm.mpi import World
-from dfl.reporting.callbacks.terminal import Terminal, size
+from dfl.reporting.callbacks.terminal import Terminal
+from dfl.reporting.text import size
 from dfl.simulation.prepare import Prepared, prepare
 from dfl.store.callbacks import COLUMNS
 from tests.reporting.callbacks.test_report import small
