@@ -18,6 +18,8 @@ from dfl.core.reading import open_regular
 
 LOCK = ".lock"
 """The file that a program locks in a folder while it writes there."""
+WAIT = 5.0
+"""Seconds for which a file is waited for that another program is writing."""
 PATIENCE = 0.5
 """Seconds for which a lock is retried: another program may hold it only to check it."""
 
@@ -105,25 +107,69 @@ def atomically(path: Path) -> Iterator[Path]:
     """Give a new file to write to, which replaces `path` when the block ends without an error.
 
     The file is on the disk by then, so that it survives a loss of power. After an error `path` is
-    as it was. A file that a killed program left under the temporary name is removed.
+    as it was. A file that a killed program left under the temporary name is overwritten; one that
+    another program is writing is waited for.
 
     Raises:
-        OSError: `path` or the temporary name belongs to something that is no regular file.
+        OSError: `path` or the temporary name belongs to something that is no regular file, or
+            another program takes `WAIT` seconds to write it.
     """
     part = path.with_name(f".{path.name}.part")
     for each in (path, part):
         if os.path.lexists(each) and not _replaceable(each, link=each is path):
             raise OSError(errno.EEXIST, f"{each.name} is not a regular file")
-    part.unlink(missing_ok=True)
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    handle = _claimed(part)
     try:
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
         _sync(path.parent)
-    finally:
+    except BaseException:
         part.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _claimed(part: Path) -> int:
+    """Return an empty file under a temporary name, locked for as long as it is open.
+
+    Raises:
+        OSError: another program has had it for `WAIT` seconds, or the folder cannot be written to.
+    """
+    end = time.monotonic() + WAIT
+    while True:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            if _is_ours(handle, part):
+                os.ftruncate(handle, 0)
+                return handle
+            if time.monotonic() > end:
+                raise OSError(errno.EBUSY, f"{part.name} is being written by another program")
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        time.sleep(0.01)
+
+
+def _is_ours(handle: int, part: Path) -> bool:
+    """Lock an open file, and return whether it is the one that has a name; one that has other names
+    too loses this one.
+    """
+    with suppress(OSError):  # a file system without locks
+        if not _flock(handle, fcntl.LOCK_EX):
+            return False
+    found = os.fstat(handle)
+    try:
+        if not os.path.samestat(found, part.lstat()):
+            return False
+    except FileNotFoundError:  # the program that had the lock has moved it away
+        return False
+    if found.st_nlink > 1:
+        part.unlink()
+    return found.st_nlink == 1
 
 
 def _replaceable(path: Path, link: bool) -> bool:
@@ -212,15 +258,26 @@ def flocked(file: IO[str] | IO[bytes], kind: int, folder: Path) -> bool:
         folder: where the file is, for the warning.
     """
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return _flock(file, kind)
     except OSError as error:
         warnings.warn(
             f"the file system at {_mount(folder)} has no locks ({error.strerror}): programs that "
             "write to the same folder there do not notice each other, run one at a time",
             stacklevel=2,
         )
+        return True
+
+
+def _flock(file: int | IO[str] | IO[bytes], kind: int) -> bool:
+    """Lock an open file without waiting, and return whether no other program has it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 import dfl
+from dfl.core import files
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, is_locked, make_directory, no_follow, read_bytes
 from dfl.store import manifest
@@ -196,6 +198,36 @@ def test_a_left_part_is_replaced_and_a_folder_is_refused(tmp_path: Path) -> None
         with pytest.raises(OSError, match=name), atomically(tmp_path / "name"):
             pass
         (tmp_path / name).rmdir()
+
+
+def test_programs_that_write_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    """A lock is of an open file, so threads are to it what programs are."""
+
+    def write(letter: str) -> None:
+        for _ in range(30):
+            with atomically(tmp_path / "name") as part:
+                for _ in range(5):
+                    with part.open("a") as file:
+                        file.write(letter)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, "abc"))
+    assert (tmp_path / "name").read_text() in ("aaaaa", "bbbbb", "ccccc")
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_a_file_that_is_written_for_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WAIT", 0.05)
+    with atomically(tmp_path / "name") as part:
+        part.write_text("first")
+        with (
+            pytest.raises(OSError, match=r"\.name\.part is being written by another program"),
+            atomically(tmp_path / "name"),
+        ):
+            pass
+    assert (tmp_path / "name").read_text() == "first"
 
 
 def test_make_directory_refuses_links_and_files(tmp_path: Path) -> None:
