@@ -10,6 +10,7 @@ if __name__ == "__main__":
 
 import csv
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,10 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        compare(list(dict.fromkeys(folders)), out, make_console(), report, quiet)
+        once: dict[Path, Path] = {}
+        for folder in folders:
+            once.setdefault(folder.resolve(), folder)
+        compare(list(once.values()), out, make_console(), report, quiet)
 
     command_line.call(app, tokens)
 
@@ -141,7 +145,7 @@ def compare(
     with writing(f"--out {out}"):
         with atomically(out / "compare.csv") as part:
             table(runs, out).to_csv(
-                part, index=False, lineterminator="\n", errors="backslashreplace"
+                part, index=False, lineterminator="\n", errors="surrogateescape"
             )
         with atomically(out / "compare.png") as part:
             figure(runs).savefig(part, format="png", dpi=150, metadata={"Software": SIGNED})
@@ -350,9 +354,9 @@ def _refuse_foreign(out: Path, report: bool = True) -> None:
     Raises:
         InputError: the folder has such a file.
     """
-    marks = {"compare.csv": ",".join(FIRST), "compare.png": SIGNED}
+    marks = {"compare.csv": rf"\A{','.join(FIRST)},", "compare.png": SIGNED}
     if report:
-        marks["report.html"] = SIGNED
+        marks["report.html"] = f'content="{SIGNED}"'
     for name, mark in marks.items():
         try:
             with open_regular(out / name) as file:
@@ -361,7 +365,7 @@ def _refuse_foreign(out: Path, report: bool = True) -> None:
             continue
         except OSError as error:
             raise InputError(f"--out {out}: {name} cannot be read ({error.strerror})") from None
-        if mark.encode() not in head:
+        if not re.search(mark.encode(), head):
             ours = b'content="dfl.' in head
             what = "is the page of a run or a sweep" if ours else "was not written by dfl"
             raise InputError(f"{out / name} {what} and is left as it is: give another --out")

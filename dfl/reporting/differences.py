@@ -8,7 +8,10 @@ from pathlib import Path
 from dfl.config import Run
 from dfl.core.parse import unquoted
 
-PLACES = ("out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level")
+IRRELEVANT = (
+    "out", "resume", "data_dir", "checkpoint_every", "timeout", "log_level", "report",
+    "tensorboard", "profile",
+)  # fmt: skip
 """Settings that do not distinguish runs."""
 
 
@@ -18,12 +21,14 @@ def differences(
     """Return the settings by which runs differ, with folder names if these do not suffice.
 
     Args:
-        settings: the settings, as run.json has them.
+        settings: the settings, as run.json has them. One that is missing has its default, as in a
+            run of an earlier version.
         folders: the folders of the runs.
     """
-    names = [name for name in Run.__dataclass_fields__ if name not in PLACES]
-    differ = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
-    found = [{name: unquoted(each.get(name)) for name in differ} for each in settings]
+    names = [name for name in Run.__dataclass_fields__ if name not in IRRELEVANT]
+    complete = [Run().to_dict() | dict(each) for each in settings]
+    differ = [name for name in names if len({str(each.get(name)) for each in complete}) > 1]
+    found = [{name: unquoted(each.get(name)) for name in differ} for each in complete]
     if differ and len({str(each) for each in found}) == len(found):
         return found
     short = [folder.resolve().name for folder in folders]

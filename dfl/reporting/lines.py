@@ -139,12 +139,15 @@ def run_styles(differ: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         return [{"color": colour} for colour in shades(len(groups))]
     colours = shades(len(kinds))
     return [
-        {
-            "color": colours[kinds.index(group)],
-            "linestyle": DASHES[groups[:i].count(group) % len(DASHES)],
-        }
+        {"color": colours[kinds.index(group)], **_dash(groups[:i].count(group))}
         for i, group in enumerate(groups)
     ]
+
+
+def _dash(number: int) -> dict[str, Any]:
+    """Return the dash and the marker of one of many lines as keyword arguments of `Axes.plot`."""
+    marks, dash = divmod(number, len(DASHES))
+    return {"linestyle": DASHES[dash], "marker": MARKS[marks % len(MARKS)]}
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,7 @@ class Styles:
         return shades(len(self.first))[self.first.index(value)]
 
     def _dash(self, values: tuple[str, ...]) -> dict[str, Any]:
-        marks, dash = divmod(self.rest.index(values), len(DASHES))
-        return {"linestyle": DASHES[dash], "marker": MARKS[marks % len(MARKS)]}
+        return _dash(self.rest.index(values))
 
     def legend(self, figure: Figure) -> None:
         """Add a legend of colours and dashes beside a figure, each under a heading."""

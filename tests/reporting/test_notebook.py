@@ -80,6 +80,8 @@ def test_runs_that_differ_in_their_seed_only_have_one_colour() -> None:
     for alike in (seeds[:3], seeds[::3]):
         colours = [each["color"] for each in run_styles(alike)]
         assert len(set(colours)) == len(alike)
+    many = [{"bits": bits, "seed": str(seed)} for bits in "48" for seed in range(13)]
+    assert len({str(each) for each in run_styles(many)}) == len(many)
 
 
 @pytest.fixture

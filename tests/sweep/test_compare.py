@@ -97,6 +97,37 @@ def test_foreign_files_are_not_overwritten(
     assert sorted(path.name for path in Path().iterdir()) == [name, "runs"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compare.csv", "name,folder,status\nmine,x,done\n"),
+        ("report.html", "<html>my notes on dfl.compare</html>"),
+    ],
+)
+def test_files_that_name_the_program_are_not_overwritten(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    Path(name).write_text(text)
+    assert called(monkeypatch, *map(str, two)) == 2
+    assert Path(name).read_text() == text
+
+
+def test_a_run_is_compared_once_however_its_folder_is_spelled(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = ["runs/../runs/a", str(Path("runs/a").absolute())]
+    assert called(monkeypatch, *map(str, two), *again) == 0
+    assert pd.read_csv("compare.csv")["folder"].tolist() == ["runs/a", "runs/b"]
+
+
+def test_a_folder_whose_name_is_no_text_is_read_again(
+    two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = run(Path("runs/n\udcff"), topology="star", seed=1)
+    assert called(monkeypatch, *map(str, two), str(odd)) == 0
+    assert compare.write_again(Path()).name == "report.html"
+
+
 def test_the_page_of_a_run_is_not_overwritten(
     two: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
