@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -23,9 +24,10 @@ from cyclopts import App
 
 import dfl
 from dfl.config import Run
+from dfl.core.files import atomically, writing
 from dfl.store import manifest
 from dfl.store.run_directory import claim
-from dfl.sweep.status import DIVERGED, DONE, read_state
+from dfl.sweep.status import DAMAGED, read_state
 
 NAME = "cells.zip"
 FILES = ("cell.toml", "metrics.csv", manifest.NAME)
@@ -43,16 +45,20 @@ def pack(folder: Path) -> None:
     """Write cells.zip in the folder of an experiment.
 
     Raises:
-        InputError: no cell in it has finished.
+        InputError: no cell in it has finished, one is damaged, or it cannot be written to.
     """
-    cells = [
-        path.parent
-        for path in sorted(folder.rglob(FILES[0]))
-        if read_state(path.parent).status in (DONE, DIVERGED)
-    ]
+    states = {path.parent: read_state(path.parent) for path in sorted(folder.rglob(FILES[0]))}
+    for cell, state in states.items():
+        if state.status == DAMAGED:
+            raise dfl.InputError(f"{cell} is damaged, {state.reason}: remove it, or run it again")
+    cells = [cell for cell, state in states.items() if state.over]
     if not cells:
         raise dfl.InputError(f"{folder} holds no finished cell: give the folder of an experiment")
-    with ZipFile(folder / NAME, "w") as archive:
+    with (
+        writing(str(folder)),
+        atomically(folder / NAME) as part,
+        ZipFile(part, "w") as archive,
+    ):
         for cell in cells:
             for name, text in _texts(cell):
                 place = ZipInfo((cell.relative_to(folder) / name).as_posix())
@@ -78,7 +84,7 @@ def unpack(results: Path, folder: Path) -> None:
                     texts = {name: archive.read(str(place / name)) for name in FILES}
                     claim(cell.parent)
                     _write(cell, texts)
-    except (BadZipFile, KeyError, EOFError) as error:
+    except (BadZipFile, KeyError, EOFError, RuntimeError, zlib.error) as error:
         raise dfl.InputError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise dfl.InputError(f"{error.filename or path}: {error.strerror}") from None

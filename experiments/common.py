@@ -61,13 +61,8 @@ MEASURED = (
 )  # fmt: skip
 """Columns of metrics.csv that are measured anew at every evaluation."""
 
-COUNTED = (
-    "round", "seconds", "payload_bytes", "wire_bytes", "upload_bytes", "download_bytes",
-    "parameters_k_plus_m", "messages_lost", "sim_seconds",
-)  # fmt: skip
-"""Columns of metrics.csv that accumulate from the first round on."""
-
-
+COUNTS = ("seeds", "others", "rounds", "quadratic_rounds", "epochs", "devices", "peers", "jobs")
+"""The options that are at least 1, in experiments that have them."""
 INCIDENTAL = ("out", "data_dir", "seeds", "only")
 """The options on which the rows of a cell do not depend."""
 
@@ -78,6 +73,13 @@ class Place:
 
     out: Path = Path("results")
     """Folder to write to."""
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            number = getattr(self, name, None)
+            if isinstance(number, int) and number < 1:
+                flag = name.replace("_", "-")
+                raise dfl.InputError(f"--{flag} must be at least 1, not {number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +112,8 @@ def among(flag: str, given: Collection[str], known: Collection[str]) -> None:
     Raises:
         InputError: there is such a name.
     """
-    if not set(given) <= set(known):
-        raise dfl.InputError(f"--{flag} must be among {', '.join(known)}, not {', '.join(given)}")
+    if unknown := [name for name in given if name not in known]:
+        raise dfl.InputError(f"--{flag} must be among {', '.join(known)}, not {', '.join(unknown)}")
 
 
 def standard(options: Options, **changes: Any) -> Run:
@@ -250,17 +252,6 @@ def named(only: str, by_name: Mapping[str, Named]) -> Named:
             f"{' and '.join(near)}"
         )
     return by_name[only]
-
-
-def check_cases(given: Collection[str], known: Collection[str]) -> None:
-    """Check that --cases names cases of an experiment.
-
-    Raises:
-        InputError: one is not known.
-    """
-    for name in given:
-        if name not in known:
-            raise dfl.InputError(f"--cases must be some of {', '.join(known)}, not {name!r}")
 
 
 def print_rows(rows: pd.DataFrame) -> None:
@@ -482,7 +473,7 @@ def start(experiment: Callable[..., None], name: str) -> int:
     app.default(experiment)
     try:
         app(result_action="return_value")
-    except dfl.InputError as error:
+    except (dfl.InputError, dfl.DivergedError, dfl.Suspended) as error:
         print(f"{name.rpartition('.')[2]}: {error}", file=sys.stderr)
-        return 2
+        return error.code
     return 0

@@ -199,7 +199,8 @@ def measured(one: Number, select: str) -> Measured:
     rows = selected(one.results, select)
     values = rows[one.column].replace("", "nan").astype(float)
     if "seed" in rows:
-        return Measured(values.mean(), values.std() / math.sqrt(len(values)), len(values))
+        mean, std = values.mean(skipna=False), values.std(skipna=False)
+        return Measured(mean, std / math.sqrt(len(values)), len(values))
     if len(rows) != 1:
         raise ValueError(f"{len(rows)} rows of {one.results} are {select}")
     value, row = float(values.iloc[0]), rows.iloc[0]

@@ -38,6 +38,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dfl.config import Run
+from dfl.core.errors import InputError
 from dfl.sweep import Cell
 from experiments import common
 
@@ -56,6 +57,11 @@ class Options(common.SweepOptions):
     """Bits per coordinate, 1 to 16, followed by `_per_256` for a scale per 256 coordinates; or
     float32, which must be among them.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if FLOAT not in self.widths:
+            raise InputError(f"--widths must have {FLOAT} among them, not {', '.join(self.widths)}")
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -308,6 +308,7 @@ class Options(common.Place):
     """Most rounds."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.seeds < 2:
             raise dfl.InputError(f"--seeds must be 2 or more, not {self.seeds}")
 

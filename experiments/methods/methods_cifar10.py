@@ -120,13 +120,12 @@ class Options(common.Place):
     """Run only the cell of this name, with the learning rate in it, and print its row."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset not in SETTINGS:
             raise dfl.InputError(
                 f"--dataset must be one of {', '.join(SETTINGS)}, not {self.dataset!r}"
             )
-        for name in self.cases:
-            if name not in CASES:
-                raise dfl.InputError(f"--cases must be some of {', '.join(CASES)}, not {name!r}")
+        common.among("cases", self.cases, CASES)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -82,6 +82,7 @@ class Options(common.Place):
     """Number of seeds, from 0."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("devices", 2), ("features", 1), ("seeds", 2)):
             if getattr(self, name) < least:
                 raise dfl.InputError(

@@ -82,6 +82,7 @@ class Options(common.SweepOptions):
     """Number of test examples of the new test."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.labels or not all(1 <= k <= 10 for k in self.labels):
             raise dfl.InputError(f"--labels must be from 1 to 10, not {self.labels}")
 

@@ -106,15 +106,12 @@ class Options(common.SweepOptions):
     """The methods to compare."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset not in SETTINGS:
             raise dfl.InputError(
                 f"--dataset must be one of {', '.join(SETTINGS)}, not {self.dataset!r}"
             )
-        for name in self.methods:
-            if name not in METHODS:
-                raise dfl.InputError(
-                    f"--methods must be some of {', '.join(METHODS)}, not {name!r}"
-                )
+        common.among("methods", self.methods, METHODS)
         if self.end is not None and self.end <= ROUNDS[self.dataset][0]:
             raise dfl.InputError(
                 f"--end must be more than {ROUNDS[self.dataset][0]} rounds, not {self.end}"

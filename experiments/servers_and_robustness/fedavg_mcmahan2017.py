@@ -149,7 +149,8 @@ class Options(common.SweepOptions):
     """The published numbers to reproduce."""
 
     def __post_init__(self) -> None:
-        common.check_cases(self.cases, self.known)
+        super().__post_init__()
+        common.among("cases", self.cases, self.known)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

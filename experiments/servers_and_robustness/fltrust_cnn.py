@@ -82,11 +82,10 @@ class Options(common.SweepOptions):
     """The attacks on FLTrust, none among them; the mean is run without an attack."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset not in MODELS:
             raise InputError(f"--dataset must be one of {', '.join(MODELS)}, not {self.dataset!r}")
-        for name in self.attacks:
-            if name not in ATTACKS:
-                raise InputError(f"--attacks must be some of {', '.join(ATTACKS)}, not {name!r}")
+        common.among("attacks", self.attacks, ATTACKS)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -125,6 +125,9 @@ class Options(common.Place):
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Measure the error of every rule under every attack."""
+    if options.only is not None:  # the names of cells do not depend on the rates
+        untuned = grid(options, {"mean": 0.1, "fltrust": 0.1})
+        common.named(options.only, {cell.name: cell for cell in untuned})
     rates = {rule: chosen(options, rule) for rule in ("mean", "fltrust")}
     if options.only is not None:
         return common.rerun(options.out, options.only, grid(options, rates))
@@ -148,7 +151,7 @@ def chosen(options: Options, rule: str) -> float:
         for lr in options.rates
     ]
     tried = common.ends(common.measure(options.out, runs, in_process=True), ["lr"])
-    return float(max(zip(tried["validation_accuracy_mean"], tried["lr"], strict=True))[1])
+    return common.chosen(tried.rename(columns={"validation_accuracy_mean": "validation"}))
 
 
 def setting(options: Options, attack: str, rule: str, **changes: Any) -> Run:

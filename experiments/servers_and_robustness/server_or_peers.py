@@ -103,11 +103,8 @@ class Options(common.SweepOptions):
     """The methods to compare."""
 
     def __post_init__(self) -> None:
-        for name in self.methods:
-            if name not in METHODS:
-                raise dfl.InputError(
-                    f"--methods must be some of {', '.join(METHODS)}, not {name!r}"
-                )
+        super().__post_init__()
+        common.among("methods", self.methods, METHODS)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -122,6 +122,7 @@ class Options(common.Place):
     """Rounds with batches of all examples."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for n, k in product(self.examples, self.clients):
             if k < 1 or n < 1 or n % k:
                 raise dfl.InputError(f"--examples {n} cannot be split evenly among --clients {k}")

@@ -39,7 +39,6 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-import dfl
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS
 from experiments import common
@@ -97,10 +96,7 @@ def measure(options: Options) -> pd.DataFrame:
     Raises:
         InputError: an unknown baseline, or one that is missing or fails.
     """
-    if not set(options.baselines) <= set(BASELINES):
-        raise dfl.InputError(
-            f"--baselines must be among {', '.join(BASELINES)}, not {', '.join(options.baselines)}"
-        )
+    common.among("baselines", options.baselines, BASELINES)
     options.out.mkdir(parents=True, exist_ok=True)
     data = (options.out / "examples.npz").absolute()
     terms = run.Terms(options.envs, options.rounds, warm_up=0, data=data)

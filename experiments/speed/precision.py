@@ -33,7 +33,6 @@ import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-import dfl
 from dfl.config import Run
 from dfl.sweep import Cell
 from experiments import common
@@ -70,11 +69,8 @@ class Options(common.SweepOptions):
     """The device of training."""
 
     def __post_init__(self) -> None:
-        for name in self.datasets:
-            if name not in SETTINGS:
-                raise dfl.InputError(
-                    f"--datasets must be some of {', '.join(SETTINGS)}, not {name!r}"
-                )
+        super().__post_init__()
+        common.among("datasets", self.datasets, SETTINGS)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

@@ -198,7 +198,8 @@ class Options(common.SweepOptions):
     """The lines of the table."""
 
     def __post_init__(self) -> None:
-        common.check_cases(self.cases, CASES)
+        super().__post_init__()
+        common.among("cases", self.cases, CASES)
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:

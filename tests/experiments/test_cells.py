@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -95,6 +98,7 @@ def changed(archive: Path, name: str, content: bytes | None) -> None:
         ("/seed=1/run.json", b"{}", "/seed=1/run.json"),
         ("cells/seed=1/other.txt", b"", "other.txt"),
         ("cell.toml", b"", "cell.toml"),
+        ("cells\\seed=1/run.json", b"{}", "run.json"),
         ("cells/seed=0/cell.toml", bytes(cells.LARGEST + 1), "more than"),
     ],
 )
@@ -119,3 +123,31 @@ def test_what_is_no_archive_is_refused(packed: Path, tmp_path: Path) -> None:
         cells.pack(tmp_path / "there")
     with pytest.raises(dfl.InputError, match="No such file"):
         cells.unpack(tmp_path / "nothing", tmp_path / "there")
+
+
+def test_every_flipped_bit_is_refused_in_one_line_or_harmless(packed: Path, tmp_path: Path) -> None:
+    whole = (packed / cells.NAME).read_bytes()
+    places = np.random.default_rng(0).integers(8 * len(whole), size=150).tolist()
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        (packed / cells.NAME).write_bytes(damaged)
+        with suppress(dfl.InputError):
+            cells.unpack(packed, tmp_path / "there")
+        shutil.rmtree(tmp_path / "there", ignore_errors=True)
+
+
+def test_a_damaged_cell_is_not_left_out(packed: Path) -> None:
+    before = (packed / cells.NAME).read_bytes()
+    (packed / "cells/seed=1/metrics.csv").write_text("round\n0\n")
+    with pytest.raises(dfl.InputError, match=r"seed=1 is damaged, .*metrics\.csv"):
+        cells.pack(packed)
+    assert (packed / cells.NAME).read_bytes() == before
+
+
+def test_a_cell_that_diverged_is_packed(tmp_path: Path) -> None:
+    run = dfl.Run.from_dict(RUN.to_dict() | {"lr": 1e30})
+    run_grid([Cell({"seed": 0}, run)], tmp_path / "cells", in_process=True, report=False)
+    cells.pack(tmp_path)
+    with ZipFile(tmp_path / cells.NAME) as archive:
+        assert "cells/seed=0/run.json" in archive.namelist()

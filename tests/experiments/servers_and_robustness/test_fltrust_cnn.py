@@ -99,8 +99,7 @@ def test_the_finding_judges_every_claim() -> None:
     [
         (
             ("--attacks", "alie"),
-            "fltrust_cnn: --attacks must be some of none, backdoor, trim, krum, label_flip, "
-            "not 'alie'",
+            "fltrust_cnn: --attacks must be among none, backdoor, trim, krum, label_flip, not alie",
         ),
         (
             ("--dataset", "cifar10"),

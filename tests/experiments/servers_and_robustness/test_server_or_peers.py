@@ -220,7 +220,7 @@ def test_the_figure_has_the_given_methods_only() -> None:
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"--methods must be some of fedavg, fedavg_quarter, .*, not 'gossip'"
+        InputError, match=r"--methods must be among fedavg, fedavg_quarter, .*, not gossip"
     ):
         Options(methods=("ring", "gossip"))
 

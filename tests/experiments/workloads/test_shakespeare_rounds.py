@@ -231,4 +231,4 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     done = run_experiment("workloads.shakespeare_rounds", tmp_path, "--cases", "nonsense")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "--cases must be some of role_256, role_256_few" in done.stderr
+    assert "--cases must be among role_256, role_256_few" in done.stderr
