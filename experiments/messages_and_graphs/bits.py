@@ -6,7 +6,7 @@ Command, 40 runs of 70 s at best, half an hour on two idle cores:
 
 Finding: at 4 bits with one scale a message the quantization error exceeds the message itself, yet
 down to 1 bit the five seeds show no loss of accuracy. Over rounds 46 to 50 float32 has an accuracy
-of 0.564 ± 0.035, 1 bit 0.575, 2 and 3 bits 0.568, 4 bits 0.565, or 0.563 with a scale per 256
+of 0.564 (std 0.035), 1 bit 0.575, 2 and 3 bits 0.568, 4 bits 0.565, or 0.563 with a scale per 256
 coordinates, 8 and 16 bits 0.564. The gain at 1 to 3 bits comes from seed 4, at which float32 falls
 from 0.577 in round 44 to 0.523 in round 50 and they do not: in round 50 alone they were 0.066 to
 0.084 above it, in the last tenth 0.021 to 0.039. Over the other four seeds they differ by +0.004,

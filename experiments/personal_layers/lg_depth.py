@@ -18,7 +18,7 @@ shares all, 92.2 %. The best is in between, as published, with two layers at the
 but nothing shared at all has 97.1 %, and one layer at the output (97.4 %) is better than nothing
 for each of 3 seeds and sends 0.8 MB where FedAvg sends 136. Sharing three layers at the output is
 worse than sharing one (96.9 %). On the new test, by the mean output of all models, splits are
-ahead of FedAvg too (92.6 to 93.9 % against 91.9 %, with a range of 1.7 over its seeds), first
+ahead of FedAvg too (92.6 to 93.9 % against 91.9 %, with a std of 1.7 over its seeds), first
 layers shared more than last ones. This is no limit of FedAvg, which still rises after 90 rounds.
 Single models are the less accurate on other labels the less is shared: 57 % with nothing, 67 to
 68 % with one layer, 81 to 82 % with three.

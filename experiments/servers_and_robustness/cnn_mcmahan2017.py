@@ -192,7 +192,8 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
 
 def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
     """Return a row per case: the mean over the seeds and the published number; NaN where a seed
-    missed the target. `rounds_run` are the most rounds of the seeds that missed it, if any did.
+    missed the target. `rounds_run` are the most rounds of the seeds that missed it, if any did;
+    `diverged` are the seeds that missed it since their models are no longer finite.
     """
     return pd.DataFrame([_row(name, own) for name, own in common.groups(seeds, ["case"])])
 
@@ -210,6 +211,7 @@ def _row(name: str, seeds: pd.DataFrame) -> dict[str, Any]:
         "ratio": rounds / case.published,
         "best": seeds["best"].mean(),
         "missed": missed.sum(),
+        "diverged": (missed & (seeds["rounds_run"] < case.cap)).sum(),
         "rounds_run": seeds.loc[missed if missed.any() else ~missed, "rounds_run"].max(),
     }
 
@@ -222,9 +224,10 @@ def finding(table: pd.DataFrame) -> str:
 def _sentence(row: Mapping[Any, Any]) -> str:
     name = row["case"].removeprefix("CNN, ")
     if np.isnan(row["rounds"]):
+        diverged = f", {row['diverged']} diverged" if row["diverged"] else ""
         return (
-            f"{name}: {row['missed']} of {row['seeds']} seeds NOT in {row['rounds_run']} rounds "
-            f"(published {row['published']})"
+            f"{name}: {row['missed']} of {row['seeds']} seeds NOT in {row['rounds_run']} rounds"
+            f"{diverged} (published {row['published']})"
         )
     return f"{name}: {row['rounds']:.1f} rounds (published {row['published']})"
 
@@ -242,7 +245,7 @@ def draw(table: pd.DataFrame) -> Figure:
     missed = table["rounds"].isna()
     axes.plot(
         table["rounds_run"][missed], places[missed], ">", mfc="none", color=common.COLOURS[0],
-        label="a seed ended here, below 99 %",
+        label="a seed ended here, below 99 %, or diverged",
     )  # fmt: skip
     axes.set(xlabel="rounds to 99 %", xscale="log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -66,20 +66,26 @@ def test_rounds_are_counted_to_99_percent_and_a_missed_target_leaves_no_number()
         for name, seed, values in (
             ("iid_e1_b10_c0.1", 0, [0.1, 0.98, 1.0]),
             ("iid_e1_b10_c0.1", 1, [0.1, 0.99]),
-            ("iid_e5_b10_c0", 0, [0.1, 0.98]),
+            ("iid_e5_b10_c0", 0, [0.1, 0.98]),  # the cap of 100 rounds is not reached
             ("iid_e5_b10_c0", 1, [0.1, 0.98, 0.98, 0.99]),
+            ("iid_e5_b10_c0.1", 0, [0.1, 0.98, 0.98, 0.98, 0.98]),
+            ("iid_e5_b10_c0.1", 1, [0.1, 0.99]),
         )
     )  # fmt: skip
     table = experiment.tabulate(by_seed(rows, experiment.TARGET))
-    assert table["rounds"].tolist() == pytest.approx([12.5, np.nan], nan_ok=True)
-    assert table["rounds_std"].tolist() == pytest.approx([np.sqrt(12.5), np.nan], nan_ok=True)
-    assert table["published"].tolist() == [34, 50]
+    assert table["rounds"].tolist() == pytest.approx([12.5, np.nan, np.nan], nan_ok=True)
+    assert table["rounds_std"].tolist() == pytest.approx(
+        [np.sqrt(12.5), np.nan, np.nan], nan_ok=True
+    )
+    assert table["published"].tolist() == [34, 50, 20]
     assert table["ratio"].iloc[0] == pytest.approx(12.5 / 34)
-    assert table["missed"].tolist() == [0, 1]
-    assert table["rounds_run"].tolist() == [20, 10]
+    assert table["missed"].tolist() == [0, 1, 1]
+    assert table["diverged"].tolist() == [0, 1, 0]
+    assert table["rounds_run"].tolist() == [20, 10, 40]
     assert experiment.finding(table) == (
         "IID, E=1, B=10, C=0.1: 12.5 rounds (published 34); "
-        "IID, E=5, B=10, C=0: 1 of 2 seeds NOT in 10 rounds (published 50)."
+        "IID, E=5, B=10, C=0: 1 of 2 seeds NOT in 10 rounds, 1 diverged (published 50); "
+        "IID, E=5, B=10, C=0.1: 1 of 2 seeds NOT in 40 rounds (published 20)."
     )
 
 
