@@ -9,11 +9,11 @@ results are written after each, so that it can be stopped at any time and called
 Finding: in a setting reduced to 400 local steps on images of 16 x 16 pixels, far from converged and
 with two of three seeds, BatchNorm by every policy is ahead of GroupNorm and of no normalization on
 images of all classes. With Dirichlet parts it has 22 to 24 % in the mean over the peers, the other
-two 16 %; with IID parts 37 to 40 %, and 28 and 29 %. `recompute` is the best policy in both, by a point
-with Dirichlet parts and by 3 with IID ones. With Dirichlet parts `share` costs a peer on its own
-distribution 3 points against `local`, and no normalization is best there, 55 %. No run diverged.
-GroupNorm's place on IID parts is not due to the common learning rate: with seed 0 it has 25.8 % at
-a rate of 0.15, 28.6 % at 0.05 and 30.5 % at 0.02.
+two 16 %; with IID parts 37 to 40 %, the others 28 and 29 %. `recompute` is the best policy in both,
+by a point with Dirichlet parts and by 3 with IID ones. With Dirichlet parts `share` costs a peer on
+its own distribution 3 points against `local`, and no normalization is best there, 55 %. No run
+diverged. GroupNorm's place on IID parts is not due to the common learning rate: with seed 0 it has
+25.8 % at a rate of 0.15, 28.6 % at 0.05 and 30.5 % at 0.02.
 
 Grid: DFedAvgM on a ring of 8 peers; Dirichlet parts with alpha = 0.1, and IID ones; GroupNorm with
 two groups, BatchNorm with `--norm-stats local`, `share` and `recompute`, and no normalization. All
