@@ -32,8 +32,8 @@ from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
 from dfl.reporting.text import name_of, size
 from dfl.store import manifest
-from dfl.store.rows import as_table
 from dfl.store.run_directory import claim
+from dfl.store.tables import as_table
 from dfl.sweep.status import DAMAGED, DONE, CellState, read_state
 
 if TYPE_CHECKING:

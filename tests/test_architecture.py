@@ -17,15 +17,3 @@ def test_the_drawing_is_of_the_code() -> None:
 def test_the_table_of_methods_is_what_they_declare() -> None:
     methods = runpy.run_path(str(DOCS / "methods.py"))
     assert methods["page"]() == (DOCS / "methods.md").read_text(), "run python docs/methods.py"
-
-
-def test_imports_go_downward() -> None:
-    """As import-linter holds it; here for packages of one layer, too."""
-    layers = runpy.run_path(str(DOCS / "layers.py"))
-    rank = {name: k for k, layer in enumerate(layers["LAYERS"]) for name in layer}
-    upward = [
-        (own, other)
-        for own, other in layers["arrows"]()
-        if other != "topologies" and rank[other] <= rank[own]
-    ]
-    assert upward == []

@@ -143,7 +143,7 @@ class Net:
             received, group, everyone / everyone.sum(), reference
         )
         with phase("mix"):
-            aggregate = network.threat_model.rule(columns)
+            aggregate = network.threat_model.aggregator(columns)
         if world.size > 1:  # the coordinates that other ranks aggregate, and the result
             elsewhere = updates.shape[1] - len(aggregate.row)
             traffic.wire += len(updates) * elsewhere * updates.element_size()
@@ -235,7 +235,7 @@ class Net:
     @property
     def aggregator(self) -> partial[Aggregate]:
         """The aggregation rule of the run."""
-        return self.network.threat_model.rule
+        return self.network.threat_model.aggregator
 
     @property
     def fixed(self) -> bool:

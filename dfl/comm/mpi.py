@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dfl.comm.heartbeat import Pulse, complain, until
 from dfl.comm.shared_memory import remove_unused
-from dfl.comm.startup import RANKS, TIMEOUT, Start, first
+from dfl.comm.startup import RANKS, TIMEOUT, StartLimit, first
 from dfl.core.errors import DivergedError, InputError
 from dfl.core.profiling import in_phase
 
@@ -80,7 +80,7 @@ class World:
     comm: Any = None
     busy: bool = False
     stop_signal: int = 0
-    start: Start | None = None
+    start: StartLimit | None = None
     pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:
@@ -398,7 +398,7 @@ def connect(timeout: float = TIMEOUT) -> World:
 def _join(timeout: float) -> World:
     if _number_in((*_LOCAL_RANKS, *RANKS)) == 0:
         remove_unused()
-    start = Start(_number_in(RANKS), _number_in(_SIZES), timeout)
+    start = StartLimit(_number_in(RANKS), _number_in(_SIZES), timeout)
     start.begin()
     try:
         with warnings.catch_warnings():

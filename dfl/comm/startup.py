@@ -108,7 +108,7 @@ def verdict(
 
 
 @dataclass
-class Start:
+class StartLimit:
     """Counts the seconds for which this rank waits for the others to arrive.
 
     Attributes:

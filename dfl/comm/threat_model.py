@@ -22,14 +22,14 @@ class ThreatModel(NamedTuple):
 
     Attributes:
         compressor: encodes messages as bytes.
-        rule: aggregates the messages of several senders.
+        aggregator: aggregates the messages of several senders.
         attack: falsifies the messages of attackers.
         attackers: their numbers, ascending.
         faults: take peers or messages away.
     """
 
     compressor: Compressor
-    rule: partial[Aggregate] = partial(mean)
+    aggregator: partial[Aggregate] = partial(mean)
     attack: Attack = Honest()
     attackers: NDArray[np.int64] = np.zeros(0, np.int64)
     faults: tuple[Fault, ...] = ()

@@ -30,8 +30,7 @@ from dfl.reporting.page import (
     spread,
 )  # fmt: skip
 from dfl.reporting.text import no_contraction, size
-from dfl.store import manifest
-from dfl.store import rows as tables
+from dfl.store import manifest, tables
 from dfl.store.callbacks import COLUMNS
 from dfl.store.history import Evaluations, Start, read_evaluations, read_start
 

@@ -27,7 +27,7 @@ from dfl.evaluation.metrics import rounds_to
 from dfl.models.modules import fill, modules_of, running_statistics
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import NamedModels, without_values
-from dfl.store import manifest, rows
+from dfl.store import manifest, tables
 from dfl.store.html import table
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class Result:
 
         path = self._whole("metrics.csv", self.record.get("exit") is None)
         try:
-            text = rows.read(path).text
+            text = tables.read(path).text
         except FileNotFoundError:
             raise InputError(f"{path} is missing") from None
-        return rows.as_table(text) if text else pd.DataFrame(columns=["round"])
+        return tables.as_table(text) if text else pd.DataFrame(columns=["round"])
 
     def to_frame(self, *settings: str) -> pd.DataFrame:
         """Return the evaluations so far with some settings of the run as further columns.
@@ -120,7 +120,7 @@ class Result:
     @cached_property
     def peers(self) -> pd.DataFrame:
         """The peers at the end, a row each."""
-        return rows.as_table(self._whole("peers.csv").read_text())
+        return tables.as_table(self._whole("peers.csv").read_text())
 
     @cached_property
     def state(self) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from dfl.reporting.console import make_console, print_line
 from dfl.store import fingerprints, manifest
 from dfl.store.callbacks import COLUMNS
 from dfl.store.record import ended
-from dfl.store.rows import as_table
+from dfl.store.tables import as_table
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import progress
 from dfl.sweep.grid import SET_BY_SWEEP, Cell, Grid

@@ -13,7 +13,7 @@ from pathlib import Path
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import LOCK, is_locked
 from dfl.core.reading import open_regular
-from dfl.store import manifest, rows
+from dfl.store import manifest, tables
 
 DONE, DIVERGED, FAILED, DAMAGED = "done", "diverged", "failed", "damaged"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
@@ -104,7 +104,7 @@ def _state_at_rest(folder: Path, models: bool) -> CellState:
     """Read the state of a run that no program is running."""
     checked = () if models else ("metrics.csv",)
     try:
-        found = rows.read(folder / "metrics.csv")
+        found = tables.read(folder / "metrics.csv")
         table, row, wrong = (found.text, found.last, "") if found.values else ("", {}, "")
     except FileNotFoundError:
         table, row, wrong = "", {}, ""

@@ -19,7 +19,7 @@ from dfl.core.errors import printable
 from dfl.core.files import atomically
 from dfl.core.parse import unquoted
 from dfl.reporting.text import size
-from dfl.store.rows import as_table
+from dfl.store.tables import as_table
 from dfl.sweep.grid import Grid
 from dfl.sweep.status import DONE, States
 

@@ -12,7 +12,7 @@ import pytest
 
 from dfl.comm import startup
 from dfl.comm.processes import ours
-from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, Start, verdict
+from dfl.comm.startup import ELSEWHERE, RANKS, SIGN, RankSign, StartLimit, verdict
 from dfl.run import _startup_timeout
 from tests.conftest import eventually
 from tests.support.mpirun import ENV, ROOT, mpirun_command
@@ -132,8 +132,8 @@ def test_the_wait_is_counted_only_while_this_rank_waits(monkeypatch: pytest.Monk
     monkeypatch.setattr(startup, "GAPS", (0.02, 0.02))
     monkeypatch.setattr(startup, "ELSEWHERE", 0.05)
     monkeypatch.setattr(startup, "seen", lambda: {1: STOPPED})
-    monkeypatch.setattr(Start, "_late", lambda self, *line: late.append(line))
-    start = Start(0, 2, timeout=0.1, waits=lambda: waits)
+    monkeypatch.setattr(StartLimit, "_late", lambda self, *line: late.append(line))
+    start = StartLimit(0, 2, timeout=0.1, waits=lambda: waits)
     start.begin()
     try:
         time.sleep(0.3)

@@ -7,7 +7,7 @@ from pathlib import Path
 from dfl.config import Run
 from dfl.core.files import atomically, make_directory, writing
 from dfl.store.callbacks import Callback, Outcome, RunInfo
-from dfl.store.rows import read
+from dfl.store.tables import read
 
 
 class Figures(Callback):

@@ -338,7 +338,7 @@ def test_a_server_aggregates_decoded_messages() -> None:
     network = setting.network
     rule = partial(aggregators.AGGREGATORS["median"])
     network.threat_model = network.threat_model._replace(
-        rule=rule, compressor=digits().network.threat_model.compressor
+        aggregator=rule, compressor=digits().network.threat_model.compressor
     )
     aggregated = Net(network, 0).aggregate(
         sent_updates, Layout(6, 1).group(np.arange(6), 0), np.ones(6)

@@ -7,7 +7,7 @@ import pytest
 
 import dfl
 from dfl.core.errors import InputError
-from dfl.store import manifest, rows
+from dfl.store import manifest, tables
 
 TABLE = "round,seconds,loss\n0,0.1,nan\n10,0.2,inf\n"
 
@@ -16,18 +16,18 @@ def test_complete_rows_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     for text in (TABLE, TABLE + "20,", TABLE + "20,0.3,0.4", TABLE + '20,"0'):
         path.write_text(text)
-        found = rows.read(path)
+        found = tables.read(path)
         assert found.text == TABLE
         assert found.last == {"round": "10", "seconds": "0.2", "loss": "inf"}
         assert len(found.values) == 2
     with pytest.raises(FileNotFoundError):
-        rows.read(tmp_path / "none")
+        tables.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize("text", ["", "rou", "round,seconds\n"])
 def test_a_table_without_rows_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.csv").write_text(text)
-    assert rows.read(tmp_path / "metrics.csv").last == {}
+    assert tables.read(tmp_path / "metrics.csv").last == {}
     manifest.write(tmp_path, {"run": {}, "exit": None, "ending": "running"})
     result = dfl.load(tmp_path)
     assert result.rows.empty
@@ -73,6 +73,6 @@ def test_a_damaged_table_is_refused(tmp_path: Path, text: str, named: str) -> No
     path = tmp_path / "metrics.csv"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        rows.read(path)
+        tables.read(path)
     assert str(caught.value).startswith(f"{path} is damaged: ")
     assert named in str(caught.value)
