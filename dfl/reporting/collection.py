@@ -76,6 +76,11 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has a number in some row."""
+        return [any(row[k].value is not None for row in self.rows) for k in range(len(self.head))]
+
 
 @dataclass(frozen=True)
 class Map:

@@ -84,6 +84,16 @@ def test_groups_have_means_and_intervals(sweep: Path) -> None:
     assert "1 of 2" in text
 
 
+def test_a_missing_number_stands_where_numbers_do(sweep: Path) -> None:
+    """The last cell has no row; its dashes are aligned as the numbers above them."""
+    page = page_of(sweep)
+    dashes = re.findall(r'<td class="(\w+)">–</td>', page)  # noqa: RUF001
+    assert dashes
+    assert set(dashes) == {"number"}
+    assert '<th scope="col" class="text">topology</th>' in page
+    assert '<th scope="col" class="text">status</th>' in page
+
+
 def test_curves_are_the_means_of_groups(sweep: Path) -> None:
     data = data_of(page_of(sweep))
     accuracy = data["charts"][0]
