@@ -23,7 +23,7 @@ from dfl.models.normalization import BatchNorm, converted
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import NormStats
 from dfl.models.zoo import MODELS
-from dfl.simulation import loop, prepare
+from dfl.simulation import loop, read_on_root
 from dfl.simulation.initialization import start
 from dfl.simulation.measure import consensus, measure
 from dfl.simulation.prepare import Prepared
@@ -261,7 +261,7 @@ def test_statistics_are_not_shared_in_messages_that_change_them(
     more: dict[str, Any] = {"spec": "qdfedavgm", **messages}
     with pytest.raises(InputError, match=f"--norm-stats share.*{given} .*local or recompute"):
         sharing(normed, **more)
-    monkeypatch.setattr(prepare, "_check_statistics", lambda *_: None)
+    monkeypatch.setattr(read_on_root, "_check_statistics", lambda *_: None)
     assert beyond(sharing(normed, **more), monkeypatch) > 1e-3
 
 
