@@ -30,7 +30,7 @@ from dfl.core.reading import open_regular
 from dfl.reporting.console import make_console, print_line, print_table
 from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
-from dfl.reporting.text import name_of, size
+from dfl.reporting.text import size, title_of
 from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.store.tables import as_table
@@ -110,9 +110,9 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         """
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs")
-        once: dict[Path, Path] = {}
+        once: dict[str, Path] = {}
         for folder in folders:
-            once.setdefault(folder.resolve(), folder)
+            once.setdefault(os.path.realpath(folder), folder)
         compare(list(once.values()), out, make_console(), report, quiet)
 
     command_line.call(app, tokens)
@@ -307,7 +307,7 @@ def figure(runs: Sequence[Compared]) -> Figure:
     panels = made.subplots(1, 2, sharey=True)
     for run, look in zip(drawn, run_styles([run.differs for run in drawn]), strict=True):
         _draw(panels, run, measure, look)
-    what = name_of(measure)
+    what = title_of(measure)
     thin = "thin lines: the worst peer" if measure == "accuracy_mean" else ""
     for axes, x, by in zip(
         panels, ("round", "payload_bytes"), ("round", "bytes sent"), strict=True

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 else:
     from dfl.core.lazy import torch
 
-MESSAGES = "--algorithm: the messages that round sends"
-"""What errors call the messages of a method."""
-
 
 class ServerAggregate(NamedTuple):
     """What a server made of the updates that it received.
@@ -86,12 +83,13 @@ class Net:
             slot: names this exchange where a round has several; it is part of every random address.
 
         Raises:
-            InputError: messages of another form.
+            InputError: on every rank, messages of another form on some rank, the first time that
+                this process exchanges any by this name.
         """
         traffic = self.network.traffic
         transport = self.network.transport
         intended = self.edges if per_edge else self.network.peer_plan(self.t, self.graph)
-        require_form(MESSAGES, messages, torch.Tensor, (len(intended.ids), "m"))
+        self._check_form(messages, len(intended.ids), slot)
         plan, attacked = self._attack(messages, intended, start, slot)
         encoded = self._encode(attacked, plan.kind, plan.ids, slot)
         traffic.payload += plan.copies * encoded.shape[1]
@@ -315,6 +313,20 @@ class Net:
     def _effects(self) -> FaultEffects | None:
         return self.network.fault_effects(self.t)
 
+    def _check_form(self, messages: Tensor, rows: int, slot: str) -> None:
+        """Refuse messages of a method that do not have a row for each sender on this rank.
+
+        Ranks agree on it, so each slot is checked once in a process.
+
+        Raises:
+            InputError: on every rank.
+        """
+        if slot not in self.network.checked:
+            self.network.checked.add(slot)
+            with self.network.transport.world.agreed():
+                what = "--algorithm: the messages that round sends"
+                require_form(what, messages, torch.Tensor, (rows, "m"))
+
     def _attack(
         self, messages: Tensor, plan: PeerPlan | EdgePlan, start: Tensor | None, slot: str
     ) -> tuple[PeerPlan | EdgePlan, Tensor]:
@@ -345,7 +357,7 @@ class Net:
     ) -> Tensor:
         """Return the messages of a group to the server as bytes, falsified, counted and timed."""
         network = self.network
-        require_form(MESSAGES, messages, torch.Tensor, (len(group.here), "m"))
+        self._check_form(messages, len(group.here), slot)
         if network.threat_model.falsifies:
             messages = falsified(network, self.t, slot, messages, group, reference=reference)
         encoded = self._encode(messages, "peers", group.ids[group.mine], slot)

@@ -36,6 +36,7 @@ class Network:
         seed: the run's seed.
         shapes: of the parameters of a model in their order; the first of them are in the messages.
         clock: the simulated clock; None where the run has none.
+        checked: the slots of messages whose form has been checked.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Network:
         self.seed = seed
         self.shapes = tuple(shapes)
         self.clock: Clock | None = None
+        self.checked: set[str] = set()
         self._effects: FaultEffects | None = None  # of the latest round that was asked for
 
     def fault_effects(self, t: int) -> FaultEffects | None:

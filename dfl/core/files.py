@@ -107,7 +107,7 @@ def atomically(path: Path) -> Iterator[Path]:
     """Give a new file to write to, which replaces `path` when the block ends without an error.
 
     The file is on the disk by then, so that it survives a loss of power. After an error `path` is
-    as it was. A file that a killed program left under the temporary name is overwritten; one that
+    as it was. A file that a killed program left under the temporary name is removed; one that
     another program is writing is waited for.
 
     Raises:
@@ -116,7 +116,7 @@ def atomically(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.part")
     for each in (path, part):
-        if os.path.lexists(each) and not _replaceable(each, link=each is path):
+        if not _replaceable(each, link=each is path):
             raise OSError(errno.EEXIST, f"{each.name} is not a regular file")
     handle = _claimed(part)
     try:
@@ -124,57 +124,75 @@ def atomically(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
-        _sync(path.parent)
     except BaseException:
-        part.unlink(missing_ok=True)
+        if _has_name(handle, part):
+            part.unlink()
         raise
+    else:
+        _sync(path.parent)
     finally:
         os.close(handle)
 
 
 def _claimed(part: Path) -> int:
-    """Return an empty file under a temporary name, locked for as long as it is open.
+    """Return a new file under a temporary name, locked for as long as it is open.
 
     Raises:
         OSError: another program has had it for `WAIT` seconds, or the folder cannot be written to.
     """
     end = time.monotonic() + WAIT
     while True:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        try:
+        with suppress(FileExistsError):
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             if _is_ours(handle, part):
-                os.ftruncate(handle, 0)
                 return handle
+            os.close(handle)
+        if not _removed(part):
             if time.monotonic() > end:
                 raise OSError(errno.EBUSY, f"{part.name} is being written by another program")
-        except BaseException:
-            os.close(handle)
-            raise
+            time.sleep(0.01)
+
+
+def _removed(part: Path) -> bool:
+    """Remove a file that no program is writing, and return whether that was so."""
+    try:
+        handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True
+    except PermissionError:  # a file of another user, in a folder that this one may write to
+        part.unlink(missing_ok=True)
+        return True
+    try:
+        if not _is_ours(handle, part):
+            return False
+        part.unlink()
+        return True
+    finally:
         os.close(handle)
-        time.sleep(0.01)
 
 
 def _is_ours(handle: int, part: Path) -> bool:
-    """Lock an open file, and return whether it is the one that has a name; one that has other names
-    too loses this one.
-    """
+    """Lock an open file, and return whether no other program had it and it still has its name."""
     with suppress(OSError):  # a file system without locks
         if not _flock(handle, fcntl.LOCK_EX):
             return False
-    found = os.fstat(handle)
+    return _has_name(handle, part)
+
+
+def _has_name(handle: int, path: Path) -> bool:
+    """Return whether a path is that of an open file."""
     try:
-        if not os.path.samestat(found, part.lstat()):
-            return False
-    except FileNotFoundError:  # the program that had the lock has moved it away
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
         return False
-    if found.st_nlink > 1:
-        part.unlink()
-    return found.st_nlink == 1
 
 
 def _replaceable(path: Path, link: bool) -> bool:
-    """Return whether a path is a regular file, or a link where `link` allows one."""
-    mode = path.lstat().st_mode
+    """Return whether a path is free, a regular file, or a link where `link` allows one."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
     return stat.S_ISREG(mode) or (link and stat.S_ISLNK(mode))
 
 
@@ -223,13 +241,9 @@ class Lock:
     def _taken(self) -> bool:
         self.file = open(self.path, "a", opener=no_follow)  # noqa: SIM115  closed by `release`
         # False also where the program that had the lock removed the file in the meantime.
-        return flocked(self.file, fcntl.LOCK_EX, self.path.parent) and self._held()
-
-    def _held(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
+        return flocked(self.file, fcntl.LOCK_EX, self.path.parent) and _has_name(
+            self.file.fileno(), self.path
+        )
 
     @contextmanager
     def unless_this_fails(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from dfl.core.parse import shown
 from dfl.reporting.differences import differences
 from dfl.reporting.lines import Y_LABELS, draw, label_x, run_styles, title
 from dfl.reporting.plots import plain
-from dfl.reporting.text import name_of
+from dfl.reporting.text import title_of
 from dfl.store.results import Result, load
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _curves(runs: Runs, x: X, column: str, ends: tuple[str, str] | None = None) 
             style: dict[str, Any] = {**look, "label": plain(label)}
             draw(axes, rows.assign(mean=rows[column], **more), x, style)
     below = "shaded: from the worst to the best peer" if ends else ""
-    name = name_of(column)
+    name = title_of(column)
     title(axes, f"{name} by {'round' if x == 'round' else 'bytes sent'}", below)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_ylabel(Y_LABELS[column])

@@ -272,6 +272,6 @@ def no_contraction(row: Mapping[str, float]) -> str:
     )
 
 
-def name_of(measure: str) -> str:
+def title_of(measure: str) -> str:
     """Return a column as a title has it: accuracy_mean -> Accuracy."""
     return measure.removesuffix("_mean").replace("_", " ").capitalize()

@@ -18,7 +18,7 @@ from dfl.core.profiling import Profiles, active, phase
 from dfl.evaluation import metrics
 from dfl.evaluation.goals import reached
 from dfl.simulation.measure import row_of
-from dfl.simulation.run_state import RunState, gathered, named
+from dfl.simulation.run_state import RunState, arrays_by_name, gathered
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Outcome, Row
 
@@ -136,7 +136,9 @@ class Evaluator:
 
         def pass_on() -> bytes:
             if self.callback and models is not None and peers is not None:
-                state = {n: np.ascontiguousarray(v) for n, v in named(run_state, models).items()}
+                state = {
+                    n: np.ascontiguousarray(v) for n, v in arrays_by_name(run_state, models).items()
+                }
                 self.callback.finish(Outcome(peers, state, profile))
                 self.callback.close(None)
             return b""
@@ -151,7 +153,7 @@ class Evaluator:
 
         def pass_on() -> bytes:
             if self.callback and models is not None:
-                self.callback.evaluated_models(run_state.t, named(run_state, models))
+                self.callback.evaluated_models(run_state.t, arrays_by_name(run_state, models))
             return b""
 
         self.prepared.world.from_root(pass_on)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import topologies
 
 
-def matrices_of(
+def known_matrices(
     settled: Run, common: Arrays, world: World, known: MixingMatrices | None
 ) -> MixingMatrices:
     """Return the mixing matrices: those in what all ranks have; a sequence without a period is
@@ -87,7 +87,7 @@ def build_graph(
     return graph
 
 
-def matrices_for(algorithm: Method, graph: topologies.WeightedGraph | None) -> MixingMatrices:
+def network_matrices(algorithm: Method, graph: topologies.WeightedGraph | None) -> MixingMatrices:
     """Return what the network has of a graph, the edges within clusters for a method that uses them
     too; nothing where peers have no neighbours.
     """

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import topologies
     from dfl.datasets.data import Data
     from dfl.simulation.components import Components
-else:
-    pass
 
 
 def check_components(

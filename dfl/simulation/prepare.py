@@ -40,7 +40,7 @@ from dfl.simulation import (
 from dfl.simulation.components import Components, components_of
 from dfl.simulation.defaults import settle
 from dfl.simulation.describe import run_info, sizes_of_states
-from dfl.simulation.graph import matrices_of
+from dfl.simulation.graph import known_matrices
 from dfl.simulation.read_on_root import Root, RootFacts, read_on_root
 from dfl.simulation.run_state import check_state
 from dfl.simulation.timing import with_clock
@@ -123,7 +123,7 @@ def prepare(run: Run, world: World) -> Prepared:
     data = scatter(world, layout, threat_model, root)
     facts, known = (root.facts, root.matrices) if root else (None, None)
     del root  # the data set, of which every rank has its part
-    matrices = matrices_of(settled, common, world, known)
+    matrices = known_matrices(settled, common, world, known)
     with isolated(run.threads):
         return build(run, world, layout, components, threat_model, common, data, facts, matrices)
 

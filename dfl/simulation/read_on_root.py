@@ -20,7 +20,7 @@ from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
 from dfl.simulation.components import Components, check
 from dfl.simulation.defaults import compresses
-from dfl.simulation.graph import build_graph, check_sums, graph_info, matrices_for
+from dfl.simulation.graph import build_graph, check_sums, graph_info, network_matrices
 from dfl.simulation.preflight import check_assumptions, check_components
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo
@@ -95,7 +95,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     graph = build_graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         check_sums(run, algorithm, graph)
-    matrices = matrices_for(algorithm, graph)
+    matrices = network_matrices(algorithm, graph)
     warnings = check_components(run, components, data, matrices)
     common = distribute_data.pack(distribute_data.known_to_all(data, split, matrices))
     fingerprint = distribute_data.fingerprint(common, data, split) if run.out else ""
@@ -117,7 +117,9 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
 def _notes(
     run: Run, components: Components, graph: topologies.WeightedGraph | None
 ) -> tuple[str, ...]:
-    """Return warnings of what a run's method expects of its graph, and of what it sends."""
+    """Return warnings of the running statistics in messages, of what the method expects of the
+    graph, of a graph with its own weights, and of a peer without neighbours.
+    """
     notes: list[str] = []
     if run.norm_stats == "share":
         notes.append(

@@ -126,7 +126,9 @@ def _check_fields(what: str, state: object, like: Mapping[str, Tensor]) -> None:
             )
 
 
-def named(run_state: RunState, models: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
+def arrays_by_name(
+    run_state: RunState, models: NDArray[np.floating]
+) -> dict[str, NDArray[np.floating]]:
     """Return gathered models by parameter name, without a copy."""
     values = by_name(run_state.task, torch.from_numpy(models))
     return {name: value.numpy() for name, value in values.items()}
@@ -153,9 +155,10 @@ def by_name(task: Task, models: Tensor) -> dict[str, Tensor]:
         fixed = {name: value[None].cpu() for name, value in frozen(task.module).items()}
         return task.parameter_layout.views(models) | fixed
     shared = task.parameter_layout.shared_parameters
-    named = {name: v for name, v in task.parameter_layout.views(models).items() if name in shared}
+    every = task.parameter_layout.views(models)
+    found = {name: value for name, value in every.items() if name in shared}
     for k, (module, spec) in enumerate(task.kinds):
         own = spec.views(models[k :: len(task.kinds)])
         own |= {name: value[None].cpu() for name, value in frozen(module).items()}
-        named |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
-    return named
+        found |= {f"{k}/{name}": value for name, value in own.items() if name not in shared}
+    return found

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dfl.reporting.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, title
 from dfl.reporting.plots import plain
-from dfl.reporting.text import name_of
+from dfl.reporting.text import title_of
 
 LINES = 12
 """Maximum number of lines in a panel, where the fields can be split over several panels."""
@@ -100,7 +100,7 @@ def _lines(rows: pd.DataFrame, by: Sequence[str], x: str, measure: str, subtitle
         if len(parts) > wide:
             axes.label_outer()
     by_what = "round" if x == "round" else "bytes sent"
-    _set_title(figure, grid, f"{name_of(measure)} by {by_what}", subtitle)
+    _set_title(figure, grid, f"{title_of(measure)} by {by_what}", subtitle)
     styles.legend(figure)
     return figure
 
@@ -130,7 +130,7 @@ def _maps(
         panel.set_yticks(range(len(rows)), map(plain, rows))
         panel.set(xlabel=axes[1], ylabel=axes[0])
         panel.set_title(_panel_title(rest, values), fontsize=9, loc="left")
-    _set_title(figure, grid, f"{name_of(measure)} at the end", subtitle)
+    _set_title(figure, grid, f"{title_of(measure)} at the end", subtitle)
     figure.colorbar(grid[0, 0].images[0], ax=grid, label=Y_LABELS[measure])
     return figure
 

@@ -40,6 +40,14 @@ def taking_part(setting: Prepared, t: int) -> tuple[list[int], list[int]]:
     return reached.tolist(), reached[effects.arrive(reached, setting.layout.peers)].tolist()
 
 
+def test_the_effects_of_a_round_are_computed_once() -> None:
+    network = quadratic(faults="outage:p=0.3").network
+    first = network.fault_effects(4)
+    assert network.fault_effects(4) is first
+    assert network.fault_effects(5) is not first
+    assert network.fault_effects(4) is not None
+
+
 @pytest.mark.parametrize(
     "faults", ["link_loss:p=0.4", "outage:p=0.4,length=1+burst:p=0.3", "link_loss:p=0.95"]
 )

@@ -165,6 +165,18 @@ def test_mpi_reads_tensors_without_a_copy(world: World) -> None:
     assert world.size == 1 or received.tolist() == [(world.rank - 1) % world.size] * 7
 
 
+def test_messages_of_another_form_on_one_rank_are_refused_on_all(world: World) -> None:
+    """The form of later messages of the same name is not looked at."""
+    weights = build(TOPOLOGIES["ring"], MIXINGS["uniform"], 8, np.random.default_rng(0)).weights
+    layout = Layout(8, world.size)
+    rows = torch.ones(len(layout.hosted(world.rank)), 3)
+    net = Net(Network(layout, MixingMatrices(weights), world, ThreatModel(Exact()), 0), 0)
+    net.exchange(rows)
+    bad = torch.ones(len(rows) + 1, 3) if world.rank == world.size - 1 else rows
+    with pytest.raises(InputError, match=r"must be Tensor \(\d+, m\), not Tensor of float32"):
+        net.exchange(bad, slot="other")
+
+
 def test_messages_stay_while_others_arrive(world: World) -> None:
     """Memory is used again only where nothing refers to the messages in it."""
     weights = build(TOPOLOGIES["ring"], MIXINGS["uniform"], 16, np.random.default_rng(0)).weights

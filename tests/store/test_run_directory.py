@@ -188,10 +188,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_left_part_is_replaced_and_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".name.part").write_text("half")
+    (tmp_path / ".name.part").chmod(0o600)
     os.link(tmp_path / ".name.part", tmp_path / "other")
-    with atomically(tmp_path / "name") as part:
-        part.write_text("whole")
+    with atomically(tmp_path / "name") as part, part.open("a") as file:
+        file.write("whole")
     assert ((tmp_path / "name").read_text(), (tmp_path / "other").read_text()) == ("whole", "half")
+    (tmp_path / "new").touch()
+    assert (tmp_path / "name").stat().st_mode == (tmp_path / "new").stat().st_mode
     for name in ("name", ".name.part"):
         (tmp_path / "name").unlink(missing_ok=True)
         (tmp_path / name).mkdir()

@@ -22,11 +22,25 @@ from dfl.sweep.status import (
     STOPPED,
     TAIL,
     WAITING,
+    CellState,
     last_message,
     read_state,
 )
 
 TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "over", "bad"),
+    [
+        (DONE, True, False), (DIVERGED, True, True), (FAILED, False, True),
+        (DAMAGED, False, True), (RUNNING, False, False), (STOPPED, False, False),
+        (WAITING, False, False),
+    ],
+)  # fmt: skip
+def test_a_cell_is_over_if_no_later_sweep_runs_it(status: str, over: bool, bad: bool) -> None:
+    state = CellState(status, {})
+    assert (state.over, state.bad) == (over, bad)
 
 
 def write(folder: Path, code: int | None, ending: str = "as it did", log: str = "") -> None:

@@ -180,7 +180,7 @@ def shifted(x: Tensor) -> Tensor:
     return functional.conv1d(x[:, None], torch.ones(1, 1, 3), padding=1)[:, 0]
 
 
-def task_of(model: nn.Module, **settings: Any) -> Task:
+def task_of(model: nn.Module | list[Functional], **settings: Any) -> Task:
     """Return the task of peers whose labels are classes, or numbers where a loss is given."""
     generator = np.random.default_rng(0)
     inputs = generator.normal(size=(40, 5)).astype("f4")
@@ -200,6 +200,16 @@ def test_models_with_such_an_operation_are_computed_one_after_the_other(
     assert (task.by_model, task.loss_by_model) == (True, False)
     assert task.solver.batched == (engine == "batched")
     assert not task_of(Functional(torch.tanh), engine=engine).by_model
+
+
+@pytest.mark.parametrize("engine", ["auto", "batched"])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_one_kind_of_model_with_such_an_operation_is_enough(turn: int, engine: str) -> None:
+    models = [Functional(shifted), Functional(torch.tanh), Functional(torch.tanh)][::turn]
+    task = task_of(models, engine=engine, share="last")
+    assert task.by_model
+    assert task.solver.batched == (engine == "batched")
+    assert not task_of(models[1:2] * 2, engine=engine, share="last").by_model
 
 
 def test_losses_with_such_an_operation_are_computed_one_after_the_other() -> None:
