@@ -145,6 +145,7 @@ def test_the_page_of_a_run_is_not_overwritten(
         ("", "DIR is missing: give the folders of some runs"),
         ("runs/a runs", "runs is no run directory: its run.json cannot be read"),
         ("runs/a no/such", "no/such is no run directory"),
+        ("runs/a runs/loop", "runs/loop is no run directory"),
         ("runs/a --out runs/a/run.json", "--out runs/a/run.json"),
         ("runs/a --out .", "--out . is not empty"),
         ("runs/a --out runs", "--out runs is not empty"),
@@ -160,6 +161,7 @@ def test_bad_input_is_refused(
     tokens: str,
     line: str,
 ) -> None:
+    Path("runs/loop").symlink_to("loop")
     assert called(monkeypatch, *tokens.split()) == 2
     printed, error = capsys.readouterr()
     assert printed == ""
