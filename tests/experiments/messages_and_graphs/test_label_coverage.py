@@ -156,6 +156,20 @@ def test_correlations_within_graphs_leave_the_graph_out() -> None:
     assert gaps[0] == gaps[1] > 0.7
 
 
+def test_a_graph_with_one_coverage_says_nothing_within_graphs() -> None:
+    rows = runs()
+    complete = rows[rows["graph"] == "torus"].assign(graph="complete", coverage=10.0)
+    complete["accuracy_mean"] = [0.9, 0.1, 0.8, 0.2, 0.7]
+    with_complete = common.by_label(
+        experiment.correlations(pd.concat([rows, complete])), ["over", "with"]
+    )
+    without = common.by_label(experiment.correlations(rows), ["over", "with"])
+    for over in ("the ring", "the other graphs", "all graphs"):
+        cell = f"within {over}", "coverage"
+        assert with_complete[cell] == without[cell]
+    assert with_complete["runs", "coverage"]["points"] == 15
+
+
 def test_the_table_has_the_correlation_of_each_graph() -> None:
     table = common.by_label(experiment.tabulate(runs(slope=-0.1)), ["graph"])
     assert table["ring"]["correlation"] < -0.9
