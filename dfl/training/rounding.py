@@ -41,6 +41,11 @@ class _Recorder(TorchDispatchMode):
         self.found: set[str] = set()
         self.paused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let no operation import torch.compile, which takes half a second."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

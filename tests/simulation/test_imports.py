@@ -15,7 +15,7 @@ from tests.support.hospitals import frame
 from tests.support.mpirun import ENV, mpirun
 from tests.support.small_run import FLAGS
 
-HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats"}
+HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats", "torch._dynamo"}
 """What no run on a ring needs."""
 AT_ROOT = {"cyclopts", "rich", "topologies", "scipy.linalg"}
 """What rank 0 alone needs."""
