@@ -82,12 +82,12 @@ class Options(common.Place):
     """Number of seeds, from 0."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name, least in (("devices", 2), ("features", 1), ("seeds", 2)):
             if getattr(self, name) < least:
                 raise dfl.InputError(
                     f"--{name} must be at least {least}, not {getattr(self, name)}"
                 )
+        super().__post_init__()
         if self.examples < self.features:
             raise dfl.InputError(
                 f"--examples {self.examples} must be at least --features {self.features}"

@@ -185,20 +185,24 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         return common.rerun(options.out, options.only, every(options))
     rows, tried = measure(options)
     seeds = by_seed(rows, TARGET)
-    table = tabulate(seeds)
+    table = tabulate(seeds, options.rounds)
     common.publish(options, table, draw(table), finding(table), seeds)
     tried.to_csv(options.out / "tuning.csv", index=False, float_format="%.6g")
 
 
-def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
+def tabulate(seeds: pd.DataFrame, rounds: int = Options.rounds) -> pd.DataFrame:
     """Return a row per case: the mean over the seeds and the published number; NaN where a seed
     missed the target. `rounds_run` are the most rounds of the seeds that missed it, if any did;
     `diverged` are the seeds that missed it since their models are no longer finite.
+
+    Args:
+        seeds: a row per run, as `by_seed` returns them.
+        rounds: the most rounds of a run whose case has no lower cap.
     """
-    return pd.DataFrame([_row(name, own) for name, own in common.groups(seeds, ["case"])])
+    return pd.DataFrame([_row(name, own, rounds) for name, own in common.groups(seeds, ["case"])])
 
 
-def _row(name: str, seeds: pd.DataFrame) -> dict[str, Any]:
+def _row(name: str, seeds: pd.DataFrame, most: int) -> dict[str, Any]:
     case, rounds = CASES[name], float(seeds["rounds"].mean(skipna=False))
     missed = seeds["rounds"].isna()
     return {
@@ -211,7 +215,7 @@ def _row(name: str, seeds: pd.DataFrame) -> dict[str, Any]:
         "ratio": rounds / case.published,
         "best": seeds["best"].mean(),
         "missed": missed.sum(),
-        "diverged": (missed & (seeds["rounds_run"] < case.cap)).sum(),
+        "diverged": (missed & (seeds["rounds_run"] < min(case.cap, most))).sum(),
         "rounds_run": seeds.loc[missed if missed.any() else ~missed, "rounds_run"].max(),
     }
 

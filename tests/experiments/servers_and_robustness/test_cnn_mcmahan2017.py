@@ -81,6 +81,8 @@ def test_rounds_are_counted_to_99_percent_and_a_missed_target_leaves_no_number()
     assert table["ratio"].iloc[0] == pytest.approx(12.5 / 34)
     assert table["missed"].tolist() == [0, 1, 1]
     assert table["diverged"].tolist() == [0, 1, 0]
+    fewer = experiment.tabulate(by_seed(rows, experiment.TARGET), rounds=10)
+    assert fewer["diverged"].tolist() == [0, 0, 0]
     assert table["rounds_run"].tolist() == [20, 10, 40]
     assert experiment.finding(table) == (
         "IID, E=1, B=10, C=0.1: 12.5 rounds (published 34); "

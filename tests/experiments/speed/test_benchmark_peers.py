@@ -131,8 +131,7 @@ def test_an_experiment_from_launch_to_figure(
         (["--works", "F"], "--works must be among A, B, C, D, E, not F"),
         (
             ["--baselines", "pfl", "fedml"],
-            "--baselines must be among pfl, gossipy, flower, blazefl, fedjax, torch, not pfl, "
-            "fedml",
+            "--baselines must be among pfl, gossipy, flower, blazefl, fedjax, torch, not fedml",
         ),
         (["--baselines", "gossipy"], "gossipy is not installed"),
     ],
