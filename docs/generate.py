@@ -81,7 +81,7 @@ def write() -> None:
 
 def command_line() -> str:
     """Return the page of the commands: the settings of a run in sections, and every --help."""
-    said = docstrings.attributes(ROOT / "dfl/config.py", "Run")
+    described_as = docstrings.attributes(ROOT / "dfl/config.py", "Run")
     lines = [
         "# Command line\n",
         "The flags of `dfl run`, the keys of a TOML file (`--config`) and the fields of `dfl.Run`",
@@ -95,14 +95,14 @@ def command_line() -> str:
         value = docstrings.cell(accepted(option))
         if name in COMPONENTS:
             value = f"[{flag(name)[2:]}](#{anchor(name)})"
-        meaning = docstrings.cell(said[name].partition("\n\n")[0])
+        meaning = docstrings.cell(described_as[name].partition("\n\n")[0])
         lines.append(f"| `{flag(name)}` | {value} | {written(option.default)} | {meaning} |")
     lines += [
         "\n## Objects of Python\n",
         "A field of `dfl.Run` that takes a component by name also takes an object.\n",
     ]
     for name in COMPONENTS:
-        if about := said[name].partition("\n\n")[2].removeprefix("An object: "):
+        if about := described_as[name].partition("\n\n")[2].removeprefix("An object: "):
             lines.append(f"`{name}`: {docstrings.markdown(about)}\n")
     lines.append("## Help texts\n")
     for command in COMMANDS:
@@ -150,20 +150,20 @@ def components() -> str:
 def component(name: str, registry: Mapping[str, Callable[..., Any]]) -> str:
     """Return the section of one component."""
     made = registry[name]
-    said = described(made)
-    lines = [f"### {name}\n", f"`{usage(name, made)}`\n", docstrings.markdown(said.summary)]
-    lines += ["", docstrings.markdown(said.body), ""]
+    described_as = described(made)
+    lines = [f"### {name}\n", f"`{usage(name, made)}`\n", docstrings.markdown(described_as.summary)]
+    lines += ["", docstrings.markdown(described_as.body), ""]
     known = options(made)
     if known:
-        lines.append(f"| option | value | default |{' meaning |' * bool(said.options)}")
-        lines.append(f"|---|---|---|{'---|' * bool(said.options)}")
+        lines.append(f"| option | value | default |{' meaning |' * bool(described_as.options)}")
+        lines.append(f"|---|---|---|{'---|' * bool(described_as.options)}")
     for key, option in known.items():
-        meaning = docstrings.cell(said.options.get(key, ""))
+        meaning = docstrings.cell(described_as.options.get(key, ""))
         value = docstrings.cell(accepted(option))
-        more = f" {meaning} |" * bool(said.options)
+        more = f" {meaning} |" * bool(described_as.options)
         lines.append(f"| `{key}` | {value} | {written(option.default)} |{more}")
     module = inspect.getdoc(inspect.getmodule(inspect.unwrap(made))) or ""
-    source = said.source or "; ".join(cited(module) if alone(made, registry) else [])
+    source = described_as.source or "; ".join(cited(module) if alone(made, registry) else [])
     stated = f"Source: {docstrings.markdown(source)}. " if source else ""
     lines.append(f"\n{stated}Code: `{file_of(made)}`.\n")
     return "\n".join(lines)

@@ -83,8 +83,8 @@ class Net:
             slot: names this exchange where a round has several; it is part of every random address.
 
         Raises:
-            InputError: on every rank, messages of another form on some rank, the first time that
-                this process exchanges any by this name.
+            InputError: on every rank, if messages of some rank have another form; only the first
+                exchange of a slot is checked.
         """
         traffic = self.network.traffic
         transport = self.network.transport
@@ -316,7 +316,7 @@ class Net:
     def _check_form(self, messages: Tensor, rows: int, slot: str) -> None:
         """Refuse messages of a method that do not have a row for each sender on this rank.
 
-        Ranks agree on it, so each slot is checked once in a process.
+        All ranks take part in the check, so it is made once for each slot in a process.
 
         Raises:
             InputError: on every rank.

@@ -26,8 +26,8 @@ class MixingMatrices(NamedTuple):
 
     Attributes:
         weights: the matrices (P, P); none where peers only exchange with a server.
-        stationary: (P,) pi with pi W = pi for each of them; None where there is none, and on ranks
-            that rank 0 sent the matrices also where all entries are equal.
+        stationary: (P,) pi with pi W = pi for each of them. None where there is none; rank 0 does
+            not send a uniform one either, so that it is None on ranks that were sent the matrices.
         possible: (P, P) bool, every edge that a round of a sequence without a period may have; None
             where it may be any.
     """

@@ -1,11 +1,28 @@
-"""The form of arrays and tensors that a caller's own component returns."""
+"""Calls of a caller's own component, and the form of the arrays and tensors that it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from dfl.core.errors import InputError
+import numpy as np
+
+from dfl.core.errors import InputError, in_one_line
 from dfl.core.parse import shown
+
+
+def called(what: str, call: Callable[[], Any]) -> Any:
+    """Return what a component returns, without warnings of NumPy.
+
+    Args:
+        what: the beginning of a message, as "--attack own:Mine".
+        call: calls the component.
+
+    Raises:
+        InputError: the component fails.
+    """
+    with in_one_line(f"{what} fails"), np.errstate(all="ignore"):
+        return call()
 
 
 def require_form(

@@ -26,7 +26,8 @@ def differences(
         folders: the folders of the runs.
     """
     names = [name for name in Run.__dataclass_fields__ if name not in IRRELEVANT]
-    complete = [Run().to_dict() | dict(each) for each in settings]
+    defaults = Run().to_dict()
+    complete = [defaults | dict(each) for each in settings]
     differ = [name for name in names if len({str(each.get(name)) for each in complete}) > 1]
     found = [{name: unquoted(each.get(name)) for name in differ} for each in complete]
     if differ and len({str(each) for each in found}) == len(found):

@@ -12,7 +12,7 @@ from dfl.reporting.distribution import ends, span
 from dfl.store.callbacks import Peers, Row, RunInfo
 
 Line = tuple[str, str]
-"""What a line is about, and what it says."""
+"""The name of a line, and its text."""
 
 
 def header(info: RunInfo) -> list[Line]:

@@ -8,15 +8,15 @@ Faults are called for round 0, the attack and the aggregation rule with messages
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dfl.algorithms.assumptions import Assumption, Conditions
 from dfl.comm.schedule import SAMPLED, MixingMatrices
 from dfl.config import Run
-from dfl.core.errors import InputError, in_one_line, one_line
-from dfl.core.forms import require_form
+from dfl.core.errors import InputError, one_line
+from dfl.core.forms import called, require_form
 from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.core.parts import map_parts, shape_of
@@ -55,7 +55,8 @@ def check_components(
     """
     assert run.peers is not None
     algorithm = components.algorithm
-    lossy = _lossy(run, components)
+    _check_faults(run, components)
+    lossy = any(each.touches in ("links", "peers") for each in components.faults)
     components.augment.check_parts(shape_of(data.train_inputs))
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
         if "accuracy" in goal and not data.classes:
@@ -143,7 +144,7 @@ def _check_attack(
     )
     if not attack.per_edge:
         what = f"--attack {run.attack}: {len(rows)} falsified messages of one number"
-        sent = _called(f"--attack {run.attack}", lambda: attack.falsify(view))
+        sent = called(f"--attack {run.attack}", lambda: attack.falsify(view))
         require_form(what, sent, np.ndarray, (len(rows), 1))
         return
     (matrix,) = graph
@@ -152,7 +153,7 @@ def _check_attack(
     edges = np.stack([owners[used], receivers[used]], axis=1).astype(np.int64)
     if len(edges):
         what = f"--attack {run.attack}: {len(edges)} falsified messages of one number"
-        sent = _called(f"--attack {run.attack}", lambda: attack.falsify_edges(view, matrix, edges))
+        sent = called(f"--attack {run.attack}", lambda: attack.falsify_edges(view, matrix, edges))
         require_form(what, sent, np.ndarray, (len(edges), 1))
 
 
@@ -203,12 +204,11 @@ def check_assumptions(
     return lines(algorithm.expects)
 
 
-def _lossy(run: Run, components: Components) -> bool:
-    """Return whether faults may leave a peer with no message but its own.
+def _check_faults(run: Run, components: Components) -> None:
+    """Refuse faults that do not apply to the algorithm, and call each in round 0.
 
     Raises:
-        InputError: faults that do not apply to the algorithm, or that name a peer that does not
-            exist.
+        InputError: there is such a fault, or as `_check_fault`.
     """
     assert run.peers is not None
     faults, algorithm = components.faults, components.algorithm
@@ -222,7 +222,6 @@ def _lossy(run: Run, components: Components) -> bool:
         )
     for each in faults:
         _check_fault(each, round_key)
-    return any(each.touches in ("links", "peers") for each in faults)
 
 
 def _check_fault(fault: Fault, round_key: RoundKey) -> None:
@@ -233,14 +232,14 @@ def _check_fault(fault: Fault, round_key: RoundKey) -> None:
     """
     peers, link = round_key.peers, np.array([round_key.peers], np.int64)
     name = f"--faults {fault.name if fault.name != Fault.name else type(fault).__name__}"
-    down = _called(name, lambda: fault.down(round_key))
+    down = called(name, lambda: fault.down(round_key))
     require_form(f"{name}: what down returns", down, np.ndarray, (peers,), np.dtype(bool))
-    pace = _called(name, lambda: fault.pace(round_key))
+    pace = called(name, lambda: fault.pace(round_key))
     require_form(f"{name}: what pace returns", pace, np.ndarray, (peers,))
     outside = pace[~((pace >= 0) & (pace <= 1))]
     if len(outside):
         raise InputError(f"{name}: what pace returns must be from 0 to 1, not {outside[0]:g}")
-    lost = _called(name, lambda: fault.loses(link, round_key))
+    lost = called(name, lambda: fault.loses(link, round_key))
     require_form(f"{name}: what loses returns", lost, np.ndarray, (1,), np.dtype(bool))
 
 
@@ -300,12 +299,6 @@ def _check_rule(
     require_form(f"--aggregator: the row {what}", result.row, np.ndarray, (1,))
     if result.scores is not None:
         require_form(f"--aggregator: the scores {what}", result.scores, np.ndarray, (n,))
-
-
-def _called(what: str, call: Callable[[], Any]) -> Any:
-    """Return what a component returns, and refuse in one line one that fails."""
-    with in_one_line(f"{what} fails"), np.errstate(all="ignore"):
-        return call()
 
 
 def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:

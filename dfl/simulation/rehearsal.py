@@ -21,8 +21,8 @@ from dfl.comm.threat_model import ThreatModel
 from dfl.compression import Exact, fitted
 from dfl.config import Run
 from dfl.core import randomness
-from dfl.core.errors import InputError, in_one_line
-from dfl.core.forms import require_form
+from dfl.core.errors import InputError
+from dfl.core.forms import called, require_form
 from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 
@@ -152,12 +152,10 @@ def compression_error(run: Run, components: Components) -> tuple[float, float]:
     compressor = fitted(components.compressor, ((side, side),))
     draw = randomness.draws(run.seed, "rehearsed rounding", range(DRAWS))
     name, messages = f"--compressor {run.compressor}", message.expand(DRAWS, -1).contiguous()
-    with in_one_line(f"{name} fails"), np.errstate(all="ignore"):
-        encoded = compressor.encode(messages, draw)
+    encoded = called(name, lambda: compressor.encode(messages, draw))
     what = f"{name}: {DRAWS} encoded messages"
     require_form(what, encoded, torch.Tensor, (DRAWS, "B"), torch.uint8)
-    with in_one_line(f"{name} fails"), np.errstate(all="ignore"):
-        decoded = compressor.decode(encoded, MESSAGE, message.dtype)
+    decoded = called(name, lambda: compressor.decode(encoded, MESSAGE, message.dtype))
     what = f"{name}: {DRAWS} decoded messages"
     require_form(what, decoded, torch.Tensor, (DRAWS, MESSAGE), message.dtype)
     errors = decoded - message

@@ -176,10 +176,10 @@ def _open(run: Run, world: World, folder: Path) -> LogFile:
     if file is None or worst != MOST << 16:
         _close(file)
         rank, why = worst >> 16, worst & 0xFFFF
-        where = f": {run.out} must be there on the host of every rank"
+        shared = f": {run.out} must be there on the host of every rank"
         raise InputError(
             f"{folder}/rank-{rank}.log cannot be written: {os.strerror(why)}"
-            f"{where if why == errno.ENOENT else ''}"
+            f"{shared if why == errno.ENOENT else ''}"
         )
     LOG.addHandler(file)
     for early in [each for each in LOG.handlers if isinstance(each, Early)]:

@@ -43,7 +43,7 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Let no operation import torch.compile, which takes half a second."""
+        """Return False: True makes the first operation import torch.compile, for half a second."""
         return False
 
     def __torch_dispatch__(

@@ -193,10 +193,10 @@ def pearson(
 def correlations(seeds: pd.DataFrame) -> pd.DataFrame:
     """Return the correlations of accuracy with the coverage and with the gap.
 
-    Within graphs they are Pearson's, of differences from the means of each graph; a graph whose
-    coverage is the same in every run, as the complete one's, says nothing there. Over all runs, and
-    over the means of the graphs, they are Spearman's and have no interval, since graphs are few
-    and runs of one graph are not independent.
+    Within graphs they are Pearson's, of differences from the means of each graph. Graphs whose
+    coverage is the same in every run, as the complete graph's, are left out of these. Over all
+    runs, and over the means of the graphs, they are Spearman's and have no interval, since graphs
+    are few and runs of one graph are not independent.
     """
     columns = ["spectral_gap", "coverage", "accuracy_mean"]
     ring = seeds["graph"] == RING

@@ -426,27 +426,6 @@ class Gone(Fault):
         return np.isin(np.arange(round_key.peers), self.who)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wrong(Fault):
-    """A fault of which one method returns, or raises, what a test says."""
-
-    touches = "links"
-    method: str
-    value: Any
-
-    def __getattribute__(self, name: str) -> Any:
-        if name != object.__getattribute__(self, "method"):
-            return super().__getattribute__(name)
-
-        def given(*args: object) -> Any:
-            value = object.__getattribute__(self, "value")
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return given
-
-
 class Halved:
     """A compressor that sends float16."""
 
@@ -522,9 +501,15 @@ def test_components_of_ones_own_classes() -> None:
     ],
 )
 def test_faults_of_ones_own_are_called_before_round_0(method: str, value: Any, line: str) -> None:
-    said = refused(lambda: small(faults=Wrong(method=method, value=value)))
-    assert said.startswith("--faults Wrong")
-    assert line in said
+    def returned(fault: Fault, *arguments: object) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    wrong = type("Wrong", (Fault,), {"touches": "links", method: returned})
+    message = refused(lambda: small(faults=wrong()))
+    assert message.startswith("--faults Wrong")
+    assert line in message
 
 
 def odd(labels: Labels, peers: int, rng: Any) -> Any:

@@ -11,7 +11,7 @@ from experiments.messages_and_graphs import local_steps as experiment
 
 
 @pytest.mark.parametrize(
-    ("rounds", "said"),
+    ("rounds", "verdict"),
     [
         ((40.0, 20.0, 9.0), "the claim holds throughout"),
         ((math.nan, 20.0, 9.0), "the claim holds throughout"),
@@ -24,7 +24,7 @@ from experiments.messages_and_graphs import local_steps as experiment
     ],
 )
 def test_the_claim_is_that_every_larger_number_of_steps_needs_fewer_rounds(
-    rounds: tuple[float, ...], said: str
+    rounds: tuple[float, ...], verdict: str
 ) -> None:
     table = pd.DataFrame(
         {
@@ -37,5 +37,5 @@ def test_the_claim_is_that_every_larger_number_of_steps_needs_fewer_rounds(
         }
     )
     found = experiment.finding(table, experiment.Options())
-    assert said in found
+    assert verdict in found
     assert "nan" not in found
