@@ -6,8 +6,8 @@
 
 The first writes results/shakespeare_rounds/cells.zip, which is committed beside the tables. After
 the second the command of the experiment runs the cells that are left, and computes its tables and
-figures of all. The file has the settings, the evaluations and the ending of every finished cell, no
-models, and no names of folders or machines.
+figures of all. The file has the settings, the evaluations, the row of each peer and the ending of
+every finished cell, no models, and no names of folders or machines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from dfl.sweep.status import DAMAGED, read_state
 
 NAME = "cells.zip"
 FILES = ("cell.toml", "metrics.csv", manifest.NAME)
-"""What the file has of a cell."""
+"""What the file has of every cell."""
+PEERS = "peers.csv"
+"""What it has besides of a cell that a program of its own ran to the end."""
 KEPT = ("objects", "versions", "ranks", "threads", "device", "seconds", "exit", "ending", "data")
-"""The entries of run.json that are kept, besides the settings and the checksum of metrics.csv."""
+"""The entries of run.json that are kept, besides the settings and the checksums of the tables."""
 LARGEST = 2**26
 """Maximum number of bytes of all cells of a file."""
 
@@ -81,7 +83,8 @@ def unpack(results: Path, folder: Path) -> None:
                 raise dfl.InputError(f"{path} is damaged: it has more than {LARGEST:,} bytes")
             for place in sorted({_cell_of(path, member.filename) for member in members}):
                 if not (cell := folder / place).exists():
-                    texts = {name: archive.read(str(place / name)) for name in FILES}
+                    names = [*FILES, *(PEERS,) * (str(place / PEERS) in archive.namelist())]
+                    texts = {name: archive.read(str(place / name)) for name in names}
                     claim(cell.parent)
                     _write(cell, texts)
     except (BadZipFile, KeyError, EOFError, RuntimeError, zlib.error) as error:
@@ -111,10 +114,12 @@ def _texts(cell: Path) -> Iterator[tuple[str, str]]:
     record = manifest.read(cell)
     run = Run.from_dict(record["run"] | {"data_dir": None, "out": None, "resume": None})
     page = {"run": run.to_dict(), **{name: record[name] for name in KEPT if name in record}}
-    page["files"] = {"metrics.csv": record["files"]["metrics.csv"]}
+    tables = [name for name in (FILES[1], PEERS) if name in record["files"]]
+    page["files"] = {name: record["files"][name] for name in tables}
     settings = (cell / FILES[0]).read_text(encoding="utf-8").splitlines(keepends=True)
     yield FILES[0], "".join(line for line in settings if not line.startswith("data_dir ="))
-    yield FILES[1], (cell / FILES[1]).read_text(encoding="utf-8")
+    for name in tables:
+        yield name, (cell / name).read_text(encoding="utf-8")
     yield FILES[2], json.dumps({**page, "checksum": manifest.checksum(page)}, indent=2) + "\n"
 
 
@@ -122,12 +127,12 @@ def _cell_of(path: Path, name: str) -> PurePosixPath:
     """Return the folder of a member of the file, relative to that of the experiment.
 
     Raises:
-        InputError: the name is none of `FILES` in a folder below.
+        InputError: the name is none of `FILES`, nor `PEERS`, in a folder below.
     """
     place = PurePosixPath(name)
     below = len(place.parts) > 1
     if (
-        place.name not in FILES
+        place.name not in (*FILES, PEERS)
         or not below
         or place.is_absolute()
         or ".." in place.parts

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import dfl
+from dfl.store import manifest
 from dfl.sweep import Cell, run_grid, runner
 from experiments import cells
 
@@ -30,9 +31,15 @@ def measured(folder: Path, *seeds: int) -> pd.DataFrame:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """The folder of an experiment with two finished cells and one that has not begun, packed."""
+    """The folder of an experiment with two finished cells and one that has not begun, packed.
+
+    The second has a row per peer, as a run of a program of its own.
+    """
     folder = tmp_path / "here"
     measured(folder, 0, 1)
+    own = folder / "cells/seed=1"
+    (own / cells.PEERS).write_text("peer,n_train\n0,500\n1,479\n2,479\n")
+    manifest.write(own, manifest.read(own), ["metrics.csv", cells.PEERS])
     waiting = folder / "cells/seed=2"
     waiting.mkdir()
     (waiting / "cell.toml").write_text("")
@@ -58,12 +65,15 @@ def test_another_machine_continues_from_the_finished_cells(
     assert ran == [3]
     alone = measured(tmp_path / "alone", 0, 1, 3).drop(columns="seconds")
     pd.testing.assert_frame_equal(rows.drop(columns="seconds"), alone)
+    assert dfl.load(there / "cells/seed=1").peers["n_train"].tolist() == [500, 479, 479]
 
 
 def test_the_file_names_no_folder_of_this_machine(packed: Path) -> None:
     with ZipFile(packed / cells.NAME) as archive:
         assert sorted(archive.namelist()) == [
-            f"cells/seed={seed}/{name}" for seed in (0, 1) for name in sorted(cells.FILES)
+            f"cells/seed={seed}/{name}"
+            for seed in (0, 1)
+            for name in sorted((*cells.FILES, *(cells.PEERS,) * (seed == 1)))
         ]
         for name in archive.namelist():
             assert str(packed).encode() not in archive.read(name)
@@ -93,6 +103,8 @@ def changed(archive: Path, name: str, content: bytes | None) -> None:
     [
         ("cells/seed=1/metrics.csv", b"round\n0\n", "metrics.csv is damaged"),
         ("cells/seed=1/metrics.csv", None, "metrics.csv"),
+        ("cells/seed=1/peers.csv", b"peer\n0\n", "peers.csv is damaged"),
+        ("cells/seed=1/peers.csv", None, "peers.csv is missing"),
         ("cells/seed=1/run.json", b"{}", "run.json"),
         ("../seed=1/run.json", b"{}", "../seed=1/run.json"),
         ("/seed=1/run.json", b"{}", "/seed=1/run.json"),
