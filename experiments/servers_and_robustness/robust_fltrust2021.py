@@ -79,12 +79,13 @@ notes of the paper; its tables were not at hand, and none of their numbers is gi
 """
 BROKEN = 0.5
 """The error above which a rule counts as broken."""
-BARS = {
-    ("none", "mean"), ("none", "fltrust"), ("krum", "krum"), ("backdoor", "fltrust"),
-    *(("trim", rule) for rule in RULES if rule != "krum"),
-}  # fmt: skip
-"""Attacks and rules on which a claim is tested."""
 LABELS = ["attack", "rule"]
+FIGURES = {
+    "backdoor_success": "backdoor_success_mean",
+    "trust": "trust_mean",
+    "trust_of_attackers": "trust_mean_attackers",
+}
+"""Figures of the table, beside the error, and the columns of metrics.csv that they are of."""
 OPENED: dict[str, tuple[str, dict[str, Any]]] = {
     "FLTrust, 5 local steps": ("fltrust", {}),
     "FLTrust, 1 local step, 200 rounds": (
@@ -105,10 +106,8 @@ class Options(common.Place):
     """Folder of the data sets; that of dfl.run where it is not given."""
     dataset: str = "mnist"
     """The data set: mnist, or digits for a quick look."""
-    seeds: int = 3
-    """Number of seeds, from 0, where a claim on a rule is tested."""
-    others: int = 1
-    """Number of seeds elsewhere."""
+    seeds: int = 5
+    """Number of seeds, from 0."""
     rounds: int = 30
     """Rounds, in each of which all clients take part."""
     steps: int = 5
@@ -133,12 +132,11 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         return common.rerun(options.out, options.only, grid(options, rates))
     rows = common.measure(options.out, grid(options, rates), in_process=True)
     openings(options, rates)
-    table = tabulate(rows, options.rounds)
-    text = (
-        f"{finding(table, options)} The learning rate is {rates['fltrust']} for FLTrust and "
-        f"{rates['mean']} else."
-    )
-    common.publish(options, table, draw(table, options), text, common.by_seed(rows, LABELS))
+    seeds = by_seed(rows, options.rounds)
+    table = tabulate(seeds)
+    used = table["rule"].map(lambda rule: _rate(rates, rule)).where(table["error"].notna())
+    table.insert(2, "lr", used)
+    common.publish(options, table, draw(table, options), finding(table, options), seeds)
 
 
 def chosen(options: Options, rule: str) -> float:
@@ -186,20 +184,22 @@ def setting(options: Options, attack: str, rule: str, **changes: Any) -> Run:
 def grid(options: Options, rates: Mapping[str, float]) -> list[Cell]:
     """Return a cell for every attack, rule and seed; the adaptive attack, which needs the server's
     own step, is on FLTrust alone.
-
-    A rule without a learning rate of its own takes that of the mean.
     """
     return [
         Cell(
             {"attack": attack, "rule": rule, "seed": seed},
-            setting(options, attack, rule, lr=rates.get(rule, rates["mean"]), seed=seed),
+            setting(options, attack, rule, lr=_rate(rates, rule), seed=seed),
         )
-        for seed in range(max(options.seeds, options.others))
+        for seed in range(options.seeds)
         for attack in ATTACKS
         for rule in RULES
-        if seed < (options.seeds if (attack, rule) in BARS else options.others)
         if attack != "adaptive" or rule == "fltrust"
     ]
+
+
+def _rate(rates: Mapping[str, float], rule: str) -> float:
+    """Return the learning rate of a rule; one without a rate of its own takes that of the mean."""
+    return rates.get(rule, rates["mean"])
 
 
 def openings(options: Options, rates: Mapping[str, float]) -> None:
@@ -210,44 +210,42 @@ def openings(options: Options, rates: Mapping[str, float]) -> None:
             run = setting(options, "backdoor", rule, lr=rates[rule], seed=seed)
             cells.append(Cell({"case": case, "seed": seed}, replace(run, **changes)))
     end = common.ends(common.measure(options.out, cells, in_process=True), ["case", "seed"])
-    figures = {
-        "error": 1 - end["accuracy_mean"],
-        "backdoor_success": end["backdoor_success_mean"],
-        "trust": end["trust_mean"],
-        "trust_of_attackers": end["trust_mean_attackers"],
-    }
+    figures = {name: end[column] for name, column in FIGURES.items()}
     options.out.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame({**end[["case", "seed", "round"]], **figures}).to_csv(
+    end[["case", "seed", "round"]].assign(error=1 - end["accuracy_mean"], **figures).to_csv(
         options.out / "backdoor.csv", index=False, float_format="%.6g"
     )
 
 
-def tabulate(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
-    """Return a row per attack and rule, means over the seeds at the end: error, success of the
-    backdoor, FLTrust's trust.
+def by_seed(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
+    """Return a row per run, of its end: error, success of the backdoor, FLTrust's trust.
 
     A server whose model diverged guesses one label of ten.
     """
-    trusts = {"trust": "trust_mean", "trust_of_attackers": "trust_mean_attackers"}
-    rows = rows.reindex(columns=[*rows, *({"backdoor_success_mean", *trusts.values()} - {*rows})])
+    rows = rows.reindex(columns=[*rows, *({*FIGURES.values()} - {*rows})])
     end = common.ends(rows, [*LABELS, "seed"])
     lost = end["round"] < rounds
-    end = end.assign(error=(1 - end["accuracy_mean"]).mask(lost, 0.9), lost=lost)
-    measured = ["backdoor_success_mean", *trusts.values()]
-    end[measured] = end[measured].mask(lost)
-    each = end.groupby(LABELS, sort=False)
+    figures = pd.DataFrame({name: end[column].mask(lost) for name, column in FIGURES.items()})
+    error = (1 - end["accuracy_mean"]).mask(lost, 0.9)
+    return pd.concat(
+        [end[[*LABELS, "seed", "round"]].assign(error=error, lost=lost), figures], axis=1
+    )
+
+
+def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per attack and rule, means over the seeds."""
+    each = seeds.groupby(LABELS, sort=False)
     table = pd.DataFrame(
         {
             "error": each["error"].mean(),
             "std_over_seeds": each["error"].std(),
             "worst_seed": each["error"].max(),
-            "backdoor_success": each["backdoor_success_mean"].mean(),
-            **{name: each[column].mean() for name, column in trusts.items()},
+            **{name: each[name].mean() for name in FIGURES},
             "lost_runs": each["lost"].sum(),
             "seeds": each.size(),
         }
     )
-    order = pd.MultiIndex.from_product([end["attack"].unique(), RULES], names=LABELS)
+    order = pd.MultiIndex.from_product([seeds["attack"].unique(), RULES], names=LABELS)
     return table.reindex(order).astype({"lost_runs": "Int64", "seeds": "Int64"}).reset_index()
 
 
@@ -264,8 +262,9 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         rule: errors["trim", rule] - unattacked for rule in ("mean", "median", "trimmed_mean")
     }
     opened = table[table["attack"] == "backdoor"].set_index("rule")["backdoor_success"]
+    rates = {key: row["lr"] for key, row in common.by_label(table, LABELS).items()}
     return (
-        f"over {options.others} to {options.seeds} seeds the mean has an error of {unattacked:.3f} "
+        f"over {options.seeds} seeds the mean has an error of {unattacked:.3f} "
         f"without an attack, FLTrust {errors['none', 'fltrust']:.3f}. FLTrust is at most {LOSES} "
         f"above the mean's under every attack: {_verdict(increase[most] <= LOSES)} "
         f"({increase[most]:+.3f} under {most}, {increase['trim']:+.3f} under trim). With it the "
@@ -275,7 +274,8 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         f"Under the trim attack FLTrust loses least: "
         f"{_verdict(increase['trim'] < min(others.values()))} "
         f"({', '.join(f'{rule} {value:+.3f}' for rule, value in others.items())}). The krum attack "
-        f"breaks Krum: {_verdict(broken > BROKEN)} (an error of {broken:.3f})."
+        f"breaks Krum: {_verdict(broken > BROKEN)} (an error of {broken:.3f}). The learning rate "
+        f"is {rates['none', 'fltrust']} for FLTrust and {rates['none', 'mean']} else."
     )
 
 
@@ -302,7 +302,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     errors.legend(ncols=5, fontsize="small", loc="upper left")
     figure.suptitle(
         f"Rules and attacks: {options.dataset}, {options.peers} clients, biased by 0.5, "
-        f"{options.others} to {options.seeds} seeds"
+        f"{options.seeds} seeds"
     )
     return figure
 

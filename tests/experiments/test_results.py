@@ -279,6 +279,7 @@ def test_intervals_are_those_of_students_t() -> None:
 
 
 PACKED = {
+    "bits": ("mnist", "messages_and_graphs.bits"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",

@@ -168,7 +168,9 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
     ),
     "robust_fltrust2021": (
         lambda: robust_fltrust2021.tabulate(
-            of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS
+            robust_fltrust2021.by_seed(
+                of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS
+            )
         ),
         {"error": 1 - TAIL, "backdoor_success": TAIL, "trust": TAIL, "trust_of_attackers": TAIL},
     ),
