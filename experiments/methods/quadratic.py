@@ -10,15 +10,16 @@ Command, three minutes on one core:
 
     python -m experiments.methods.quadratic
 
-Finding: on the ring, D-PSGD ends at 0.66, DSGDm too, QG-DSGDm and DecentLaM at 0.13: the fixed
-point of the last two is that of D-PSGD with their own, ten times smaller, learning rate, so neither
-removes the bias. Gradient tracking and momentum tracking reach the minimum (3e-8 to 2e-7, and
-6e-15 to 1e-14 on a graph that changes, where averaging is faster), D2 and exact diffusion too
-(3e-14, 2e-14); on the chain they do so faster (1e-13 against 0.08), and RelaySGD follows (6e-7).
-With lambda_min = -0.44 D2 diverges (1e73) and exact diffusion does not (9e-15). Where W is not
-doubly stochastic, gradient tracking ends at 0.054, the minimum of peers that count unequally, and
-what assumes a symmetric W diverges: D2, exact diffusion, DecentLaM. Every run that diverged was
-warned of.
+Finding: on the ring gradient tracking, momentum tracking, D2 and exact diffusion reach the minimum
+of all peers, on the chain RelaySGD does too; D-PSGD, DSGDm, QG-DSGDm and DecentLaM do not. On the
+ring the tracking methods end at 3e-8 to 2e-7, and at 6e-15 to 1e-14 on a graph that changes, where
+averaging is faster; D2 and exact diffusion end at 3e-14 and 2e-14. D-PSGD and DSGDm end at 0.66,
+QG-DSGDm and DecentLaM at 0.13: the fixed point of the last two is that of D-PSGD with their own,
+ten times smaller, learning rate, so neither removes the bias. On the chain D2 and exact diffusion
+are faster than tracking (1e-13 against 0.08), and RelaySGD ends at 6e-7. With lambda_min = -0.44 D2
+diverges (1e73) and exact diffusion does not (9e-15). Where W is not doubly stochastic, gradient
+tracking ends at 0.054, the minimum of peers that count unequally, and what assumes a symmetric W
+diverges: D2, exact diffusion, DecentLaM. Every run that diverged was warned of.
 
 Grid: every method on five graphs.
 
