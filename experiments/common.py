@@ -90,7 +90,7 @@ class Options(Place):
     """Folder of the data sets; that of dfl.run where it is not given."""
     dataset: str = "mnist"
     """The data set: mnist, or digits for a quick look."""
-    seeds: int = 3
+    seeds: int = 5
     """Number of seeds, from 0."""
     rounds: int = 50
     """Rounds of training and mixing."""

@@ -68,6 +68,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/faults")
+    seeds: int = 3
     rates: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("0", "0.1", "0.3", "0.5")
     """Shares of messages that links lose; 0 must be among them."""
 

@@ -95,6 +95,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/time_to_accuracy")
+    seeds: int = 3
     jobs: int = 1
     every: int = 2
     """Rounds between evaluations."""

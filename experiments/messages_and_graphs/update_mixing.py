@@ -84,6 +84,7 @@ class Options(common.SweepOptions):
 
     dataset: str = "digits"
     out: Path = Path("results/update_mixing")
+    seeds: int = 3
     quadratic_rounds: int = 200
     """Rounds on the quadratic."""
     mixings: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (

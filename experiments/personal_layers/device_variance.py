@@ -64,6 +64,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/device_variance")
+    seeds: int = 3
     rounds: int = 80
     """Rounds with a server, a tenth of the devices in each; local training has as many epochs per
     device.

@@ -49,6 +49,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/har_people")
+    seeds: int = 3
     dataset: str = "har"
     """The data set; it must have its examples by person."""
     rounds: int = 20

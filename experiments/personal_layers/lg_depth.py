@@ -57,6 +57,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_depth")
+    seeds: int = 3
     rounds: int = 30
     """Rounds in which a part is shared."""
     before: int = 60
@@ -81,8 +82,9 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         return common.rerun(options.out, options.only, grid(options), before)
     run_grid(before, options.out / "cells", jobs=options.jobs)
     rows = common.measure(options.out, grid(options), jobs=options.jobs)
-    table = tabulate(rows)
-    common.publish(options, table, draw(table, options), finding(table))
+    seeds = by_seed(rows)
+    table = tabulate(seeds)
+    common.publish(options, table, draw(table, options), finding(table), seeds)
 
 
 def setting(options: Options, seed: int, **changes: Any) -> Run:
@@ -142,12 +144,18 @@ def grid(options: Options) -> list[Cell]:
     ]
 
 
-def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per split, means and std over the seeds at the end, and one for the start."""
+def by_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per split and seed at the end, and one per seed for the start."""
     labels = ["share", "seed"]
     ends = common.ends(rows, labels)
     begun = rows[rows["share"] == "all"].groupby(labels, sort=False).head(1).assign(share="before")
-    return by_seeds(pd.concat([begun, ends]), ["share"])
+    figures = ["local_accuracy_mean", "accuracy_ensemble", "accuracy_mean", "payload_bytes"]
+    return pd.concat([begun, ends], ignore_index=True)[[*labels, *figures]]
+
+
+def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per split, means and std over the seeds at the end, and one for the start."""
+    return by_seeds(seeds, ["share"])
 
 
 def finding(table: pd.DataFrame) -> str:

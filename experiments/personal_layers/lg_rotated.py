@@ -98,6 +98,7 @@ class Options(common.Options):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_rotated")
+    seeds: int = 3
     rounds: int = 500
     """Rounds after the new device has joined."""
     goal: float = 0.98

@@ -67,6 +67,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/vqa_modalities")
+    seeds: int = 3
     dataset: str = "easy_vqa:side=16"
     """The data set, of images and questions."""
     rounds: int = 40

@@ -92,6 +92,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/server_or_peers")
+    seeds: int = 3
     jobs: int = 1
     every: int = 5
     """Rounds between evaluations."""

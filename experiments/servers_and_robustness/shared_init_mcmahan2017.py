@@ -55,6 +55,7 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/shared_init_mcmahan2017")
+    seeds: int = 3
     rounds: int = 20
     """Passes of each parent over its 600 examples."""
     examples: int = 600

@@ -63,6 +63,14 @@ def std(column: str) -> Callable[[pd.DataFrame], float]:
     return lambda rows: float(rows[column].std())
 
 
+ENDS: Figures = {
+    "accuracy": "accuracy_mean",
+    "std_over_seeds": std("accuracy_mean"),
+    "worst_peer": "accuracy_min",
+}
+"""Columns of `common.summary`."""
+
+
 def under(attack: str) -> Callable[[pd.DataFrame], float]:
     """Return a function that returns the mean accuracy under an attack, NaN without runs of it."""
     return lambda rows: float(rows.loc[rows["attack"] == attack, "accuracy"].mean())
@@ -98,6 +106,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         easy_vqa.tabulate(seeds), seeds["seed"].nunique()
     ),
     "fltrust_cnn": lambda seeds: common.with_intervals(fltrust_cnn.tabulate(seeds), None),
+    "graphs": of_cells(["graph", "width"], ENDS),
     "har_people": of_cells(
         ["method"],
         {
@@ -119,9 +128,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "local_steps": of_cells(
         local_steps.LABELS,
         {
-            "accuracy": "accuracy_mean",
-            "std_over_seeds": std("accuracy_mean"),
-            "worst_peer": "accuracy_min",
+            **ENDS,
             "mean_model": "accuracy_mean_model",
             "consensus_distance": "consensus_distance",
             "target": lambda rows: local_steps.TARGETS[rows["partition"].iloc[0]],
@@ -280,6 +287,7 @@ def test_intervals_are_those_of_students_t() -> None:
 
 PACKED = {
     "bits": ("mnist", "messages_and_graphs.bits"),
+    "graphs": ("mnist", "messages_and_graphs.graphs"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",

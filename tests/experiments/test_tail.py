@@ -151,7 +151,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
         {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_alone": 100 * TAIL, "MB": 0.05},
     ),
     "lg_depth": (
-        lambda: lg_depth.tabulate(of_many(share=["all"])).tail(1),
+        lambda: lg_depth.tabulate(lg_depth.by_seed(of_many(share=["all"]))).tail(1),
         {"local_test": 100 * TAIL, "new_test": 100 * TAIL, "new_alone": 100 * TAIL, "MB": 0.05},
     ),
     "lg_table1": (

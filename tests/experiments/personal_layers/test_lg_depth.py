@@ -88,7 +88,7 @@ def test_what_is_shared_grows_from_nothing_over_both_ends_to_all() -> None:
 
 
 def test_the_setting() -> None:
-    options = experiment.Options(out=Path("here"))
+    options = experiment.Options(out=Path("here"), seeds=3)
     cells = experiment.grid(options)
     assert len(cells) == 3 * 8
     run = cells[-1].run
@@ -125,7 +125,7 @@ def rows() -> pd.DataFrame:
 
 
 def test_the_table_and_the_finding_follow_from_the_rows() -> None:
-    table = experiment.tabulate(rows())
+    table = experiment.tabulate(experiment.by_seed(rows()))
     row = common.by_label(table, ["share"])
     assert list(row) == ["before", *SPLITS]
     assert [row["before"][name] for name in ("local_test", "new_test", "MB")] == pytest.approx(
@@ -143,7 +143,9 @@ def test_the_table_and_the_finding_follow_from_the_rows() -> None:
 
 
 def test_the_figure_shows_both_tests_and_the_bytes() -> None:
-    left, right = experiment.draw(experiment.tabulate(rows()), experiment.Options()).axes
+    left, right = experiment.draw(
+        experiment.tabulate(experiment.by_seed(rows())), experiment.Options()
+    ).axes
     assert [text.get_text() for text in left.get_xticklabels()] == list(SPLITS)
     lines = [np.asarray(line.get_ydata(), float) for line in left.lines]
     points = [values for values in lines if len(values) == len(SPLITS)]
