@@ -6,6 +6,7 @@ import atexit
 import sys
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -129,9 +130,10 @@ def _rounds(
             _check_graph(run, network, t)
             net = Net(network, t, observed=observed)
             state = algorithm.round(state, task.paced(net.work), net)
-            if t == first:
+            # an agreement takes a message, which only the first round spends
+            with prepared.world.agreed() if t == first else nullcontext():
                 what = f"--algorithm {run.algorithm}: what round returns"
-                check_state(what, state, tensors(run_state.state), prepared.world)
+                check_state(what, state, tensors(run_state.state))
             network.end_round(t)
             if observed:  # training does not read running statistics
                 task.recompute_statistics(state.x)

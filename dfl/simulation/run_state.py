@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import State
-    from dfl.comm.mpi import World
     from dfl.simulation.prepare import Prepared
     from dfl.training.task import Task
 else:
@@ -92,23 +91,17 @@ def tensors(state: Any) -> dict[str, Tensor]:
     return {each.name: getattr(state, each.name) for each in fields(state)}
 
 
-def check_state(what: str, state: object, like: Mapping[str, Tensor], world: World) -> None:
+def check_state(what: str, state: object, like: Mapping[str, Tensor]) -> None:
     """Refuse a state that a checkpoint cannot keep, or of another form than before.
 
     Args:
         what: its name in messages.
         state: what a method returned.
         like: tensors of the form of some of its fields, or all.
-        world: the ranks.
 
     Raises:
-        InputError: on every rank.
+        InputError: it is such a state.
     """
-    with world.agreed():
-        _check_fields(what, state, like)
-
-
-def _check_fields(what: str, state: object, like: Mapping[str, Tensor]) -> None:
     names = {each.name for each in fields(state)} if is_dataclass(state) else set()
     if not like.keys() <= names:
         raise InputError(

@@ -703,6 +703,36 @@ def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None
     assert wanted in line
 
 
+@dataclass(frozen=True, kw_only=True)
+class Changing(DFedAvgM):
+    """Has a second field, of another form from round 3 on."""
+
+    kept: Any
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return Kept(x, torch.zeros_like(x))
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        x = super().round(state, task, net).x
+        return Kept(x, state.kept if net.t < 3 else self.kept(state.kept))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda kept: None,
+        lambda kept: kept[:1],
+        lambda kept: kept.double(),
+        lambda kept: kept[:, 1:],
+    ],
+)
+def test_a_state_has_the_same_form_in_every_round(kept: Any) -> None:
+    rows: list[dfl.Row] = []
+    with pytest.raises(dfl.InputError, match="what round returns: kept must be Tensor of float32"):
+        rows.extend(dfl.simulate(small(algorithm=Changing(kept=kept), rounds=6, eval_every=1)))
+    assert len(rows) == 4
+
+
 class Sending(DFedAvgM):
     """The peers average before round 0."""
 
