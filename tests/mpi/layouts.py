@@ -34,7 +34,7 @@ from dfl.robust.attacks import ATTACKS
 from dfl.simulation import prepare
 from tests.models.test_kinds import FEW, WAYS, Half
 from tests.mpi.own_model import curved_loss
-from tests.simulation.test_given_objects import given, small
+from tests.support.given import given, small
 from tests.support.protected import shaded
 from tests.support.sequences import TwoParts, pictures_and_words, sequences, two_parts
 

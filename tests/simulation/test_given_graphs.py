@@ -1,0 +1,116 @@
+"""Graphs and mixing matrices that `Run` takes as objects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+import dfl
+from tests.support.given import (
+    PEERS,
+    last,
+    refused,
+    ring_matrix,
+    small,
+)
+from tests.support.stopping import crash, same
+
+pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
+
+
+def test_the_number_of_peers_is_that_of_the_graph() -> None:
+    graph = nx.cycle_graph(PEERS)
+    assert last(small(peers=None, topology=graph)) == last(small(topology="ring"))
+    assert "--topology" in (line := refused(lambda: small(peers=5, topology=graph)))
+    assert "6 nodes" in line
+
+
+def test_the_direction_of_an_edge() -> None:
+    """With the edge 0 -> 1 peer 1 receives from peer 0, not the other way round."""
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
+    matrix = csr_array(np.array([[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]]))
+    by_rule = last(small(peers=3, topology=graph, mixing="uniform"))
+    assert by_rule == last(small(peers=3, mixing=matrix))
+    assert by_rule != last(small(peers=3, mixing=csr_array(matrix.T)))
+
+
+def test_a_mixing_matrix_is_the_graph_where_none_is_given() -> None:
+    matrix = ring_matrix(csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS))))
+    expected = last(small(topology="ring"))
+    assert last(small(peers=None, mixing=matrix)) == expected
+    assert last(small(mixing=matrix.toarray())) == expected
+    assert last(small(topology=nx.cycle_graph(PEERS), mixing=matrix)) == expected
+    line = refused(lambda: small(topology=nx.path_graph(PEERS), mixing=matrix))
+    assert "--mixing has a weight of peer 0 for peer 5" in line
+    assert "--mixing" in refused(lambda: small(topology="ring", mixing=matrix[:4, :4]))
+
+
+def test_a_graph_for_each_round() -> None:
+    pairs = [nx.Graph([(0, 1), (2, 3)]), nx.Graph([(0, 3), (1, 2)])]
+    for graph in pairs:
+        graph.add_nodes_from(range(4))
+    ordered = [nx.Graph() for _ in pairs]
+    for graph, other in zip(ordered, pairs, strict=True):
+        graph.add_nodes_from(range(4))
+        graph.add_edges_from(other.edges)
+    run = small(peers=4, topology=ordered, mixing="uniform", rounds=2, lr=1e-9, init="independent")
+    row = last(run)
+    assert row["consensus_distance"] < 1e-6  # two rounds of pairwise means are the mean of four
+    assert last(replace(run, rounds=1))["consensus_distance"] > 1e-3
+
+
+def test_named_nodes_are_the_same_peers_in_every_round() -> None:
+    one = nx.Graph([("a", "b"), ("b", "c")])
+    other = nx.Graph([("c", "b"), ("b", "a")])
+    line = refused(lambda: small(peers=None, topology=[one, other]))
+    assert line.startswith("--topology")
+    assert "round 1" in line
+    assert "\n" not in line
+    ordered = nx.Graph()
+    ordered.add_nodes_from(one)
+    ordered.add_edges_from(other.edges)
+    chain = small(peers=3, topology="chain")
+    assert last(small(peers=None, topology=[one, ordered])) == last(chain)
+
+
+def test_nodes_that_are_numbers_are_the_peers_of_these_numbers() -> None:
+    graph = nx.Graph([(0, 3), (3, 1), (1, 4), (4, 2), (2, 5)])
+    ordered = nx.Graph()
+    ordered.add_nodes_from(range(PEERS))
+    ordered.add_edges_from(graph.edges)
+    attacked = {"attack": "scale:peers=0", "topology": graph}
+    assert last(small(**attacked)) == last(small(**attacked | {"topology": ordered}))
+
+
+def test_an_edge_that_is_stored_as_zero_is_none() -> None:
+    matrix = csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS)))
+    matrix[0, PEERS - 1] = 0
+    matrix[PEERS - 1, 0] = 0
+    assert last(small(topology=matrix.astype(bool))) == last(small(topology="chain"))
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_run_with_a_mixing_matrix_is_resumed_with_it(tmp_path: Path) -> None:
+    matrix = ring_matrix(csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS))))
+    run = small(rounds=4, checkpoint_every=2, mixing=matrix, peers=None, dataset="digits")
+    list(dfl.simulate(replace(run, out=tmp_path / "whole")))
+    crash(replace(run, out=tmp_path / "cut"), 2)
+    list(dfl.simulate(dfl.resumed(tmp_path / "cut", mixing=matrix)))
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_as_many_matrices_as_graphs() -> None:
+    graph = nx.cycle_graph(PEERS)
+    matrix = ring_matrix(csr_array(nx.to_numpy_array(graph)))
+    assert last(small(topology=graph, mixing=[matrix])) == last(small(topology="ring"))
+    for graphs, matrices in ((1, 2), (3, 2), (2, 3)):
+        run = small(topology=[graph] * graphs, mixing=[matrix] * matrices)
+        with pytest.raises(dfl.InputError) as caught:
+            list(dfl.simulate(run))
+        line = str(caught.value)
+        assert "--mixing" in line

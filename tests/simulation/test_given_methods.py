@@ -1,0 +1,276 @@
+"""Methods that `Run` takes as objects: what they state, and the states that they return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import dfl
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
+from dfl.algorithms.server.fedavg import FedAvg
+from dfl.comm.mpi import World
+from dfl.simulation.prepare import prepare
+from tests.support.given import (
+    DATA,
+    Lagged,
+    last,
+    refused,
+    small,
+)
+from tests.support.quadratic import info
+from tests.support.stopping import crash
+
+pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
+
+
+def test_a_method_of_ones_own() -> None:
+    assert last(small(algorithm=Lagged())) == last(small())
+    still = last(small(algorithm=Lagged(beta=0.0)))
+    assert (still["consensus_distance"], still["payload_bytes"]) == (
+        0,
+        last(small())["payload_bytes"],
+    )
+
+
+class Plain(DFedAvgM):
+    applies = ()
+
+
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"aggregator": "median"}])
+def test_a_method_of_ones_own_states_what_it_applies(settings: dict[str, Any]) -> None:
+    line = refused(lambda: small(algorithm=Plain(), **settings))
+    assert " has no part in --algorithm Plain(): leave it out" in line
+    assert "`applies`" in line
+    assert "`applies`" not in refused(lambda: small(algorithm="local_only", **settings))
+
+
+class Bare(NamedTuple):
+    x: Tensor
+
+
+class Undressed(DFedAvgM):
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return Bare(x)
+
+
+def test_a_state_is_a_dataclass() -> None:
+    message = refused(lambda: small(algorithm=Undressed()))
+    assert "--algorithm" in message
+    assert "Bare" in message
+
+
+@dataclass(frozen=True)
+class Kept:
+    x: Tensor
+    kept: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returning(DFedAvgM):
+    """DFedAvgM whose states are made by functions of the models."""
+
+    begun: Any = State
+    after: Any = State
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return self.begun(x)
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        return self.after(super().round(state, task, net).x)
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Returning(begun=lambda x: x), "what init returns must be a frozen dataclass"),
+        (Returning(begun=lambda x: State(x[0])), "what init returns: x must be Tensor of float32"),
+        (Returning(begun=lambda x: State(x.double())), "what init returns: x must be Tensor of"),
+        *(
+            (Returning(begun=partial(Kept, kept=kept)), "what init returns: kept must be a tensor")
+            for kept in (3, None, (), np.zeros(3), torch.tensor(3))
+        ),
+        (Returning(after=lambda z: None), "what round returns must be a frozen dataclass"),
+        (Returning(after=lambda z: z), "what round returns must be a frozen dataclass"),
+        (Returning(after=lambda z: State(z[0])), "what round returns: x must be Tensor of float32"),
+        (Returning(after=lambda z: State(z[:1])), "what round returns: x must be Tensor of"),
+        (Returning(after=lambda z: State(z.double())), "what round returns: x must be Tensor of"),
+        (Returning(after=lambda z: Kept(z, 3)), "what round returns: kept must be a tensor"),
+    ],
+)
+def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith("--algorithm own:Returning")
+    assert wanted in line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changing(DFedAvgM):
+    """Has a second field, of another form from round 3 on."""
+
+    kept: Any
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return Kept(x, torch.zeros_like(x))
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        x = super().round(state, task, net).x
+        return Kept(x, state.kept if net.t < 3 else self.kept(state.kept))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda kept: None,
+        lambda kept: kept[:1],
+        lambda kept: kept.double(),
+        lambda kept: kept[:, 1:],
+    ],
+)
+def test_a_state_has_the_same_form_in_every_round(kept: Any) -> None:
+    rows: list[dfl.Row] = []
+    with pytest.raises(dfl.InputError, match="what round returns: kept must be Tensor of float32"):
+        rows.extend(dfl.simulate(small(algorithm=Changing(kept=kept), rounds=6, eval_every=1)))
+    assert len(rows) == 4
+
+
+class Sending(DFedAvgM):
+    """The peers average before round 0."""
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> State:
+        return State(net.exchange(x).average())
+
+
+class Raising(DFedAvgM):
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> State:
+        raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Sending(), "--algorithm: init sends messages, which round alone may"),
+        (Raising(), "--algorithm: init fails: KeyError: 'x'"),
+    ],
+)
+def test_init_only_makes_a_state(method: DFedAvgM, wanted: str) -> None:
+    assert refused(lambda: small(algorithm=method)) == wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanging(DFedAvgM):
+    """Models as they are received, of messages that a function makes of the models."""
+
+    sent: Any
+    per_edge: bool = False
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        return State(net.exchange(self.sent(state.x), per_edge=self.per_edge).average())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploading(FedAvg):
+    """FedAvg whose clients send one row too few."""
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        net.collect(state.x[:0], net.everyone)
+        return super().round(state, task, net)
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Exchanging(sent=lambda x: x[0]), "must be Tensor (6, m), not Tensor of float32 (28,)"),
+        (Exchanging(sent=lambda x: x.numpy()), "must be Tensor (6, m), not ndarray of float32"),
+        (Exchanging(sent=lambda x: x, per_edge=True), "must be Tensor (12, m), not Tensor of"),
+        (Uploading(), "must be Tensor (6, m), not Tensor of float32 (0, 28)"),
+    ],
+)
+def test_messages_have_a_row_each(method: Any, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith(f"--algorithm: the messages that round sends {wanted}")
+
+
+class Observing(DFedAvgM):
+    columns = ("gap",)
+
+    def observe(self, state: State) -> Any:
+        return {"gap": 1.0}
+
+
+class Other(Observing):
+    def observe(self, state: State) -> Any:
+        return {"other": state.x[:, 0]}
+
+
+class Forgetting(DFedAvgM):
+    columns = ("gap",)
+
+
+class Requiring(DFedAvgM):
+    requires: ClassVar[Any] = ("static",)
+
+
+class Expecting(DFedAvgM):
+    expects: ClassVar[Any] = {"static": "it is slow"}
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        (Observing(), "what observe returns: gap must be Tensor (6,), not 1.0"),
+        (Other(), "what observe returns lacks gap, which columns names"),
+        (Forgetting(), "what observe returns lacks gap, which columns names"),
+        (Requiring(), "requires must be a dict of dfl.algorithms.assumptions, not ('static',)"),
+        (Expecting(), "expects must be a dict of dfl.algorithms.assumptions, not {'static'"),
+    ],
+)
+def test_what_a_method_states_has_its_form(method: DFedAvgM, wanted: str) -> None:
+    line = refused(lambda: small(algorithm=method))
+    assert line.startswith(f"--algorithm own:{type(method).__name__}")
+    assert wanted in line
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x / x.norm().clip(min=1).item(),
+        lambda x: torch.from_numpy(x.numpy().copy()),
+        lambda x: x + torch.zeros(len(x), 1),
+    ],
+)
+def test_init_may_read_the_models(read: Any) -> None:
+    """The memory of a state is estimated on models without values."""
+
+    def both(x: Tensor) -> Kept:
+        return Kept(x, read(x))
+
+    run = small(algorithm=Returning(begun=both, after=both))
+    assert info(prepare(run, World())).method.rows == 1
+    assert last(run)["train_loss"] == last(small())["train_loss"]
+
+
+def test_a_class_is_no_method() -> None:
+    line = refused(lambda: small(algorithm=DFedAvgM))
+    assert line.startswith("--algorithm must be a spec or an object of class Algorithm")
+
+
+class Late(DFedAvgM):
+    """Returns nothing in round 4."""
+
+    def round(self, state: State, task: Any, net: Any) -> Any:
+        return super().round(state, task, net) if net.t < 4 else None
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_first_round_after_a_resume_is_checked(tmp_path: Path) -> None:
+    given = {"algorithm": Late(), "dataset": DATA}
+    crash(small(rounds=6, checkpoint_every=2, out=tmp_path, **given), 4)
+    line = refused(lambda: dfl.resumed(tmp_path, **given))
+    assert "what round returns must be a frozen dataclass" in line
