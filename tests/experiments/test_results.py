@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import dfl
 from dfl.sweep import runner
 from experiments import cells, common
-from experiments.messages_and_graphs import label_coverage, local_steps, update_mixing
+from experiments.messages_and_graphs import faults, label_coverage, local_steps, update_mixing
 from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import (
     auxiliary_tasks,
@@ -71,6 +71,11 @@ ENDS: Figures = {
 """Columns of `common.summary`."""
 
 
+def in_order(rows: pd.DataFrame, column: str, values: Iterable[str]) -> pd.DataFrame:
+    """Return rows in the order in which a column has its values."""
+    return rows.sort_values(column, key=lambda own: own.map([*values].index), kind="stable")
+
+
 def under(attack: str) -> Callable[[pd.DataFrame], float]:
     """Return a function that returns the mean accuracy under an attack, NaN without runs of it."""
     return lambda rows: float(rows.loc[rows["attack"] == attack, "accuracy"].mean())
@@ -105,6 +110,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "easy_vqa": lambda seeds: common.with_intervals(
         easy_vqa.tabulate(seeds), seeds["seed"].nunique()
     ),
+    "faults": lambda seeds: of_cells(
+        ["method", "loss"], {**ENDS, "consensus_distance": "consensus_distance"}
+    )(in_order(seeds, "method", faults.METHODS)),
     "fltrust_cnn": lambda seeds: common.with_intervals(fltrust_cnn.tabulate(seeds), None),
     "graphs": of_cells(["graph", "width"], ENDS),
     "har_people": of_cells(
@@ -172,6 +180,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "seeds": lambda rows: rows["seed"].nunique(),
         },
     ),
+    "server_or_peers": of_cells(["method"], {**ENDS, "mean_model": "accuracy_mean_model"}),
     "shakespeare_rounds": lambda seeds: common.with_intervals(
         shakespeare_rounds.tabulate(seeds), None
     ),
@@ -287,7 +296,9 @@ def test_intervals_are_those_of_students_t() -> None:
 
 PACKED = {
     "bits": ("mnist", "messages_and_graphs.bits"),
+    "faults": ("mnist", "messages_and_graphs.faults"),
     "graphs": ("mnist", "messages_and_graphs.graphs"),
+    "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
