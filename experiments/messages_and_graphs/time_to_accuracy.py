@@ -1,29 +1,26 @@
 """Simulated time to an accuracy on slow and fast links, by graph and bits of a message, with and
 without a server.
 
-Command, 36 runs one at a time, of 45 s each at best:
+Command, 60 runs, eight minutes on two idle cores:
 
     python -m experiments.messages_and_graphs.time_to_accuracy --data-dir DIR
 
-The committed table was measured before the rule of `experiments.common` and is of the last round
-alone; the experiment now takes the mean over the last tenth of the rounds.
-
 Finding: on slow links the bits of a message determine the time, on fast ones only the number of
-rounds does. On phones a round of the complete graph takes 12.3 s in float32 and 1.8 s in 4 bits,
-0.3 s of it computing. To 0.5 the complete graph takes 21 s in float32 and 3.1 s in 4 bits, the
-exponential graph 28 s and 5.6 s, the ring 69 s and 19 s: even on slow links a well connected
+rounds does. On phones a round of the complete graph takes 12.4 s in float32 and 1.8 s in 4 bits,
+0.3 s of it computing. To 0.5 the complete graph takes 21 s in float32 and 2.9 s in 4 bits, the
+exponential graph 27 s and 5.6 s, the ring 59 s and 16 s: even on slow links a well connected
 graph saves more time by its fewer rounds than its messages cost. But averages over all peers lose
-again what they gain in the first rounds. To stay above 0.75 takes the exponential graph 98 s in
-float32, the complete one 178 s; in 4 bits 20 s and 26 s; the ring never reaches it. FedAvg is
-faster than any graph, 19 s and, with uploads in 4 bits, 8.6 s, as long as its server has no
-limit; on a link of 100 Mbit/s that 16 phones share it takes 34 s and 19 s, which in 4 bits is
-what the exponential graph takes. In a data center all rounds take 0.33 s, which the slowest of 16
+again what they gain in the first rounds. To stay above 0.75 takes the exponential graph 109 s in
+float32, the complete one 170 s; in 4 bits 22 s and 25 s; the ring never reaches it. FedAvg is
+faster than any graph, 18 s and, with uploads in 4 bits, 9.1 s, as long as its server has no
+limit; on a link of 100 Mbit/s that 16 phones share it takes 32 s and 20 s, little less than the
+exponential graph in 4 bits. In a data center all rounds take 0.34 s, in which the slowest of 16
 devices computes: there 4 bits gain nothing, and the methods that average over all peers reach 0.5
-after 0.5 s and keep 0.75 after 4.4 to 4.8 s, the exponential graph after 2.5 s and 9.1 s, the
-ring reaches 0.5 after 12 s.
+after 0.5 s and keep 0.75 after 4.6 to 4.8 s, the exponential graph after 2.5 s and 10 s, the ring
+reaches 0.5 after 10 s.
 
 Grid: ring, exponential and complete graph, and FedAvg with all clients; float32, 8 and 4 bits (of
-FedAvg the uploads only, without error feedback); three seeds, in the standard setting: MNIST, 16
+FedAvg the uploads only, without error feedback); five seeds, in the standard setting: MNIST, 16
 peers with two label shards of 300 examples each, 2NN, learning rate 0.01, momentum 0.9, batches
 of 50, one local epoch (12 steps), 50 rounds. Links are those of `phone` with an uplink of 1 MB/s,
 and of `datacenter`; devices are the same on both, a local step takes 10 ms in the median and
@@ -95,8 +92,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/time_to_accuracy")
-    seeds: int = 3
-    jobs: int = 1
     every: int = 2
     """Rounds between evaluations."""
     low: float = 0.5

@@ -299,6 +299,7 @@ PACKED = {
     "faults": ("mnist", "messages_and_graphs.faults"),
     "graphs": ("mnist", "messages_and_graphs.graphs"),
     "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
+    "time_to_accuracy": ("mnist", "messages_and_graphs.time_to_accuracy"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
