@@ -116,9 +116,17 @@ class World:
             yield
         except InputError as caught:
             error = caught
-        (first,) = self.minimum(self.rank if error else self.size)
+        self.agree(error)
+
+    def agree(self, error: InputError | None, *numbers: int) -> tuple[int, ...]:
+        """Return the smallest of the ranks' numbers, for each of several, on every rank.
+
+        Raises:
+            InputError: on every rank, where some have an error: that of the first of them.
+        """
+        first, *smallest = self.minimum(self.rank if error else self.size, *numbers)
         if first == self.size:
-            return
+            return tuple(smallest)
         text = str(error).encode(errors="backslashreplace") if self.rank == first else b""
         message = self.all_gather(np.frombuffer(text, np.uint8)).tobytes().decode()
         raise error if error and self.rank == first else InputError(message)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from dfl.simulation import checkpointing, evaluator
 from dfl.simulation.defaults import settle
 from dfl.simulation.heartbeats import alive
 from dfl.simulation.prepare import Prepared, prepare
-from dfl.simulation.run_state import RunState, begin, check_state, narrowed, tensors
+from dfl.simulation.run_state import Form, RunState, begin, check_same_form, forms, narrowed
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks
 from dfl.store.resume import finished
@@ -119,7 +118,6 @@ def _rounds(
         run_state = checkpointing.restore(begin(prepared), prepared, watch)
         if run_state.t == 0:
             run_state.task.recompute_statistics(run_state.state.x)
-        first = run_state.t
         yield from watch.evaluate(run_state)
         while not watch.done:
             if not watch.sharing_all and run_state.task.parameter_layout.shared != shared:
@@ -129,16 +127,14 @@ def _rounds(
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             _check_graph(run, network, t)
             net = Net(network, t, observed=observed)
+            before = forms(state)
             state = algorithm.round(state, task.paced(net.work), net)
-            # an agreement takes a message, which only the first round spends
-            with prepared.world.agreed() if t == first else nullcontext():
-                what = f"--algorithm {run.algorithm}: what round returns"
-                check_state(what, state, tensors(run_state.state))
+            error = _misformed(run, state, before)
             network.end_round(t)
-            if observed:  # training does not read running statistics
+            if observed and not error:  # training does not read running statistics
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
-            signal = _check_round(run_state, prepared)
+            signal = _check_round(run_state, prepared, error)
             checkpointing.keep(run_state, prepared, watch, files, signal)
             yield from watch.evaluate(run_state)
     network.close()
@@ -160,25 +156,33 @@ def _check_graph(run: Run, network: Network, t: int) -> None:
         raise InputError(f"--topology {run.topology}, round {t}: {error}") from None
 
 
-def _check_round(run_state: RunState, prepared: Prepared) -> int:
+def _misformed(run: Run, state: object, before: Mapping[str, Form]) -> InputError | None:
+    """Return the error of a state of another form than before a round; None for the same form."""
+    try:
+        check_same_form(f"--algorithm {run.algorithm}: what round returns", state, before)
+    except InputError as error:
+        return error
+    return None
+
+
+def _check_round(run_state: RunState, prepared: Prepared, error: InputError | None) -> int:
     """Check that the models are finite after a round, except those of attackers.
+
+    Args:
+        run_state: the state after it.
+        prepared: what the run is made of.
+        error: why this rank's state cannot be used.
 
     Returns:
         The number of the signal that stops the run on some rank; 0 for none.
 
     Raises:
+        InputError: on every rank, if the state of some rank cannot be used.
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
-    world, task = prepared.world, run_state.task
-    shared = metrics.not_finite_rows(run_state.state.x)
-    personal = metrics.not_finite_rows(task.personal)
-    has_server = prepared.algorithm.has_server
-    server_broken = has_server and len(shared) > 0
-    broken = task.peers[personal if has_server else np.union1d(shared, personal)]
-    honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
     none = prepared.layout.peers
-    first = int(honest[0]) if len(honest) else none
-    peer, minus_signal = world.minimum(first, -world.stop_signal)
+    first, server_broken = (none, False) if error else _broken(run_state, prepared)
+    peer, minus_signal = prepared.world.agree(error, first, -prepared.world.stop_signal)
     if server_broken or peer < none:
         whose = "the server" if server_broken else f"peer {peer}"
         raise DivergedError(
@@ -186,6 +190,20 @@ def _check_round(run_state: RunState, prepared: Prepared) -> int:
             f"(it is {prepared.run.lr}) or other messages"
         )
     return -minus_signal
+
+
+def _broken(run_state: RunState, prepared: Prepared) -> tuple[int, bool]:
+    """Return the first honest peer of this rank whose model is not finite, P for none, and whether
+    the server's is not.
+    """
+    task = run_state.task
+    shared = metrics.not_finite_rows(run_state.state.x)
+    personal = metrics.not_finite_rows(task.personal)
+    has_server = prepared.algorithm.has_server
+    broken = task.peers[personal if has_server else np.union1d(shared, personal)]
+    honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
+    first = int(honest[0]) if len(honest) else prepared.layout.peers
+    return first, has_server and len(shared) > 0
 
 
 def _profile(prepared: Prepared) -> Profile:

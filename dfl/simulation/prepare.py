@@ -269,7 +269,7 @@ def build(
     x = cost.blank_models(algorithm, network, task.parameter_layout.shared, task.dtype)
     with world.agreed():
         state = cost.blank_state(algorithm, network, x)
-        check_state(f"--algorithm {run.algorithm}: what init returns", state, {"x": x})
+        check_state(f"--algorithm {run.algorithm}: what init returns", state, x)
     task = with_clock(network, components.links, task, sizes)
     takes_tokens = isinstance(components.model, NamedModels) and components.model.takes_tokens
     test_sets = make_test_sets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
+
+Form: TypeAlias = "tuple[torch.Size, torch.dtype]"
+"""The shape and the type of a tensor."""
 
 
 class RunState(NamedTuple):
@@ -91,32 +94,61 @@ def tensors(state: Any) -> dict[str, Tensor]:
     return {each.name: getattr(state, each.name) for each in fields(state)}
 
 
-def check_state(what: str, state: object, like: Mapping[str, Tensor]) -> None:
-    """Refuse a state that a checkpoint cannot keep, or of another form than before.
+def check_state(what: str, state: object, x: Tensor) -> None:
+    """Refuse a state before round 0 that a checkpoint cannot keep.
 
     Args:
         what: its name in messages.
         state: what a method returned.
-        like: tensors of the form of some of its fields, or all.
+        x: a tensor of the form of its field x.
 
     Raises:
         InputError: it is such a state.
     """
-    names = {each.name for each in fields(state)} if is_dataclass(state) else set()
-    if not like.keys() <= names:
+    names = _names(state)
+    if "x" not in names:
         raise InputError(
-            f"{what} must be a frozen dataclass of tensors with a field {', '.join(like)}, not "
-            f"{form_of(state)}"
+            f"{what} must be a frozen dataclass of tensors with a field x, not {form_of(state)}"
         )
     for name in sorted(names):
-        value, known = getattr(state, name), like.get(name)
-        if known is not None:
-            require_form(f"{what}: {name}", value, torch.Tensor, known.shape, known.dtype)
+        value = getattr(state, name)
+        if name == "x":
+            require_form(f"{what}: x", value, torch.Tensor, x.shape, x.dtype)
         elif not isinstance(value, torch.Tensor) or not value.dim():
             raise InputError(
                 f"{what}: {name} must be a tensor with a row for each peer or edge, not "
                 f"{form_of(value)}"
             )
+
+
+def forms(state: State) -> dict[str, Form]:
+    """Return the form of each field of a state."""
+    return {name: (value.shape, value.dtype) for name, value in tensors(state).items()}
+
+
+def check_same_form(what: str, state: object, before: Mapping[str, Form]) -> None:
+    """Refuse a state after a round of another form than before.
+
+    Args:
+        what: its name in messages.
+        state: what a method returned.
+        before: the forms of the state before the round.
+
+    Raises:
+        InputError: it has other fields, or one has another shape or type.
+    """
+    if _names(state) != before.keys():
+        raise InputError(
+            f"{what} must be a frozen dataclass of tensors with the fields that init returns, "
+            f"{', '.join(before)}, not {form_of(state)}"
+        )
+    for name, (shape, dtype) in before.items():
+        require_form(f"{what}: {name}", getattr(state, name), torch.Tensor, shape, dtype)
+
+
+def _names(state: object) -> set[str]:
+    """Return the fields of a dataclass, none of another object."""
+    return {each.name for each in fields(state)} if is_dataclass(state) else set()
 
 
 def arrays_by_name(

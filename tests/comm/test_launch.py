@@ -262,6 +262,46 @@ def test_given_objects_run_on_several_ranks_and_errors_are_raised_on_every_rank(
     assert states[0] == states[1]
 
 
+CHANGING = """
+import os, sys, torch, dfl
+from dataclasses import dataclass
+from dfl.algorithms.gossip.dfedavgm import DFedAvgM
+@dataclass(frozen=True)
+class Kept:
+    x: torch.Tensor
+    kept: torch.Tensor
+@dataclass(frozen=True, kw_only=True)
+class Changing(DFedAvgM):
+    after: int
+    def init(self, x, copies, net):
+        return Kept(x, torch.zeros_like(x))
+    def round(self, state, task, net):
+        x = super().round(state, task, net).x
+        return Kept(x, state.kept if net.t < self.after else state.kept[:1])
+found = []
+for t in (0, 3):
+    run = dfl.Run(algorithm=Changing(after=t), peers=4, rounds=6, eval_every=6, model="softmax")
+    try:
+        list(dfl.simulate(run))
+    except dfl.InputError as error:
+        found.append(str(error))
+os.write(1, ("|".join(found) + "\\n").encode())  # in one write
+"""
+
+
+def test_a_state_of_another_form_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
+    """Two of four peers are on one of three ranks; the others keep a state with one row."""
+    (tmp_path / "changing.py").write_text(CHANGING)
+    done = mpirun(3, str(tmp_path / "changing.py"), timeout=45)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+    first, later = lines[0].split("|")
+    for line in (first, later):
+        assert "what round returns: kept must be Tensor of float32 (2, " in line
+
+
 FULL = """
 import dfl, dfl.store.run_files
 from pathlib import Path

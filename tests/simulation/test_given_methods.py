@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,20 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
 from dfl.comm.mpi import World
 from dfl.simulation.prepare import prepare
 from tests.support.given import (
-    DATA,
     Lagged,
     last,
     refused,
     small,
 )
 from tests.support.quadratic import info
-from tests.support.stopping import crash
 
 pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
 
@@ -101,7 +97,7 @@ class Returning(DFedAvgM):
         (Returning(after=lambda z: State(z[0])), "what round returns: x must be Tensor of float32"),
         (Returning(after=lambda z: State(z[:1])), "what round returns: x must be Tensor of"),
         (Returning(after=lambda z: State(z.double())), "what round returns: x must be Tensor of"),
-        (Returning(after=lambda z: Kept(z, 3)), "what round returns: kept must be a tensor"),
+        (Returning(after=lambda z: Kept(z, z)), "what round returns must be a frozen dataclass"),
     ],
 )
 def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None:
@@ -110,34 +106,74 @@ def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None
     assert wanted in line
 
 
+@dataclass(frozen=True)
+class Longer(Kept):
+    more: Tensor
+
+
+@dataclass
+class Loose:
+    """A state that is changed in place."""
+
+    x: Tensor
+    kept: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changing(DFedAvgM):
-    """Has a second field, of another form from round 3 on."""
+    """Has a second field, and another state from round 3 on."""
 
-    kept: Any
+    changed: Any
 
     def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
         return Kept(x, torch.zeros_like(x))
 
     def round(self, state: Any, task: Any, net: Any) -> Any:
+        assert net.t < 4
         x = super().round(state, task, net).x
-        return Kept(x, state.kept if net.t < 3 else self.kept(state.kept))
+        return Kept(x, state.kept) if net.t < 3 else self.changed(state, x)
+
+
+class Widening(DFedAvgM):
+    """Changes its state in place in round 3."""
+
+    def init(self, x: Tensor, copies: Tensor, net: Any) -> Any:
+        return Loose(x, torch.zeros_like(x))
+
+    def round(self, state: Any, task: Any, net: Any) -> Any:
+        assert net.t < 4
+        state.x = super().round(state, task, net).x
+        if net.t == 3:
+            state.kept = state.kept.double()
+        return state
+
+
+FORM = "kept must be Tensor of float32"
+FIELDS = "must be a frozen dataclass of tensors with the fields that init returns, x, kept, not "
 
 
 @pytest.mark.parametrize(
-    "kept",
+    ("method", "wanted"),
     [
-        lambda kept: None,
-        lambda kept: kept[:1],
-        lambda kept: kept.double(),
-        lambda kept: kept[:, 1:],
+        (Changing(changed=lambda state, x: Kept(x, None)), FORM),
+        (Changing(changed=lambda state, x: Kept(x, state.kept[:1])), FORM),
+        (Changing(changed=lambda state, x: Kept(x, state.kept.double())), FORM),
+        (Changing(changed=lambda state, x: Kept(x, state.kept[:, 1:])), FORM),
+        (Changing(changed=lambda state, x: Kept(x[:1], state.kept)), "x must be Tensor"),
+        (
+            Changing(changed=lambda state, x: Longer(x, state.kept, x)),
+            f"{FIELDS}a value of type Longer",
+        ),
+        (Changing(changed=lambda state, x: State(x)), f"{FIELDS}a value of type State"),
+        (Changing(changed=lambda state, x: None), f"{FIELDS}None"),
+        (Widening(), FORM),
     ],
 )
-def test_a_state_has_the_same_form_in_every_round(kept: Any) -> None:
-    rows: list[dfl.Row] = []
-    with pytest.raises(dfl.InputError, match="what round returns: kept must be Tensor of float32"):
-        rows.extend(dfl.simulate(small(algorithm=Changing(kept=kept), rounds=6, eval_every=1)))
-    assert len(rows) == 4
+def test_a_state_has_the_same_form_in_every_round(method: DFedAvgM, wanted: str) -> None:
+    """It is refused in the round that returns it, also where that is not evaluated."""
+    line = refused(lambda: small(algorithm=method, rounds=6, eval_every=6))
+    assert "what round returns" in line
+    assert wanted in line
 
 
 class Sending(DFedAvgM):
@@ -259,18 +295,3 @@ def test_init_may_read_the_models(read: Any) -> None:
 def test_a_class_is_no_method() -> None:
     line = refused(lambda: small(algorithm=DFedAvgM))
     assert line.startswith("--algorithm must be a spec or an object of class Algorithm")
-
-
-class Late(DFedAvgM):
-    """Returns nothing in round 4."""
-
-    def round(self, state: State, task: Any, net: Any) -> Any:
-        return super().round(state, task, net) if net.t < 4 else None
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_the_first_round_after_a_resume_is_checked(tmp_path: Path) -> None:
-    given = {"algorithm": Late(), "dataset": DATA}
-    crash(small(rounds=6, checkpoint_every=2, out=tmp_path, **given), 4)
-    line = refused(lambda: dfl.resumed(tmp_path, **given))
-    assert "what round returns must be a frozen dataclass" in line
