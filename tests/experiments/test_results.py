@@ -20,6 +20,7 @@ from experiments.methods import convergence_rates, methods_cifar10
 from experiments.personal_layers import (
     auxiliary_tasks,
     easy_vqa,
+    lg_depth,
     lg_fair,
     lg_rotated,
     lg_table1,
@@ -125,6 +126,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         },
     ),
     "label_coverage": lambda seeds: common.with_intervals(label_coverage.tabulate(seeds), None),
+    "lg_depth": lambda seeds: common.with_intervals(
+        lg_depth.tabulate(seeds), seeds["seed"].nunique()
+    ),
     "lg_fair": lambda seeds: common.with_intervals(lg_fair.tabulate(seeds), None),
     "lg_rotated": lambda seeds: common.with_intervals(
         lg_rotated.tabulate(seeds), seeds["seed"].nunique()
@@ -296,10 +300,12 @@ def test_intervals_are_those_of_students_t() -> None:
 
 PACKED = {
     "bits": ("mnist", "messages_and_graphs.bits"),
+    "device_variance": ("mnist", "personal_layers.device_variance"),
     "faults": ("mnist", "messages_and_graphs.faults"),
     "graphs": ("mnist", "messages_and_graphs.graphs"),
     "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
     "time_to_accuracy": ("mnist", "messages_and_graphs.time_to_accuracy"),
+    "update_mixing": ("digits", "messages_and_graphs.update_mixing"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",

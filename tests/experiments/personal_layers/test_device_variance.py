@@ -72,7 +72,7 @@ def test_the_number_of_labels_is_that_of_the_runs(published: Path) -> None:
 
 def test_all_methods_train_for_as_many_epochs() -> None:
     cells = experiment.grid(experiment.Options())
-    assert len(cells) == 4 * 3 * 3
+    assert len(cells) == 4 * 3 * 5
     by = {
         (cell.values["labels"], cell.values["method"]): cell.run
         for cell in cells
