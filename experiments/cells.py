@@ -6,8 +6,8 @@
 
 The first writes results/shakespeare_rounds/cells.zip, which is committed beside the tables. After
 the second the command of the experiment runs the cells that are left, and computes its tables and
-figures of all. The file has the settings, the evaluations, the row of each peer and the ending of
-every finished cell, no models, and no names of folders or machines.
+figures of all. The file has the settings, the evaluations and the ending of every finished cell,
+peers.csv where the run wrote one, no models, and no names of folders or machines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from dfl.store.run_directory import claim
 from dfl.sweep.status import DAMAGED, read_state
 
 NAME = "cells.zip"
-FILES = ("cell.toml", "metrics.csv", manifest.NAME)
-"""What the file has of every cell."""
-PEERS = "peers.csv"
-"""What it has besides of a cell that a program of its own ran to the end."""
+SETTINGS, EVALUATIONS, PEERS = "cell.toml", "metrics.csv", "peers.csv"
+FILES = (SETTINGS, EVALUATIONS, manifest.NAME)
+"""What the file has of every cell; it has `PEERS` too where the run wrote it."""
 KEPT = ("objects", "versions", "ranks", "threads", "device", "seconds", "exit", "ending", "data")
 """The entries of run.json that are kept, besides the settings and the checksums of the tables."""
 LARGEST = 2**26
@@ -49,11 +48,12 @@ def pack(folder: Path) -> None:
     Raises:
         InputError: no cell in it has finished, one is damaged, or it cannot be written to.
     """
-    states = {path.parent: read_state(path.parent) for path in sorted(folder.rglob(FILES[0]))}
+    states = {path.parent: read_state(path.parent) for path in sorted(folder.rglob(SETTINGS))}
     for cell, state in states.items():
         if state.status == DAMAGED:
             raise dfl.InputError(f"{cell} is damaged, {state.reason}: remove it, or run it again")
-    cells = [cell for cell, state in states.items() if state.over]
+    # a run that diverged before its first evaluation has none: it is run again elsewhere
+    cells = [c for c, state in states.items() if state.over and (c / EVALUATIONS).exists()]
     if not cells:
         raise dfl.InputError(f"{folder} holds no finished cell: give the folder of an experiment")
     with (
@@ -81,9 +81,10 @@ def unpack(results: Path, folder: Path) -> None:
             members = archive.infolist()
             if sum(member.file_size for member in members) > LARGEST:
                 raise dfl.InputError(f"{path} is damaged: it has more than {LARGEST:,} bytes")
-            for place in sorted({_cell_of(path, member.filename) for member in members}):
+            held = {member.filename for member in members}
+            for place in sorted({_cell_of(path, name) for name in held}):
                 if not (cell := folder / place).exists():
-                    names = [*FILES, *(PEERS,) * (str(place / PEERS) in archive.namelist())]
+                    names = (*FILES, PEERS) if str(place / PEERS) in held else FILES
                     texts = {name: archive.read(str(place / name)) for name in names}
                     claim(cell.parent)
                     _write(cell, texts)
@@ -106,6 +107,8 @@ def _write(cell: Path, texts: Mapping[str, bytes]) -> None:
             (part / each).write_bytes(content)
         if damage := manifest.damage(part):
             raise dfl.InputError(damage)
+        if PEERS in texts and PEERS not in manifest.read(part)["files"]:
+            raise dfl.InputError(f"{part / PEERS} is damaged: {manifest.NAME} does not name it")
         part.rename(cell)
 
 
@@ -114,13 +117,13 @@ def _texts(cell: Path) -> Iterator[tuple[str, str]]:
     record = manifest.read(cell)
     run = Run.from_dict(record["run"] | {"data_dir": None, "out": None, "resume": None})
     page = {"run": run.to_dict(), **{name: record[name] for name in KEPT if name in record}}
-    tables = [name for name in (FILES[1], PEERS) if name in record["files"]]
+    tables = [name for name in (EVALUATIONS, PEERS) if name in record["files"]]
     page["files"] = {name: record["files"][name] for name in tables}
-    settings = (cell / FILES[0]).read_text(encoding="utf-8").splitlines(keepends=True)
-    yield FILES[0], "".join(line for line in settings if not line.startswith("data_dir ="))
+    settings = (cell / SETTINGS).read_text(encoding="utf-8").splitlines(keepends=True)
+    yield SETTINGS, "".join(line for line in settings if not line.startswith("data_dir ="))
     for name in tables:
         yield name, (cell / name).read_text(encoding="utf-8")
-    yield FILES[2], json.dumps({**page, "checksum": manifest.checksum(page)}, indent=2) + "\n"
+    yield manifest.NAME, json.dumps({**page, "checksum": manifest.checksum(page)}, indent=2) + "\n"
 
 
 def _cell_of(path: Path, name: str) -> PurePosixPath:

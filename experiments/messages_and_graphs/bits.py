@@ -1,6 +1,6 @@
 """Accuracy by the number of bits of a message.
 
-Command, 40 runs, a quarter of an hour on two idle cores:
+Command, 40 runs, twenty minutes on two idle cores:
 
     python -m experiments.messages_and_graphs.bits --data-dir DIR
 
@@ -50,7 +50,6 @@ FLOAT = "float32"
 class Options(common.SweepOptions):
     """The options of this experiment."""
 
-    seeds: int = 5
     out: Path = Path("results/bits")
     widths: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (
         FLOAT, "1", "2", "3", "4", "4_per_256", "8", "16",

@@ -140,9 +140,10 @@ def finding(table: pd.DataFrame, options: Options) -> str:
         max(row[name] / short["0"][name] for row in short.values())
         for name in ("consensus_distance_max", "consensus_distance")
     )
+    tail = common.tail_rounds(options.rounds)
     return (
-        f"over {options.seeds} seeds, accuracy and, in brackets, consensus distance after "
-        f"{options.rounds} rounds, with {listed}. 8 bits are within {BOUND:g} of float32 at every "
+        f"over {options.seeds} seeds, accuracy and, in brackets, consensus distance over rounds "
+        f"{tail[0]} to {tail[-1]}, with {listed}. 8 bits are within {BOUND:g} of float32 at every "
         f"loss: {'holds' if held else 'FAILS'} (at one seed off by "
         f"{short[worst]['most_at_a_seed']:+.3f} at most, at {float(worst):.0%}). In 8 bits the "
         f"consensus distance is at most {most:.2f} times its largest value without losses, and at "

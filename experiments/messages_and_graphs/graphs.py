@@ -9,7 +9,7 @@ well below the complete one. Over rounds 46 to 50 the peers have an accuracy of 
 (gap 0.051, 80 MB sent by a peer), 0.783 on the torus and 0.804 on the exponential graph (gap 0.400
 both, 159 MB) and 0.905 on the complete one (gap 1, 598 MB). The torus is ahead of the exponential
 graph at two of five seeds. After 64 MB, in round 20, the exponential graph has 0.68, more than the
-ring ends with. 4 bits change none of these by more than 0.001 in the mean, and by 0.008 at most at
+ring ends with. 4 bits change none of these by more than 0.0014 in the mean, and by 0.008 at most at
 one seed, at an eighth of the bytes: the exponential graph in 4 bits has 0.803 for 20 MB, the
 complete one 0.905 for 75 MB, less than the ring sends in float32 for 0.564. The one-peer
 exponential graph averages exactly only every four rounds, and between them local training on

@@ -57,7 +57,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     dataset: str = "digits"
-    seeds: int = 5
     rounds: int = 100
     out: Path = Path("results/local_steps")
     steps: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 3, 9, 27)

@@ -77,8 +77,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/auxiliary_tasks")
-    seeds: int = 5
-    """Number of seeds, from 0."""
     rounds: int = 20
     """Rounds in which the last layers are shared."""
     before: int = 40

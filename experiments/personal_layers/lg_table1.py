@@ -95,7 +95,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/lg_table1")
-    seeds: int = 5
     end: int | None = None
     """Total rounds of FedAvg; those published where not given."""
     epochs: int = 500

@@ -140,6 +140,8 @@ class Options(common.SweepOptions):
 
     known: ClassVar[Mapping[str, Case]] = CASES
     out: Path = Path("results/fedavg_mcmahan2017")
+    seeds: int = 3
+    """Maximum number of seeds of a case, from 0."""
     rounds: int = 10_000
     """Maximum number of rounds of any run, where its case has no lower cap."""
     jobs: int = 1

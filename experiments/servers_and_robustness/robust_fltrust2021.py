@@ -132,10 +132,8 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         return common.rerun(options.out, options.only, grid(options, rates))
     rows = common.measure(options.out, grid(options, rates), in_process=True)
     openings(options, rates)
-    seeds = by_seed(rows, options.rounds)
+    seeds = by_seed(rows, options.rounds, rates)
     table = tabulate(seeds)
-    used = table["rule"].map(lambda rule: _rate(rates, rule)).where(table["error"].notna())
-    table.insert(2, "lr", used)
     common.publish(options, table, draw(table, options), finding(table, options), seeds)
 
 
@@ -217,7 +215,7 @@ def openings(options: Options, rates: Mapping[str, float]) -> None:
     )
 
 
-def by_seed(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
+def by_seed(rows: pd.DataFrame, rounds: int, rates: Mapping[str, float]) -> pd.DataFrame:
     """Return a row per run, of its end: error, success of the backdoor, FLTrust's trust.
 
     A server whose model diverged guesses one label of ten.
@@ -225,11 +223,12 @@ def by_seed(rows: pd.DataFrame, rounds: int) -> pd.DataFrame:
     rows = rows.reindex(columns=[*rows, *({*FIGURES.values()} - {*rows})])
     end = common.ends(rows, [*LABELS, "seed"])
     lost = end["round"] < rounds
-    figures = pd.DataFrame({name: end[column].mask(lost) for name, column in FIGURES.items()})
-    error = (1 - end["accuracy_mean"]).mask(lost, 0.9)
-    return pd.concat(
-        [end[[*LABELS, "seed", "round"]].assign(error=error, lost=lost), figures], axis=1
+    seeds = end[[*LABELS, "seed", "round"]].assign(
+        lr=[_rate(rates, rule) for rule in end["rule"]],
+        error=(1 - end["accuracy_mean"]).mask(lost, 0.9),
+        lost=lost,
     )
+    return seeds.assign(**{name: end[column].mask(lost) for name, column in FIGURES.items()})
 
 
 def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
@@ -237,6 +236,7 @@ def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
     each = seeds.groupby(LABELS, sort=False)
     table = pd.DataFrame(
         {
+            "lr": each["lr"].first(),
             "error": each["error"].mean(),
             "std_over_seeds": each["error"].std(),
             "worst_seed": each["error"].max(),

@@ -81,7 +81,6 @@ class Options(common.Options):
     out: Path = Path("results/robust_gossip")
     dataset: str = "digits"
     """The data set: digits, or mnist, which takes forty times as long."""
-    seeds: int = 5
     rounds: int = 40
     attackers: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (0, 10)
     """The peers that attack."""

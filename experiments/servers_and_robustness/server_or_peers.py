@@ -89,7 +89,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/server_or_peers")
-    jobs: int = 1
     every: int = 5
     """Rounds between evaluations."""
     low: float = 0.5
@@ -189,9 +188,10 @@ def to_target(rows: pd.DataFrame, target: float) -> Mapping[str, float]:
 def finding(table: pd.DataFrame, options: Options) -> str:
     """Return the finding, read off the table."""
     rows = common.by_label(table, ["method"])
+    tail = common.tail_rounds(options.rounds)
     ends = ", ".join(f"{name} {row['accuracy']:.3f}" for name, row in rows.items())
     return (
-        f"over {options.seeds} seeds and {options.rounds} rounds the accuracies are {ends}. "
+        f"over {options.seeds} seeds and rounds {tail[0]} to {tail[-1]} the accuracies are {ends}. "
         + " ".join(_cheapest(rows, f"{target:g}") for target in (options.low, options.high))
     )
 

@@ -75,7 +75,6 @@ class Options(common.SweepOptions):
     """The options of this experiment."""
 
     out: Path = Path("results/stragglers")
-    seeds: int = 5
     rounds: int = 50
     jobs: int = 1
     examples: int = 60

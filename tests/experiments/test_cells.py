@@ -80,6 +80,25 @@ def test_the_file_names_no_folder_of_this_machine(packed: Path) -> None:
             assert b"anywhere" not in archive.read(name)
 
 
+def test_what_is_unpacked_packs_to_the_same_file(packed: Path, tmp_path: Path) -> None:
+    """One of its cells has no peers.csv, as all in files of earlier versions."""
+    there = tmp_path / "there"
+    cells.unpack(packed, there)
+    cells.pack(there)
+    assert (there / cells.NAME).read_bytes() == (packed / cells.NAME).read_bytes()
+
+
+def test_the_row_of_each_peer_that_a_launched_run_wrote_is_kept(tmp_path: Path) -> None:
+    run = dfl.Run.from_dict(RUN.to_dict() | {"data_dir": None})
+    run_grid([Cell({"seed": 0}, run)], tmp_path / "cells", keep_models=False, report=False)
+    cells.pack(tmp_path)
+    cells.unpack(tmp_path, tmp_path / "there")
+    kept, own = (
+        dfl.load(folder / "cells/seed=0").peers for folder in (tmp_path / "there", tmp_path)
+    )
+    pd.testing.assert_frame_equal(kept, own)
+
+
 def test_cells_that_are_there_stay(packed: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     measured(there, 1)
@@ -105,6 +124,7 @@ def changed(archive: Path, name: str, content: bytes | None) -> None:
         ("cells/seed=1/metrics.csv", None, "metrics.csv"),
         ("cells/seed=1/peers.csv", b"peer\n0\n", "peers.csv is damaged"),
         ("cells/seed=1/peers.csv", None, "peers.csv is missing"),
+        ("cells/seed=0/peers.csv", b"peer\n0\n", "run.json does not name it"),
         ("cells/seed=1/run.json", b"{}", "run.json"),
         ("../seed=1/run.json", b"{}", "../seed=1/run.json"),
         ("/seed=1/run.json", b"{}", "/seed=1/run.json"),

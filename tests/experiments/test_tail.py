@@ -169,7 +169,9 @@ EXPERIMENTS: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, float]]] = {
     "robust_fltrust2021": (
         lambda: robust_fltrust2021.tabulate(
             robust_fltrust2021.by_seed(
-                of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)), ROUNDS
+                of_many(attack=["backdoor"], rule=list(robust_fltrust2021.RULES)),
+                ROUNDS,
+                {"mean": 0.1},
             )
         ),
         {"error": 1 - TAIL, "backdoor_success": TAIL, "trust": TAIL, "trust_of_attackers": TAIL},

@@ -20,8 +20,6 @@ from tests.support.given import (
 )
 from tests.support.stopping import crash, same
 
-pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
-
 
 def test_the_number_of_peers_is_that_of_the_graph() -> None:
     graph = nx.cycle_graph(PEERS)

@@ -23,8 +23,6 @@ from tests.support.given import (
 )
 from tests.support.quadratic import info
 
-pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
-
 
 def test_a_method_of_ones_own() -> None:
     assert last(small(algorithm=Lagged())) == last(small())

@@ -14,8 +14,6 @@ from tests.support.given import (
     small,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
-
 
 class InPlace(nn.Module):
     """Doubles its inputs without a copy."""

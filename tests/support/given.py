@@ -40,7 +40,7 @@ def refused(run: Callable[[], dfl.Run]) -> str:
     """Return the line by which a run, or the making of its settings, is refused."""
     with pytest.raises(dfl.InputError) as caught:
         list(dfl.simulate(run()))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value), f"more than one line: {caught.value}"
     return str(caught.value)
 
 

@@ -39,8 +39,8 @@ def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert printed.strip() == (out / "table.md").read_text().strip()
     assert (
-        "\nFinding: over 1 seeds, accuracy and, in brackets, consensus distance after 2 rounds, "
-        "with 0% lost" in printed
+        "\nFinding: over 1 seeds, accuracy and, in brackets, consensus distance over rounds 2 to 2"
+        ", with 0% lost" in printed
     )
 
 

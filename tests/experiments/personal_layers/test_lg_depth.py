@@ -36,6 +36,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(published: Path) -> None:
     table = pd.read_csv(published / "table.csv")
     assert table["share"].tolist() == ["before", *SPLITS]
+    made = common.with_intervals(experiment.tabulate(pd.read_csv(published / "seeds.csv")), 1)
+    pd.testing.assert_frame_equal(made, table, check_dtype=False, rtol=1e-4)
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "\n\nFinding: local test is best with " in (published / "table.md").read_text()
 

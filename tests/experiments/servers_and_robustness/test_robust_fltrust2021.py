@@ -13,6 +13,7 @@ from dfl.comm.mpi import connect
 from dfl.comm.network import Network
 from dfl.core.errors import InputError
 from dfl.simulation.prepare import prepare
+from experiments import common
 from experiments.servers_and_robustness import robust_fltrust2021 as module
 from experiments.servers_and_robustness.robust_fltrust2021 import ATTACKS, RULES, Options
 from tests.support.launched import run_experiment
@@ -20,6 +21,7 @@ from tests.support.launched import run_experiment
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+RATES = {"mean": 0.4, "fltrust": 0.2}
 TINY = (
     "--dataset",
     "digits",
@@ -68,7 +70,7 @@ def table_of(errors: dict[tuple[str, str], float], success: float = 0.5) -> pd.D
         if attack != "adaptive" or rule == "fltrust"
         for t, error in ((0, 0.9), (10, errors.get((attack, rule), 0.05)))
     ]
-    return module.tabulate(module.by_seed(pd.DataFrame(rows), 10)).assign(lr=0.1)
+    return module.tabulate(module.by_seed(pd.DataFrame(rows), 10, RATES))
 
 
 def test_a_row_per_attack_and_rule(experiment: tuple[Path, pd.DataFrame, str]) -> None:
@@ -101,7 +103,12 @@ def test_numbers_are_those_of_the_runs(experiment: tuple[Path, pd.DataFrame, str
 
 
 def test_every_cell_has_every_seed(experiment: tuple[Path, pd.DataFrame, str]) -> None:
-    table = experiment[1].dropna(subset="error")
+    out, whole, _ = experiment
+    made = module.tabulate(pd.read_csv(out / "seeds.csv")).astype(
+        {"lost_runs": float, "seeds": float}
+    )
+    pd.testing.assert_frame_equal(common.with_intervals(made, None), whole, rtol=1e-4)
+    table = whole.dropna(subset="error")
     assert len(table) == 26
     assert (table["seeds"] == 2).all()
     assert table["std_over_seeds"].notna().all()
@@ -173,7 +180,7 @@ def test_a_lost_model_guesses() -> None:
             for t in ((0,) if rule == "mean" else (0, 10))
         ]
     )
-    table = module.tabulate(module.by_seed(rows, 10)).set_index("rule")
+    table = module.tabulate(module.by_seed(rows, 10, RATES)).set_index("rule")
     assert table.loc["mean", "error"] == pytest.approx(0.9)
     assert table.loc["krum", "error"] == pytest.approx(0.3)
     assert table["lost_runs"].tolist() == [1, 0, 0, 0, 0]

@@ -41,7 +41,7 @@ def test_the_experiment_ends_in_a_table_a_figure_and_a_finding(ran: tuple[Path, 
     assert table["method"].tolist() == list(CHOSEN)
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert printed.strip() == (out / "table.md").read_text().strip()
-    assert "\nFinding: over 1 seeds and 4 rounds" in printed
+    assert "\nFinding: over 1 seeds and rounds 4 to 4" in printed
 
 
 def test_the_numbers_are_those_of_the_runs(ran: tuple[Path, str]) -> None:
