@@ -8,16 +8,16 @@ Command, 60 runs, three minutes on two idle cores:
 
     python -m experiments.personal_layers.device_variance --data-dir DIR
 
-Finding: LG-FedAvg is not ahead throughout, but never far behind. On own labels FedAvg is best
-with ten labels a device (96.4 %), LG-FedAvg with five (96.0 %), and local training with two (98.0
-%) and one, where all examples of a device have one label. On new digits FedAvg is best with ten
-and five (96.4 and 95.3 %), LG-FedAvg with two (93.1 % against 92.6 %, less than the std of FedAvg
-over seeds, 0.9) and with one (86.6 % against 81.4 %). LG-FedAvg is behind the best by 1.4 points at
-most on own labels and by 0.2 on new digits, while FedAvg loses up to 19 points on own labels and
-local training up to 52 on new ones. It sends 36 % less than FedAvg. All this is by the mean output
-of its models; single models are the less accurate on new digits the fewer their labels are: 95, 90,
-79 and 58 %. With one label FedAvg spikes: in round 80 alone its seeds have 61 to 84 % of the new
-digits right, over the last eight rounds 80 to 84.
+Finding: LG-FedAvg is not ahead throughout, but never far behind. On own labels FedAvg is best with
+ten labels a device (96.4 %), LG-FedAvg with five (96.0 %), and local training with two (98.0 %) and
+one, where all examples of a device have one label. On new digits FedAvg is best with ten and five
+(96.4 and 95.3 %), LG-FedAvg with two (93.1 % against 92.6 %, less than the std of FedAvg over
+seeds, 0.9) and with one (86.6 % against 81.4 %). LG-FedAvg is behind the best by 1.4 points at most
+on own labels and by 0.2 on new digits, while FedAvg loses up to 19 points on own labels and local
+training up to 52 on new ones. It sends 36 % less than FedAvg. Its figures on new digits are by the
+mean output of its models; single models are the less accurate there the fewer their labels are: 95,
+90, 79 and 58 %. With one label FedAvg spikes: in round 80 alone its seeds have 61 to 84 % of the
+new digits right, over the last eight rounds 80 to 84.
 
 Grid: MNIST, 100 devices of 300 examples in the mean; ten labels is IID, else a device draws 5, 2
 or 1, possibly the same one twice (`classes` is the number it has); 784-64-32-10. With a server 80
