@@ -31,6 +31,7 @@ from experiments.servers_and_robustness import (
     client_fraction,
     cnn_mcmahan2017,
     fltrust_cnn,
+    robust_fltrust2021,
     robust_gossip,
     stragglers,
 )
@@ -169,6 +170,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         ).drop(columns=["ms_per_round", "speed_up"]),
         None,
     ),
+    "robust_fltrust2021": lambda seeds: common.with_intervals(
+        robust_fltrust2021.tabulate(seeds), None
+    ),
     "robust_gossip": of_cells(
         robust_gossip.LABELS,
         {
@@ -303,6 +307,7 @@ PACKED = {
     "device_variance": ("mnist", "personal_layers.device_variance"),
     "faults": ("mnist", "messages_and_graphs.faults"),
     "graphs": ("mnist", "messages_and_graphs.graphs"),
+    "robust_fltrust2021": ("mnist", "servers_and_robustness.robust_fltrust2021"),
     "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
     "time_to_accuracy": ("mnist", "messages_and_graphs.time_to_accuracy"),
     "update_mixing": ("digits", "messages_and_graphs.update_mixing"),
