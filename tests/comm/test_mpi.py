@@ -158,7 +158,7 @@ def test_bad_input_is_printed_once_and_no_file_changes(tmp_path: Path) -> None:
 FAILING = """
 import sys, time, dfl
 from dfl.simulation import loop
-def broken(run_state, prepared):
+def broken(run_state, prepared, error):
     if run_state.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0

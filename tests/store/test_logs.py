@@ -237,11 +237,11 @@ import sys, warnings, dfl
 from dfl.simulation import loop
 from pathlib import Path
 checked = loop._check_round
-def warning(run_state, prepared):
+def warning(run_state, prepared, error):
     warnings.warn("warning of every rank", stacklevel=1)
     if run_state.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
-    return checked(run_state, prepared)
+    return checked(run_state, prepared, error)
 loop._check_round = warning
 run = dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")
 for row in dfl.simulate(run):
