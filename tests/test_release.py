@@ -40,6 +40,29 @@ def test_name_and_version_come_from_one_place() -> None:
     assert other == [f"{DISTRIBUTION}[mpi]"]
 
 
+def test_nothing_else_is_committed_at_the_top() -> None:
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("no checkout of git")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert {line.partition("/")[0] for line in listed.splitlines()} == {
+        *(
+            "pyproject.toml",
+            "dfl",
+            "topologies",
+            "experiments",
+            "tests",
+            "README.md",
+            "docs",
+            ".ci",
+        ),
+        *("LICENSE", "constraints.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md"),
+        *("MANIFEST.in", "apptainer.def", "environment.yml"),
+        *(".github", ".gitignore", ".pre-commit-config.yaml"),
+    }
+
+
 def test_the_environment_of_conda_has_what_the_project_needs() -> None:
     lines = (ROOT / "environment.yml").read_text().splitlines()
     given = names([line.removeprefix("  - ") for line in lines if line.startswith("  - ")])
