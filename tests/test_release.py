@@ -26,6 +26,12 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 STEM = f"{DISTRIBUTION.replace('-', '_')}-{VERSION}"
 CONDA = {"matplotlib": "matplotlib-base", "torch": "pytorch"}
 """Names on conda-forge that differ."""
+TOP = {
+    "pyproject.toml", "dfl", "topologies", "experiments", "tests", "README.md", "docs", ".ci",
+    "LICENSE", "constraints.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "MANIFEST.in",
+    "apptainer.def", "environment.yml", ".github", ".gitignore", ".pre-commit-config.yaml",
+}  # fmt: skip
+"""What the top level of the checkout may have."""
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -46,21 +52,7 @@ def test_nothing_else_is_committed_at_the_top() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:  # as where the checkout is another user's
         pytest.skip(f"git cannot read the checkout: {listed.stderr.strip()}")
-    assert {line.partition("/")[0] for line in listed.stdout.splitlines()} <= {
-        *(
-            "pyproject.toml",
-            "dfl",
-            "topologies",
-            "experiments",
-            "tests",
-            "README.md",
-            "docs",
-            ".ci",
-        ),
-        *("LICENSE", "constraints.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md"),
-        *("MANIFEST.in", "apptainer.def", "environment.yml"),
-        *(".github", ".gitignore", ".pre-commit-config.yaml"),
-    }
+    assert {line.partition("/")[0] for line in listed.stdout.splitlines()} <= TOP
 
 
 def test_the_environment_of_conda_has_what_the_project_needs() -> None:

@@ -304,13 +304,6 @@ def test_intervals_are_those_of_students_t() -> None:
 
 PACKED = {
     "bits": ("mnist", "messages_and_graphs.bits"),
-    "device_variance": ("mnist", "personal_layers.device_variance"),
-    "faults": ("mnist", "messages_and_graphs.faults"),
-    "graphs": ("mnist", "messages_and_graphs.graphs"),
-    "robust_fltrust2021": ("mnist", "servers_and_robustness.robust_fltrust2021"),
-    "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
-    "time_to_accuracy": ("mnist", "messages_and_graphs.time_to_accuracy"),
-    "update_mixing": ("digits", "messages_and_graphs.update_mixing"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
@@ -318,16 +311,23 @@ PACKED = {
         "iid_e20_b50_c0.1", "iid_e5_b10_c0", "iid_e5_binf_c0", "iid_e5_b10_c0.2",
         "iid_e5_b10_c0.5", "shards_e1_b10_c0.1", "shards_e1_b50_c0.1", "shards_e1_binf_c0.1",
     ),
+    "device_variance": ("mnist", "personal_layers.device_variance"),
     "easy_vqa": ("easy_vqa", "personal_layers.easy_vqa"),
+    "faults": ("mnist", "messages_and_graphs.faults"),
     "fltrust_cnn": ("mnist", "servers_and_robustness.fltrust_cnn", "--attacks", "backdoor"),
+    "graphs": ("mnist", "messages_and_graphs.graphs"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
     "methods_cifar10": ("cifar10", "methods.methods_cifar10"),
+    "robust_fltrust2021": ("mnist", "servers_and_robustness.robust_fltrust2021"),
     "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),
+    "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),
     "shakespeare_rounds": (
         "shakespeare", "workloads.shakespeare_rounds", "--cases", "role_256", "role_32",
         "role_32_low", "role_32_high", "iid_32", "ring_float32", "ring_8bits", "sgd_role_32",
         "sgd_iid_32",
     ),
+    "time_to_accuracy": ("mnist", "messages_and_graphs.time_to_accuracy"),
+    "update_mixing": ("digits", "messages_and_graphs.update_mixing"),
 }  # fmt: skip
 """Folder of results with the cells behind it -> the data set, and the command that computes its
 tables of them.

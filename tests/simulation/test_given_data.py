@@ -20,15 +20,7 @@ from dfl.datasets.data import DATASETS
 from dfl.datasets.given import as_data
 from dfl.datasets.partitions.base import Assignment
 from dfl.training.losses import squared_error
-from tests.support.given import (
-    DATA,
-    PEERS,
-    X,
-    Y,
-    last,
-    refused,
-    small,
-)
+from tests.support.given import DATA, PEERS, X, Y, last, refused, small
 
 pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
 

@@ -11,13 +11,7 @@ import pytest
 from scipy.sparse import csr_array
 
 import dfl
-from tests.support.given import (
-    PEERS,
-    last,
-    refused,
-    ring_matrix,
-    small,
-)
+from tests.support.given import PEERS, last, refused, ring_matrix, small
 from tests.support.stopping import crash, same
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,17 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
 from dfl.comm.mpi import World
 from dfl.simulation.prepare import prepare
-from tests.support.given import (
-    Lagged,
-    last,
-    refused,
-    small,
-)
+from tests.support.given import DATA, Lagged, last, refused, small
 from tests.support.quadratic import info
+from tests.support.stopping import crash
 
 
 def test_a_method_of_ones_own() -> None:
@@ -96,6 +94,7 @@ class Returning(DFedAvgM):
         (Returning(after=lambda z: State(z[:1])), "what round returns: x must be Tensor of"),
         (Returning(after=lambda z: State(z.double())), "what round returns: x must be Tensor of"),
         (Returning(after=lambda z: Kept(z, z)), "what round returns must be a frozen dataclass"),
+        (Returning(after=lambda z: Kept(z, 3)), "what round returns must be a frozen dataclass"),
     ],
 )
 def test_a_state_has_tensors_of_one_form(method: Returning, wanted: str) -> None:
@@ -293,3 +292,18 @@ def test_init_may_read_the_models(read: Any) -> None:
 def test_a_class_is_no_method() -> None:
     line = refused(lambda: small(algorithm=DFedAvgM))
     assert line.startswith("--algorithm must be a spec or an object of class Algorithm")
+
+
+class Late(DFedAvgM):
+    """Returns nothing in round 4."""
+
+    def round(self, state: State, task: Any, net: Any) -> Any:
+        return super().round(state, task, net) if net.t < 4 else None
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_first_round_after_a_resume_is_checked(tmp_path: Path) -> None:
+    given = {"algorithm": Late(), "dataset": DATA}
+    crash(small(rounds=6, checkpoint_every=2, out=tmp_path, **given), 4)
+    line = refused(lambda: dfl.resumed(tmp_path, **given))
+    assert "what round returns must be a frozen dataclass" in line

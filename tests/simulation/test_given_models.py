@@ -7,12 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 import dfl
-from tests.support.given import (
-    X,
-    last,
-    refused,
-    small,
-)
+from tests.support.given import X, last, refused, small
 
 
 class InPlace(nn.Module):

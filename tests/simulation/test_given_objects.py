@@ -28,17 +28,7 @@ from dfl.robust.attacks import ATTACKS, Attack, AttackView
 from dfl.training.augmentation import AUGMENTS
 from dfl.training.auxiliaries import AUXILIARIES
 from dfl.training.losses import cross_entropy
-from tests.support.given import (
-    PEERS,
-    Lagged,
-    X,
-    Y,
-    given,
-    last,
-    lazy_matrix,
-    refused,
-    small,
-)
+from tests.support.given import PEERS, Lagged, X, Y, given, last, lazy_matrix, refused, small
 from tests.support.stopping import crash, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:24 of 120 examples")
