@@ -123,6 +123,37 @@ class Result:
         return tables.as_table(self._whole("peers.csv").read_text())
 
     @cached_property
+    def history(self) -> pd.DataFrame:
+        """The peers at every evaluation so far, a row for each evaluation and peer.
+
+            run.history.groupby("round")["accuracy"].describe()
+
+        Its columns are the round, the peer and the figures of the peers in float32, as callbacks
+        receive them.
+
+        Raises:
+            InputError: the file is damaged, or the run wrote none: it has not evaluated yet, or
+                run_grid ran it in_process.
+        """
+        import pandas as pd
+
+        from dfl.store.history import read_evaluations
+
+        held = read_evaluations(self.folder)
+        if held is None:
+            raise InputError(f"{self.folder} has no history: the run is {self.record['ending']}")
+        evaluations, _, peers = held.values.shape
+        frame = pd.DataFrame(
+            {
+                "round": np.repeat(held.rounds, peers),
+                "peer": np.tile(np.arange(peers), evaluations),
+            }
+        )
+        for k, name in enumerate(held.columns):
+            frame[name] = held.values[:, k].ravel().astype(np.float32)
+        return frame
+
+    @cached_property
     def state(self) -> dict[str, Tensor]:
         """The models at the end, by parameter name.
 

@@ -39,6 +39,34 @@ def test_it_holds_what_callbacks_receive(tmp_path: Path) -> None:
             np.testing.assert_array_equal(values, peers[name].astype(np.float32))
 
 
+def test_load_gives_the_history_a_row_for_each_evaluation_and_peer(tmp_path: Path) -> None:
+    seen = Seen()
+    list(dfl.simulate(small(out=tmp_path), callbacks=[seen]))
+    run = dfl.load(tmp_path)
+    figures = {name: value for name, value in seen.peers[0].items() if name != "is_attacker"}
+    assert [*run.history] == ["round", "peer", *figures]
+    peers = len(run.peers)
+    assert len(run.history) == len(seen.peers) * peers
+    for t, expected in seen.peers.items():
+        own = run.history[run.history["round"] == t]
+        assert own["peer"].tolist() == list(range(peers))
+        for name in figures:
+            np.testing.assert_array_equal(own[name], expected[name].astype(np.float32))
+    end = run.history[run.history["round"] == 6].reset_index()
+    np.testing.assert_allclose(end["accuracy"], run.peers["accuracy"], rtol=1e-6)
+
+
+def test_load_refuses_a_history_that_is_missing_or_damaged(tmp_path: Path) -> None:
+    list(dfl.simulate(small(out=tmp_path)))
+    path = tmp_path / "history/peers.bin"
+    path.write_bytes(b"no JSON\n")
+    with pytest.raises(dfl.InputError, match=r"history/peers\.bin is damaged"):
+        _ = dfl.load(tmp_path).history
+    path.unlink()
+    with pytest.raises(dfl.InputError, match="has no history: the run is finished"):
+        _ = dfl.load(tmp_path).history
+
+
 def test_a_resumed_run_has_the_history_of_one_that_was_not_interrupted(tmp_path: Path) -> None:
     list(dfl.simulate(small(out=tmp_path / "whole")))
     for row in dfl.simulate(small(out=tmp_path / "cut", eval_every=2, checkpoint_every=3)):
