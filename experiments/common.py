@@ -276,6 +276,15 @@ def tail_rounds(rounds: int) -> range:
     return range(rounds * 9 // 10 + 1, rounds + 1)
 
 
+def tail(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the evaluations in the last tenth of a run's rounds.
+
+    Args:
+        rows: the evaluations of one run, or of its peers.
+    """
+    return rows[rows["round"] >= tail_rounds(int(rows["round"].max())).start]
+
+
 def tail_mean(rows: pd.DataFrame, column: str) -> float:
     """Return the mean of a column over the evaluations in the last tenth of a run's rounds.
 
@@ -283,9 +292,7 @@ def tail_mean(rows: pd.DataFrame, column: str) -> float:
         rows: the evaluations of one run.
         column: the column; evaluations without a figure are left out.
     """
-    return float(
-        rows.loc[rows["round"] >= tail_rounds(int(rows["round"].max())).start, column].mean()
-    )
+    return float(tail(rows)[column].mean())
 
 
 def rounds_to_accuracy(run: pd.DataFrame, target: float) -> float:
