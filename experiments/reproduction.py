@@ -48,9 +48,10 @@ The numbers of the papers that dfl was built after, beside ours. The page is wri
 `python -m experiments.reproduction` from `experiments/reproduction.csv` and the tables of
 `experiments/results`.
 
-{printed}
+{counts}
 
-{recomputed}
+Numbers that a formula gives and no experiment measures, as counts of parameters and eigenvalues of
+rings, are compared in `tests/`.
 
 Ours is the mean over seeds ± its standard error, and in brackets the number of seeds. The column
 *allowed* is the largest of two standard errors of the difference (of ours and of theirs; where a
@@ -72,6 +73,12 @@ Numbers marked *recomputed* are not printed in their source: they are computed f
 programs. Those marked *second source* are from notes on it.
 """
 MARKS = {"V-src": "", "V-calc": "recomputed", "2nd": "second source", "mem": ""}
+KINDS = {
+    "numbers that their source prints": ("V-src", "mem"),
+    "numbers from notes on their source": ("2nd",),
+    "recomputed numbers": ("V-calc",),
+}
+"""What the counts at the head of the page are of, and their confidences."""
 
 
 @dataclass(frozen=True)
@@ -125,22 +132,31 @@ def text(published: list[Number]) -> str:
     tables: dict[tuple[str, str], list[Number]] = {}
     for one in published:
         tables.setdefault((one.source, one.table), []).append(one)
-    printed, recomputed = (
-        [verdict(one, ours(one)) for one in published if (one.confidence == "V-calc") == computed]
-        for computed in (False, True)
-    )
-    top = TOP.format(
-        printed=f"**{summary('printed numbers', printed)}**",
-        recomputed=summary("recomputed numbers", recomputed),
-    )
-    lines = [top, "| source | table | numbers | verdicts |", "|---|---|---|---|"]
+    verdicts = {one: verdict(one, ours(one)) for one in published}
+    counts = [
+        summary(kind, [verdicts[one] for one in published if one.confidence in confidences])
+        for kind, confidences in KINDS.items()
+    ]
+    top = TOP.format(counts="\n\n".join([f"**{counts[0]}**", *counts[1:]]))
+    failed = [one for one in published if verdicts[one] == "not reproduced"]
+    lines = [top, "## Not reproduced\n", *map(item, failed)]
+    lines += ["\n## By table\n", "| source | table | numbers | verdicts |", "|---|---|---|---|"]
     for (source, table), rows in tables.items():
-        counts = Counter(verdict(one, ours(one)) for one in rows)
-        listed = "; ".join(f"{n} {each}" for each, n in counts.items())
+        of_table = Counter(verdicts[one] for one in rows)
+        listed = "; ".join(f"{n} {each}" for each, n in of_table.items())
         lines.append(f"| {source} | {table} | {len(rows)} | {listed} |")
     for (source, table), rows in tables.items():
         lines += [f"\n## {source}: {table}\n", *section(rows)]
     return "\n".join([*lines, *claims()]) + "\n"
+
+
+def item(one: Number) -> str:
+    """Return the item of a list for a number, and ours."""
+    unit = {"%": " %"}.get(one.unit, "")
+    return (
+        f"- {one.source}, {one.table}, {one.row}, {one.quantity}: {relation(one)}{one.value}{unit} "
+        f"published, {shown(ours(one))} here"
+    )
 
 
 def section(rows: list[Number]) -> list[str]:
@@ -166,9 +182,15 @@ def summary(what: str, verdicts: list[str]) -> str:
     count = Counter(verdicts)
     other = {each: n for each, n in sorted(count.items()) if each.startswith(OTHER)}
     listed = ", ".join(f"{n} {each.partition(', ')[2]}" for each, n in other.items())
+    compared = sum(count[each] for each in ("not reproduced", "exceeded", "reproduced"))
     parts = [
-        f"Of {len(verdicts) - count[MEMORY]} {what} {count['reproduced']} are reproduced, "
-        f"{count['exceeded']} exceeded and {count['not reproduced']} not reproduced",
+        f"Of {len(verdicts) - count[MEMORY]} {what} "
+        + (
+            f"{count['not reproduced']} are not reproduced, {count['exceeded']} exceeded and "
+            f"{count['reproduced']} reproduced"
+            if compared
+            else "none was measured at the published setting"
+        ),
         *(
             [f"{sum(other.values())} were measured at another setting only ({listed})"]
             * bool(other)
@@ -280,13 +302,12 @@ def line(one: Number, note: str) -> str:
     """Return the row of a number, with the name of its note."""
     found = ours(one)
     unit = {"%": " %"}.get(one.unit, "")
-    relation = {"=": "", "<=": "at most ", ">=": "at least "}[one.relation]
     spread = f" ± {one.std} ({one.runs})" if one.std else ""
     mark = f", {MARKS[one.confidence]}" if MARKS[one.confidence] else ""
     cells = (
         one.row,
         one.quantity,
-        f"{relation}{one.value}{unit}{spread}{mark}",
+        f"{relation(one)}{one.value}{unit}{spread}{mark}",
         f"[{shown(found)}](_generated/lab-book/{Path(one.results).parent}.md)" if found else "",
         f"{allowed(one, found):.2g}" if found else "",
         verdict(one, found),
@@ -295,9 +316,14 @@ def line(one: Number, note: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def shown(found: Measured) -> str:
+def relation(one: Number) -> str:
+    """Return what a bound is called before its number."""
+    return {"=": "", "<=": "at most ", ">=": "at least "}[one.relation]
+
+
+def shown(found: Measured | None) -> str:
     """Return a number with its standard error and its seeds."""
-    if math.isnan(found.value):
+    if found is None or math.isnan(found.value):
         return "not reached"
     error = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
     return f"{found.value:.4g}{error}{f' ({found.seeds})' if found.seeds else ''}"
