@@ -7,7 +7,7 @@ Command, 52 settings of 40 studies of 12 sites, one minute of one core:
 Finding: a graph costs much more than a centre, and lost messages hurt sparse sequences most. With a
 centre, and every site leading, 424 bytes a site bring the mean square distance from the pooled
 estimate to 1.6e-5 of that estimate's mean square error. With 8 rounds to a mean Base-2 is exact
-and takes 3,667 bytes for the same, 1,687 with 8 bits, which end at 3.1e-4; the ring is at 0.25
+and takes 3,667 bytes for the same, 1,687 with 8 bits, which end at 4.0e-4; the ring is at 0.25
 after 8 rounds and at 6.4e-5 after 32, for 29,402 bytes, or 8,282 with 8 bits. Too few rounds are
 worse than meta-analysis, which is at 0.43 for 112 bytes: two rounds on the ring are at 1.9 and
 cover in 0.79. With 30 % of the messages lost Base-2 needs the most rounds: after 8 only 28 of 40
