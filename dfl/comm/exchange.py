@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,24 @@ if TYPE_CHECKING:
     from dfl.environment.fault_effects import FaultEffects
 else:
     from dfl.core.lazy import torch
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _counted(verb: Callable[Concatenate[Net, P], T]) -> Callable[Concatenate[Net, P], T]:
+    """Return a verb of the network that adds what it moves between ranks to `Traffic.wire`."""
+
+    @wraps(verb)
+    def counted(net: Net, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        world = net.network.transport.world
+        before = world.arrived
+        result = verb(net, *args, **kwargs)
+        net.network.traffic.wire += world.arrived - before
+        return result
+
+    return counted
 
 
 class ServerAggregate(NamedTuple):
@@ -66,6 +84,7 @@ class Net:
     observed: bool = True
     graph: int | None = None
 
+    @_counted
     def exchange(
         self,
         messages: Tensor,
@@ -108,6 +127,7 @@ class Net:
             own = without_lost(own, intended.arrives[0])
         return Received(own, sent, far, plan, ratio, start)
 
+    @_counted
     def aggregate(
         self,
         updates: Tensor,
@@ -126,7 +146,6 @@ class Net:
             slot: names this aggregation where a round has several.
         """
         network = self.network
-        traffic = network.traffic
         world = network.transport.world
         encoded = self._upload(updates, group, reference, slot)
         arrives, group = self._arriving(group)
@@ -142,16 +161,14 @@ class Net:
         )
         with phase("mix"):
             aggregate = network.threat_model.aggregator(columns)
-        if world.size > 1:  # the coordinates that other ranks aggregate, and the result
-            elsewhere = updates.shape[1] - len(aggregate.row)
-            traffic.wire += len(updates) * elsewhere * updates.element_size()
-            traffic.wire += aggregate.row.nbytes
         with phase("send"):
-            row = torch.from_numpy(world.all_gather(aggregate.row)).to(updates)
+            own = torch.from_numpy(aggregate.row).to(updates.dtype)  # as the peers receive it
+            row = torch.from_numpy(world.all_gather(own.numpy())).to(updates)
         if aggregate.scores is not None:
             scores[group.here] = torch.from_numpy(aggregate.scores[group.mine])
         return ServerAggregate(row[None], scores)
 
+    @_counted
     def collect(
         self, messages: Tensor, group: Group, slot: str = "x"
     ) -> tuple[Tensor, NDArray[np.int64]]:
@@ -169,8 +186,6 @@ class Net:
         encoded = self._upload(messages, group, None, slot)
         arrives, group = self._arriving(group)
         received = self._decode(encoded[arrives], messages)
-        if world.size > 1:
-            self.network.traffic.wire += received.nbytes
         with phase("send"):
             everyone = group.ascending(world.all_gather(received.cpu().numpy()))
         return torch.from_numpy(everyone).to(messages), group.ids
@@ -189,6 +204,7 @@ class Net:
             network.clock.broadcast(size, to.ids)
         return row
 
+    @_counted
     def at_server(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
         """Return what the server computes by itself, a row (1, d), on every rank.
 
@@ -202,7 +218,6 @@ class Net:
         if world.size == 1:
             return compute()
         row = world.from_root(lambda: compute().cpu().numpy().tobytes())
-        self.network.traffic.wire += len(row) if world.rank == 0 else 0
         return torch.frombuffer(bytearray(row), dtype=like.dtype)[None].to(like.device)
 
     @property

@@ -34,7 +34,7 @@ def falsified(
 ) -> Tensor:
     """Return the messages of a group, (a, m), with those of attackers falsified.
 
-    What attackers learn from others is not counted as traffic.
+    What attackers learn from others is not counted as payload.
 
     Args:
         network: has the attack and the attackers.

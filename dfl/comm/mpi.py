@@ -73,6 +73,8 @@ class World:
         stop_signal: the signal on which this rank is to stop; 0 for none.
         start: limits the time until all ranks have arrived; None where there is one.
         pulse: what this rank does.
+        arrived: bytes that have arrived at this rank from other ranks. Lengths, and the numbers of
+            `minimum`, are not counted.
     """
 
     rank: int = 0
@@ -82,6 +84,7 @@ class World:
     stop_signal: int = 0
     start: StartLimit | None = None
     pulse: Pulse = field(init=False)
+    arrived: int = 0
 
     def __post_init__(self) -> None:
         self.pulse = Pulse(self.rank, self.size)
@@ -140,6 +143,7 @@ class World:
             self._wait(self.comm.Irecv(length, source=0, tag=1))
             buffer = np.empty(int(length[0]), np.uint8)
             self._wait(self.comm.Irecv(buffer, source=0, tag=2), turn=False)
+            self.arrived += buffer.nbytes
             return buffer.tobytes()
         for rank in range(1, self.size):
             message = np.frombuffer(make(rank), np.uint8)
@@ -168,6 +172,7 @@ class World:
             else [whole.view(np.uint8).reshape(-1), *_places(counts * wide), _BYTE]
         )
         self._wait(self.comm.Igatherv([_flat(rows), _BYTE], target, root=0))
+        self.arrived += 0 if whole is None else whole.nbytes - rows.nbytes
         return whole
 
     def all_gather(self, rows: NDArray[_S]) -> NDArray[_S]:
@@ -180,6 +185,7 @@ class World:
         whole = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
         places = _places(counts * wide)
         self._wait(self.comm.Iallgatherv([_flat(rows), _BYTE], [_flat(whole), *places, _BYTE]))
+        self.arrived += whole.nbytes - rows.nbytes
         return whole
 
     def columns(self, rows: NDArray[_S], cut: list[range], counts: list[int]) -> NDArray[_S]:
@@ -223,6 +229,7 @@ class World:
             for numbers, place in zip((out, into), places, strict=True)
         ]
         self._wait(self.comm.Ialltoallv(*boxes))
+        self.arrived += into.nbytes - receives[self.rank] * into.itemsize
         return into
 
     def link(self, sends: dict[int, int], receives: dict[int, int]) -> Link:
@@ -260,6 +267,7 @@ class World:
         """
         if link is not None:
             self._wait(link.Ineighbor_alltoallw(leaving, arriving))
+            self.arrived += arriving[0].nbytes
 
     @in_phase("wait")
     def minimum(self, *numbers: int) -> tuple[int, ...]:
@@ -372,6 +380,7 @@ class World:
             else np.empty(int(length[0]), np.uint8)
         )
         self._wait(self.comm.Ibcast(buffer, root=0))
+        self.arrived += buffer.nbytes if self.rank else 0
         return buffer.tobytes()
 
     def _wait(self, request: MPI.Request, turn: bool = True) -> None:

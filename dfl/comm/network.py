@@ -51,7 +51,7 @@ class Network:
         self.layout = layout
         self.schedule = Schedule(matrices, layout, world.rank)
         self.traffic = Traffic.of(layout.counts[world.rank])
-        self.transport = Transport(world, self.traffic)
+        self.transport = Transport(world)
         compressor = fitted(threat_model.compressor, shapes)
         self.threat_model = threat_model._replace(compressor=compressor)
         self.seed = seed

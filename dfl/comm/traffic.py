@@ -1,4 +1,4 @@
-"""Counters of what was sent."""
+"""Counters of what was sent and what arrived."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 @dataclass
 class Traffic:
-    """What this rank and its p peers have sent since the run began.
+    """What this rank and its p peers have sent and received since the run began.
 
     Attributes:
         payload: (p,) int64, bytes that each of this rank's peers has sent, whatever the ranks.
         downloaded: (p,) int64, bytes that the server has sent to each of them.
-        wire: bytes that this rank has handed to MPI.
+        wire: bytes that have arrived at this rank from other ranks by the verbs of `Net`: messages,
+            and what attackers, aggregation rules and a server compute on several ranks; lengths are
+            not counted. What several ranks receive counts for each of them.
         lost: messages that were sent by this rank's peers, or by the server to them, and lost.
         parameters: numbers sent to and by the server, as Table 1 of LG-FedAvg counts them: a
             broadcast goes to all P peers.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dfl.comm.plan import EdgePlan, PeerPlan
-from dfl.comm.traffic import Traffic
 from dfl.core.layout import Group, columns
 from dfl.core.profiling import in_phase
 from dfl.robust.aggregators import Rows, Updates
@@ -38,14 +37,12 @@ class Route(NamedTuple):
             them from where they lie.
         leaving, arriving: for each other rank the type of its messages in the memory of all.
         rows: messages that arrive.
-        wire: bytes that leave.
     """
 
     gather: Tensor | None
     leaving: list[Datatype]
     arriving: list[Datatype]
     rows: int
-    wire: int
 
 
 LINKS = 64
@@ -96,12 +93,10 @@ class Transport:
 
     Attributes:
         world: the ranks.
-        traffic: counts the bytes that are handed to MPI.
     """
 
-    def __init__(self, world: World, traffic: Traffic) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.traffic = traffic
         self._lanes: OrderedDict[int, Lane] = OrderedDict()
         self._inbox = Inbox()
 
@@ -150,7 +145,6 @@ class Transport:
         self.world.exchange(
             lane.link, (_memory(leaving), route.leaving), (_memory(arriving), route.arriving)
         )
-        self.traffic.wire += route.wire
         return arriving if kind == "cpu" else arriving.to(messages.device)
 
     def _add_route(self, lane: Lane, plan: PeerPlan | EdgePlan, messages: Tensor) -> Route:
@@ -167,7 +161,6 @@ class Transport:
             leaving,
             arriving,
             rows=sum(plan.receives.values()),
-            wire=sum(plan.sends.values()) * width,
         )
         return route
 

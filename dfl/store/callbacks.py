@@ -103,7 +103,7 @@ class Row(dict[str, float]):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that MPI moved between ranks so far."""
+        """Bytes that MPI moved between ranks so far: `dfl.comm.traffic.Traffic.wire` of all."""
         return int(self["wire_bytes"])
 
 

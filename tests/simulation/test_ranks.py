@@ -66,6 +66,16 @@ if order == "consecutive":
 for row in dfl.simulate(dfl.Run(peers=40, topology="geometric", rounds=1, out=folder)):
     pass
 """
+WIRE = """
+import sys
+import dfl
+
+_, folder, *methods = sys.argv
+for method in methods:
+    run = dfl.Run(peers=4, algorithm=method, rounds=1, out=f"{folder}/{method}")
+    for row in dfl.simulate(run):
+        pass
+"""
 OTHER_ROWS = """
 import sys
 from dataclasses import dataclass
@@ -140,6 +150,24 @@ def test_ranks_host_peers_that_are_close_on_the_graph(tmp_path: Path) -> None:
     assert sorted(ranks) == [0] * 20 + [1] * 20
     assert ranks != sorted(ranks)
     assert wire["placed"] < 0.9 * wire["consecutive"]
+
+
+def test_a_row_counts_for_every_rank_that_receives_it(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(WIRE)
+    wire = {}
+    for ranks in (2, 4):
+        command = str(tmp_path / "job.py"), str(tmp_path / str(ranks)), "pooled", "fedavg"
+        done = mpirun(ranks, *command)
+        assert done.returncode == 0, done.stderr
+        for method in ("pooled", "fedavg"):
+            rows = dfl.load(tmp_path / str(ranks) / method).rows
+            wire[method, ranks] = rows["wire_bytes"].iloc[-1]
+    row = 4 * 4810
+    assert wire["pooled", 2] == row + 1  # a byte is for an error of rank 0
+    assert wire["pooled", 4] == 3 * wire["pooled", 2]
+    # Two ranks aggregate 4096 and 714 coordinates: of 4 updates, those that they do not host.
+    assert wire["fedavg", 4] == 3 * row + 3 * (row + 4 * 8)
+    assert wire["fedavg", 2] == 2 * row + (row + 4 * 8)
 
 
 def test_rows_of_neither_peers_nor_edges_are_refused(tmp_path: Path) -> None:
