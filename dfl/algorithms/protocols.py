@@ -237,7 +237,8 @@ class Net(Protocol):
             start: (p, m), the model from which each peer moved to its message; attacks and
                 aggregation rules work on the difference. None where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
-            slot: names this exchange where a round has several.
+            slot: names this exchange where a round has several; it is part of the address of random
+                numbers.
         """
 
     def pull(self, received: Tensor, /) -> Tensor:
@@ -285,6 +286,7 @@ class Net(Protocol):
         weights: NDArray[np.float64],
         reference: Tensor | None = None,
         /,
+        slot: str = "x",
     ) -> ServerAggregate:
         """Send updates to the server and return their aggregate.
 
@@ -293,6 +295,7 @@ class Net(Protocol):
             group: the senders.
             weights: (a,), the weight of each of them.
             reference: (1, m), the server's own update, or the one that it expects.
+            slot: names this aggregation where a round has several.
         """
 
     def at_server(self, compute: Callable[[], Tensor], like: Tensor, /) -> Tensor:

@@ -69,7 +69,7 @@ class ServerAggregate(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """The network in round t.
+    """The network in round t, as `dfl.algorithms.protocols.Net` documents it for methods.
 
     Attributes:
         network: the network of the run.
@@ -93,13 +93,6 @@ class Net:
         slot: str = "x",
     ) -> Received:
         """Send messages to the neighbours of this round and return what was received.
-
-        Args:
-            messages: (p, m), one row per peer of this rank; or (a, m), one row per edge in use.
-            start: (p, m), the models from which the peers moved to their messages: attacks and
-                aggregation rules work on the differences. None where messages are differences.
-            per_edge: whether there is a row per edge of `edges`, and not per peer.
-            slot: names this exchange where a round has several; it is part of every random address.
 
         Raises:
             InputError: on every rank, if messages of some rank have another form; only the first
@@ -136,14 +129,13 @@ class Net:
         reference: Tensor | None = None,
         slot: str = "x",
     ) -> ServerAggregate:
-        """Send updates to the server and return what its rule makes of them.
+        """Send updates to the server and return their aggregate.
 
-        Args:
-            updates: (a, m), one row per member of the group on this rank: steps z - w, not models.
-            group: the senders.
-            weights: (a,), the weight of each of them.
-            reference: (1, m), the server's own update, or the one that it expects.
-            slot: names this aggregation where a round has several.
+        Every rank aggregates a block of coordinates of all updates.
+
+        Raises:
+            InputError: on every rank, if updates of some rank have another form; only the first
+                aggregation of a slot is checked.
         """
         network = self.network
         world = network.transport.world
@@ -191,7 +183,7 @@ class Net:
         return torch.from_numpy(everyone).to(messages), group.ids
 
     def broadcast(self, row: Tensor, to: Group) -> Tensor:
-        """Send the server's row (1, m) to a group and return it as it arrives."""
+        """Send the server's row to a group and return it; every rank has it already."""
         network = self.network
         traffic = network.traffic
         size = row.shape[1] * row.element_size()
@@ -206,13 +198,9 @@ class Net:
 
     @_counted
     def at_server(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """Return what the server computes by itself, a row (1, d), on every rank.
+        """Return a row (1, m) that the server computes by itself, on every rank.
 
-        It is computed on rank 0. It is not sent to any peer and not counted as payload.
-
-        Args:
-            compute: returns the row; called on rank 0 only.
-            like: a tensor of the row's dtype and device.
+        Ranks receive it from rank 0. No peer does, and it is not counted as payload.
         """
         world = self.network.transport.world
         if world.size == 1:
@@ -260,7 +248,7 @@ class Net:
 
     @property
     def graphs(self) -> Sequence[Net]:
-        """The network of this round on each graph of a sequence."""
+        """The network of this round on the graph of each mixing matrix of the run."""
         return [replace(self, graph=k) for k in range(len(self.network.schedule.weights))]
 
     @property
@@ -274,29 +262,15 @@ class Net:
         return self.network.edge_plan(self.t, self.graph)
 
     def pull(self, received: Tensor) -> Tensor:
-        """Return sum_j w_ij y_(j->i), (p, m), over the incoming edges of this round.
-
-        Args:
-            received: (e', m), y_(j->i) for every incoming edge of the union graph.
-        """
+        """Return sum_j w_ij y_(j->i), (p, m), over the incoming edges of this round."""
         return weighted_sum(self.edges.pull, received)
 
     def push(self, sent: Tensor) -> Tensor:
-        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges of this round.
-
-        v is W reversed in time; see `EdgePlan.push`.
-
-        Args:
-            sent: (e, m), y_(i->k) for every outgoing edge of the union graph.
-        """
+        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges; v: see `EdgePlan.push`."""
         return weighted_sum(self.edges.push, sent)
 
     def sum_incoming(self, messages: Tensor) -> Tensor:
-        """Return sum_j y_(j->i), (p, m), over the messages that peers receive in this round.
-
-        Args:
-            messages: (b, m), y_(j->i) for every incoming edge in use, as `Received.messages`.
-        """
+        """Return sum_j y_(j->i), (p, m), over the messages that peers receive in this round."""
         return weighted_sum(self.edges.sums, messages)
 
     @property

@@ -1,5 +1,6 @@
 """The exchange copies, waits and measures no more than is needed."""
 
+import inspect
 import time
 from itertools import chain
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import dfl
+from dfl.algorithms import protocols
 from dfl.comm import heartbeat
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
@@ -19,6 +21,17 @@ from dfl.simulation import distribute_data
 from dfl.simulation.prepare import prepare
 from tests.support.quadratic import digits
 from topologies import MIXINGS, TOPOLOGIES, build
+
+
+def test_methods_may_rely_on_all_that_the_network_takes() -> None:
+    """What the protocol has of a verb are all of its parameters, with the same defaults."""
+    for name, of_protocol in vars(protocols.Net).items():
+        if inspect.isfunction(of_protocol) and not name.startswith("_"):
+            documented, real = (
+                [(each.name, each.default) for each in inspect.signature(verb).parameters.values()]
+                for verb in (of_protocol, getattr(Net, name))
+            )
+            assert documented == real, name
 
 
 def plans(topology: str, ranks: int, peers: int = 16) -> list[Any]:
