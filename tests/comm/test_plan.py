@@ -108,6 +108,26 @@ def test_every_edge_carries_its_own_message(
 
 
 @settings(max_examples=40, deadline=None)
+@given(matrices(), matrices(), st.data())
+def test_the_two_ways_of_an_edge_have_the_same_place(
+    first: csr_array, second: csr_array, data: st.DataObject
+) -> None:
+    """Edge j -> i lies among the incoming edges where i -> j lies among the outgoing ones."""
+    peers = min(first.shape[0], second.shape[0])
+    cut = [m.toarray()[:peers, :peers] for m in (first, second)]
+    sequence = [csr_array(m + m.T) for m in cut]
+    layout = data.draw(layouts(peers))
+    for rank in range(layout.ranks):
+        union = Union.of(sequence, layout, rank)
+        assert union.out.tolist() == union.into.tolist()
+        for matrix in sequence:
+            plan = edge_plan(matrix, layout, rank, union)
+            assert plan.out.tolist() == plan.into.tolist()
+            sender, receiver = np.divmod(plan.received, peers)
+            assert (receiver * peers + sender).tolist() == plan.ids.tolist()
+
+
+@settings(max_examples=40, deadline=None)
 @given(matrices(), st.data())
 def test_copies_count_the_edges_that_carry_a_row(matrix: csr_array, data: st.DataObject) -> None:
     layout = data.draw(layouts(matrix.shape[0]))

@@ -90,6 +90,8 @@ class PowerGossip(Algorithm[State]):
         z = task.train(state.x, net.t)
         V = Bases(state.factors, parts_of(z.shape[1], net.shapes, self.rank), net.t)
         received = net.exchange(V.products(rows_at(z, net.union.out_owner)), per_edge=True)
+        # Edges go both ways, so j -> i has the place among the incoming edges that i -> j has among
+        # the outgoing ones.
         S = received.messages - received.own  # Z_j V - Z_i V
         x = z + net.pull(V.projections(S))  # sum_j w_ij S_ij V^T
         owner, other = np.divmod(net.union.out, net.peers)

@@ -29,8 +29,8 @@ class State:
     Attributes:
         x: (p, m), the models.
         start: (p, m), x⁰, the models before round 0.
-        relayed: (e, m), m_(k->i) by (i, k); zeros where the tree of a coordinate has no such edge.
-        counts: (e, T, 1), c_(k->i) on each tree, of how many peers it is the sum.
+        relayed: (e', m), m_(k->i) by (i, k); zeros where the tree of a coordinate has no such edge.
+        counts: (e', T, 1), c_(k->i) on each tree, of how many peers it is the sum.
         sums: (p, m), sum_k m_(k->i).
         reached: (p, T, 1), sum_k c_(k->i) on each tree, of how many other peers it is the sum.
     """
@@ -85,6 +85,8 @@ class RelaySGD(Algorithm[State]):
             own, begin, before = (rows[:, k::T] for rows in (z, state.start, state.sums))
             known = torch.column_stack([own + before, 1 + state.reached[:, k]])
             messages = rows_at(known, tree.edges.owner)  # by (i, j)
+            # The edges of a tree go both ways, so j -> i has the place among the incoming edges
+            # that i -> j has among the outgoing ones.
             messages[:, :-1].sub_(_in_use(state.relayed, tree)[:, k::T])
             messages[:, -1:].sub_(_in_use(state.counts[:, k], tree))
             slot = f"tree {k}" if k else "x"
@@ -106,9 +108,9 @@ class RelaySGD(Algorithm[State]):
 
 
 def _in_use(rows: Tensor, tree: Net) -> Tensor:
-    """Return the rows (a, n) of the edges of a tree, given those of all trees (e, n)."""
-    alone = len(tree.edges.out) == len(rows)  # no other tree has an edge that this one has not
-    return rows if alone else rows_at(rows, tree.edges.out)
+    """Return the rows (b, ...) of the incoming edges of a tree, given those of all (e', ...)."""
+    alone = len(tree.edges.into) == len(rows)  # no other tree has an edge that this one has not
+    return rows if alone else rows_at(rows, tree.edges.into)
 
 
 def _merged(parts: list[Tensor], n: int, places: list[NDArray[np.int64]]) -> Tensor:
