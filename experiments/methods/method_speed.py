@@ -83,7 +83,7 @@ METHODS = {
     "d2": Method("d2"),
     "exact_diffusion": Method("exact_diffusion"),
     "gradient_tracking, atc": Method("gradient_tracking"),
-    "gradient_tracking, non_atc": Method("gradient_tracking:form=non_atc"),
+    "gradient_tracking, non_atc": Method("gradient_tracking:order=cta"),
     "momentum_tracking": Method("momentum_tracking"),
     "push_sum": Method("push_sum"),
     "power_gossip": Method("power_gossip"),

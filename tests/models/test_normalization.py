@@ -171,7 +171,7 @@ EXTRAPOLATING: dict[str, dict[str, Any]] = {
     "fedavg:server_lr=2": {},
     "fedavg:server_momentum=0.9": {},
     "fltrust:root=10,fraction=0.4": {},
-    "gradient_tracking:form=non_atc": {},
+    "gradient_tracking:order=cta": {},
     "momentum_tracking": {},
     "push_sum": {"topology": "random_out:s=2"},
     "qdfedavgm:exchange=paper": {},
@@ -179,7 +179,7 @@ EXTRAPOLATING: dict[str, dict[str, Any]] = {
 """Specs of methods that do more than average -> settings in which it is seen."""
 NAMES = {spec.partition(":")[0] for spec in EXTRAPOLATING}
 AVERAGING = [*(name for name in ALGORITHMS if name not in NAMES), *(
-    "dpsgd:order=atc", "fedavg:fraction=0.5,server_lr=0.7", "gradient_tracking:form=atc",
+    "dpsgd:order=atc", "fedavg:fraction=0.5,server_lr=0.7", "gradient_tracking:order=atc",
     "qdfedavgm:exchange=replica",
 )]  # fmt: skip
 """Specs of all other methods, and of other options of those."""

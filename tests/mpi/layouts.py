@@ -56,7 +56,7 @@ METHODS = {
     "dpsgd": ["dpsgd:order=cta"],
     "dsgdm": ["dsgdm"],
     "qg_dsgdm": ["qg_dsgdm"],
-    "gradient_tracking": ["gradient_tracking", "gradient_tracking:form=non_atc"],
+    "gradient_tracking": ["gradient_tracking", "gradient_tracking:order=cta"],
     "d2": ["d2"],
     "exact_diffusion": ["exact_diffusion"],
     "momentum_tracking": ["momentum_tracking"],

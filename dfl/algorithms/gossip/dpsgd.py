@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class DPSGD(Algorithm[State]):
     """Decentralized parallel SGD (arXiv 1705.09056), where z_i are K local steps from x_i.
 
-        atc:  x_i <- sum_j w_ij z_j                     adapt, then combine
-        cta:  x_i <- sum_j w_ij x_j + (z_i - x_i)       combine, then adapt: Algorithm 1
+        atc:  x_i <- sum_j w_ij z_j
+        cta:  x_i <- sum_j w_ij x_j + (z_i - x_i)       Algorithm 1
 
     The published form has one step without momentum, x_i <- sum_j w_ij x_j - η g_i(x_i), whose
     gradient is that of the model before the average. With more steps, or with the run's momentum in
     them, atc is DFedAvgM, bit for bit.
 
     Attributes:
-        order: atc or cta.
+        order: atc (adapt, then combine) or cta (combine, then adapt).
     """
 
     order: Literal["atc", "cta"] = "atc"

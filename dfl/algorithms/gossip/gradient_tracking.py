@@ -44,7 +44,7 @@ class GradientTracking(Algorithm[State]):
     as in K-GT (Liu, Lin, Koloskova, Stich 2024, arXiv 2301.01313).
 
         z_i = K steps from x_i with the gradients g_i - c_i,   y_i = (x_i - z_i) / η_K
-        x_i <- sum_j w_ij z_j   (atc)   or   sum_j w_ij x_j + (z_i - x_i)   (non_atc)
+        x_i <- sum_j w_ij z_j   (atc)   or   sum_j w_ij x_j + (z_i - x_i)   (cta)
         c_i <- c_i + y_i - sum_j w_ij y_j
 
     y_i is the mean of the corrected gradients, in the usual notation the tracker: with one step,
@@ -56,10 +56,11 @@ class GradientTracking(Algorithm[State]):
     stochastic then, and the corrections go on adding up to 0.
 
     Attributes:
-        form: atc (adapt, then combine) or non_atc, which averages the models before the steps.
+        order: atc (adapt, then combine) or cta (combine, then adapt), which averages the models
+            before the steps.
     """
 
-    form: Literal["atc", "non_atc"] = "atc"
+    order: Literal["atc", "cta"] = "atc"
 
     messages: ClassVar[int] = 2
     requires: ClassVar[Mapping[Assumption, str]] = {
@@ -74,7 +75,7 @@ class GradientTracking(Algorithm[State]):
     @property
     def averages(self) -> bool:
         """True, except where the local change is added to a mean of other models."""
-        return self.form == "atc"
+        return self.order == "atc"
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no correction."""
@@ -87,6 +88,6 @@ class GradientTracking(Algorithm[State]):
         y = step / -task.reach(net.t, task.momentum)
         tracked = net.exchange(y, slot="y").average()
         c = y.add_(state.c).sub_(tracked)
-        if self.form == "atc":
+        if self.order == "atc":
             return State(net.exchange(z, start=state.x).average(), c)
         return State(net.exchange(state.x).average().add_(step), c)

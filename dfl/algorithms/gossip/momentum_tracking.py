@@ -43,7 +43,7 @@ class MomentumTracking(Algorithm[State]):
         x_i <- sum_j w_ij x_j + (z_i - x_i)
         c_i <- c_i + y_i - sum_j w_ij y_j   where   y_i = (x_i - z_i) / (K η)
 
-    β is the run's momentum; without it this is gradient tracking in its non_atc form. With one step
+    β is the run's momentum; without it this is gradient tracking with order=cta. With one step
     y_i = u_i - c_i, as published. Published code sets the first u and c by an average over all
     peers; here they are 0.
 

@@ -147,7 +147,7 @@ ORACLES: dict[str, Callable[[Dense], Tensor]] = {
     "dsgdm": dsgdm,
     "qg_dsgdm:mu=0.25": qg_dsgdm,
     "gradient_tracking": lambda run: tracked(run, atc=True),
-    "gradient_tracking:form=non_atc": lambda run: tracked(run, atc=False),
+    "gradient_tracking:order=cta": lambda run: tracked(run, atc=False),
     "d2": d2,
     "exact_diffusion": lambda run: d2(run, lazy=True),
     "momentum_tracking": momentum_tracking,
@@ -218,7 +218,7 @@ def test_without_momentum_or_ascent_a_method_is_dpsgd(method: str) -> None:
 
 
 def test_without_momentum_momentum_tracking_is_gradient_tracking() -> None:
-    methods = ("momentum_tracking", "gradient_tracking:form=non_atc")
+    methods = ("momentum_tracking", "gradient_tracking:order=cta")
     x, y = (after(each, momentum=0.0) for each in methods)
     assert torch.allclose(x, y, rtol=0, atol=1e-12)
 
@@ -339,7 +339,7 @@ def test_every_method_states_its_memory() -> None:
         "dsgdm": 1,
         "qg_dsgdm:mu=0.25": 1,
         "gradient_tracking": 1,
-        "gradient_tracking:form=non_atc": 1,
+        "gradient_tracking:order=cta": 1,
         "d2": 1,
         "exact_diffusion": 1,
         "momentum_tracking": 2,
