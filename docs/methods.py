@@ -36,8 +36,8 @@ What each `--algorithm` needs with its default options, written by `python docs/
 
 Memory is in rows of as many numbers as a message, for each peer, besides its model; where it
 depends on the degree, that is the number of neighbours; `power_gossip`'s is that of a matrix of 20
-x 50. A run is refused, or warned of, that does not have what the last two columns name. `--dry-run`
-shows the same for the options of a run.
+x 50. A run is refused, or a warning printed, where something that the last two columns name does
+not hold. `--dry-run` shows the same for the options of a run.
 
 | method | memory of a peer | messages to each neighbour | refused without | warned without |
 |---|---|---|---|---|

@@ -56,8 +56,8 @@ class Algorithm(ABC, Generic[S]):
     """The graph of a run that gives neither a graph nor a matrix as an object."""
     default_mixing: ClassVar[str] = "metropolis"
     """The mixing matrix of a run that gives none."""
-    numbers: ClassVar[int] = 0
-    """Numbers of a message besides the m coordinates of a model."""
+    extra_numbers: ClassVar[int] = 0
+    """Numbers of a message besides the coordinates of a model."""
     applies: ClassVar[tuple[str, ...]] = ()
     """Which of `compressor` and `aggregator` the method applies."""
     default_aggregator: ClassVar[str] = "mean"
@@ -85,7 +85,7 @@ class Algorithm(ABC, Generic[S]):
     requires: ClassVar[Mapping[Assumption, str]] = {}
     """Assumptions without which a run is refused -> what would happen without them."""
     expects: ClassVar[Mapping[Assumption, str]] = {}
-    """Assumptions without which a run is warned of -> what happens without them."""
+    """Assumptions -> what happens without them; a run is warned where one does not hold."""
 
     @abstractmethod
     def init(self, x: Tensor, copies: Tensor, net: Net) -> S:
@@ -122,8 +122,9 @@ class Algorithm(ABC, Generic[S]):
         """Whether the models after a round are means of models after local training, so that no
         coordinate leaves the range that it has among the peers.
 
-        A method that continues a change, by a momentum or a correction of its own, does not. Then
-        `--norm-stats share` is refused: a variance might fall below 0.
+        A method that adds a change of its own outside local training does not. Within it, momentum
+        and corrections move no running statistics. Where this is False, `--norm-stats share` is
+        refused: a variance might fall below 0.
         """
         return True
 
@@ -155,7 +156,7 @@ class Algorithm(ABC, Generic[S]):
             m: the coordinates of a model that peers share.
             shapes: the shapes of its parameters, the first of which are the m coordinates.
         """
-        return (m + self.numbers,)
+        return (m + self.extra_numbers,)
 
     def observe(self, state: S) -> dict[str, Tensor]:
         """Return values (p,) of the peers for peers.csv by column, those of `columns` included."""

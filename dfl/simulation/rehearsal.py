@@ -46,7 +46,7 @@ DRAWS = 8
 COARSE = 0.05
 """Squared error of a message, relative to it, from which averaging is rehearsed on any graph."""
 BIASED = 0.25
-"""Squared error of the mean of messages, relative to them, from which a run is warned of."""
+"""Squared error of the mean of messages, relative to them, from which on a run is warned."""
 
 
 def check_copies(

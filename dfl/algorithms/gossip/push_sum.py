@@ -49,7 +49,7 @@ class PushSum(Algorithm[State]):
 
     mixing_sums: ClassVar[Literal["rows", "columns"]] = "columns"
     default_mixing: ClassVar[str] = "out_degree"
-    numbers: ClassVar[int] = 1
+    extra_numbers: ClassVar[int] = 1
 
     @property
     def averages(self) -> bool:

@@ -60,7 +60,7 @@ class RelaySGD(Algorithm[State]):
     2T, ..., so that a message has a T-th of the model.
     """
 
-    numbers: ClassVar[int] = 1
+    extra_numbers: ClassVar[int] = 1
     mixes: ClassVar[bool] = False
     on_every_graph: ClassVar[bool] = True
     incoming: ClassVar[tuple[str, ...]] = ("relayed", "counts")
