@@ -55,6 +55,10 @@ class FedAvg(Algorithm[State]):
     Brown 2019). Where w is a part of the model and the rest stays with each peer, it is LG-FedAvg
     (Liang et al. 2020, Algorithm 1).
 
+    The stragglers here are drawn from the clients of a round, and are dropped or do fewer epochs;
+    those of `--faults stragglers` are drawn apart, from all peers and with any method, and do a
+    given share of their steps, which the server waits for.
+
     Attributes:
         fraction: C, the fraction of the peers that take part in a round, drawn in every round from
             those that are up.
