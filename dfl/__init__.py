@@ -3,9 +3,18 @@ their neighbours.
 
 The alphabet of shapes, used in every docstring:
 
-    P peers · p peers on this rank · e outgoing directed edges of this rank's peers · d parameters
-    of a model · m coordinates of a message · B bytes of a message · K local steps · t round ·
-    n examples
+    P peers · p peers on this rank · R ranks
+    k senders, edges or links, on all ranks · f messages of attackers
+    e outgoing and e' incoming directed edges of this rank's peers
+    a peers or outgoing edges of this rank that take part · a' incoming edges that do
+    d parameters of a model · m coordinates of a message, the parameters that peers share
+    c coordinates that this rank aggregates
+    q messages that are handled together · q' messages from other ranks
+    B bytes of a message · b bits of a coordinate
+    u rows and v columns of a parameter as a matrix · r columns of its factors
+    K local steps · t round · n examples
+
+Formulas keep the letters of their sources.
 
 From Python:
 

@@ -57,7 +57,7 @@ class Algorithm(ABC, Generic[S]):
     default_mixing: ClassVar[str] = "metropolis"
     """The mixing matrix of a run that gives none."""
     extra_numbers: ClassVar[int] = 0
-    """Numbers of a message besides the coordinates of a model."""
+    """Numbers that a message has besides its m coordinates."""
     applies: ClassVar[tuple[str, ...]] = ()
     """Which of `compressor` and `aggregator` the method applies."""
     default_aggregator: ClassVar[str] = "mean"

@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     Attributes:
         places: its coordinates.
-        rows, columns: a and b.
+        rows, columns: u and v.
         start: where among the factors its left one begins, before the right one; None without.
     """
 
@@ -59,17 +59,17 @@ def parts_of(m: int, shapes: Sequence[tuple[int, ...]], rank: int) -> list[Part]
     """
     parts: list[Part] = []
     end = start = 0
-    for places, a, b in matrices(shapes, m):
-        if rank < min(a, b):
+    for places, rows, columns in matrices(shapes, m):
+        if rank < min(rows, columns):
             if end < places.start:
                 parts.append(Part(slice(end, places.start), places.start - end, 1))
-            parts.append(Part(places, a, b, start))
-            end, start = places.stop, start + a + b
+            parts.append(Part(places, rows, columns, start))
+            end, start = places.stop, start + rows + columns
     return parts if parts and end == m else [*parts, Part(slice(end, m), m - end, 1)]
 
 
 def numbers(parts: Sequence[Part]) -> int:
-    """Return n, the numbers of the left and right factors of rank 1."""
+    """Return the numbers of the left and right factors of rank 1, the sum of u + v."""
     return sum(each.rows + each.columns for each in parts if each.start is not None)
 
 
@@ -78,7 +78,7 @@ class Bases:
     """The bases V of a round, of every edge and part.
 
     Attributes:
-        factors: (e, r, n), left and right factors of one matrix after the other.
+        factors: (e, r, numbers(parts)), left and right factors of one matrix after the other.
         parts: the parts of a row.
         t: the round.
     """
@@ -88,19 +88,19 @@ class Bases:
     t: int
 
     def products(self, x: Tensor) -> Tensor:
-        """Return X V for every part of rows x (e, m), one after the other, (e, k)."""
+        """Return X V for every part of rows x (e, m), one after the other, (e, length)."""
         found = [product(self._matrix(x, p), v).flatten(1) for p, v in self._pairs]
         return torch.cat(found, dim=1)
 
     def projections(self, products: Tensor) -> Tensor:
-        """Return S V^T for every part, as coordinates (e, m), given all S (e, k)."""
+        """Return S V^T for every part, as coordinates (e, m), given all S (e, length)."""
         rows = products.new_empty(len(products), self.parts[-1].places.stop)
         for (part, v), s in zip(self._pairs, self._split(products), strict=True):
             product(s, v.mT, out=self._matrix(rows, part))
         return rows
 
     def next(self, products: Tensor) -> Tensor:
-        """Return the factors with the products S (e, k) as those of the next round."""
+        """Return the factors with the products S (e, length) as those of the next round."""
         factors = self.factors.clone()
         for part, s in zip(self.parts, self._split(products), strict=True):
             if part.start is not None:
@@ -117,12 +117,12 @@ class Bases:
         ]
 
     def _matrix(self, x: Tensor, part: Part) -> Tensor:
-        """Return a part of rows x (e, m) as matrices, (e, a, b) or transposed; a view."""
+        """Return a part of rows x (e, m) as matrices, (e, u, v) or transposed; a view."""
         matrix: Tensor = x[:, part.places].unflatten(1, (part.rows, part.columns))
         return matrix.mT if part.transposed(self.t) else matrix
 
     def _split(self, products: Tensor) -> list[Tensor]:
-        """Return products (e, k) by part, as matrices of as many columns as V."""
+        """Return products (e, length) by part, as matrices of as many columns as V."""
         rank = self.factors.shape[1]
         sizes = [part.length(rank, self.t) for part in self.parts]
         split = zip(products.split(sizes, dim=1), self._pairs, strict=True)

@@ -104,7 +104,7 @@ class Received(Protocol):
 
     @property
     def messages(self) -> Tensor:
-        """The messages received over each of b edges, (b, m); zeros where nothing arrived."""
+        """The messages received over each of a' edges, (a', m); zeros where nothing arrived."""
 
     @property
     def error(self) -> Tensor:
@@ -154,7 +154,7 @@ class Edges(Protocol):
 
     @property
     def into(self) -> Ints:
-        """The positions of the b incoming edges among those of the union graph, (b,)."""
+        """The positions of the a' incoming edges among those of the union graph, (a',)."""
 
 
 class Union(Protocol):
@@ -259,7 +259,7 @@ class Net(Protocol):
         """Return sum_j y_(j->i), (p, m), over the messages that peers receive in this round.
 
         Args:
-            messages: (b, m), y_(j->i) for every incoming edge in use, as `Received.messages`.
+            messages: (a', m), y_(j->i) for every incoming edge in use, as `Received.messages`.
         """
 
     def group(self, ids: Ints, /) -> Group:

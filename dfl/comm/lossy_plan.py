@@ -29,8 +29,8 @@ class _Left(NamedTuple):
     Attributes:
         copies: (p,) edges over which a peer sends.
         lost: how many of them lose the message.
-        used, used_in: (a,) and (b,), which outgoing and which incoming edges are used.
-        arrives, arrives_in: (a,) and (b,), over which of them a message arrives.
+        used, used_in: (a,) and (a',), which outgoing and which incoming edges are used.
+        arrives, arrives_in: (a,) and (a',), over which of them a message arrives.
     """
 
     copies: NDArray[np.int64]
@@ -119,7 +119,7 @@ def _kept(plan: EdgePlan, sent: Bools, received: Bools) -> csr_array:
 
     Args:
         plan: the plan of all edges and messages.
-        sent, received: (a,) and (b,), which messages arrive.
+        sent, received: (a,) and (a',), which messages arrive.
     """
     near = plan.near
     own = near.indices >= len(received)

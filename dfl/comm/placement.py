@@ -46,7 +46,7 @@ def close_together(
     """Return a layout with as many peers on each rank, in reverse Cuthill-McKee order.
 
     Args:
-        sender, receiver: (n,), the ends of each directed edge.
+        sender, receiver: (k,), the ends of each directed edge.
         layout: of consecutive peers.
     """
     from scipy.sparse.csgraph import reverse_cuthill_mckee  # late: with it scipy.linalg is imported
@@ -65,7 +65,7 @@ def crossing(layout: Layout, sender: NDArray[np.int64], receiver: NDArray[np.int
 
     Args:
         layout: which peers are on which rank.
-        sender, receiver: (n,), the ends of each directed edge.
+        sender, receiver: (k,), the ends of each directed edge.
     """
     here, there = layout.ranks_of(sender), layout.ranks_of(receiver)
     between = here != there

@@ -67,12 +67,12 @@ class PeerPlan(Plan):
     """Messages sent once by every peer.
 
     Attributes:
-        senders: (r1 + p + r2,) peers whose messages the weights are on: r1 of ranks before this
-            one, this rank's own, and r2 of ranks after it; those of a rank ascending.
-        near: (p, r1 + p + r2) rows of W: weights of the closed neighbourhood. The entries of a row
-            are in ascending peer id.
-        before: r1.
-        kept: returns (p, r1 + p + r2) `near` where a sender keeps the weights of messages that do
+        senders: (q' + p,) peers whose messages the weights are on: those of ranks before this one,
+            this rank's own, and those of ranks after it; those of a rank ascending.
+        near: (p, q' + p) rows of W: weights of the closed neighbourhood. The entries of a row are
+            in ascending peer id.
+        before: how many of the senders are on ranks before this one.
+        kept: returns (p, q' + p) `near` where a sender keeps the weights of messages that do
             not arrive, so that the columns of W keep their sums; None where all arrive.
     """
 
@@ -97,19 +97,19 @@ class EdgePlan(Plan):
     Attributes:
         owner: (a,) position on this rank of the sender, for the a outgoing edges in use.
         out: (a,) positions of these edges among the e outgoing edges of the union graph.
-        into: (b,) positions of the b incoming edges in use among those of the union graph.
-        received: (b,) their numbers, sender * P + receiver, as in `ids`.
-        arrange: (b,) position of each received message: among the a sent here, then those from
+        into: (a',) positions of the a' incoming edges in use among those of the union graph.
+        received: (a',) their numbers, sender * P + receiver, as in `ids`.
+        arrange: (a',) position of each received message: among the a sent here, then those from
             other ranks.
         push: (p, e) weights of the reversed averaging on outgoing edges i -> k: w_ki pi_k / pi_i,
             pi being the weights of the average that W keeps. They are w_ki where W is doubly
             stochastic, and w_ik where pi_i w_ij = pi_j w_ji, as with every mixing rule on an
             undirected graph. A peer's add up to those of its pull.
         pull: (p, e') weights w_ij on incoming edges j -> i.
-        near: (p, b + p) weights of the closed neighbourhood in ascending peer id: on the b received
-            messages, then on the peers' own.
+        near: (p, a' + p) weights of the closed neighbourhood in ascending peer id: on the a'
+            received messages, then on the peers' own.
         weights: (a,) w_ki of each outgoing edge i -> k in use.
-        arrives: (a,) and (b,), which of the sent and of the received messages arrive; None where
+        arrives: (a,) and (a',), which of the sent and of the received messages arrive; None where
             all do.
     """
 
@@ -128,7 +128,7 @@ class EdgePlan(Plan):
 
     @cached_property
     def sums(self) -> csr_array:
-        """(p, b) ones on the messages that each peer receives."""
+        """(p, a') ones on the messages that each peer receives."""
         pull = self.pull
         places = np.searchsorted(self.into, pull.indices)
         shape = (pull.shape[0], len(self.into))
@@ -139,8 +139,8 @@ class Arcs(NamedTuple):
     """Directed edges of a mixing matrix, without its diagonal.
 
     Attributes:
-        sender, receiver: (n,) the two ends of each edge.
-        weight: (n,) w_ij of each edge j -> i.
+        sender, receiver: (k,) the two ends of each edge.
+        weight: (k,) w_ij of each edge j -> i.
     """
 
     sender: Ints

@@ -36,7 +36,7 @@ class Received:
             once it has taken its sums.
         sent: this rank's messages as receivers decode them, falsified ones included: (p, m), or
             (a, m) over the a edges in use; it is `own` itself where nothing is falsified.
-        far: (r, m), messages from other ranks.
+        far: (q', m), messages from other ranks.
         plan: the senders and receivers of the messages.
         error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's message, the worst over its edges;
             0 for a message of zeros, NaN in a round that is not observed.
@@ -52,7 +52,7 @@ class Received:
 
     @property
     def messages(self) -> Tensor:
-        """(b, m), received over each edge in the order of `EdgePlan.into`; zeros if it was lost."""
+        """(a', m), received over each edge, in the order of `EdgePlan.into`; zeros if lost."""
         assert isinstance(self.plan, EdgePlan)
         everything = torch.cat([self.sent, self.far]) if len(self.far) else self.sent
         messages = rows_at(everything, self.plan.arrange)
@@ -105,7 +105,7 @@ class Received:
         return total + itself[:, None] * (self.own - self.sent)  # an attacker averages its own
 
     def _in_order(self, plan: PeerPlan) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the messages of all senders, (r1, m), (p, m) and (r2, m), by ascending peer id."""
+        """Return the messages of the senders before, on and after this rank, (..., m) each."""
         return self.far[: plan.before], self.sent, self.far[plan.before :]
 
     def _neighbourhoods(self) -> Iterator[tuple[NDArray[np.float64], Tensor]]:

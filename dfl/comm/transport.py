@@ -123,7 +123,7 @@ class Transport:
             messages: (q, B), those of this rank. They leave their device at most once.
 
         Returns:
-            (r, B), the messages from other ranks.
+            (q', B), the messages from other ranks.
         """
         if self.world.size == 1:
             return messages[:0]
@@ -177,7 +177,7 @@ class Transport:
         Args:
             rows: (a, m), those of the members on this rank.
             group: the senders.
-            weights: (n,), the weight of each sender, adding up to 1.
+            weights: (k,), the weight of each sender, adding up to 1.
             reference: (1, m), the receiver's own row, where it has one.
         """
         cut = columns(rows.shape[1], self.world.size)
@@ -195,7 +195,7 @@ class Transport:
         """Return the rows of this rank; the inverse of `to_columns`.
 
         Args:
-            columns_here: (n, c), the coordinates of this rank, rank by rank of the rows.
+            columns_here: (k, c), the coordinates of this rank, rank by rank of the rows.
             like: (..., m), a tensor of the rows' dtype and device.
             counts: rows on each rank.
         """

@@ -23,15 +23,15 @@ else:
 @example_with("--algorithm qdfedavgm")
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """Projections of matrices M (a, b) on r columns P, by one step of a power iteration:
+    """Projections of matrices M (u, v) on r columns P, by one step of a power iteration:
 
         P = orthonormal columns of M R,   N = M^T P,   Q(M) = P N^T
 
-    R (b, r) is random, nearly normal. Biased; it contracts: Q(M) is an orthogonal projection, and
-    E ||Q(M) - M||^2 <= (1 - r/min(a, b)) ||M||^2. Nothing of a matrix of rank r is lost.
+    R (v, r) is random, nearly normal. Biased; it contracts: Q(M) is an orthogonal projection, and
+    E ||Q(M) - M||^2 <= (1 - r/min(u, v)) ||M||^2. Nothing of a matrix of rank r is lost.
 
     A parameter of more than two axes is a matrix of its first axis by all others. Vectors, and
-    matrices whose factors are no smaller, r (a + b) >= a b, are sent as they are. The bytes are the
+    matrices whose factors are no smaller, r (u + v) >= u v, are sent as they are. The bytes are the
     floats of P and N, or of the parameter, in the order of the parameters.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD" (arXiv 1905.13727), without warm start.
@@ -47,7 +47,7 @@ class LowRank:
     unbiased: ClassVar[bool] = False
 
     def bound(self, m: int) -> float:
-        """Return 1 - r/min(a, b) of the largest matrix."""
+        """Return 1 - r/min(u, v) of the largest matrix."""
         ratios = (self.rank / min(each.rows, each.columns) for each in self._matrices(m))
         return 1 - min(ratios, default=1.0)
 
@@ -60,7 +60,7 @@ class LowRank:
     def encode(self, messages: Tensor, draw: Draw) -> Tensor:
         """Return messages (q, m) as bytes (q, B).
 
-        `draw` is called for b r numbers of every matrix.
+        `draw` is called for v r numbers of every matrix.
         """
         q, m = messages.shape
         parts, end, drawn = [], 0, 0

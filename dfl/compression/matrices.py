@@ -21,7 +21,7 @@ class Matrix(NamedTuple):
 
     Attributes:
         places: its coordinates.
-        rows, columns: a and b.
+        rows, columns: u and v.
     """
 
     places: slice
@@ -29,7 +29,7 @@ class Matrix(NamedTuple):
     columns: int
 
     def of(self, x: Tensor) -> Tensor:
-        """Return this parameter of rows x (q, m), (q, a, b)."""
+        """Return this parameter of rows x (q, m), (q, u, v)."""
         matrix: Tensor = x[:, self.places].unflatten(1, (self.rows, self.columns))
         return matrix
 
@@ -53,14 +53,14 @@ def matrices(shapes: Sequence[tuple[int, ...]], m: int) -> Iterator[Matrix]:
 
 
 def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the products of matrices (q, a, b) and (q, b, c), (q, a, c).
+    """Return the products of matrices (q, u, v) and (q, v, w), (q, u, w).
 
-    A lone one is computed as one of two: libraries compute it by another kernel. With b = 1 nothing
+    A lone one is computed as one of two: libraries compute it by another kernel. With v = 1 nothing
     is added up, and libraries take ten times as long as an outer product needs.
 
     Args:
         one, other: the matrices.
-        out: (q, a, c), of any strides, to write to; None for a new tensor.
+        out: (q, u, w), of any strides, to write to; None for a new tensor.
     """
     if one.shape[2] == 1:
         return torch.mul(one, other, out=out)
@@ -72,7 +72,7 @@ def product(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """Return orthonormal columns (q, a, r) that span those given; completed where these do not have
+    """Return orthonormal columns (q, u, r) that span those given; completed where these do not have
     rank r.
     """
     spanning: Tensor = torch.linalg.qr(columns).Q

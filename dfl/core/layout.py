@@ -79,7 +79,7 @@ class Layout:
         return max(self.counts)
 
     def ranks_of(self, peers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ranks (n,) that host `peers` (n,)."""
+        """Return the ranks (k,) that host `peers` (k,)."""
         if self._hosts is not None:
             return self._hosts[peers]
         return np.searchsorted(np.asarray(self.starts), peers, side="right").astype(np.int64) - 1
@@ -134,7 +134,7 @@ class Layout:
 
 
 def put_back(rows: NDArray[_S], order: NDArray[np.int64] | None) -> NDArray[_S]:
-    """Return rows (n, ...) of which row k is put at order[k]; as they are if it is None."""
+    """Return rows (k, ...) of which row i is put at order[i]; as they are if it is None."""
     if order is None:
         return rows
     found = np.empty_like(rows)

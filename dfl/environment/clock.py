@@ -28,7 +28,7 @@ class Connections(Protocol):
 
         Args:
             ready: (P + 1,) seconds at which each node begins to send.
-            sender, receiver: (n,) the two ends of each message.
+            sender, receiver: (k,) the two ends of each message.
             size: bytes of a message.
         """
 
@@ -65,9 +65,9 @@ class EdgeLinks(NamedTuple):
     """A link of its own for every directed edge between peers.
 
     Attributes:
-        edges: (n,) sender * P + receiver, ascending.
-        byte: (n,) seconds that a byte takes.
-        delay: (n,) seconds that a message takes besides.
+        edges: (k,) sender * P + receiver, ascending.
+        byte: (k,) seconds that a byte takes.
+        delay: (k,) seconds that a message takes besides.
     """
 
     edges: Ints
@@ -119,7 +119,7 @@ class Clock:
         """Peers train, if they have not in this round, and send messages to their neighbours.
 
         Args:
-            sender, receiver: (n,) the directed edges over which messages are sent.
+            sender, receiver: (k,) the directed edges over which messages are sent.
             size: bytes of a message.
             up: (P,) who takes part; the clocks of the others follow the earliest of these. All take
                 part where not given.

@@ -43,29 +43,29 @@ class FaultEffects:
         return share * self.up
 
     def arrive(self, sender: Ints | int, receiver: Ints | int) -> Bools:
-        """Return which messages from sender to receiver arrive, (n,); number P is the server.
+        """Return which messages from sender to receiver arrive, (k,); number P is the server.
 
         Args:
-            sender, receiver: (n,) peers, or one for all messages.
+            sender, receiver: (k,) peers, or one for all messages.
         """
         links = np.atleast_1d(sender * (self.round_key.peers + 1) + np.asarray(receiver, np.int64))
         lost: Bools = np.any([each.loses(links, self.round_key) for each in self.faults], axis=0)
         return ~lost
 
     def on_edges(self, edges: Ints) -> tuple[Bools, Bools]:
-        """Return which edges are used, (n,), and over which of them a message arrives, (n,).
+        """Return which edges are used, (k,), and over which of them a message arrives, (k,).
 
         Args:
-            edges: (n,) sender * P + receiver.
+            edges: (k,) sender * P + receiver.
         """
         used = self.used(edges)
         return used, used & self.arrive(*np.divmod(edges, self.round_key.peers))
 
     def used(self, edges: Ints) -> Bools:
-        """Return which edges are used, (n,): those with both ends up.
+        """Return which edges are used, (k,): those with both ends up.
 
         Args:
-            edges: (n,) sender * P + receiver.
+            edges: (k,) sender * P + receiver.
         """
         sender, receiver = np.divmod(edges, self.round_key.peers)
         return self.up[sender] & self.up[receiver]

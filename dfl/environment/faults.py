@@ -58,10 +58,10 @@ class Fault:
         return np.ones(round_key.peers)
 
     def loses(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Return which of some directed links lose their message, (n,).
+        """Return which of some directed links lose their message, (k,).
 
         Args:
-            links: (n,) sender * (P + 1) + receiver.
+            links: (k,) sender * (P + 1) + receiver.
             round_key: the round.
         """
         return np.zeros(len(links), bool)
@@ -125,7 +125,7 @@ class Burst(Fault):
         )
 
     def is_bad(self, links: Ints, round_key: RoundKey) -> Bools:
-        """Return which links are in the bad state, (n,)."""
+        """Return which links are in the bad state, (k,)."""
         redrawn = 1 / (self.length * (1 - self.p))
         return _latest(round_key, "burst", links, redrawn) < redrawn * self.p
 
@@ -254,7 +254,7 @@ class Stragglers(_Some):
 
 
 def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
-    """Return a uniform number in [0, 1) for each id in a round, (n,)."""
+    """Return a uniform number in [0, 1) for each id in a round, (k,)."""
     row = randomness.uniform(round_key.seed, purpose, ids, n=slice(round_key.t, round_key.t + 1))
     return np.asarray(row[:, 0].numpy())
 
@@ -262,14 +262,14 @@ def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
 def _latest(
     round_key: RoundKey, purpose: str, ids: Ints, below: float, rounds: float = math.inf
 ) -> NDArray[np.float32]:
-    """Return the last number below a bound that each id has drawn, (n,); 1 where there is none.
+    """Return the last number below a bound that each id has drawn, (k,); 1 where there is none.
 
     Rounds are places in a row of random numbers, those before round 0 as well.
 
     Args:
         round_key: the last round to look at.
         purpose: addresses the numbers.
-        ids: (n,).
+        ids: (k,).
         below: the bound.
         rounds: how many rounds to look at.
     """

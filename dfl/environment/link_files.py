@@ -25,11 +25,11 @@ ROOM, LINE = 2**20, 200
 
 
 def of_edges(path: Path, edges: Ints, peers: int) -> Floats:
-    """Return Mbit/s and milliseconds of every edge, (n, 2), from a CSV file.
+    """Return Mbit/s and milliseconds of every edge, (k, 2), from a CSV file.
 
     Args:
         path: the file.
-        edges: (n,) sender * P + receiver, ascending.
+        edges: (k,) sender * P + receiver, ascending.
         peers: P.
 
     Raises:

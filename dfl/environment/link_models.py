@@ -47,7 +47,7 @@ class LinkModel:
         Args:
             peers: P.
             seed: the run's seed.
-            edges: (n,) sender * P + receiver of every edge that any round uses, ascending; None
+            edges: (k,) sender * P + receiver of every edge that any round uses, ascending; None
                 where there is no graph.
             on_root: reads files on rank 0.
 

@@ -1,6 +1,6 @@
 """The shared and the personal parameters of a model.
 
-A row of d numbers begins with the s shared ones (`ParameterLayout.shared`), so a message is the
+A row of d numbers begins with the m shared ones (`ParameterLayout.shared`), so a message is the
 beginning of the row.
 """
 
@@ -86,13 +86,13 @@ def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:
 
 
 def split_shared(x: Tensor, shared: int) -> tuple[Tensor, Tensor]:
-    """Return the shared coordinates (p, s) and the personal ones (p, d - s) of rows x (p, d)."""
+    """Return the shared coordinates (p, m) and the personal ones (p, d - m) of rows x (p, d)."""
     return x[:, :shared].contiguous(), x[:, shared:]
 
 
 def merge_shared(shared: Tensor, personal: Tensor) -> Tensor:
-    """Return rows (p, d) of shared coordinates, (p, s) or (1, s) for all peers, and personal ones,
-    (p, d - s).
+    """Return rows (p, d) of shared coordinates, (p, m) or (1, m) for all peers, and personal ones,
+    (p, d - m).
     """
     if not personal.shape[1]:
         return shared

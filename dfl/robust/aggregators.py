@@ -6,7 +6,7 @@ rank aggregates its own block of coordinates of all updates, so that no rank hol
 coordinate-wise rule needs no more than its block; any other rule needs inner products over all
 coordinates, `Updates.dots`, and returns a weighted sum of rows, `Updates.mix`. A rule that needs
 more senders to outvote its attackers than there are raises; every rule is called once before the
-run starts.
+run starts. In the formulas of rules n is the number of senders, as in their sources.
 
 An attacker may send values that are not finite. The mean of such rows is not finite either. A
 coordinate-wise rule takes such a value for a very large number, NaN for the largest of all. Any
@@ -48,11 +48,11 @@ def _here(parts: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Updates:
-    """The messages of n senders, by ascending id, in the c coordinates that this rank works on.
+    """The messages of k senders, by ascending id, in the c coordinates that this rank works on.
 
     Attributes:
-        rows: (n, c) float32 or float64.
-        weights: (n,) the weight of each sender, adding up to 1; rules that treat all senders alike
+        rows: (k, c) float32 or float64.
+        weights: (k,) the weight of each sender, adding up to 1; rules that treat all senders alike
             ignore it.
         reference: (c,) the row that rules compare the others with: a peer's own on a graph, the
             server's own update (g_0 of FLTrust) or the one that it expects; None where there is
@@ -82,9 +82,9 @@ class Updates:
 
     @cached_property
     def gram(self) -> Floats:
-        """The inner products of all rows, (n, n).
+        """The inner products of all rows, (k, k).
 
-        With a reference row they are (n + 1, n + 1), and it is the last.
+        With a reference row they are (k + 1, k + 1), and it is the last.
         """
         among = self.dots(self.rows, self.rows)
         if self.reference is None:
@@ -95,7 +95,7 @@ class Updates:
 
     @_quiet
     def distances(self, centre: Rows | None = None) -> Floats:
-        """Return the distance of each row to a centre over all coordinates, (n,).
+        """Return the distance of each row to a centre over all coordinates, (k,).
 
         It is inf where it is not finite.
 
@@ -113,7 +113,7 @@ class Updates:
 
     @_quiet
     def mix(self, coefficients: Floats) -> Floats:
-        """Return sum_k coefficients_k row_k, (c,), summed in float64 by ascending id.
+        """Return sum_i coefficients_i row_i, (c,), summed in float64 by ascending id.
 
         A row with coefficient 0 is left out, whatever it holds.
         """
@@ -129,7 +129,7 @@ class Aggregate(NamedTuple):
 
     Attributes:
         row: (c,).
-        scores: (n,) a score of each sender, 0 for a message that is not used; None from a rule that
+        scores: (k,) a score of each sender, 0 for a message that is not used; None from a rule that
             does not judge senders.
     """
 
@@ -272,7 +272,7 @@ def _best(updates: Updates, f: int, m: int) -> Aggregate:
 
 @_quiet
 def squares(gram: Floats) -> Floats:
-    """Return the squared distances of n rows, (n, n), from their inner products.
+    """Return the squared distances of k rows, (k, k), from their inner products.
 
     They are inf where they are not finite.
     """
@@ -282,7 +282,7 @@ def squares(gram: Floats) -> Floats:
 
 
 def krum_scores(distances: Floats, f: int) -> Floats:
-    """Return the sums of squared distances (n, n) over the n - f - 2 nearest others, (n,)."""
+    """Return the sums of squared distances (k, k) over the k - f - 2 nearest others, (k,)."""
     n = len(distances)
     others = np.sort(np.where(np.eye(n, dtype=bool), np.inf, distances), axis=1)
     return np.asarray(others[:, : n - f - 2].sum(axis=1))
@@ -312,7 +312,7 @@ def geometric_median(updates: Updates) -> Aggregate:
 
 
 def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
-    """Return the share of every row in the geometric median, (n,), from inner products (n, n)."""
+    """Return the share of every row in the geometric median, (k,), from inner products (k, k)."""
     shares = weights / weights.sum()
     for _ in range(1000):
         products = gram @ shares

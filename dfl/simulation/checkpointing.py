@@ -204,7 +204,7 @@ def _gathered(name: str, rows: NDArray[_S], prepared: Prepared) -> NDArray[_S] |
 
 
 def _places(name: str, rows: int, prepared: Prepared) -> NDArray[np.int64] | None:
-    """Return the places (n,) of the rows of all ranks, given rank by rank, by ascending owner.
+    """Return the places (k,) of the rows of all ranks, given rank by rank, by ascending owner.
 
     A row belongs to a peer, or to an edge and so to the peer that owns it. The number of rows
     decides: `dfl.comm.placement` orders no peers where there are as many edges as peers. The places

@@ -176,7 +176,7 @@ class RunInfo:
         device: where rank 0 trains.
         own_module: whether the caller gave the model.
         parameters: d.
-        shared: s, the parameters that peers share.
+        shared: m, the parameters that peers share.
         frozen: further parameters, which are neither trained nor sent; every rank has them once.
         dtype: of the parameters, as "float32".
         attackers: ids of the attackers.

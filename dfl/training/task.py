@@ -26,11 +26,11 @@ Ints = NDArray[np.int64]
 class Task(Problem):
     """The problem of this rank's peers, and their personal parameters.
 
-    A row of d parameters consists of s shared ones, which methods see and send, followed by d - s
+    A row of d parameters consists of m shared ones, which methods see and send, followed by d - m
     personal ones, which stay here. `train` merges the two and splits them again.
 
     Attributes:
-        personal: (p, d - s), the personal parameters of all peers of this rank; `train` updates
+        personal: (p, d - m), the personal parameters of all peers of this rank; `train` updates
             them in place.
         rows: (a,), the rows of `personal` that belong to this task's peers, where these are only
             some of the rank's; None where they are all.
@@ -64,11 +64,11 @@ class Task(Problem):
 
         Args:
             models: (p, d), one for each peer; or (1, d), the same for all.
-            shared: s, the number of shared coordinates, which come first.
+            shared: m, the number of shared coordinates, which come first.
 
         Returns:
             The task with the personal parameters, of which each peer has its own copy; and the
-            shared parameters, (p, s) or (1, s).
+            shared parameters, (p, m) or (1, m).
         """
         x, personal = split_shared(models, shared)
         if len(personal) == 1:
@@ -88,7 +88,7 @@ class Task(Problem):
         """Return whole models: (p, d); or (1, d) if all share one x and nothing is personal.
 
         Args:
-            x: (p, s), the shared parameters of each peer; or (1, s), those of all peers.
+            x: (p, m), the shared parameters of each peer; or (1, m), those of all peers.
         """
         return merge_shared(x, self.personal)
 
@@ -125,12 +125,12 @@ class Task(Problem):
         """Train the model of each peer by local steps, and store its personal parameters.
 
         Args:
-            x: (p, s), the shared parameters where each peer starts; or (1, s), where all do.
+            x: (p, m), the shared parameters where each peer starts; or (1, m), where all do.
             t: the round.
-            correction: (p, s), added to every gradient of the shared parameters; None for 0.
+            correction: (p, m), added to every gradient of the shared parameters; None for 0.
 
         Returns:
-            (p, s), the shared parameters after the last local step.
+            (p, m), the shared parameters after the last local step.
         """
         x = x.expand(len(self.peers), -1)
         if not self.personal.shape[1]:
@@ -145,13 +145,13 @@ class Task(Problem):
         Personal parameters have a fresh momentum in every round.
 
         Args:
-            x: (p, s), the shared parameters where each peer starts.
-            momentum: (p, s), their momentum, in the unit of a gradient.
+            x: (p, m), the shared parameters where each peer starts.
+            momentum: (p, m), their momentum, in the unit of a gradient.
             t: the round.
-            correction: (p, s), added to every gradient of the shared parameters; None for 0.
+            correction: (p, m), added to every gradient of the shared parameters; None for 0.
 
         Returns:
-            (p, s), the shared parameters after the last local step; and (p, s), their momentum.
+            (p, m), the shared parameters after the last local step; and (p, m), their momentum.
         """
         if not self.personal.shape[1]:
             return sgd_with_momentum(x, momentum, self, t, correction)
@@ -164,7 +164,7 @@ class Task(Problem):
         """Compute running statistics anew on each peer's own examples, where the run does so.
 
         Args:
-            x: (p, s), the shared parameters after mixing; or (1, s), those of all peers.
+            x: (p, m), the shared parameters after mixing; or (1, m), those of all peers.
         """
         if self.recomputes and len(self.peers):
             models = self.models(x)
@@ -179,17 +179,17 @@ class Task(Problem):
         return torch.from_numpy(self.rows).to(self.personal.device)
 
     def _whole(self, x: Tensor) -> Tensor:
-        """Return whole models (p, d) of this task's peers, with shared parameters x (p, s)."""
+        """Return whole models (p, d) of this task's peers, with shared parameters x (p, m)."""
         return merge_shared(x, self.personal[self._rows])
 
     def _extended(self, values: Tensor | None) -> Tensor | None:
-        """Return values (p, s) with zeros for the personal parameters, (p, d)."""
+        """Return values (p, m) with zeros for the personal parameters, (p, d)."""
         if values is None:
             return None
         return torch.cat([values, values.new_zeros(len(values), self.personal.shape[1])], dim=1)
 
     def _stored(self, z: Tensor, shared: int) -> Tensor:
-        """Store the personal parameters of models z (p, d), and return the s shared ones."""
+        """Store the personal parameters of models z (p, d), and return the m shared ones."""
         z, own = split_shared(z, shared)
         self.personal[self._rows] = own
         return z

@@ -38,8 +38,8 @@ class State:
 
     Attributes:
         x: (p, m), the models.
-        factors: (e, r, n), for edges i -> j: the left (a) and the right (b) factor of r columns of
-            the difference of the higher to the lower of i and j, one matrix after the other.
+        factors: (e, r, ...), for edges i -> j: the left (u) and the right (v) factor of r columns
+            of the difference of the higher to the lower of i and j, one matrix after the other.
     """
 
     x: Tensor
@@ -58,7 +58,7 @@ class PowerGossip(Algorithm[State]):
 
     S V^T is the difference of the two models, projected on r directions, which the rounds turn
     towards those of its largest singular values. The steps at the two ends cancel, so the mean is
-    kept where W is symmetric. Vectors, and matrices with r >= min(a, b), are sent as they are: at
+    kept where W is symmetric. Vectors, and matrices with r >= min(u, v), are sent as they are: at
     full rank it is DFedAvgM. A parameter of more than two axes is a matrix of its first axis by all
     others.
 

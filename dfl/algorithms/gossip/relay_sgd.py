@@ -108,7 +108,7 @@ class RelaySGD(Algorithm[State]):
 
 
 def _in_use(rows: Tensor, tree: Net) -> Tensor:
-    """Return the rows (b, ...) of the incoming edges of a tree, given those of all (e', ...)."""
+    """Return the rows (a', ...) of the incoming edges of a tree, given those of all (e', ...)."""
     alone = len(tree.edges.into) == len(rows)  # no other tree has an edge that this one has not
     return rows if alone else rows_at(rows, tree.edges.into)
 

@@ -33,7 +33,7 @@ class AttackView:
     """What attackers know when they send.
 
     Attributes:
-        updates: the messages of all n senders, ascending; the rows of attackers are what they would
+        updates: the messages of all k senders, ascending; the rows of attackers are what they would
             send if they were honest.
         attackers: (f,) positions of the attackers' rows.
         ids: (f,) addresses of the attackers' random numbers: their numbers among all peers, or

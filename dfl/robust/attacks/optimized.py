@@ -86,7 +86,7 @@ def _accepted_by_krum(view: AttackView) -> tuple[Rows, float]:
 
 
 def _nearest(distances: Floats, near: int) -> Floats:
-    """Return Krum's score of each of n, the sum of distances to the `near` nearest others, (n,)."""
+    """Return Krum's score of each of k, the sum of distances to the `near` nearest others, (k,)."""
     n = len(distances)
     others = np.sort(distances + np.diag(np.full(n, np.inf)), axis=1)
     return np.asarray(others[:, : min(near, n - 1)].sum(1))
@@ -98,8 +98,8 @@ def _krum_chooses(
     """Return whether Krum prefers a message that all attackers send to every honest message.
 
     Args:
-        squared: (n, n), the squared distances between honest messages.
-        to_message: (n,), their squared distances to the message.
+        squared: (k, k), the squared distances between honest messages.
+        to_message: (k,), their squared distances to the message.
         attackers: (f,), the positions of the attackers.
         near: how many others Krum adds up.
     """
@@ -252,7 +252,7 @@ def _unit(mixed: Floats, gram: Floats) -> Floats:
 
 
 def _squares(updates: Updates) -> Floats:
-    """Return ‖v_i‖² of every sender, (n,)."""
+    """Return ‖v_i‖² of every sender, (k,)."""
     cut = blocks(updates.rows.shape[1])
     parts = np.zeros((len(cut), len(updates.rows)))
     for part, block in zip(parts, cut, strict=True):
