@@ -66,23 +66,23 @@ def settle(run: Run, ranks: int) -> Run:
         given = f"--bits {run.bits}" if run.bits else f"--compressor {shown_spec(compressor)}"
         raise InputError(
             f"{given} has no part in --algorithm {name_of(settled.algorithm)}: leave it out, or "
-            f"choose --algorithm {' or '.join(others)}{_stated(method)}"
+            f"choose --algorithm {' or '.join(others)}{_stated(method, 'compressor')}"
         )
     for field in _idle(settled, method):
         raise InputError(
             f"{flag(field)} {shown_spec(getattr(settled, field))} has no part in --algorithm "
-            f"{name_of(settled.algorithm)}: leave it out"
-            f"{_stated(method) if field == 'aggregator' else ''}"
+            f"{name_of(settled.algorithm)}: leave it out{_stated(method, field)}"
         )
     return settled
 
 
-def _stated(method: Method) -> str:
+def _stated(method: Method, field: str) -> str:
     """Return the end of a message about what a method does not apply: a method of the caller's own
-    may apply it and not state so.
+    may apply it and not state so. It is "" for other messages.
     """
     own = not type(method).__module__.startswith("dfl.")
-    return ", or state in `applies` that the method applies it" if own else ""
+    unstated = field in ("compressor", "aggregator") and field not in method.applies
+    return ", or state in `applies` that the method applies it" if own and unstated else ""
 
 
 def compresses(run: Run) -> bool:
@@ -136,7 +136,7 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
     )
     if not default and (
         "aggregator" not in method.applies
-        or method.default_aggregator != "mean"
+        or _needs_reference(method.default_aggregator)
         or (method.has_server and _needs_reference(run.aggregator))
     ):
         yield "aggregator"

@@ -15,6 +15,7 @@ from torch import Tensor
 import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
 from dfl.algorithms.server.fedavg import FedAvg
+from dfl.algorithms.server.fltrust import FLTrust
 from dfl.comm.mpi import World
 from dfl.simulation.prepare import prepare
 from tests.support.given import DATA, Lagged, last, refused, small
@@ -41,6 +42,44 @@ def test_a_method_of_ones_own_states_what_it_applies(settings: dict[str, Any]) -
     assert " has no part in --algorithm Plain(): leave it out" in line
     assert "`applies`" in line
     assert "`applies`" not in refused(lambda: small(algorithm="local_only", **settings))
+
+
+class ByMedian(DFedAvgM):
+    default_aggregator = "median"
+
+
+class ServerByMedian(FedAvg):
+    default_aggregator = "median"
+
+
+@pytest.mark.parametrize(
+    ("own", "base"), [(ByMedian(), DFedAvgM()), (ServerByMedian(), FedAvg())], ids=repr
+)
+def test_a_method_with_its_own_default_aggregator_takes_others(own: Any, base: Any) -> None:
+    assert last(small(algorithm=own)) == last(small(algorithm=base, aggregator="median"))
+    for rule in ("mean", "trimmed_mean:f=1"):
+        given = small(algorithm=own, aggregator=rule)
+        assert last(given) == last(small(algorithm=base, aggregator=rule))
+
+
+class Trusting(FLTrust):
+    pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": Trusting(), "aggregator": "median"},
+        {"algorithm": ServerByMedian(), "aggregator": "fltrust"},
+    ],
+)
+def test_a_rule_refused_for_its_reference_has_no_advice(
+    settings: dict[str, Any],
+) -> None:
+    """The method states that it applies an aggregator: the reason is the reference of a rule."""
+    line = refused(lambda: small(**settings))
+    assert " has no part in --algorithm " in line
+    assert "`applies`" not in line
 
 
 class Bare(NamedTuple):
