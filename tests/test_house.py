@@ -1,4 +1,4 @@
-"""Rules of the source that no linter holds: no circles of imports, no pickle or eval."""
+"""Rules of the source that no linter holds: no pickle and no eval."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[1]
 SOURCE = sorted(
     f for folder in ("dfl", "topologies", "experiments") for f in (ROOT / folder).rglob("*.py")
 )
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def name_of(file: Path) -> str:
@@ -27,46 +26,8 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-def module_name(file: Path) -> str:
-    parts = list(file.relative_to(ROOT).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def roots(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(file)}
-
-
-def test_imports_have_no_circle() -> None:
-    """Imports at the top of modules have an order; those inside functions cannot close a circle."""
-    known = {module_name(f): f for f in SOURCE}
-    graph = {
-        name: {i for i in top_imports(f) if i in known and i != name} for name, f in known.items()
-    }
-    done: list[str] = []
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, " -> ".join((*path, name))
-        for other in graph[name] - set(done):
-            # A member of a package imports its package for the registry; the package imports its
-            # members last.
-            if not (other.startswith(f"{name}.") or name.startswith(f"{other}.")):
-                visit(other, (*path, name))
-        done.append(name)
-
-    for name in graph:
-        visit(name, ())
-
-
-def top_imports(file: Path) -> set[str]:
-    """Return the dotted names that a file imports at its top."""
-    tree = ast.parse(file.read_text())
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
 
 
 @pytest.mark.parametrize("file", SOURCE, ids=name_of)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dfl.comm.mpi import World
     from dfl.simulation.evaluator import Evaluator
-    from dfl.simulation.prepare import Prepared
+    from dfl.simulation.prepared import Prepared
     from dfl.store.run_files import RunFiles
 else:
     from dfl.core.lazy import torch

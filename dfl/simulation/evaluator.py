@@ -24,7 +24,7 @@ from dfl.store.callbacks import Callback, Outcome, Row
 
 if TYPE_CHECKING:
     from dfl.comm.mpi import World
-    from dfl.simulation.prepare import Prepared
+    from dfl.simulation.prepared import Prepared
 
 
 def due(t: int, run: Run) -> bool:

@@ -22,7 +22,8 @@ from dfl.evaluation import metrics
 from dfl.simulation import checkpointing, evaluator
 from dfl.simulation.defaults import settle
 from dfl.simulation.heartbeats import alive
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import Form, RunState, begin, check_same_form, forms, narrowed
 from dfl.store import logs
 from dfl.store.callbacks import Callback, Callbacks, Row, as_callbacks

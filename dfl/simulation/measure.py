@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dfl.simulation.prepare import Prepared
+    from dfl.simulation.prepared import Prepared
 else:
     from dfl.core.lazy import torch
 

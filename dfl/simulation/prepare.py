@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.algorithms import Method
 from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.placement import placed
@@ -24,7 +22,7 @@ from dfl.core.layout import Layout
 from dfl.core.parts import joined, parts_of
 from dfl.core.registry import flag
 from dfl.datasets.server_data import all_examples
-from dfl.evaluation.test_sets import TestSets, make_test_sets
+from dfl.evaluation.test_sets import make_test_sets
 from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
 from dfl.models.zoo import NamedModels
@@ -41,53 +39,17 @@ from dfl.simulation.components import Components, components_of
 from dfl.simulation.defaults import settle
 from dfl.simulation.describe import run_info, sizes_of_states
 from dfl.simulation.graph import known_matrices
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.read_on_root import Root, RootFacts, read_on_root
 from dfl.simulation.run_state import check_state
 from dfl.simulation.timing import with_clock
 from dfl.store import fingerprints
-from dfl.store.callbacks import RunInfo
-from dfl.store.progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
-    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One rank of a run before round 0.
-
-    Attributes:
-        run: the settled run.
-        world: the ranks.
-        task: the learning problem of this rank's peers.
-        network: what connects the peers.
-        algorithm: the method.
-        test_sets: what this rank's peers are evaluated on.
-        own_module: whether the caller gave the model.
-        starts: the models of `--init-from`, where it is given.
-        info: facts of the run, on rank 0; None elsewhere.
-        progress: how far the run has come, on rank 0; None elsewhere.
-    """
-
-    run: Run
-    world: World
-    task: Task
-    network: Network
-    algorithm: Method
-    test_sets: TestSets
-    own_module: bool
-    starts: initialization.Starts | None
-    info: RunInfo | None
-    progress: Progress | None
-
-    @property
-    def layout(self) -> Layout:
-        """Peers and ranks."""
-        return self.network.layout
 
 
 class RankData(NamedTuple):

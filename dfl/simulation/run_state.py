@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dfl.algorithms import State
-    from dfl.simulation.prepare import Prepared
+    from dfl.simulation.prepared import Prepared
     from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch

@@ -13,7 +13,8 @@ from dfl.config import Run
 from dfl.core import rows
 from dfl.datasets.data import Data
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import begin
 from tests.support.quadratic import digits, final, quadratic, spread
 

@@ -12,7 +12,8 @@ from dfl.comm.mpi import World
 from dfl.comm.network import Network
 from dfl.comm.weighting import weighted_sum
 from dfl.compression import COMPRESSORS
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from tests.support.quadratic import info, quadratic, states
 
 

@@ -20,7 +20,8 @@ from dfl.robust.aggregators import Rows
 from dfl.robust.attacks import AttackView
 from dfl.robust.attacks.omniscient import LittleIsEnough
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from tests.algorithms.test_oracle import dense, sgd
 from tests.support.quadratic import Point, centres, final, half_square, quadratic, spread, states
 from topologies import TOPOLOGIES

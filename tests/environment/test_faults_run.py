@@ -17,7 +17,7 @@ from dfl.comm.exchange import Net
 from dfl.reporting.text import header
 from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from dfl.training.batches import batches, groups
 from dfl.training.sgd import sgd
 from dfl.training.task import Task

@@ -17,7 +17,8 @@ from dfl.evaluation import metrics
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
 from dfl.simulation.measure import measure, traffic
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.store.callbacks import COLUMNS
 from tests.support.quadratic import run_states
 

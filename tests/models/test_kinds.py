@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dfl import InputError, Run, load, simulate
 from dfl.comm.mpi import World
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.training.sgd import sgd
 from tests.support.quadratic import final, run_states
 

@@ -26,7 +26,7 @@ from dfl.models.zoo import MODELS
 from dfl.simulation import loop, read_on_root
 from dfl.simulation.initialization import start
 from dfl.simulation.measure import consensus, measure
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from dfl.training.sgd import sgd
 from dfl.training.statistics import recompute
 from dfl.training.task import Task

@@ -15,7 +15,8 @@ from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.sharing import merge_shared, shared_names, split_shared
 from dfl.models.zoo import MODELS
 from dfl.simulation.measure import consensus, measure
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import gathered
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, run_states, states

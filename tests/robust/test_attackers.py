@@ -17,7 +17,7 @@ from dfl.robust.attacks import ATTACKS
 from dfl.robust.attacks.blind import SignFlip
 from dfl.simulation.initialization import start
 from dfl.simulation.measure import consensus, measure
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.reporting.callbacks.test_report import small

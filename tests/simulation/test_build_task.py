@@ -16,7 +16,8 @@ from dfl.core.ragged import Ragged
 from dfl.datasets.data import Data
 from dfl.datasets.partitions.base import DataSplit
 from dfl.simulation import cost, distribute_data, initialization
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from tests.support.quadratic import digits, info, points
 
 

@@ -14,7 +14,7 @@ from dfl.core.registry import choose
 from dfl.models.parameter_layout import ParameterLayout
 from dfl.models.zoo import MODELS
 from dfl.simulation.make_models import make_module
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import RunState, narrowed
 from dfl.training.sgd import sgd
 from tests.support.quadratic import digits, final, info, run_states

@@ -12,7 +12,8 @@ from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.datasets.data import Data
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.training.batches import batches, groups
 from dfl.training.objectives import RepresentationObjective
 from dfl.training.task import Task

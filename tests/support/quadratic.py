@@ -12,7 +12,8 @@ from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.config import Run
 from dfl.datasets.data import Data
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import RunState, begin
 from dfl.store.callbacks import RunInfo
 

@@ -15,7 +15,8 @@ from dfl.core.errors import InputError
 from dfl.datasets.data import Data
 from dfl.evaluation.metrics import own_loss_and_accuracy
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.training.augmentation import NO_AUGMENTATION, CropFlip
 from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups

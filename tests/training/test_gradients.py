@@ -16,7 +16,8 @@ from dfl.config import Run
 from dfl.datasets.data import Data
 from dfl.models.modules import dense_layers
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.training.gradients import update_velocity
 from dfl.training.problem import Step
 from dfl.training.sgd import sgd

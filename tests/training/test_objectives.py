@@ -16,7 +16,8 @@ from dfl.models.layers import SplitModel
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.zoo import MODELS
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.training.auxiliaries import AUXILIARIES, Jigsaw, Rotation
 from dfl.training.examples import Examples
 from dfl.training.objectives import ADVERSARIES, Adversary, RepresentationObjective

@@ -10,7 +10,7 @@ import dfl
 from dfl.core.errors import InputError
 from dfl.core.isolation import isolated
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from dfl.training.precision import products
 from dfl.training.sgd import sgd
 from tests.support.sequences import sequences

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfl.comm.exchange import Net
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from tests.algorithms.test_oracle import dense, sgd
 from tests.support.quadratic import STILL, centres, final, quadratic, states
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfl.comm.exchange import Net
 from dfl.core.errors import InputError
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared
+from dfl.simulation.prepared import Prepared
 from tests.support.quadratic import H, centres, digits, final, info, quadratic, run_states, states
 
 ROUNDS = 12

@@ -15,7 +15,8 @@ from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.core.errors import InputError
 from dfl.simulation.cost import payload_per_round
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import begin
 from tests.algorithms.test_oracle import dense
 from tests.support.quadratic import (

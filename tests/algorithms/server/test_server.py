@@ -15,7 +15,8 @@ from dfl.comm.mpi import World
 from dfl.core.layout import Layout
 from dfl.robust import aggregators
 from dfl.simulation.initialization import start
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.simulation.run_state import begin
 from dfl.training.sgd import sgd
 from tests.support.quadratic import FEW, centres, digits, final, quadratic

@@ -19,7 +19,8 @@ from dfl.comm.mpi import World
 from dfl.core.files import Lock, atomically
 from dfl.report import report
 from dfl.simulation.defaults import settle
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.store import manifest
 from dfl.store.callbacks import COLUMNS
 from dfl.store.results import Result

@@ -13,7 +13,8 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.reporting.callbacks.terminal import Terminal
 from dfl.reporting.text import size
-from dfl.simulation.prepare import Prepared, prepare
+from dfl.simulation.prepare import prepare
+from dfl.simulation.prepared import Prepared
 from dfl.store.callbacks import COLUMNS
 from tests.reporting.callbacks.test_report import small
 from tests.support.quadratic import info
