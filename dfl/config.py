@@ -144,7 +144,7 @@ class Run:
     entry t modulo its length for round t.
     """
     mixing: MixingSpec | None = None
-    """The mixing matrix W on that graph; default metropolis.
+    """The mixing matrix W on that graph; default metropolis, or what the method needs.
 
     An object: W, (P, P), or a sequence of matrices for a sequence of graphs; without a topology its
     nonzero entries are the graph. Or a function from the graph (P, P) of bool to W.
@@ -244,7 +244,7 @@ class Run:
     lr: Positive = 0.05
     """Learning rate η."""
     momentum: BelowOne = 0.9
-    """Heavy-ball momentum θ, fresh in every round."""
+    """Heavy-ball momentum θ, fresh in every round unless the method keeps it."""
     weight_decay: NotNegative = 0.0
     """Weight decay λ, added to the gradient as λx."""
     lr_schedule: ScheduleSpec = "constant"
