@@ -64,8 +64,7 @@ __all__ = [
 ]
 
 # MKL rounds a matrix product by how its memory happens to be aligned, and so by who shares a rank,
-# unless this variable is set. It looks here at its first product, and it costs nothing that was
-# measured.
+# unless this variable is set. MKL reads it at its first product. No cost was measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # Imported at their first use: `import dfl` alone takes milliseconds.

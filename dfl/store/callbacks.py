@@ -258,7 +258,7 @@ class Callback:
     """
 
     def start(self, info: RunInfo) -> None:
-        """Called before round 0."""
+        """Called before the first round of this launch."""
 
     def round(self, t: int) -> None:
         """Called after t rounds where no evaluation is due."""

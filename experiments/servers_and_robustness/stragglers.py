@@ -310,7 +310,7 @@ def draw(table: pd.DataFrame, options: Options) -> Figure:
     table = common.with_intervals(table, None)
     for place, (method, name) in enumerate(NAMES.items()):
         own = table[table["method"] == method]
-        x = 100 * own["stragglers"] + 1.5 * (place - 1)  # apart, so that intervals are seen
+        x = 100 * own["stragglers"] + 1.5 * (place - 1)  # no interval covers another
         style = {"color": common.COLOURS[place], "marker": "osD"[place], "label": name}
         accuracy.errorbar(x, own["accuracy"], own["accuracy_ci95"], capsize=3, **style)
         loss.errorbar(x, own["train_loss"], own["train_loss_ci95"], capsize=3, **style)
