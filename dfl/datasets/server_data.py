@@ -14,11 +14,22 @@ Ints = NDArray[np.int64]
 ServerDataRule = Callable[[Ints, int, np.random.Generator], Ints]
 """f(labels (n,), classes, rng) -> ascending indices of the server's examples, which no peer gets.
 
-The exception is `all_examples`, under which the peers keep theirs.
+A rule states as an attribute `peers_keep = True` that the server learns from copies: it chooses
+among the examples that the peers learn from, and the peers keep theirs. Labels of sequences, which
+only such a rule is given, are (n, *places).
 """
 
 BIASED_LABEL = 1
 """The label whose share the bias sets."""
+
+
+def peers_keep(rule: ServerDataRule | None) -> bool:
+    """Return whether a rule states that the peers keep the examples that it chooses.
+
+    Args:
+        rule: a rule, its options bound or not; None for a server without examples.
+    """
+    return any(getattr(each, "peers_keep", False) for each in (rule, getattr(rule, "func", None)))
 
 
 def biased_sample(
@@ -54,8 +65,8 @@ def biased_sample(
         indices = np.flatnonzero(labels == label)
         if count > len(indices):
             raise InputError(
-                f"--algorithm fltrust: root={size} with bias={bias:g} needs {count} examples of "
-                f"label {label}, there are {len(indices)}"
+                f"the server's own examples: {size} with bias={bias:g} need {count} of label "
+                f"{label}, there are {len(indices)}: change the options of --algorithm"
             )
         chosen.append(rng.choice(indices, count, replace=False))
     return np.sort(np.concatenate(chosen))
@@ -66,11 +77,15 @@ def all_examples(labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
     return np.arange(len(labels))
 
 
+setattr(all_examples, "peers_keep", True)  # noqa: B010  a function's type has no such attribute
+
+
 def _counts(classes: int, size: int, bias: float) -> Ints:
     """Return the number of examples of every label, (classes,)."""
     if classes < 2:
         raise InputError(
-            f"--algorithm fltrust: root examples need two labels at least, these have {classes}"
+            "the server's own examples need two labels at least, and those of --dataset have "
+            f"{classes}"
         )
     shares = np.full(classes, (1 - bias) / (classes - 1))
     shares[BIASED_LABEL] = bias

@@ -117,8 +117,8 @@ def with_server(
         task: the learning problem of this rank's peers.
         data: inputs and labels of the server's examples.
         sizes: (P,), training examples of every peer.
-        pools: whether the server has the examples of all peers, and makes as many local epochs as a
-            peer; else it makes as many local steps as the peer that makes most.
+        pools: whether the server has copies of the peers' examples, and makes as many local epochs
+            as a peer; else it makes as many local steps as the peer that makes most.
         own: returns the solver of the server, given that of the peers.
     """
     held = np.array([len(data["labels"])])

@@ -58,15 +58,11 @@ def settle(run: Run, ranks: int) -> Run:
     if isinstance(compressor, str):
         choose("--compressor", compressor, COMPRESSORS)  # a wrong name is refused as one
     if compresses(settled) and "compressor" not in method.applies:
-        others = [
-            name
-            for name, each in ALGORITHMS.items()
-            if "compressor" in each.applies and each.gossips == method.gossips
-        ]
+        others = methods_that_apply("compressor", gossips=method.gossips)
         given = f"--bits {run.bits}" if run.bits else f"--compressor {shown_spec(compressor)}"
         raise InputError(
             f"{given} has no part in --algorithm {name_of(settled.algorithm)}: leave it out, or "
-            f"choose --algorithm {' or '.join(others)}{_stated(method, 'compressor')}"
+            f"choose --algorithm {others}{_stated(method, 'compressor')}"
         )
     for field in _idle(settled, method):
         raise InputError(
@@ -74,6 +70,20 @@ def settle(run: Run, ranks: int) -> Run:
             f"{name_of(settled.algorithm)}: leave it out{_stated(method, field)}"
         )
     return settled
+
+
+def methods_that_apply(field: str, *, gossips: bool) -> str:
+    """Return the names of the methods that apply `compressor` or `aggregator`, for messages.
+
+    Args:
+        field: which of the two.
+        gossips: whether the methods are those whose peers send messages on a graph.
+    """
+    return " or ".join(
+        name
+        for name, each in ALGORITHMS.items()
+        if field in each.applies and each.gossips == gossips
+    )
 
 
 def _stated(method: Method, field: str) -> str:

@@ -25,7 +25,7 @@ from dfl.core.layout import Layout
 from dfl.core.parts import Parts, joined, map_parts, named, parts_of
 from dfl.datasets.data import Data, checked
 from dfl.datasets.partitions.base import DataSplit, by_label, split_data
-from dfl.datasets.server_data import ServerDataRule, all_examples
+from dfl.datasets.server_data import ServerDataRule, peers_keep
 from dfl.robust.attacks import Attack
 from dfl.simulation.components import Sources
 
@@ -67,7 +67,7 @@ def read(run: Run, sources: Sources, server_data: ServerDataRule | None) -> tupl
             f"--partition {run.partition} partitions by label, and these examples have "
             f"{math.prod(data.train_labels.shape[1:])} labels each: choose iid, quantity or natural"
         )
-    if data.is_sequence and server_data not in (None, all_examples):
+    if data.is_sequence and server_data is not None and not peers_keep(server_data):
         raise InputError(
             f"--algorithm {run.algorithm} chooses the server's examples by their label, and these "
             f"have {math.prod(data.train_labels.shape[1:])} labels each"

@@ -24,7 +24,7 @@ from dfl.core.registry import flag, is_own
 from dfl.environment.faults import Fault, RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
-from dfl.simulation.defaults import compresses
+from dfl.simulation.defaults import compresses, methods_that_apply
 from dfl.simulation.rehearsal import check_compressor, check_copies, compression_error
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _check_attack(
     if attack.per_edge and not (graph and "aggregator" in algorithm.applies):
         raise InputError(
             f"--attack {run.attack} sends each neighbour a message of its own: choose --algorithm "
-            "dfedavgm"
+            f"{methods_that_apply('aggregator', gossips=True)}"
         )
     if attack.falsifies and not senders:
         raise InputError(

@@ -21,7 +21,7 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.parts import joined, parts_of
 from dfl.core.registry import flag
-from dfl.datasets.server_data import all_examples
+from dfl.datasets.server_data import peers_keep
 from dfl.evaluation.test_sets import make_test_sets
 from dfl.models.model_file import ModelFile, file_of
 from dfl.models.modules import modules_of
@@ -218,7 +218,7 @@ def build(
     with world.agreed():  # a model may refuse the examples of some ranks
         task = try_models.tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
-        pools = algorithm.server_data_rule is all_examples
+        pools = peers_keep(algorithm.server_data_rule)
         task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
     network = Network(
         layout,

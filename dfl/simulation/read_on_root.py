@@ -15,7 +15,7 @@ from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.parts import Shape, shape_of
 from dfl.datasets.given import has_test_set
-from dfl.datasets.server_data import all_examples
+from dfl.datasets.server_data import peers_keep
 from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
 from dfl.simulation.components import Components, check
@@ -79,7 +79,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     rule = algorithm.server_data_rule
     _check_statistics(run, algorithm)
     if isinstance(settled.partition, list | tuple):
-        if rule not in (None, all_examples):
+        if rule is not None and not peers_keep(rule):
             raise InputError(
                 f"--partition as indices has no part in --algorithm {run.algorithm}, whose server "
                 "has examples of its own: choose a partition by its name"
@@ -143,7 +143,7 @@ def _notes(
 
 def _check_statistics(run: Run, algorithm: Method) -> None:
     """Refuse a policy for running statistics that does not suit the method or its messages."""
-    if run.norm_stats == "local" and algorithm.server_data_rule is all_examples:
+    if run.norm_stats == "local" and not algorithm.peers_train:
         raise InputError(
             f"--norm-stats local keeps statistics with peers, and --algorithm {run.algorithm} "
             "trains the server's model: choose share or recompute"

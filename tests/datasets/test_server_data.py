@@ -17,7 +17,7 @@ from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
 from dfl.datasets import PARTITIONS, Data, DataSplit, split_data
 from dfl.datasets.partitions.base import iid
-from dfl.datasets.server_data import all_examples, biased_sample
+from dfl.datasets.server_data import all_examples, biased_sample, peers_keep
 from dfl.robust.attacks import ATTACKS, Attack
 from dfl.simulation import distribute_data
 from dfl.simulation.components import sources_of
@@ -99,17 +99,28 @@ def test_examples_of_a_label_are_drawn_from_all_of_them() -> None:
     assert len(np.unique(np.concatenate(draws))) > 2000
 
 
+FEW_LABELS = "the server's own examples need two labels at least, and those of --dataset have"
+
+
 @pytest.mark.parametrize(
     ("classes", "options", "message"),
     [
         (
             10,
             {"size": 100, "bias": 0.5},
-            "--algorithm fltrust: root=100 with bias=0.5 needs 50 examples of label 1, there are "
-            "40",
+            "the server's own examples: 100 with bias=0.5 need 50 of label 1, there are 40: change "
+            "the options of --algorithm",
         ),
-        (1, {}, "--algorithm fltrust: root examples need two labels at least, these have 1"),
-        (0, {}, "--algorithm fltrust: root examples need two labels at least, these have 0"),
+        (
+            1,
+            {},
+            "the server's own examples need two labels at least, and those of --dataset have 1",
+        ),
+        (
+            0,
+            {},
+            "the server's own examples need two labels at least, and those of --dataset have 0",
+        ),
     ],
 )
 def test_too_few_labels_or_examples_are_refused(
@@ -189,6 +200,34 @@ def test_all_examples_are_those_that_the_peers_learn_from(each: int | None) -> N
     assert all_examples(data.train_labels, 10, randomness.generator(0, "root")).tolist() == list(
         range(400)
     )
+
+
+class EverySecond:
+    """A rule of one's own, under which the peers keep their examples."""
+
+    peers_keep = True
+
+    def __call__(self, labels: Ints, classes: int, rng: np.random.Generator) -> Ints:
+        return np.arange(0, len(labels), 2)
+
+
+def test_the_peers_keep_what_a_rule_states_that_they_keep() -> None:
+    data = made()
+    options: dict[str, Any] = {"peers": 4, "examples_per_peer": 20, "validation": 0.25}
+    split = split_data(iid, data, **options, server_rule=EverySecond())
+    plain = split_data(iid, data, **options)
+    assert all(np.array_equal(a, b) for a, b in zip(split.train, plain.train, strict=True))
+    assert split.server.tolist() == sorted(np.concatenate(plain.train).tolist())[::2]
+    taken = split_data(iid, data, **options, server_rule=SMALL)
+    assert not np.isin(taken.server, taken.train.values).any()
+
+
+def test_a_rule_states_that_the_peers_keep_their_examples() -> None:
+    assert peers_keep(all_examples)
+    assert peers_keep(partial(all_examples))
+    assert peers_keep(partial(EverySecond()))
+    assert not peers_keep(SMALL)
+    assert not peers_keep(None)
 
 
 def test_the_servers_arrays_have_the_dtypes_of_the_data() -> None:

@@ -358,7 +358,8 @@ IMPOSSIBLE = [
     ),
     (
         "--algorithm fedavg --attack dissensus",
-        "--attack dissensus sends each neighbour a message of its own: choose",
+        "--attack dissensus sends each neighbour a message of its own: choose --algorithm "
+        "dfedavgm or dfedsam or epidemic",
     ),
     (
         "--algorithm qdfedavgm --attack dissensus",
@@ -386,7 +387,7 @@ IMPOSSIBLE = [
         "--algorithm relay_sgd --mixing lazy",
         "--mixing lazy has no part in --algorithm relay_sgd: leave it out",
     ),
-    ("--algorithm fltrust:root=5000", "--algorithm fltrust: root=5000 with bias=0.1 needs "),
+    ("--algorithm fltrust:root=5000", "the server's own examples: 5000 with bias=0.1 need "),
 ]
 
 

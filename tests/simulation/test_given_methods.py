@@ -10,10 +10,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import dfl
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM, State
+from dfl.algorithms.local_and_pooled import Pooled
 from dfl.algorithms.server.fedavg import FedAvg
 from dfl.algorithms.server.fltrust import FLTrust
 from dfl.comm.mpi import World
@@ -80,6 +82,28 @@ def test_a_rule_refused_for_its_reference_has_no_advice(
     line = refused(lambda: small(**settings))
     assert " has no part in --algorithm " in line
     assert "`applies`" not in line
+
+
+def copies(labels: NDArray[np.int64], classes: int, rng: np.random.Generator) -> Any:
+    return np.arange(len(labels))
+
+
+setattr(copies, "peers_keep", True)  # noqa: B010  a function's type has no such attribute
+
+
+class Copying(Pooled):
+    """Trains on the pooled examples by a rule of its own."""
+
+    @property
+    def server_data_rule(self) -> Any:
+        return copies
+
+
+def test_a_rule_of_ones_own_lets_the_peers_keep_their_examples() -> None:
+    given = {"partition": [np.arange(16 * i, 16 * i + 16) for i in range(6)], "dataset": DATA}
+    for settings in ({}, {"validation": 0.25}, given):
+        own, built_in = (small(algorithm=each, **settings) for each in (Copying(), "pooled"))
+        assert last(own) == last(built_in)
 
 
 class Bare(NamedTuple):

@@ -24,7 +24,7 @@ from dfl.core.parse import shown
 from dfl.core.ragged import Ragged
 from dfl.core.registry import Registry
 from dfl.datasets.data import Data
-from dfl.datasets.server_data import ServerDataRule, all_examples
+from dfl.datasets.server_data import ServerDataRule, peers_keep
 
 Indices = NDArray[np.int64]
 
@@ -113,7 +113,7 @@ def split_data(
     examples are chosen (address "root"): from those that were not drawn, or from all where all
     were. Then the peers' examples are partitioned (address "partition"), and each peer holds out
     its `validation` share (address "validation", peer): the nearest whole number of examples, but
-    never its last one.
+    never its last one. A rule with `peers_keep` chooses among what is left to train on then.
 
     Args:
         partition: a function of `PARTITIONS` with its options bound.
@@ -122,17 +122,16 @@ def split_data(
         seed: the run's seed.
         examples_per_peer: training examples per peer, in the mean; None uses all examples.
         validation: the share of each peer's training examples that is held out, in [0, 1).
-        server_rule: chooses the server's examples; None where the server has none. With
-            `all_examples` they are a copy of those that the peers learn from; with another rule no
+        server_rule: chooses the server's examples; None where the server has none. Of a rule with
+            `peers_keep` they are copies of examples that the peers learn from; of another one no
             peer has them.
 
     Raises:
         InputError: fewer examples than requested, or a peer that gets none.
     """
-    shared = server_rule is all_examples
     chosen = _subset(len(data.train_labels), peers, examples_per_peer, seed)
     server = np.empty(0, np.int64)
-    if server_rule is not None and not shared:
+    if server_rule is not None and not peers_keep(server_rule):
         free = chosen
         if examples_per_peer is not None:
             free = np.setdiff1d(np.arange(len(data.train_labels)), chosen)
@@ -141,8 +140,7 @@ def split_data(
                 f"--examples-per-peer {examples_per_peer} for {peers} peers: that takes all "
                 f"{len(chosen)} of them, and the server needs some of its own"
             )
-        rng = randomness.generator(seed, "root")
-        server = free[server_rule(data.train_labels[free], data.classes, rng)]
+        server = _for_server(server_rule, free, data, seed)
         chosen = np.setdiff1d(chosen, server)
     groups = None if data.train_groups is None else data.train_groups[chosen]
     labels = Labels(data.train_labels[chosen], data.test_labels, groups, data.test_groups)
@@ -156,12 +154,20 @@ def split_data(
         )
     held, counts = _held_out(own, validation, seed)
     train = chosen[own.values[~held]]
+    if server_rule is not None and peers_keep(server_rule):
+        server = _for_server(server_rule, np.sort(train), data, seed)
     return DataSplit(
         train=Ragged(train, own.sizes - counts),
         validation=Ragged(chosen[own.values[held]], counts),
         test=test,
-        server=np.sort(train) if shared else server,
+        server=server,
     )
+
+
+def _for_server(rule: ServerDataRule, free: Indices, data: Data, seed: int) -> Indices:
+    """Return the server's training examples, which a rule chooses among some (n,)."""
+    rng = randomness.generator(seed, "root")
+    return free[rule(data.train_labels[free], data.classes, rng)]
 
 
 def _checked(parts: Assignment, peers: int, n_train: int, n_test: int) -> list[Ragged]:
