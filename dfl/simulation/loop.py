@@ -39,6 +39,10 @@ else:
     from dfl.core.lazy import torch
 
 
+SERVER = -1
+"""The number of the server among those that diverged, before the peers: the lowest is named."""
+
+
 def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
     """Run the round loop as `dfl.simulate` does, with no callback but the caller's and the one that
     writes `run.out`.
@@ -135,7 +139,7 @@ def _rounds(
             if observed and not error:  # training does not read running statistics
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
-            signal = _check_round(run_state, prepared, error)
+            signal = _agree_after_round(run_state, prepared, error)
             checkpointing.keep(run_state, prepared, watch, files, signal)
             yield from watch.evaluate(run_state)
     network.close()
@@ -166,11 +170,14 @@ def _misformed(run: Run, state: object, before: Mapping[str, Form]) -> InputErro
     return None
 
 
-def _check_round(run_state: RunState, prepared: Prepared, error: InputError | None) -> int:
-    """Check that the models are finite after a round, except those of attackers.
+def _agree_after_round(run_state: RunState, prepared: Prepared, error: InputError | None) -> int:
+    """Agree on what may end the run after a round: a state of another form, a model that is not
+    finite, or a signal.
+
+    Models of attackers may be anything.
 
     Args:
-        run_state: the state after it.
+        run_state: the state after the round.
         prepared: what the run is made of.
         error: why this rank's state cannot be used.
 
@@ -182,10 +189,11 @@ def _check_round(run_state: RunState, prepared: Prepared, error: InputError | No
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
     none = prepared.layout.peers
-    first, server_broken = (none, False) if error else _broken(run_state, prepared)
-    peer, minus_signal = prepared.world.agree(error, first, -prepared.world.stop_signal)
-    if server_broken or peer < none:
-        whose = "the server" if server_broken else f"peer {peer}"
+    broken = none if error else min(_broken(run_state, prepared), default=none)
+    # The smallest of -signal is the largest signal.
+    lowest, minus_signal = prepared.world.agree(error, broken, -prepared.world.stop_signal)
+    if lowest < none:
+        whose = "the server" if lowest == SERVER else f"peer {lowest}"
         raise DivergedError(
             f"{whose}'s model is no longer finite after round {run_state.t}: try a smaller --lr "
             f"(it is {prepared.run.lr}) or other messages"
@@ -193,18 +201,16 @@ def _check_round(run_state: RunState, prepared: Prepared, error: InputError | No
     return -minus_signal
 
 
-def _broken(run_state: RunState, prepared: Prepared) -> tuple[int, bool]:
-    """Return the first honest peer of this rank whose model is not finite, P for none, and whether
-    the server's is not.
-    """
+def _broken(run_state: RunState, prepared: Prepared) -> list[int]:
+    """Return the honest peers of this rank, and `SERVER`, whose models are not finite."""
     task = run_state.task
     shared = metrics.not_finite_rows(run_state.state.x)
     personal = metrics.not_finite_rows(task.personal)
     has_server = prepared.algorithm.has_server
     broken = task.peers[personal if has_server else np.union1d(shared, personal)]
     honest = np.setdiff1d(broken, prepared.network.threat_model.attackers)
-    first = int(honest[0]) if len(honest) else prepared.layout.peers
-    return first, has_server and len(shared) > 0
+    server = [SERVER] if has_server and len(shared) else []
+    return [*server, *honest.tolist()]
 
 
 def _profile(prepared: Prepared) -> Profile:

@@ -162,7 +162,7 @@ def broken(run_state, prepared, error):
     if run_state.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return 0
-loop._check_round = broken
+loop._agree_after_round = broken
 for row in dfl.simulate(dfl.Run(peers=6, rounds=10**6, model="softmax")):
     print("round", row["round"], flush=True)
 """

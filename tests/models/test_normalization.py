@@ -393,7 +393,7 @@ def test_a_resumed_run_evaluates_recomputed_statistics(
     """Also after a signal in a round that was not to be evaluated then."""
     run = replace(RUN, model=normed, norm_stats="recompute", report=False, eval_every=10)
     whole = list(dfl.simulate(replace(run, rounds=3)))
-    monkeypatch.setattr(loop, "_check_round", lambda state, *_: 15 * (state.t == 3))
+    monkeypatch.setattr(loop, "_agree_after_round", lambda state, *_: 15 * (state.t == 3))
     with pytest.raises(Suspended):
         list(dfl.simulate(replace(run, out=tmp_path, rounds=8)))
     monkeypatch.undo()

@@ -138,7 +138,7 @@ def test_a_failure_is_logged_with_its_traceback(
     def broken(*given: Any) -> int:
         raise RuntimeError("deliberately broken")
 
-    monkeypatch.setattr("dfl.simulation.loop._check_round", broken)
+    monkeypatch.setattr("dfl.simulation.loop._agree_after_round", broken)
     with pytest.raises(RuntimeError):
         list(dfl.simulate(run(tmp_path / "run")))
     level, text = logged(tmp_path / "run")[-1]
@@ -236,13 +236,13 @@ WARNING = """
 import sys, warnings, dfl
 from dfl.simulation import loop
 from pathlib import Path
-checked = loop._check_round
+checked = loop._agree_after_round
 def warning(run_state, prepared, error):
     warnings.warn("warning of every rank", stacklevel=1)
     if run_state.t == 3 and prepared.world.rank == 1:
         raise RuntimeError("deliberately broken")
     return checked(run_state, prepared, error)
-loop._check_round = warning
+loop._agree_after_round = warning
 run = dfl.Run(peers=4, rounds=5, model="softmax", out=Path(sys.argv[1]), log_level="debug")
 for row in dfl.simulate(run):
     pass
