@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dfl.config import Run
 from dfl.core.errors import InputError
-from dfl.simulation import loop
+from dfl.simulation.loop import rows_of_run
 from dfl.store.callbacks import Callback, Row, as_callbacks
 
 
@@ -26,7 +26,7 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
         DivergedError: the model of an honest peer is no longer finite, or its training loss or
             accuracy at an evaluation although it has examples.
     """
-    return loop.simulate(run, (*default_callbacks(run), *as_callbacks(callbacks)))
+    return rows_of_run(run, (*default_callbacks(run), *as_callbacks(callbacks)))
 
 
 def default_callbacks(run: Run) -> tuple[Callback, ...]:

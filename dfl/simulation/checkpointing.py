@@ -26,7 +26,7 @@ from dfl.core.errors import InputError, Suspended
 from dfl.core.layout import put_back
 from dfl.core.profiling import in_phase
 from dfl.simulation.distribute_data import pack, unpack
-from dfl.simulation.evaluator import due as evaluated
+from dfl.simulation.evaluator import is_evaluated
 from dfl.simulation.run_state import RunState, narrowed, tensors
 from dfl.store import checkpoint_files
 from dfl.store.record import versions
@@ -191,7 +191,7 @@ def restore(run_state: RunState, prepared: Prepared, evaluator: Evaluator) -> Ru
         for name, value in rows.items()
     }
     restored = RunState(content["round"], task, replace(state, **values))
-    if evaluated(restored.t, prepared.run):  # it may not have been due when it was written
+    if is_evaluated(restored.t, prepared.run):  # it may not have been due when it was written
         task.recompute_statistics(restored.state.x)
     return restored
 

@@ -1,4 +1,4 @@
-"""Evaluation of a run: when it is due, its row of figures, and whether the run has reached its
+"""Evaluation of a run: in which rounds, its row of figures, and whether the run has reached its
 goal.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from dfl.simulation.prepared import Prepared
 
 
-def due(t: int, run: Run) -> bool:
+def is_evaluated(t: int, run: Run) -> bool:
     """Return whether the state after t rounds is evaluated."""
     return t % run.eval_every == 0 or t > run.rounds - run.eval_last
 
 
 @contextmanager
-def opened(prepared: Prepared, callback: Callback | None) -> Iterator[Evaluator]:
+def evaluating(prepared: Prepared, callback: Callback | None) -> Iterator[Evaluator]:
     """Start the callback, log the run, and close the callback with the error that ends the run, if
     any.
     """
@@ -67,7 +67,7 @@ class Evaluator:
         self.done = False
         self.sharing_all = True
         answer = prepared.world.from_root(self._start)
-        self.watched = bool(answer)
+        self.has_callback = bool(answer)
         self.needs_models = answer == b"models"
 
     def _start(self) -> bytes:
@@ -88,7 +88,7 @@ class Evaluator:
         logs.LOG.debug("round %d: %.6f s", t, time.perf_counter() - self.since)
         if isinstance(run.share_all_goal, int):
             self.sharing_all = t < run.share_all_goal
-        if not due(t, run):
+        if not is_evaluated(t, run):
             if self.callback:
                 self.callback.round(t)
             self.since = time.perf_counter()
@@ -128,7 +128,7 @@ class Evaluator:
     def finish(self) -> None:
         """Pass the last state to the callback, and close it."""
         self.prepared.world.pulse.round = None
-        if not self.watched or self.last is None:
+        if not self.has_callback or self.last is None:
             return
         run_state, peers = self.last
         models = gathered(run_state, self.prepared)

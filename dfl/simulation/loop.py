@@ -19,8 +19,9 @@ from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.core.profiling import Profile, profiled
 from dfl.evaluation import metrics
-from dfl.simulation import checkpointing, evaluator
+from dfl.simulation import checkpointing
 from dfl.simulation.defaults import settle
+from dfl.simulation.evaluator import evaluating, is_evaluated
 from dfl.simulation.heartbeats import alive
 from dfl.simulation.prepare import prepare
 from dfl.simulation.prepared import Prepared
@@ -43,9 +44,9 @@ SERVER = -1
 """The number of the server among those that diverged, before the peers: the lowest is named."""
 
 
-def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
-    """Run the round loop as `dfl.simulate` does, with no callback but the caller's and the one that
-    writes `run.out`.
+def rows_of_run(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
+    """Yield the rows of a run as `dfl.simulate` does, with no callback but the caller's and the one
+    that writes `run.out`.
     """
     if not isinstance(run, Run):
         raise InputError(f"run must be a dfl.Run, not {shown(run)}: write dfl.Run(rounds=20)")
@@ -60,8 +61,8 @@ def simulate(run: Run, callbacks: Sequence[Callback] = ()) -> Iterator[Row]:
     with alive(world, run.out, run.timeout), logs.gathered(run):
         with logs.listening(world, run):
             prepared = prepare(run, world)
-            watched = _callbacks(prepared, callbacks)
-        rows = _rounds(prepared, *watched)
+            callback, files = _callbacks(prepared, callbacks)
+        rows = _rounds(prepared, callback, files)
         profile = _profile(prepared) if run.profile else None
 
         def leave() -> None:
@@ -119,16 +120,16 @@ def _rounds(
 ) -> Generator[Row, None, None]:
     run, algorithm, network = prepared.run, prepared.algorithm, prepared.network
     shared = prepared.task.parameter_layout.shared
-    with evaluator.opened(prepared, callback) as watch:
-        run_state = checkpointing.restore(begin(prepared), prepared, watch)
+    with evaluating(prepared, callback) as evaluator:
+        run_state = checkpointing.restore(begin(prepared), prepared, evaluator)
         if run_state.t == 0:
             run_state.task.recompute_statistics(run_state.state.x)
-        yield from watch.evaluate(run_state)
-        while not watch.done:
-            if not watch.sharing_all and run_state.task.parameter_layout.shared != shared:
+        yield from evaluator.evaluate(run_state)
+        while not evaluator.done:
+            if not evaluator.sharing_all and run_state.task.parameter_layout.shared != shared:
                 run_state = narrowed(run_state, prepared)
             t, task, state = run_state
-            observed = evaluator.due(t + 1, run) or checkpointing.due(t + 1, run)
+            observed = is_evaluated(t + 1, run) or checkpointing.due(t + 1, run)
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             _check_graph(run, network, t)
             net = Net(network, t, observed=observed)
@@ -140,8 +141,8 @@ def _rounds(
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
             signal = _agree_after_round(run_state, prepared, error)
-            checkpointing.keep(run_state, prepared, watch, files, signal)
-            yield from watch.evaluate(run_state)
+            checkpointing.keep(run_state, prepared, evaluator, files, signal)
+            yield from evaluator.evaluate(run_state)
     network.close()
 
 

@@ -21,7 +21,7 @@ import dfl
 from dfl.algorithms import ALGORITHMS
 from dfl.config import Run
 from dfl.datasets import DATASETS, Data
-from dfl.simulation import evaluator
+from dfl.simulation.evaluator import is_evaluated
 from experiments import common
 from experiments.personal_layers import lg_rotated as experiment
 from experiments.personal_layers import new_device
@@ -353,7 +353,7 @@ def test_ten_rounds_of_the_last_tenth_are_scored(
 
     def learn(run: Run, module: Module, data: Data, kept: new_device.Kept) -> Any:
         for t in range(run.rounds + 1):
-            if evaluator.due(t, run):
+            if is_evaluated(t, run):
                 kept.evaluated_models(t, {"t": np.array([t])})
         return kept.last
 
