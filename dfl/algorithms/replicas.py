@@ -26,7 +26,7 @@ class State:
     Attributes:
         x: (p, m), the models.
         error: (p,) float64, ||Q(q) - q||^2 / ||q||^2 of the last message q, the worst of a peer's
-            edges; NaN in rounds whose state is neither evaluated nor kept.
+            edges; NaN in rounds that are not measured.
     """
 
     x: Tensor

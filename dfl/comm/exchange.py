@@ -74,14 +74,14 @@ class Net:
     Attributes:
         network: the network of the run.
         t: the round.
-        observed: whether the state after the round is evaluated or kept, so that the error of its
+        measured: whether the state after the round is evaluated or kept, so that the error of its
             messages is computed.
         graph: the number of the graph that is used, modulo that of all; None for that of round t.
     """
 
     network: Network
     t: int
-    observed: bool = True
+    measured: bool = True
     graph: int | None = None
 
     @_counted
@@ -115,7 +115,7 @@ class Net:
         else:
             honest = self._encode(messages, intended.kind, intended.ids, slot)
             own = self._decode(honest, messages)
-        ratio = error(messages, own, intended) if self.observed else _nan(self.hosted)
+        ratio = error(messages, own, intended) if self.measured else _nan(self.hosted)
         if isinstance(intended, EdgePlan) and intended.arrives is not None:
             own = without_lost(own, intended.arrives[0])
         return Received(own, sent, far, plan, ratio, start)

@@ -39,7 +39,7 @@ class Received:
         far: (q', m), messages from other ranks.
         plan: the senders and receivers of the messages.
         error: (p,) float64, ||Q(x) - x||^2 / ||x||^2 of a peer's message, the worst over its edges;
-            0 for a message of zeros, NaN in a round that is not observed.
+            0 for a message of zeros, NaN in a round that is not measured.
         start: (p, m), the models from which the peers moved; None where messages are differences.
     """
 

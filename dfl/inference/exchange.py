@@ -129,7 +129,7 @@ class Exchange(ABC):
         network = copy.copy(self.network) if clear else self.network
         if clear:
             network.threat_model = network.threat_model._replace(compressor=Exact())
-        return Net(network, self.t, observed=False)
+        return Net(network, self.t, measured=False)
 
     @property
     def _compressed(self) -> bool:

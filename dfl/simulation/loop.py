@@ -129,15 +129,15 @@ def _rounds(
             if not evaluator.sharing_all and run_state.task.parameter_layout.shared != shared:
                 run_state = narrowed(run_state, prepared)
             t, task, state = run_state
-            observed = is_evaluated(t + 1, run) or checkpointing.due(t + 1, run)
+            measured = is_evaluated(t + 1, run) or checkpointing.due(t + 1, run)
             task.solver.lr(t)  # every rank refuses a round without a rate, also one without peers
             _check_graph(run, network, t)
-            net = Net(network, t, observed=observed)
+            net = Net(network, t, measured=measured)
             before = forms(state)
             state = algorithm.round(state, task.paced(net.work), net)
             error = _misformed(run, state, before)
             network.end_round(t)
-            if observed and not error:  # training does not read running statistics
+            if measured and not error:  # training does not read running statistics
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
             signal = _agree_after_round(run_state, prepared, error)

@@ -180,6 +180,6 @@ def _growth(network: Network, step: float, rounds: int, coordinates: int) -> flo
     state = initial_replicas(x, torch.zeros_like(x), Net(network, 0))
     spread = [float(x.std(0).square().mean())]
     for t in range(rounds):
-        state = average_replicas(state, state.x.clone(), Net(network, t, observed=False), step)
+        state = average_replicas(state, state.x.clone(), Net(network, t, measured=False), step)
         spread.append(float(state.x.std(0).square().mean()))
     return math.sqrt(max(spread[-(1 + rounds // 10) :]) / spread[0])

@@ -86,7 +86,7 @@ def _exchange(
         model="softmax",
     )
     setting = prepare(run, world)
-    found, net = [], Net(setting.network, 0, observed=False)
+    found, net = [], Net(setting.network, 0, measured=False)
     for size in sizes:
         messages = torch.randn(
             hosted, size // 4, generator=torch.Generator().manual_seed(world.rank)

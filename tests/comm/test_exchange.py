@@ -67,16 +67,16 @@ def test_messages_with_gaps_are_in_several_runs() -> None:
 def test_messages_of_the_exact_format_are_not_copied() -> None:
     setting = digits()
     messages = torch.randn(6, 50)
-    received = Net(setting.network, 0, observed=False).exchange(messages)
+    received = Net(setting.network, 0, measured=False).exchange(messages)
     assert received.own.data_ptr() == messages.data_ptr()
     assert received.far.shape == (0, 50)
 
 
-def test_the_error_of_a_message_is_computed_only_in_observed_rounds() -> None:
+def test_the_error_of_a_message_is_computed_only_in_measured_rounds() -> None:
     setting = digits(bits=4)
     messages = torch.randn(6, 50)
     seen, unseen = (
-        Net(setting.network, 0, observed=flag).exchange(messages) for flag in (True, False)
+        Net(setting.network, 0, measured=flag).exchange(messages) for flag in (True, False)
     )
     assert torch.equal(seen.own, unseen.own)
     assert (seen.error > 0).all()

@@ -65,7 +65,7 @@ def gossip(
     x = x.to(dtype)
     state = setting.algorithm.init(x, torch.zeros_like(x), Net(setting.network, 0))
     for t in range(rounds):
-        net = Net(setting.network, t, observed=False)
+        net = Net(setting.network, t, measured=False)
         state = setting.algorithm.round(state, STILL, net)
     moved = (state.x.double().mean(0) - x.double().mean(0)).abs().max()
     unit = gamma * torch.finfo(dtype).eps * x.abs().max()
@@ -107,7 +107,7 @@ def test_without_memory_gossip_of_top_k_does_not_converge() -> None:
     setting = quadratic(d=100, peers=16, algorithm="choco", compressor="top_k:share=0.1", rounds=0)
     x = torch.randn(16, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for t in range(400):
-        received = Net(setting.network, t, observed=False).exchange(x)
+        received = Net(setting.network, t, measured=False).exchange(x)
         x = x + 0.1 * (received.average() - received.own)
     assert residual(x) > 0.03
     assert gossip(0.1, "top_k:share=0.1", 400)[0] < 0.005

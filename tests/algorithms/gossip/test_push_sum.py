@@ -23,7 +23,7 @@ def averaging(rounds: int, **settings: Any) -> tuple[Tensor, Any]:
     x = torch.arange(P, dtype=torch.float64)[:, None]
     state = setting.algorithm.init(x, x, Net(setting.network, 0))
     for t in range(rounds):
-        state = setting.algorithm.round(state, STILL, Net(setting.network, t, observed=False))
+        state = setting.algorithm.round(state, STILL, Net(setting.network, t, measured=False))
     return state.x[:, 0], state
 
 
