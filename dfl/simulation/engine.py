@@ -82,22 +82,29 @@ def check_precision(
 
 
 def is_batched(run: Run, task: Task, widest: int) -> bool:
-    """Return whether a rank trains its peers together, by the model and the batches alone.
+    """Return whether a rank trains its peers together, by model, batches, threads and device, never
+    by the layout.
 
-    It does not depend on the number of peers on a rank. Dense layers always gain from it, and on a
-    GPU all layers do. Other models gain while they are small; convolutions do not, nor do large
-    models on several threads, which one peer keeps busy. Recurrent layers gain while their states
-    are few; where torch has a fused kernel for one peer, those of all steps, and their parameters.
+    All models gain from it on a GPU. On a processor, dense layers gain on one thread; other models
+    gain while they are small, except those with convolutions. A large model of one peer keeps
+    several threads busy. Recurrent layers gain while they are small, see `_gains`.
+
+    Args:
+        run: the settled run.
+        task: the learning problem of this rank's peers.
+        widest: the examples of the largest batch of all peers.
 
     Raises:
         InputError: the run requires it of a model with recurrent layers that cannot.
     """
     modules = [module for module, _ in task.every_kind]
     recurrent = [layer for each in modules for layer in each.modules() if is_recurrent(layer)]
-    alone = _alone(recurrent, run.threads)
-    if alone and run.engine == "batched":
-        raise InputError(f"--engine batched{alone}: choose loop or auto")
-    if run.engine != "auto" or alone:
+    together = not recurrent or (run.threads == 1 and all(map(_computes_together, recurrent)))
+    if run.engine == "batched" and not together:
+        raise InputError(
+            f"--engine batched{_obstacle(recurrent, run.threads)}: choose loop or auto"
+        )
+    if run.engine != "auto" or not together:
         return run.engine == "batched"
     if recurrent:
         return task.device.type != "cpu" or all(_gains(each, task, widest) for each in recurrent)
@@ -112,8 +119,9 @@ def is_batched(run: Run, task: Task, widest: int) -> bool:
 def _gains(layer: Module, task: Task, widest: int) -> bool:
     """Return whether a recurrent layer of several peers is faster at once, on a processor.
 
-    A fused kernel of one peer saves most of what is saved at once, but for the start of a batch.
-    Without one every step costs several calls.
+    The fused kernel of one peer computes all steps in one call, so several peers gain only while
+    the states of all steps and the parameters are few. Without one, every step costs several calls,
+    and the state of one step counts.
     """
     if getattr(layer, "fused", True):
         states = widest * task.recurrent_states
@@ -121,17 +129,20 @@ def _gains(layer: Module, task: Task, widest: int) -> bool:
     return widest * int(getattr(layer, "hidden_size", 0)) <= FEW_STEP_STATES
 
 
-def _alone(recurrent: Sequence[Module], threads: int) -> str:
-    """Return why recurrent layers are computed for one peer after the other; "" if they are not."""
-    if recurrent and threads > 1:
+def _computes_together(layer: Module) -> bool:
+    """Return whether a recurrent layer of several peers can be computed at once."""
+    return bool(getattr(layer, "together", False))
+
+
+def _obstacle(recurrent: Sequence[Module], threads: int) -> str:
+    """Return why recurrent layers of several peers are not computed at once, for a message."""
+    if threads > 1:
         return (
             f" with --threads {threads}: recurrent layers of several peers are computed on one "
             "thread"
         )
-    for layer in recurrent:
-        if not getattr(layer, "together", False):
-            return f": no {type(layer).__name__} of several peers is computed at once"
-    return ""
+    layer = next(each for each in recurrent if not _computes_together(each))
+    return f": no {type(layer).__name__} of several peers is computed at once"
 
 
 def convolves(module: Module) -> bool:
