@@ -106,6 +106,11 @@ class Components:
     links: LinkModel
     faults: tuple[Fault, ...]
 
+    @property
+    def own_module(self) -> bool:
+        """Whether the caller gave the model."""
+        return not isinstance(self.model, NamedModels)
+
 
 @dataclass(frozen=True)
 class Sources:

@@ -42,12 +42,15 @@ from dfl.simulation.graph import known_matrices
 from dfl.simulation.prepared import Prepared
 from dfl.simulation.read_on_root import Root, RootFacts, read_on_root
 from dfl.simulation.run_state import check_state
-from dfl.simulation.timing import with_clock
+from dfl.simulation.timing import set_clock
 from dfl.store import fingerprints
 
 if TYPE_CHECKING:
     import torch
 
+    from dfl.evaluation.test_sets import TestSets
+    from dfl.robust.attacks import Attack
+    from dfl.training.task import Task
 else:
     from dfl.core.lazy import torch
 
@@ -204,22 +207,8 @@ def build(
         InputError: on every rank, if the model cannot be trained here, or the method returns no
             state.
     """
-    algorithm, sizes = components.algorithm, common["sizes"][:, 0]
-    peers = layout.hosted(world.rank)
-    own_module = not isinstance(components.model, NamedModels)
-    modules = make_models.make_modules(run, components, common)
-    if isinstance(components.model, ModelFile) and world.size > 1:
-        check_equal(fingerprints.of_models(modules), world)
-    starts = initialization.read_starts(run, world, layout, modules)
-    initialization.give_values(run, modules, starts)
-    device = engine.device_of(run.device, world)
-    task = build_task.make_task(run, components, modules, common, data.own, peers, device)
-    initialization.check(run, task, own_module, starts, algorithm.has_server, layout.widest, world)
-    with world.agreed():  # a model may refuse the examples of some ranks
-        task = try_models.tried(run, task, common, own_module)
-    if data.server is not None and len(data.server["labels"]):
-        pools = peers_keep(algorithm.server_data_rule)
-        task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
+    algorithm = components.algorithm
+    task, starts = _task(run, world, layout, components, common, data)
     network = Network(
         layout,
         matrices,
@@ -232,22 +221,13 @@ def build(
     with world.agreed():
         state = cost.blank_state(algorithm, network, x)
         check_state(f"--algorithm {run.algorithm}: what init returns", state, x)
-    task = with_clock(network, components.links, task, sizes)
-    takes_tokens = isinstance(components.model, NamedModels) and components.model.takes_tokens
-    test_sets = make_test_sets(
-        task,
-        common,
-        data.own,
-        attack=threat_model.attack,
-        eval_examples=run.eval_examples,
-        validates=run.validation > 0,
-        tokens=task.is_sequence or takes_tokens,
-        seed=run.seed,
-    )
-    world.pulse.doing = _named(peers)
+    task = set_clock(network, components.links, task, common["sizes"][:, 0])
+    test_sets = _test_sets(run, task, components, threat_model.attack, common, data.own)
+    world.pulse.doing = _named(task.peers)
     held = sizes_of_states(task, state, world)
     info = None
     if facts and held:
+        own_module = components.own_module
         info = run_info(run, task, network, algorithm, test_sets, own_module, facts, held)
     return Prepared(
         run=run,
@@ -256,10 +236,62 @@ def build(
         network=network,
         algorithm=algorithm,
         test_sets=test_sets,
-        own_module=own_module,
+        own_module=components.own_module,
         starts=starts,
         info=info,
         progress=facts.progress if facts else None,
+    )
+
+
+def _task(
+    run: Run,
+    world: World,
+    layout: Layout,
+    components: Components,
+    common: Arrays,
+    data: RankData,
+) -> tuple[Task, initialization.Starts | None]:
+    """Return the learning problem of this rank, with that of the server on rank 0, and the models
+    of `--init-from`. The arguments and errors are those of `build`.
+    """
+    algorithm = components.algorithm
+    modules = make_models.make_modules(run, components, common)
+    if isinstance(components.model, ModelFile) and world.size > 1:
+        check_equal(fingerprints.of_models(modules), world)
+    starts = initialization.read_starts(run, world, layout, modules)
+    initialization.give_values(run, modules, starts)
+    device, peers = engine.device_of(run.device, world), layout.hosted(world.rank)
+    task = build_task.make_task(run, components, modules, common, data.own, peers, device)
+    own_module = components.own_module
+    initialization.check(run, task, own_module, starts, algorithm.has_server, layout.widest, world)
+    with world.agreed():  # a model may refuse the examples of some ranks
+        task = try_models.tried(run, task, common, own_module)
+    if data.server is not None and len(data.server["labels"]):
+        sizes, pools = common["sizes"][:, 0], peers_keep(algorithm.server_data_rule)
+        task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
+    return task, starts
+
+
+def _test_sets(
+    run: Run, task: Task, components: Components, attack: Attack, common: Arrays, own: Arrays
+) -> TestSets:
+    """Return what the peers of this rank are evaluated on.
+
+    Args:
+        run, task, components, common: as in `build`.
+        attack: gives the examples with a trigger, where it is a backdoor.
+        own: the examples of this rank's peers.
+    """
+    takes_tokens = isinstance(components.model, NamedModels) and components.model.takes_tokens
+    return make_test_sets(
+        task,
+        common,
+        own,
+        attack=attack,
+        eval_examples=run.eval_examples,
+        validates=run.validation > 0,
+        tokens=task.is_sequence or takes_tokens,
+        seed=run.seed,
     )
 
 

@@ -1,4 +1,4 @@
-"""Sets the simulated clock of a network, by its link model."""
+"""The simulated clock of a network, which its link model sets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def with_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np.int64]) -> Task:
-    """Set the clock of a network, if there is one, and return a task that measures what it needs.
+def set_clock(network: Network, links: LinkModel, task: Task, sizes: NDArray[np.int64]) -> Task:
+    """Set the clock of a network, if the links have speeds, and return the task: one that measures
+    its seconds of training, if the clock counts them.
 
     Args:
         network: the network.
