@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 import dfl
 from dfl.core.registry import flag
 from dfl.run import main
-from tests.core import test_fuzz
+from tests.simulation import test_fuzz
 from tests.support.mpirun import ENV, mpirun_command
 
 SECONDS = 60

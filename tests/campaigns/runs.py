@@ -35,7 +35,7 @@ from dfl import compare
 from dfl.run import main as dfl_run
 from dfl.store import manifest
 from dfl.store.run_directory import CONTENT, FILES, FOLDERS, MARKER
-from tests.core.test_fuzz import Hang, in_time
+from tests.simulation.test_fuzz import Hang, in_time
 from tests.support.mpirun import mpirun
 from tests.support.small_run import FLAGS, small
 from tests.support.stopping import crash, same

@@ -22,7 +22,7 @@ from dfl.sweep import grid, tables
 from dfl.sweep.page import half_width, sweep_page, write_again
 from dfl.sweep.status import read_states
 from tests.reporting.test_page import HOSTILE, Seen
-from tests.sweep.test_compare import run
+from tests.test_compare import run
 
 GRID = """
 rounds = 20

@@ -18,8 +18,8 @@ from dfl.store import manifest
 from dfl.sweep import command as sweep
 from dfl.sweep.status import DAMAGED, DONE, read_state
 from tests.support.sweeping import ENV, ROOT, ended, fake
-from tests.sweep.test_compare import run
 from tests.sweep.test_sweep import Here, here
+from tests.test_compare import run
 
 __all__ = ["here"]
 

@@ -1,6 +1,6 @@
 """Random configurations either run or are refused in one line.
 
-python -m tests.core.test_fuzz 2000 tries 2000 configurations.
+python -m tests.simulation.test_fuzz 2000 tries 2000 configurations.
 """
 
 from __future__ import annotations
