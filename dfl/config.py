@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     Matrix: TypeAlias = csr_array | NDArray[np.bool_] | NDArray[np.floating]
     Examples: TypeAlias = Dataset[object] | tuple[Array | Tensor, Array | Tensor]
 
-    TopologySpec: TypeAlias = str | Graph | Matrix | Sequence[Graph] | Sequence[Matrix]
+    Graphs: TypeAlias = Graph | Matrix | Sequence[Graph] | Sequence[Matrix]
+    TopologySpec: TypeAlias = str | Graphs | Callable[[int, np.random.Generator], object]
     MixingSpec: TypeAlias = str | Matrix | Sequence[Matrix] | Callable[[csr_array], csr_array]
     AlgorithmSpec: TypeAlias = str | Method
     CompressorSpec: TypeAlias = str | Compressor
@@ -140,13 +141,16 @@ class Run:
     have neighbours.
 
     An object: a networkx graph, whose nodes in order are the peers; a matrix (P, P) of bool, entry
-    (i, j) where peer i receives from peer j, or of float, the mixing matrix itself; or a sequence,
-    entry t modulo its length for round t.
+    (i, j) where peer i receives from peer j, or of float, the mixing matrix itself; a sequence of
+    either or an array (T, P, P), entry t modulo its length for round t; a
+    `topologies.sequences.EveryRound`, which makes the graph of every round; or a function
+    (peers, rng) that returns one of these.
     """
     mixing: MixingSpec | None = None
     """The mixing matrix W on that graph; default metropolis, or what the method needs.
 
-    An object: W, (P, P), or a sequence of matrices for a sequence of graphs; without a topology its
+    An object: W, (P, P), or a sequence of matrices, or an array (T, P, P), for a sequence of
+    graphs; without a topology its
     nonzero entries are the graph. Or a function from the graph (P, P) of bool to W.
     """
     algorithm: AlgorithmSpec | None = None

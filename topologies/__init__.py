@@ -32,9 +32,18 @@ from topologies import optimal as optimal
 from topologies import random_graphs as random_graphs
 from topologies import trees as trees
 from topologies.errors import GraphError
-from topologies.graphs import MAX_EDGES, TOPOLOGIES, Clustered, Graph, pattern, topology
+from topologies.graphs import (
+    MAX_EDGES,
+    TOPOLOGIES,
+    Clustered,
+    Graph,
+    in_order,
+    pattern,
+    takes_labels,
+    topology,
+)
 from topologies.mixings import MIXINGS, Mixing, mixing, uniform
-from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound
+from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound, entries
 from topologies.spectra import (
     TOLERANCE,
     Spectrum,
@@ -204,7 +213,9 @@ def build(
     except GraphError:
         raise
     except Exception as error:
-        raise GraphError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise GraphError(_one_line(error)) from error
+    if isinstance(made, EveryRound) and len(made) == ENDLESS:
+        made = Drawn(made)
     if isinstance(made, Drawn):
         built = _endless(made, mixing, peers)
     elif isinstance(made, Clustered):
@@ -218,6 +229,10 @@ def build(
             "every round"
         )
     return built
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _clusters(given: ArrayLike, peers: int) -> NDArray[np.int64]:
@@ -239,7 +254,7 @@ def _labels(
     graph: Callable[..., Graph], labels: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], ...]:
     """Return the labels as a further argument of a graph that needs them, else nothing."""
-    if not getattr(getattr(graph, "func", graph), "needs_labels", False):
+    if not takes_labels(graph):
         return ()
     if labels is None or not labels.shape[1]:
         raise GraphError("it depends on the labels of the peers' examples, and there are none")
@@ -248,8 +263,7 @@ def _labels(
 
 def _periodic(made: Any, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return the graph of one matrix, or of one for every round of a period."""
-    rounds = list(made) if isinstance(made, Sequence) and len(made) else [made]
-    rounds = [_matrix(each, peers) for each in rounds]
+    rounds = [_matrix(each, peers) for each in entries(made)]
     weights = tuple(_weighted(each, mixing) for each in rounds)
     patterns = [_pattern_of(matrix) for matrix in weights]
     union = csr_array(sum(patterns[1:], start=patterns[0]))
@@ -260,10 +274,18 @@ def _periodic(made: Any, mixing: Mixing, peers: int) -> WeightedGraph:
 
 def _endless(made: Drawn, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return a graph whose every round is drawn, and given its weights, when it is asked for."""
+
+    def drawn(t: int) -> csr_array:
+        try:
+            graph = made.rounds[t]
+        except Exception as error:
+            raise GraphError(f"round {t} fails: {_one_line(error)}") from error
+        return _matrix(graph, peers)
+
     if made.possible is not None:
         _check_connected(made.possible)
-    weights = EveryRound(lambda t: _weighted(_matrix(made.rounds[t], peers), mixing), _bytes)
-    own = _matrix(made.rounds[0], peers).dtype.kind == "f"
+    weights = EveryRound(lambda t: _weighted(drawn(t), mixing), _bytes)
+    own = drawn(0).dtype.kind == "f"
     degrees = _degrees(_pattern_of(weights[0]))
     return WeightedGraph(weights, degrees, own, made.possible, active=made.active)
 
@@ -286,10 +308,11 @@ def _matrix(made: Any, peers: int, of: str = "topology") -> csr_array:
     """
     graph = made
     if hasattr(made, "number_of_nodes"):  # row j of the matrix is what j receives
-        graph = pattern(made.reverse() if made.is_directed() else made)
+        graph = pattern(made.reverse() if made.is_directed() else made, in_order(made))
     if not (issparse(graph) or isinstance(graph, np.ndarray)) or graph.dtype.kind not in "buif":
+        also = ", a networkx graph, or a list or tuple of these" if of == "topology" else ""
         raise GraphError(
-            f"the {of} must return a matrix of bool or of float, not a value of type "
+            f"the {of} must return a matrix of bool or of float{also}, not a value of type "
             f"{type(made).__name__}"
         )
     if graph.shape != (peers, peers):

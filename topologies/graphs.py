@@ -6,7 +6,7 @@ returns a `Graph`, in one of five forms:
 - a (P, P) bool matrix: entry (i, j) is set where peer i receives from peer j. A rule of `MIXINGS`
   then sets the weights;
 - a list of such matrices: entry t mod length is the graph of round t;
-- `Drawn`: every round draws a new one;
+- `Drawn`, or its `EveryRound`: every round draws a new one;
 - `Clustered`: a matrix, and the cluster of every peer;
 - a (P, P) float matrix, in place of any of these: the weights themselves, and no rule is applied.
 
@@ -76,16 +76,31 @@ def needs_labels(function: Topology) -> Topology:
     return function
 
 
-def pattern(graph: "nx.Graph") -> csr_array:
+def takes_labels(function: Callable[..., Any]) -> bool:
+    """Return whether a graph, its options bound, is one that `needs_labels`."""
+    return getattr(getattr(function, "func", function), "needs_labels", False) is True
+
+
+def pattern(graph: "nx.Graph", nodes: Sequence[object] | None = None) -> csr_array:
     """Return the adjacency matrix of an undirected networkx graph, (P, P) bool, without self-loops.
 
-    Peer i is node i in the order of the graph.
+    Args:
+        graph: the graph.
+        nodes: its nodes in the order of the peers; by default the order of the graph.
     """
-    adjacency = nx.to_scipy_sparse_array(graph, dtype=bool, format="coo")
+    adjacency = nx.to_scipy_sparse_array(graph, nodes, dtype=bool, format="coo")
     others = adjacency.row != adjacency.col
     rows = adjacency.row[others]
     cols = adjacency.col[others]
     return csr_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=adjacency.shape)
+
+
+def in_order(graph: "nx.Graph") -> list[object]:
+    """Return the nodes of a networkx graph in the order of the peers: nodes 0 to P - 1 are the
+    peers of these numbers, others are in the order of the graph.
+    """
+    numbered = set(graph) == set(range(len(graph)))
+    return sorted(graph) if numbered else list(graph)
 
 
 @topology

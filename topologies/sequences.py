@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from numpy.random import Generator, Philox
 from scipy.sparse import csr_array
@@ -36,6 +36,7 @@ class EveryRound(Sequence[T], Generic[T]):
         size: Callable[[T], int] | None = None,
         length: int = ENDLESS,
     ) -> None:
+        self.__wrapped__ = make  # what a checksum of the sequence covers
         self._last = lru_cache(maxsize=1)(make)
         self._size = size
         self._length = length
@@ -76,6 +77,14 @@ class Drawn:
     rounds: EveryRound[csr_array]
     possible: csr_array | None = None
     active: csr_array | None = None
+
+
+def entries(value: Any) -> list[Any]:
+    """Return the entries of a sequence, or of an array (T, ., .); [value] for anything else, and
+    for an empty sequence.
+    """
+    several = isinstance(value, Sequence) or getattr(value, "ndim", 0) == 3
+    return (list(value) if several else []) or [value]
 
 
 def generators(rng: Generator) -> Callable[[int], Generator]:

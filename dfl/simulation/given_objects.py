@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -13,12 +14,22 @@ from scipy.sparse import csr_array
 import topologies
 from dfl.core.errors import InputError, in_one_line
 from dfl.core.parse import shown
+from dfl.core.registry import own
 from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
+from topologies.graphs import in_order, takes_labels
+from topologies.sequences import ENDLESS, EveryRound, entries
 
 if TYPE_CHECKING:
-    import networkx as nx
     from numpy.random import Generator
+
+
+FORMS = {
+    "--topology": "a spec, a matrix, a networkx graph, a list or tuple of these, an EveryRound, or "
+    "a function (peers, rng) that returns one of these or a Drawn",
+    "--mixing": "a spec, a matrix, a list or tuple of matrices, or a function graph -> matrix",
+}
+"""What a caller may give, for messages."""
 
 
 def topology(value: object) -> Callable[[int, Generator], topologies.Graph]:
@@ -29,8 +40,11 @@ def topology(value: object) -> Callable[[int, Generator], topologies.Graph]:
             graphs of several rounds whose nodes are not the same peers.
     """
     if callable(value):
+        _check_signature(value)
         return value
-    several = _several(value)
+    if _is_endless(value):
+        return lambda peers, rng: value
+    several = entries(value)
     _check_nodes(several)
     graphs = [_graph(each) for each in several]
 
@@ -100,7 +114,8 @@ def graphs_of(mixing: object) -> list[csr_array]:
 
 
 def _matrices(value: object) -> list[csr_array]:
-    return [csr_array(_matrix("--mixing", each), dtype=np.float64) for each in _several(value)]
+    several = [value] if _is_endless(value) else entries(value)
+    return [csr_array(_matrix("--mixing", each), dtype=np.float64) for each in several]
 
 
 def dataset(value: object, *, seed: int, regression: bool) -> Callable[[Path | None], Data]:
@@ -108,10 +123,15 @@ def dataset(value: object, *, seed: int, regression: bool) -> Callable[[Path | N
     return lambda directory: as_data(value, seed, regression)
 
 
-def peers_of(topology: object, mixing: object) -> int | None:
-    """Return the number of peers of a graph or matrix that is given as an object; None without."""
-    for value in (topology, mixing):
-        first = value[0] if isinstance(value, list | tuple) and value else value
+def peers_of(topology: Any, mixing: Any) -> int | None:
+    """Return the number of peers of a graph or matrix that is given as an object; None without.
+
+    Raises:
+        InputError: the graph of round 0 of an `EveryRound` fails.
+    """
+    for where, value in (("--topology", topology), ("--mixing", mixing)):
+        with in_one_line(f"{where} fails in round 0"):
+            first = value[0] if _is_endless(value) else entries(value)[0]
         if hasattr(first, "number_of_nodes"):
             return int(first.number_of_nodes())
         if hasattr(first, "shape") and len(first.shape):
@@ -119,10 +139,28 @@ def peers_of(topology: object, mixing: object) -> int | None:
     return None
 
 
-def _several(value: object) -> list[object]:
-    if isinstance(value, list | tuple):
-        return list(value) or [None]
-    return [value]
+def _is_endless(value: object) -> bool:
+    return isinstance(value, EveryRound) and len(value) == ENDLESS
+
+
+def _check_signature(function: Callable[..., object]) -> None:
+    """Refuse a function that cannot be called as a topology is.
+
+    Raises:
+        InputError: it cannot.
+    """
+    arguments = ("peers", "rng", "labels")[: 3 if takes_labels(function) else 2]
+    try:
+        found = signature(function)
+    except ValueError:  # of a function that is not written in Python
+        return
+    try:
+        found.bind(*arguments)
+    except TypeError:
+        raise InputError(
+            f"--topology {own(function)} must take ({', '.join(arguments)}) and return a graph, "
+            f"and takes {found}"
+        ) from None
 
 
 def _check_nodes(several: list[object]) -> None:
@@ -131,7 +169,7 @@ def _check_nodes(several: list[object]) -> None:
     Raises:
         InputError: there is one.
     """
-    orders = [_nodes(each) if hasattr(each, "number_of_nodes") else None for each in several]
+    orders = [in_order(each) if hasattr(each, "number_of_nodes") else None for each in several]
     first = next((order for order in orders if order is not None), None)
     for t, order in enumerate(orders):
         if order is not None and order != first:
@@ -141,19 +179,13 @@ def _check_nodes(several: list[object]) -> None:
             )
 
 
-def _nodes(graph: nx.Graph) -> list[object]:
-    """Return the nodes of a networkx graph in the order of the peers."""
-    numbered = set(graph) == set(range(len(graph)))
-    return sorted(graph) if numbered else list(graph)
-
-
 def _graph(value: object) -> csr_array:
     import networkx as nx
 
     if isinstance(value, nx.Graph):
         if not len(value):
             raise InputError("--topology must be a graph with nodes, not one without")
-        matrix = csr_array(nx.to_scipy_sparse_array(value, nodelist=_nodes(value), weight=None))
+        matrix = csr_array(nx.to_scipy_sparse_array(value, nodelist=in_order(value), weight=None))
         # An edge i -> j of a directed graph: j receives from i.
         return _without_loops(csr_array(matrix.T) if value.is_directed() else matrix)
     matrix = _matrix("--topology", value)
@@ -168,10 +200,9 @@ def _without_loops(matrix: csr_array) -> csr_array:
 
 def _matrix(where: str, value: object) -> csr_array:
     try:
-        matrix = csr_array(value)
+        matrix = None if isinstance(value, EveryRound) else csr_array(value)
     except (TypeError, ValueError):
         matrix = None
     if matrix is None or len(matrix.shape) != 2 or matrix.dtype.kind not in "buif":
-        also = " or a networkx graph" if where == "--topology" else ""
-        raise InputError(f"{where} must be a spec, a matrix{also}, not {shown(value)}")
+        raise InputError(f"{where} must be {FORMS[where]}, not {shown(value)}")
     return matrix

@@ -66,6 +66,7 @@ def build_graph(
         examine: as of `topologies.build`.
     """
     import topologies
+    from topologies.sequences import entries
 
     run, mixing = settled.described(), settled.mixing
     assert run.peers is not None
@@ -80,9 +81,10 @@ def build_graph(
         raise InputError(f"--topology {run.topology} with {run.peers} peers: {error}") from None
     if graph.own_weights and not isinstance(mixing, str | None):
         raise InputError("--topology and --mixing both give weights: leave one of them out")
-    if isinstance(mixing, list | tuple) and len(mixing) not in (1, len(graph.weights)):
+    matrices = 1 if isinstance(mixing, str | None) else len(entries(mixing))
+    if matrices not in (1, len(graph.weights)):
         raise InputError(
-            f"--mixing has {len(mixing)} matrices, and --topology {len(graph.weights)} graphs"
+            f"--mixing has {matrices} matrices, and --topology {len(graph.weights)} graphs"
         )
     return graph
 

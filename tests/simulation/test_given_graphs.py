@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -13,6 +16,8 @@ from scipy.sparse import csr_array
 import dfl
 from tests.support.given import PEERS, last, refused, ring_matrix, small
 from tests.support.stopping import crash, same
+from topologies.graphs import pattern
+from topologies.sequences import Drawn, EveryRound
 
 
 def test_the_number_of_peers_is_that_of_the_graph() -> None:
@@ -94,6 +99,87 @@ def test_a_run_with_a_mixing_matrix_is_resumed_with_it(tmp_path: Path) -> None:
     crash(replace(run, out=tmp_path / "cut"), 2)
     list(dfl.simulate(dfl.resumed(tmp_path / "cut", mixing=matrix)))
     same(tmp_path / "whole", tmp_path / "cut")
+
+
+def by_turns(t: int) -> Any:
+    return pattern([nx.path_graph(PEERS), nx.star_graph(PEERS - 1)][t % 2])
+
+
+def test_a_graph_that_is_made_for_every_round() -> None:
+    """By an object, with the number of its peers, and by what a function returns."""
+    expected = last(small(topology=[by_turns(0), by_turns(1)]))
+    every = EveryRound(by_turns)
+    assert last(small(peers=None, topology=every)) == expected
+    assert last(small(topology=lambda peers, rng: every)) == expected
+    assert last(small(topology=lambda peers, rng: Drawn(every))) == expected
+    assert "(5, 5), not (6, 6)" in refused(lambda: small(peers=5, topology=every))
+
+
+def test_nodes_are_peers_of_their_numbers_in_every_form() -> None:
+    graph = nx.Graph([(0, 3), (3, 1), (1, 4), (4, 2), (2, 5)])
+    expected = last(small(topology=graph, attack="scale:peers=0"))
+    for form in (EveryRound(lambda t: graph), lambda peers, rng: graph):
+        assert last(small(topology=form, attack="scale:peers=0")) == expected
+
+
+def ending(t: int) -> Any:
+    return [by_turns(0), by_turns(1)][t]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"topology": EveryRound(ending)}, "--topology own:EveryRound with 6 peers: round 2 fails"),
+        ({"topology": EveryRound(lambda t: 3)}, "--topology own:EveryRound with 6 peers: the topo"),
+        ({"peers": None, "topology": EveryRound([].__getitem__)}, "--topology fails in round 0: I"),
+        ({"topology": Drawn(EveryRound(by_turns))}, "--topology must be a spec, a matrix, a netw"),
+        ({"mixing": EveryRound(by_turns)}, "--mixing must be a spec, a matrix, a list or tuple"),
+    ],
+)
+def test_graphs_of_every_round_that_are_none(settings: dict[str, Any], line: str) -> None:
+    assert refused(lambda: small(**settings)).startswith(line)
+
+
+class Turns(Sequence[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, t: Any) -> Any:
+        return [by_turns(0), by_turns(1)][t]
+
+
+def test_arrays_of_three_axes_and_sequences_are_graphs_of_rounds() -> None:
+    expected = last(small(topology=[by_turns(0), by_turns(1)]))
+    stacked = np.stack([by_turns(t).toarray() for t in range(2)])
+    assert last(small(peers=None, topology=stacked)) == expected
+    assert last(small(peers=None, topology=Turns())) == expected
+    assert last(small(topology=lambda peers, rng: stacked)) == expected
+    ring = ring_matrix(csr_array(nx.to_numpy_array(nx.cycle_graph(PEERS)))).toarray()
+    assert last(small(peers=None, mixing=np.stack([ring]))) == last(small(topology="ring"))
+    both = {"topology": np.stack([ring > 0] * 2), "mixing": np.stack([ring] * 3)}
+    assert "--mixing has 3 matrices, and --topology 2 graphs" in refused(lambda: small(**both))
+
+
+def endless() -> Iterator[Any]:
+    yield from map(by_turns, itertools.count())
+
+
+def made(peers: int, rng: Any) -> Iterator[Any]:
+    return endless()
+
+
+@pytest.mark.parametrize(
+    ("graphs", "part"),
+    [
+        (endless(), "a list or tuple of these, an EveryRound, or a function (peers, rng)"),
+        (itertools.islice(endless(), 2), "a list or tuple of these, an EveryRound, or a function"),
+        (endless, "--topology own:endless must take (peers, rng) and return a graph, and takes ()"),
+        (by_turns, "--topology own:by_turns must take (peers, rng) and return a graph, and takes"),
+        (made, "a networkx graph, or a list or tuple of these, not a value of type generator"),
+    ],
+)
+def test_what_is_no_sequence_of_graphs_is_refused_with_the_forms(graphs: Any, part: str) -> None:
+    assert part in refused(lambda: small(topology=graphs))
 
 
 def test_as_many_matrices_as_graphs() -> None:

@@ -18,6 +18,7 @@ from dfl.datasets.data import Data
 from dfl.store import fingerprints
 from tests.support.growth import growth
 from tests.support.stopping import crash, same
+from topologies.sequences import EveryRound
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -308,3 +309,8 @@ def test_a_subset_of_other_examples_differs() -> None:
         fingerprints.of_object("--dataset", subset(v)) for v in (1.0, 1.0, 2.0)
     )
     assert one == same_again != other
+
+
+def test_graphs_of_every_round_differ_where_their_function_does() -> None:
+    one, alike, other = (EveryRound(closing_over(*values)) for values in ((1,), (1,), (1, 2)))
+    assert checksum(one) == checksum(alike) != checksum(other)

@@ -457,9 +457,9 @@ def test_a_name_belongs_to_one_graph_and_one_rule() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda peers: None, "the topology must return a matrix of bool or of float, not a value"),
-        (lambda peers: [[1]], "the topology must return a matrix of bool or of float, not a value"),
-        (lambda peers: [], "the topology must return a matrix of bool or of float, not a value"),
+        (lambda peers: None, "or a list or tuple of these, not a value of type NoneType"),
+        (lambda peers: [[1]], "the topology must return a matrix of bool or of float, a networkx"),
+        (lambda peers: [], "or a list or tuple of these, not a value of type list"),
         (lambda peers: nx.cycle_graph(peers + 1), r"matrix \(6, 6\), not \(7, 7\)"),
         (lambda peers: np.ones(peers, bool), r"matrix \(6, 6\), not \(6,\)"),
         (lambda peers: [np.eye(peers), np.eye(2)], r"matrix \(6, 6\), not \(2, 2\)"),
