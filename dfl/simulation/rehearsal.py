@@ -121,11 +121,17 @@ def check_compressor(
     if components.algorithm.averaging_step is None:
         if bias < BIASED:
             return ()
+        known = type(components.algorithm).__module__.startswith("dfl.")
         return (
             f"messages of --compressor {run.compressor} are biased (their mean differs from normal "
             f"numbers by {math.sqrt(bias):.2g} of their norm), and --algorithm {run.algorithm} "
-            "feeds no errors back: models may stay away from the optimum; choose finer messages or "
-            "an unbiased compressor",
+            + (
+                "feeds no errors back: models may stay away from the optimum"
+                if known
+                else "states no `averaging_step`: unless it feeds errors back, models may stay "
+                "away from the optimum"
+            )
+            + "; choose finer messages or an unbiased compressor",
         )
     if error < 1:
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -291,6 +292,27 @@ class Uploading(FedAvg):
 def test_messages_have_a_row_each(method: Any, wanted: str) -> None:
     line = refused(lambda: small(algorithm=method))
     assert line.startswith(f"--algorithm: the messages that round sends {wanted}")
+
+
+class Sent(DFedAvgM):
+    """A method that may feed errors back, of which nothing is stated."""
+
+    applies: ClassVar[tuple[str, ...]] = ("compressor",)
+
+
+class Stepping(Sent):
+    averaging_step = 0.1
+
+
+def test_a_method_of_ones_own_is_not_said_to_feed_no_errors_back() -> None:
+    coarse = {"compressor": "top_k:share=0.05", "rounds": 1}
+    with pytest.warns(UserWarning, match="Sent.* states no `averaging_step`: unless it feeds err"):
+        last(small(algorithm=Sent(), **coarse))
+    with pytest.warns(UserWarning, match="fedavg feeds no errors back: models may"):
+        last(small(algorithm="fedavg", **coarse))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*are biased")
+        last(small(algorithm=Stepping(), **coarse))
 
 
 class Observing(DFedAvgM):
