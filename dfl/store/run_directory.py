@@ -56,7 +56,7 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
     if not resume and outputs(folder):
         raise InputError(
             f"--out {folder} holds a run already, and runs are never overwritten: "
-            f"give another folder, or --resume {folder}"
+            f"give another folder, or --resume {folder}, in Python dfl.resumed({str(folder)!r})"
         )
     try:
         for name in (LONGEST, *FILES, *FOLDERS):

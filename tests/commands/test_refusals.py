@@ -192,7 +192,8 @@ def test_folders_that_cannot_be_written_to_are_refused(dfl_run: Command) -> None
         (dfl_run.folder / f"old-{name}" / name).touch()
         line = dfl_run.refused(*few, "--out", f"old-{name}")
         assert line.startswith(f"--out old-{name} holds a run already")
-        assert line.endswith(f"give another folder, or --resume old-{name}")
+        resumed = f"--resume old-{name}, in Python dfl.resumed('old-{name}')"
+        assert line.endswith(f"give another folder, or {resumed}")
     (dfl_run.folder / "file").touch()
     assert (
         dfl_run.refused(*few, "--out", "file") == "--out file cannot be written to: Not a directory"
