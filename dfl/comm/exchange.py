@@ -366,12 +366,18 @@ class Net:
             ids: (a,), what addresses those of each message.
             slot: names the exchange.
         """
+        if not len(messages):  # a row of zeros gives B: a compressor of the caller may need one
+            blank = messages.new_zeros(1, messages.shape[1])
+            return self._encode(blank, kind, np.zeros(1, np.int64), slot)[:0]
         address = (self.network.seed, f"quantize {kind}", ids, self.t, slot)
         draw = randomness.draws(*address, device=messages.device)
         return self.network.threat_model.compressor.encode(messages, draw)
 
     @in_phase("decode")
     def _decode(self, encoded: Tensor, like: Tensor) -> Tensor:
+        """Return the messages that bytes hold, of the coordinates and the type of `like`."""
+        if not len(encoded):  # a compressor of the caller may need a row
+            return like.new_empty((0, like.shape[1]))
         return self.network.threat_model.compressor.decode(encoded, like.shape[1], like.dtype)
 
     def _arriving(self, group: Group) -> tuple[slice | NDArray[np.int64], Group]:

@@ -18,6 +18,7 @@ from dfl.core.errors import DivergedError, InputError
 from dfl.core.isolation import isolated
 from dfl.core.parse import shown
 from dfl.core.profiling import Profile, profiled
+from dfl.core.registry import is_own
 from dfl.evaluation import metrics
 from dfl.simulation import checkpointing
 from dfl.simulation.defaults import settle
@@ -194,10 +195,12 @@ def _agree_after_round(run_state: RunState, prepared: Prepared, error: InputErro
     # The smallest of -signal is the largest signal.
     lowest, minus_signal = prepared.world.agree(error, broken, -prepared.world.stop_signal)
     if lowest < none:
+        rule = prepared.run.aggregator
         whose = "the server" if lowest == SERVER else f"peer {lowest}"
         raise DivergedError(
             f"{whose}'s model is no longer finite after round {run_state.t}: try a smaller --lr "
             f"(it is {prepared.run.lr}) or other messages"
+            + (f", or check --aggregator {rule}" if is_own(rule) else "")
         )
     return -minus_signal
 

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from dfl.simulation.components import Components
 
 
+NUMBERS = 64
+"""Numbers of a message with which an aggregation rule is called."""
+
+
 def check_components(
     run: Run,
     components: Components,
@@ -63,7 +67,7 @@ def check_components(
             raise InputError(
                 f"{goal}: labels that are no classes have no accuracy, choose train_loss"
             )
-    reference = np.zeros(1)
+    reference = np.zeros(NUMBERS)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if matrices.weights else int(uploads)
     own_step = reference if matrices.weights or algorithm.server_data_rule else None
@@ -134,7 +138,7 @@ def _check_attack(
     # Fewer attackers than senders, where there are several: else all rows pass for theirs.
     rows = attackers if attack.per_edge else np.arange(min(len(attackers), max(1, senders - 1)))
     view = AttackView(
-        updates=_blank(senders, reference if algorithm.server_data_rule else None),
+        updates=_blank(senders, reference if algorithm.server_data_rule else None, 1),
         attackers=rows,
         ids=rows,
         coordinates=slice(0, 1),
@@ -286,7 +290,7 @@ def _check_rule(
             arrays.
     """
     try:
-        result: object = rule(_blank(n, reference))
+        result: object = rule(_blank(n, reference, NUMBERS))
     except InputError as error:
         raise InputError(f"{error}{where}") from None
     except Exception as error:
@@ -295,11 +299,11 @@ def _check_rule(
         raise InputError(
             f"--aggregator must return a dfl.robust.aggregators.Aggregate, not {shown(result)}"
         )
-    what = f"of {n} messages of one number"
-    require_form(f"--aggregator: the row {what}", result.row, np.ndarray, (1,))
+    what = f"of {n} messages of {NUMBERS} numbers"
+    require_form(f"--aggregator: the row {what}", result.row, np.ndarray, (NUMBERS,))
     if result.scores is not None:
         require_form(f"--aggregator: the scores {what}", result.scores, np.ndarray, (n,))
 
 
-def _blank(n: int, reference: NDArray[np.float64] | None) -> Updates:
-    return Updates(np.zeros((n, 1)), np.full(n, 1 / n), reference)
+def _blank(n: int, reference: NDArray[np.float64] | None, numbers: int) -> Updates:
+    return Updates(np.zeros((n, numbers)), np.full(n, 1 / n), reference)

@@ -205,12 +205,18 @@ def ends(**more):
     return "ran"
 def late(outputs, labels):
     return nn.functional.cross_entropy(outputs, labels, reduction="none") / (labels != 2)
+class Signs:
+    def encode(self, messages, draw):
+        return (messages < 0).to(torch.uint8).reshape(len(messages), -1)
+    def decode(self, encoded, m, dtype):
+        return (1 - 2.0 * encoded.reshape(len(encoded), -1)).to(dtype)
 found = [
     ends(out=sys.argv[1]),
     ends(dataset=dfl.Data(x * np.nan, y, x, y, 3)),
     ends(loss=late),
     ends(model=unequal),
     ends(model=f"{sys.argv[2]}:build"),
+    ends(algorithm="choco", compressor=Signs()),
 ]
 for row in dfl.simulate(dfl.Run(peers=4, rounds=10**6, model="softmax", eval_every=5)):
     if row["round"] == 10:
@@ -241,8 +247,8 @@ def test_given_objects_run_on_several_ranks_and_errors_are_raised_on_every_rank(
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert len(set(lines)) == 1
-    ran, refused, diverged, unequal, file = lines[0].split("|")
-    assert ran == "ran"
+    ran, refused, diverged, unequal, file, signs = lines[0].split("|")
+    assert ran == signs == "ran"
     assert refused.startswith("InputError: train_inputs has nan")
     assert diverged.startswith("DivergedError: train_loss of peer 0 is")
     for line in (unequal, file):
@@ -257,7 +263,7 @@ def test_given_objects_run_on_several_ranks_and_errors_are_raised_on_every_rank(
         finally:
             torch.set_default_dtype(torch.float32)
     alone = capfd.readouterr().out.strip().split("|")
-    assert alone == [ran, refused, diverged, "ran", "ran"]
+    assert alone == [ran, refused, diverged, "ran", "ran", "ran"]
     states = [(tmp_path / n / "state.safetensors").read_bytes() for n in ("1", "3")]
     assert states[0] == states[1]
 

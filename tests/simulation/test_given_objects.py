@@ -137,6 +137,17 @@ class Halved:
         return encoded.view(torch.float16).to(dtype)
 
 
+class Rowwise(Halved):
+    """The same, of one message or more."""
+
+    def encode(self, messages: Tensor, draw: Any) -> Tensor:
+        assert len(messages)
+        return super().encode(messages, draw)
+
+    def decode(self, encoded: Tensor, m: int, dtype: torch.dtype) -> Tensor:
+        return super().decode(encoded, m, dtype).reshape(len(encoded), -1)
+
+
 class Unpacked(Halved):
     """The same, without the bytes."""
 
@@ -226,6 +237,10 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"attack": Failing(peers=(0,))}, "--attack own:Failing(fraction=0.2, peers=(0,)) fails"),
         ({"aggregator": lambda updates: updates.rows[0]}, "--aggregator must return"),
         ({"aggregator": lambda updates: Aggregate(updates.rows)}, "--aggregator: the row"),
+        (
+            {"aggregator": lambda updates: Aggregate(updates.rows[0, :3])},
+            "--aggregator: the row of 3 messages of 64 numbers must be ndarray (64,), not ndarray",
+        ),
         ({"aggregator": lambda updates: Aggregate(updates.mix(np.ones(9)))}, "--aggregator fails"),
         (
             {"aggregator": lambda updates: Aggregate(updates.rows[0], np.ones(9))},
@@ -261,6 +276,36 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
 )
 def test_what_user_functions_and_arrays_must_be(settings: dict[str, Any], flag: str) -> None:
     assert refused(lambda: small(**settings)).startswith(flag)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "choco"},
+        {"algorithm": "choco", "faults": "link_loss:p=0.5"},
+        {"algorithm": "qdfedavgm", "topology": "random_matching", "faults": "outage:p=0.5"},
+    ],
+)
+def test_a_compressor_is_not_called_without_messages(settings: dict[str, Any]) -> None:
+    assert last(small(**settings, compressor=Rowwise())) == last(
+        small(**settings, compressor=Halved())
+    )
+
+
+def test_a_rule_of_ones_own_is_named_where_models_diverge() -> None:
+    """The trial before the run has messages of zeros, of which this rule returns zeros."""
+
+    def rule(updates: Any) -> Any:
+        return Aggregate(updates.rows[0] * np.where(updates.rows[0], np.inf, 1))
+
+    for aggregator, end in (
+        (rule, ", or check --aggregator own:rule"),
+        ("mean", " or other messages"),
+    ):
+        lr = 0.05 if aggregator is rule else 1e30
+        with pytest.raises(dfl.DivergedError) as caught:
+            list(dfl.simulate(small(aggregator=aggregator, lr=lr, model="mlp")))
+        assert str(caught.value).endswith(end)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, None])
