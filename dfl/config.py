@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dfl.compression import Compressor
     from dfl.core.arrays import Array
     from dfl.datasets.data import Data
-    from dfl.datasets.partitions.base import Partition
+    from dfl.datasets.partitions.base import Assignment, Partition
     from dfl.environment.faults import Fault
     from dfl.environment.link_models import LinkModel
     from dfl.robust.aggregators import Aggregate, Updates
@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     AggregatorSpec: TypeAlias = str | Callable[[Updates], Aggregate]
     AttackSpec: TypeAlias = str | Attack
     DatasetSpec: TypeAlias = str | Data | Examples | tuple[Examples, Examples]
-    PartitionSpec: TypeAlias = str | Partition | Sequence[NDArray[np.integer]]
+    Parts: TypeAlias = Sequence[NDArray[np.integer]] | Sequence[Sequence[int]] | Assignment
+    PartitionSpec: TypeAlias = str | Partition | Parts
     ModelSpec: TypeAlias = str | Module | Sequence[Module]
     LossSpec: TypeAlias = str | Loss
     AugmentSpec: TypeAlias = str | Augment
@@ -135,7 +136,9 @@ class Run:
     """
 
     peers: Count | None = None
-    """Number of peers P; default the nodes of a graph that is an object, or the number of ranks."""
+    """Number of peers P; default the nodes of a graph, or the parts of a partition, that is an
+    object, or the number of ranks.
+    """
     topology: TopologySpec | None = None
     """The graph of the peers; default ring, or what the method needs, for methods in which peers
     have neighbours.
@@ -185,8 +188,8 @@ class Run:
     partition: PartitionSpec = "iid"
     """How the examples are distributed to the peers.
 
-    An object: a function as in `dfl.datasets.partitions`, or P arrays of indices of training
-    examples.
+    An object: a function as in `dfl.datasets.partitions`; P arrays, or lists, of indices of
+    training examples; or an `Assignment`, which has those of local test examples too.
     """
     examples_per_peer: Count | None = None
     """Training examples per peer, drawn at random before the partition; default all."""
@@ -296,6 +299,8 @@ class Run:
     """Write report.html into the run directory, and refresh it while the run goes on."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.partition, list | tuple):
+            object.__setattr__(self, "partition", [*map(_as_array, self.partition)])
         for name in options(Run):
             object.__setattr__(self, name, _checked_value(name, getattr(self, name)))
         if self.resume is not None:
@@ -446,6 +451,15 @@ def _checked_value(name: str, value: Any) -> Any:
     if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
         raise InputError(f"--device must be auto, cpu, cuda or cuda:NUMBER, not {shown(value)}")
     return value
+
+
+def _as_array(value: object) -> object:
+    """Return a list of whole numbers as an array; anything else as it is."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, int) for each in value):
+        return value
+    import numpy as np
+
+    return np.array(value, dtype=None if value else np.int64)
 
 
 def is_object(value: object) -> bool:

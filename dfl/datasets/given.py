@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dfl.core import randomness
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError, in_one_line
+from dfl.core.forms import form_of
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, map_parts, parts_of
 from dfl.datasets.data import Data, as_array
@@ -140,21 +141,27 @@ def _data(
 def as_partition(value: object) -> Partition:
     """Return a partition by the caller's indices of training examples, an array for each peer.
 
-    Peers have no local test examples then.
+    Peers have no local test examples then, but those of an `Assignment`.
 
     Raises:
-        InputError: something else than arrays of whole numbers, or a function.
+        InputError: something else than arrays of whole numbers, an `Assignment`, or a function.
     """
     if callable(value):
         return value
-    if not isinstance(value, list | tuple):
-        raise InputError(f"--partition must be a spec or arrays of indices, not {shown(value)}")
+    if not isinstance(value, list | tuple | Assignment):
+        raise InputError(
+            "--partition must be a spec, a list of arrays of indices, an Assignment, or a function "
+            f"(labels, peers, rng), not {shown(value)}"
+        )
+    own = value.train if isinstance(value, Assignment) else value
 
     def given(labels: Labels, peers: int, rng: np.random.Generator) -> Assignment:
-        if len(value) != peers:
-            raise InputError(f"--partition has {len(value)} arrays of indices for {peers} peers")
+        if len(own) != peers:
+            raise InputError(f"--partition has {len(own)} arrays of indices for {peers} peers")
         n = len(labels.train)
-        train = [_indices(i, own, n) for i, own in enumerate(value)]
+        train = [_indices(i, each, n) for i, each in enumerate(own)]
+        if isinstance(value, Assignment):
+            return Assignment(train, value.test)
         return Assignment(train, [np.zeros(0, np.int64) for _ in range(peers)])
 
     return given
@@ -163,9 +170,20 @@ def as_partition(value: object) -> Partition:
 def _indices(peer: int, value: object, n: int) -> NDArray[np.int64]:
     own = np.asarray(value)
     good = own.ndim == 1 and (own.dtype.kind in "iu" or not len(own))
-    if not good or (len(own) and not (own.min() >= 0 and own.max() < n)):
+    outside = own[(own < 0) | (own >= n)] if good else own
+    if not good or len(outside):
+        there = str(outside[0]) if good else form_of(own)
         raise InputError(
             f"--partition: the indices of peer {peer} must be whole numbers from 0 to {n - 1}, "
-            f"not {shown(value)}"
+            f"not {there}"
         )
     return np.sort(own.astype(np.int64))
+
+
+def parts_given(value: object) -> int | None:
+    """Return the number of peers to which a caller's indices assign examples; None for a spec or a
+    function.
+    """
+    if isinstance(value, Assignment):
+        value = list(value.train)
+    return len(value) if isinstance(value, list | tuple) else None

@@ -112,14 +112,26 @@ def _method(algorithm: object) -> Method | None:
 
 
 def _peers(run: Run) -> int | None:
-    """Return the number of peers that a run states, by itself or by a graph that is an object."""
+    """Return the number of peers that a run states, by itself, or by a graph or a partition that is
+    an object.
+    """
     if run.peers is not None:
         return run.peers
     if isinstance(run.topology, str | None) and isinstance(run.mixing, str | None):
-        return None
+        return _parts(run)
     from dfl.simulation.given_objects import peers_of
 
-    return peers_of(run.topology, run.mixing)
+    of_graph = peers_of(run.topology, run.mixing)
+    return _parts(run) if of_graph is None else of_graph
+
+
+def _parts(run: Run) -> int | None:
+    """Return the number of peers of a partition that is given as indices; None for another."""
+    if isinstance(run.partition, str):
+        return None
+    from dfl.datasets.given import parts_given
+
+    return parts_given(run.partition)
 
 
 def _topology(run: Run, method: Method) -> TopologySpec:
@@ -150,7 +162,7 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         or (method.has_server and _needs_reference(run.aggregator))
     ):
         yield "aggregator"
-    if run.examples_per_peer is not None and isinstance(run.partition, list | tuple):
+    if run.examples_per_peer is not None and _parts(run) is not None:
         yield "examples_per_peer"
     if method.has_server and run.goal is not None and run.goal.column == "consensus_distance":
         yield "until"

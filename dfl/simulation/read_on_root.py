@@ -14,7 +14,7 @@ from dfl.comm.schedule import MixingMatrices
 from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.parts import Shape, shape_of
-from dfl.datasets.given import has_test_set
+from dfl.datasets.given import has_test_set, parts_given
 from dfl.datasets.server_data import peers_keep
 from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
@@ -78,7 +78,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     # The data come before the graph: too many peers are refused at once.
     rule = algorithm.server_data_rule
     _check_statistics(run, algorithm)
-    if isinstance(settled.partition, list | tuple):
+    if parts_given(settled.partition) is not None:
         if rule is not None and not peers_keep(rule):
             raise InputError(
                 f"--partition as indices has no part in --algorithm {run.algorithm}, whose server "

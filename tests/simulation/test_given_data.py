@@ -171,7 +171,17 @@ def test_a_partition_by_indices(tmp_path: Path) -> None:
             [*np.split(np.arange(95), 5), np.arange(0)],
             "peer 5 first: 95 of 96 examples are with others",
         ),
-        ([[i] for i in range(PEERS)], "must be text, or in Python an object with arrays in place"),
+        ([[i / 2] for i in range(PEERS)], "must be text, or in Python an object with arrays in"),
+        ([np.array([i, 96 + i]) for i in range(PEERS)], "from 0 to 95, not 96"),
+        ([np.array([-1 - i]) for i in range(PEERS)], "from 0 to 95, not -1"),
+        ([np.ones(96, bool)] * PEERS, "from 0 to 95, not ndarray of bool (96,)"),
+        ([np.array([0.5])] * PEERS, "from 0 to 95, not ndarray of float64 (1,)"),
+        (
+            Assignment([np.arange(5)] * 2, [np.arange(0)] * 2),
+            "2 arrays of indices for 6 peers",
+        ),
+        (Assignment([np.arange(5)] * PEERS, NONE), "example 0 has several owners"),
+        (np.arange(96), "a list of arrays of indices, an Assignment, or a function (labels, peers"),
         (lambda *_: Assignment([np.arange(3)] * PEERS, NONE), "example 0 has several owners"),
         (
             lambda *_: Assignment([np.array([i]) for i in range(PEERS)], NONE),
@@ -196,6 +206,23 @@ def test_indices_with_settings_that_draw_examples_are_refused() -> None:
 def test_indices_need_a_test_set_of_their_own() -> None:
     line = refused(lambda: small(dataset=(X, Y), partition=[np.arange(3)] * PEERS))
     assert line.startswith("--partition")
+
+
+def test_the_number_of_peers_is_that_of_the_parts() -> None:
+    parts = [np.arange(16 * i, 16 * (i + 1)) for i in range(PEERS)]
+    expected = last(small(partition=parts))
+    assert last(small(peers=None, partition=parts)) == expected
+    assert last(small(peers=None, partition=[part.tolist() for part in parts])) == expected
+    assert last(small(peers=None, partition=tuple(map(tuple, parts)))) == expected
+
+
+def test_an_assignment_is_what_a_function_returns() -> None:
+    own = [np.arange(16 * i, 16 * (i + 1)) for i in range(PEERS)]
+    assignment = Assignment(own, [np.arange(4 * i, 4 * (i + 1)) for i in range(PEERS)])
+    expected = last(small(partition=lambda *_: assignment))
+    assert last(small(peers=None, partition=assignment)) == expected
+    line = refused(lambda: small(partition=assignment, examples_per_peer=3))
+    assert line.startswith("--examples-per-peer 3")
 
 
 def test_parts_of_a_partition_may_be_rows_of_an_array() -> None:
