@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def _data(
     return Data(train[0], train[1], test[0], test[1], classes, notes=notes)
 
 
-def as_partition(value: object) -> Partition:
+def as_partition(value: Any) -> Partition:
     """Return a partition by the caller's indices of training examples, an array for each peer.
 
     Peers have no local test examples then, but those of an `Assignment`.
@@ -147,8 +148,9 @@ def as_partition(value: object) -> Partition:
         InputError: something else than arrays of whole numbers, an `Assignment`, or a function.
     """
     if callable(value):
-        return value
-    if not isinstance(value, list | tuple | Assignment):
+        function: Partition = value
+        return function
+    if parts_given(value) is None:
         raise InputError(
             "--partition must be a spec, a list of arrays of indices, an Assignment, or a function "
             f"(labels, peers, rng), not {shown(value)}"
@@ -184,6 +186,6 @@ def parts_given(value: object) -> int | None:
     """Return the number of peers to which a caller's indices assign examples; None for a spec or a
     function.
     """
-    if isinstance(value, Assignment):
-        value = list(value.train)
+    if isinstance(value, Assignment) and isinstance(value.train, Sequence | np.ndarray):
+        return len(value.train)
     return len(value) if isinstance(value, list | tuple) else None

@@ -181,6 +181,7 @@ def test_a_partition_by_indices(tmp_path: Path) -> None:
             "2 arrays of indices for 6 peers",
         ),
         (Assignment([np.arange(5)] * PEERS, NONE), "example 0 has several owners"),
+        (Assignment(NONE, NONE), "must be a spec, a list of arrays of indices, an Assignment, or"),
         (np.arange(96), "a list of arrays of indices, an Assignment, or a function (labels, peers"),
         (lambda *_: Assignment([np.arange(3)] * PEERS, NONE), "example 0 has several owners"),
         (
