@@ -152,6 +152,16 @@ class Registry(Mapping[str, _T]):
             self._registered.clear()
             self._registered.update(before)
 
+    def only_here(self, name: str) -> bool:
+        """Return whether a component was registered in this process by the caller's own code, which
+        other processes do not run.
+        """
+        return (
+            name in self._registered
+            and name not in self.installed
+            and not _path(self._registered[name]).startswith(("dfl.", "topologies."))
+        )
+
     def _refuse_clash(self, name: str, one: str, other: str) -> None:
         if one != other:
             raise InputError(f"{self.flag} {name} is both {one} and {other}: keep one of them")

@@ -119,7 +119,11 @@ class Result:
 
     @cached_property
     def peers(self) -> pd.DataFrame:
-        """The peers at the end, a row each."""
+        """The peers at the end, a row each.
+
+        Raises:
+            InputError: an unfinished run, one that run_grid ran in_process, or a damaged file.
+        """
         return tables.as_table(self._whole("peers.csv").read_text())
 
     @cached_property
@@ -141,7 +145,7 @@ class Result:
 
         held = read_evaluations(self.folder)
         if held is None:
-            raise InputError(f"{self.folder} has no history: the run is {self.record['ending']}")
+            raise self._lacks("history")
         evaluations, _, peers = held.values.shape
         frame = pd.DataFrame(
             {
@@ -272,7 +276,7 @@ class Result:
             return tuple(copy.deepcopy(each) for each in modules_of(self.module))
         made = self.record.get("model")
         if made is None:
-            raise InputError(f"{self.folder} holds no models: run_grid ran it in_process")
+            raise self._lacks("models")
         if made["own_module"]:
             raise InputError(
                 f"{self.folder} trained its caller's own module: read it with load(DIR, module=...)"
@@ -294,8 +298,14 @@ class Result:
         if name in known and (line := manifest.damaged(self.folder, name, known[name])):
             raise InputError(line)
         if name not in known and not (growing and path.exists()):
-            raise InputError(f"{self.folder} has no {name}: the run is {self.record['ending']}")
+            raise self._lacks(name)
         return path
+
+    def _lacks(self, name: str) -> InputError:
+        """Return the error of what the run has not written."""
+        here = "model" not in self.record
+        why = "run_grid ran it in_process" if here else f"the run is {self.record['ending']}"
+        return InputError(f"{self.folder} has no {name}: {why}")
 
 
 def load(folder: Path | str, module: Module | Sequence[Module] | None = None) -> Result:

@@ -20,6 +20,7 @@ from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import Lock, atomically
 from dfl.core.parse import shown
+from dfl.core.registry import flag, name_of, split_specs
 from dfl.reporting.console import make_console, print_line
 from dfl.store import fingerprints, manifest
 from dfl.store.callbacks import COLUMNS
@@ -48,7 +49,7 @@ def run_grid(
     jobs: int = 1,
     ranks: int = 1,
     in_process: bool = False,
-    keep_models: bool = True,
+    keep_models: bool | None = None,
     report: bool = True,
 ) -> pd.DataFrame:
     """Run the cells that have not finished, and return the evaluations of all of them.
@@ -67,11 +68,13 @@ def run_grid(
         jobs: the number of cells to run at a time, each a launch of `dfl.run`.
         ranks: the number of ranks of each cell, started by mpirun.
         in_process: whether to run the cells one after the other in this process, which saves the
-            start of a program for runs of a few seconds. Only so may runs have objects; a cell that
-            finished with other objects is run again. Of such a cell run.json and metrics.csv are
+            start of a program for runs of a few seconds. Only so may runs have objects, and names
+            that this process registered; a cell that finished with other objects is run again. Of
+            such a cell run.json and metrics.csv are
             kept; it has no checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not
             caught then.
-        keep_models: whether to keep the models of the cells (`state.safetensors`).
+        keep_models: whether to keep the models of the cells (`state.safetensors`); by default they
+            are kept, but not `in_process`, which has none.
         report: whether to write report.html, a page that leads to every cell, and to refresh it
             while they run.
 
@@ -88,6 +91,8 @@ def run_grid(
     """
     cells = tuple(cells)
     folder = Path(folder)
+    if in_process and keep_models:
+        raise InputError("in_process keeps no models: leave out keep_models, or in_process")
     _check(cells, jobs, ranks, in_process)
     sweep_folder.write(folder, cells)
     left = [cell for cell in cells if not _is_over(cell, folder / cell.name)]
@@ -101,7 +106,7 @@ def run_grid(
     finally:
         page.finish()
     states = read_states(folder, (cell.name for cell in cells))
-    if not keep_models:
+    if keep_models is False:
         for name, state in states.items():
             if state.status == DONE:
                 _remove_models(folder / name)
@@ -139,8 +144,29 @@ def _check(cells: Sequence[Cell], jobs: int, ranks: int, in_process: bool) -> No
                 raise InputError(f"cell {cell.name}: {field} is set by the grid: leave it out")
         try:
             check(settle(cell.run, ranks))
+            if not in_process:
+                _refuse_unknown_elsewhere(cell.run)
         except InputError as error:
             raise InputError(f"cell {cell.name}: {error}") from None
+
+
+def _refuse_unknown_elsewhere(run: Run) -> None:
+    """Refuse components that only this process knows by their names.
+
+    Raises:
+        InputError: there is one.
+    """
+    from dfl.simulation.components import registries
+
+    for field, registry in registries().items():
+        for spec in split_specs(getattr(run, field) or ""):
+            name = name_of(spec)
+            if registry.only_here(name):
+                raise InputError(
+                    f"{flag(field)} {name} was registered in this process, and the launch of a "
+                    "cell does not know it: give in_process=True, or install a package with an "
+                    f"entry point {name} in the group {registry.group}"
+                )
 
 
 def _check_values(cell: object) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 import dfl
 import dfl.reporting.simulate
+from dfl.algorithms import ALGORITHMS
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.errors import InputError, Suspended
 from dfl.store import manifest
 from dfl.sweep import Cell, combinations, run_grid, scheduler
 from dfl.sweep.status import read_state
+from dfl.training.schedules import SCHEDULES
 from tests.support.sweeping import ROOT
 
 SETTINGS: dict[str, Any] = {
@@ -240,6 +243,11 @@ def test_a_diverged_cell_has_the_rows_before_its_divergence(
         ([Cell({"a": 1}, dfl.Run(peers=n)) for n in (3, 4)], {}, "two cells are called a=1"),
         ([Cell({"a": 1}, dfl.Run(peers=3, out=Path("x")))], {}, "cell a=1: out"),
         ([Cell({"a": 1}, dfl.Run(peers=3))], {"in_process": True, "jobs": 2}, "in_process"),
+        (
+            [Cell({"a": 1}, dfl.Run(peers=3))],
+            {"in_process": True, "keep_models": True},
+            "in_process keeps no models",
+        ),
         ([Cell({"a": 1}, dfl.Run(peers=3))], {"jobs": 0}, "jobs and ranks"),
     ],
 )
@@ -323,13 +331,43 @@ def test_combinations_take_any_iterable_except_strings_and_mappings() -> None:
             combinations({"peers": 3}, {"topology": wrong})  # type: ignore[dict-item]
 
 
-def test_the_models_of_a_cell_in_process_are_refused(tmp_path: Path) -> None:
+def test_what_a_cell_in_process_does_not_keep_is_refused(tmp_path: Path) -> None:
     run_grid([Cell({"seed": 0}, dfl.Run.from_dict(SETTINGS))], tmp_path, in_process=True)
     result = dfl.load(tmp_path / "seed=0")
-    with pytest.raises(InputError, match="seed=0 holds no models"):
-        result.model(0)
-    with pytest.raises(InputError, match="seed=0 holds no models"):
-        result.mean_model()
+    reads: dict[str, list[Callable[[], object]]] = {
+        "models": [lambda: result.model(0), result.mean_model],
+        "state.safetensors": [lambda: result.state],
+        "peers.csv": [lambda: result.peers],
+        "history": [lambda: result.history],
+    }
+    for name, each in reads.items():
+        for read in each:
+            with pytest.raises(InputError, match=f"seed=0 has no {name}: run_grid ran it in_pro"):
+                read()
+
+
+def test_names_that_only_this_process_knows_are_refused_for_launches(tmp_path: Path) -> None:
+    def halved(t: int, rounds: int) -> float:
+        return 0.5
+
+    @dataclass(frozen=True, kw_only=True)
+    class Renamed(DFedAvgM):
+        pass
+
+    with ALGORITHMS.replaced(), SCHEDULES.replaced():
+        ALGORITHMS.register("renamed")(Renamed)
+        SCHEDULES.register("halved")(halved)
+        grid = combinations(SETTINGS, {"algorithm": ["dfedavgm", "renamed"], "seed": [0]})
+        with pytest.raises(InputError) as caught:
+            run_grid(grid, tmp_path / "out")
+        assert str(caught.value).startswith(
+            f"cell {grid[1].name}: --algorithm renamed was registered in this process"
+        )
+        assert "in_process=True" in str(caught.value)
+        with pytest.raises(InputError, match="--lr-schedule halved was registered in this process"):
+            run_grid(cells(0, lr_schedule="halved"), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        assert len(run_grid(grid, tmp_path / "here", in_process=True)) == 6
 
 
 def test_a_label_with_the_name_of_a_method_s_column_is_refused(tmp_path: Path) -> None:
