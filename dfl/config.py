@@ -247,7 +247,9 @@ class Run:
     local_steps: Count | None = None
     """Local steps per round, K, the same for every peer, in place of epochs."""
     batch_size: Index = 10
-    """Examples per local step; 0 for all of a peer's examples."""
+    """Examples per local step, fewer in the last one of an epoch if fewer are left; 0 for all of a
+    peer's examples.
+    """
     lr: Positive = 0.05
     """Learning rate η."""
     momentum: BelowOne = 0.9

@@ -228,6 +228,8 @@ def build(
     info = None
     if facts and held:
         own_module = components.own_module
+        notes = try_models.lone_examples(run, task, common) if algorithm.peers_train else ()
+        facts = facts._replace(notes=(*facts.notes, *notes))
         info = run_info(run, task, network, algorithm, test_sets, own_module, facts, held)
     return Prepared(
         run=run,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dfl.config import Run
 from dfl.core.arrays import Arrays
@@ -71,6 +74,54 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         torch.set_rng_state(generator)
     _check_shapes([tuple(each.shape) for each in found])
     return replace(task, loss_by_model=by_place and task.device.type == "cpu")
+
+
+def lone_examples(run: Run, task: Task, common: Arrays) -> tuple[str, ...]:
+    """Return a warning of batches of one example where a BatchNorm layer has one value of each
+    channel for it, which is then equal to the mean of the batch.
+
+    Args:
+        run: the settled run.
+        task: the learning problem.
+        common: what all ranks have.
+    """
+    sizes, solver = common["sizes"][:, 0], task.solver
+    width = np.full_like(sizes, solver.batch_size) if solver.batch_size else sizes
+    per_epoch = -(-sizes // np.maximum(width, 1))
+    reached = (width == 1) | (solver.steps_for(sizes) >= per_epoch)
+    alone = (sizes > 0) & (sizes - (per_epoch - 1) * width == 1) & reached
+    one = _inputs(task, map_parts(lambda part: as_tensor(part[:1]), joined(common, "inputs")))
+    kinds = len(task.every_kind)
+    for k, (module, layout) in enumerate(task.every_kind):
+        peers = int(alone[k::kinds].sum())
+        part = replace(task, module=module, parameter_layout=layout, kinds=())
+        if peers and (name := _without_places(part, one)):
+            whose = "1 peer has" if peers == 1 else f"{peers} peers have"
+            return (
+                f"--batch-size {run.batch_size}: {whose} a batch of one example, which the "
+                f"BatchNorm layer {name} maps to its bias whatever the example is (torch refuses "
+                "it): choose another --batch-size",
+            )
+    return ()
+
+
+def _without_places(task: Task, inputs: Parts) -> str | None:
+    """Return the name of the first BatchNorm layer that has one value of each channel for an
+    example; None where there is none.
+    """
+    found: list[str] = []
+
+    def seen(name: str, _: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given[0][0, 0].numel() == 1:
+            found.append(name)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in task.batch_norms.items():
+            hooks.callback(layer.register_forward_pre_hook(partial(seen, name)).remove)
+        if task.batch_norms:
+            blank = torch.zeros(task.parameter_layout.d, dtype=task.dtype, device=task.device)
+            task.output(task.parameter_layout.views(blank), inputs)
+    return found[0] if found else None
 
 
 def _try_kind(

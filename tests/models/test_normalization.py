@@ -30,7 +30,7 @@ from dfl.simulation.prepared import Prepared
 from dfl.training.sgd import sgd
 from dfl.training.statistics import recompute
 from dfl.training.task import Task
-from tests.support.quadratic import digits, final, run_states, spread
+from tests.support.quadratic import digits, final, info, run_states, spread
 
 STATISTICS = 2 * 8
 """Running statistics of `normed`."""
@@ -498,3 +498,33 @@ def refused() -> Iterator[tuple[dict[str, Any], str]]:
 def test_what_no_policy_covers_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         next(dfl.simulate(replace(RUN, **settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "whose"),
+    [
+        ({"batch_size": 1}, "6 peers have"),
+        ({"batch_size": 10}, "6 peers have"),
+        ({"batch_size": 10, "local_steps": 4}, "6 peers have"),
+        ({"batch_size": 10, "local_steps": 3}, ""),
+        ({"batch_size": 8}, ""),
+        ({"batch_size": 0}, ""),
+        ({"batch_size": 0, "examples_per_peer": 1}, "6 peers have"),
+    ],
+    ids=str,
+)
+def test_a_batch_of_one_example_is_warned_of(
+    normed: nn.Sequential, settings: dict[str, Any], whose: str
+) -> None:
+    prepared = of(normed, peers=6, **{"examples_per_peer": 31, **settings})
+    (note,) = [each for each in info(prepared).notes if "--batch-size" in each] or [""]
+    assert bool(note) == bool(whose)
+    wanted = f"{whose} a batch of one example, which the BatchNorm layer 2 maps to its bias"
+    assert not whose or wanted in note
+
+
+def test_one_example_with_several_places_is_not_warned_of() -> None:
+    torch.manual_seed(0)
+    placed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
+    prepared = of(placed, peers=5, batch_size=1, examples_per_peer=5)
+    assert [each for each in info(prepared).notes if "--batch-size" in each] == []
