@@ -234,8 +234,9 @@ class Net(Protocol):
 
         Args:
             messages: (p, m), one row per peer; or (a, m), one row per edge.
-            start: (p, m), the model from which each peer moved to its message; attacks and
-                aggregation rules work on the difference. None where messages are differences.
+            start: (p, m), x_i from which each peer moved to its message z_i. Attacks work on the
+                sender's step z_j - x_j, aggregation rules on z_j - x_i, with the receiver's x_i.
+                None, as 0, where messages are differences.
             per_edge: whether there is a row per edge of `edges`, and not per peer.
             slot: names this exchange where a round has several; it is part of the address of random
                 numbers.

@@ -79,8 +79,7 @@ class Received:
     def aggregate(self, rule: partial[Aggregate]) -> Tensor:
         """Return what a rule makes of every closed neighbourhood, (p, m); the mean is `average`.
 
-        A rule is given messages as steps from the receiver's start; the reference is the
-        receiver's own step.
+        `Updates` states what a rule is given.
 
         Args:
             rule: one of `AGGREGATORS` with its options bound.

@@ -23,8 +23,13 @@ else:
     from dfl.core.lazy import torch
 
 Draw = Callable[[slice, slice], "torch.Tensor"]
-"""draw(rows, places) -> (rows, places) int32: 32 random bits for some places of some rows, from
-`randomness.draws`.
+"""draw(rows, places) -> int32, (number of rows, number of places): 32 random bits each.
+
+`rows` is a slice of the q messages, `places` one of numbers from 0 on that has both ends; they may
+exceed m. The bits are uniform over all values of int32 and independent of each other. They are a
+function of the seed, the round, the exchange, the sender or edge of the row, and the place alone.
+So results depend neither on the ranks nor on a resume, and a second call returns the same bits.
+They come from `randomness.draws`, on the device of the messages.
 """
 
 TILE = 1 << 18
@@ -44,7 +49,9 @@ class Compressor(Protocol):
 
         Args:
             messages: (q, m), float32 or float64.
-            draw: returns random bits; called only by formats that need them.
+            draw: returns random bits, see `dfl.compression.Draw`; called only by formats that need
+                them. Numbers from another generator would depend on the ranks, and change after a
+                resume.
 
         Returns:
             (q, B) uint8.

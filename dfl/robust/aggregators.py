@@ -50,6 +50,12 @@ def _here(parts: Floats) -> Floats:
 class Updates:
     """The messages of k senders, by ascending id, in the c coordinates that this rank works on.
 
+    On a graph there is one for each peer i, with all coordinates: the senders are its closed
+    neighbourhood, i itself among them, the weights are w_ij, and the rows are message_j - start_i,
+    where start_i is the `start` of the receiver i in `Net.exchange`, 0 without one. The message of
+    i itself is the one that it sends as an honest peer. At a server the rows are the updates of the
+    clients.
+
     Attributes:
         rows: (k, c) float32 or float64.
         weights: (k,) the weight of each sender, adding up to 1; rules that treat all senders alike
@@ -130,7 +136,8 @@ class Aggregate(NamedTuple):
     Attributes:
         row: (c,).
         scores: (k,) a score of each sender, 0 for a message that is not used; None from a rule that
-            does not judge senders.
+            does not judge senders. Those of a server's rule are given to the method
+            (`ServerAggregate.scores`); those of a peer's rule are not kept.
     """
 
     row: Floats
