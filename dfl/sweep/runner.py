@@ -58,9 +58,10 @@ def run_grid(
         rows = run_grid(cells, "sweeps/bits", jobs=2)
         rows.groupby(["bits", "round"])["accuracy_mean"].mean()
 
-    The folder is laid out as that of `python -m dfl.sweep`, with a folder for every cell, and may
-    hold further cells. Another call with the same cells resumes those that were interrupted and
-    reads those that are done. Progress is printed to stderr.
+    The folder has a folder for every cell, as that of `python -m dfl.sweep`, and report.html. It
+    has no grid.toml, sweep.csv, summary.csv and figures: tables and figures are made of the rows
+    that are returned. It may hold further cells. Another call with the same cells resumes those
+    that were interrupted and reads those that are done. Progress is printed to stderr.
 
     Args:
         cells: the cells; `combinations` makes those of all combinations of some lists.
@@ -70,9 +71,8 @@ def run_grid(
         in_process: whether to run the cells one after the other in this process, which saves the
             start of a program for runs of a few seconds. Only so may runs have objects, and names
             that this process registered; a cell that finished with other objects is run again. Of
-            such a cell run.json and metrics.csv are
-            kept; it has no checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not
-            caught then.
+            such a cell run.json, metrics.csv, cell.toml and output.log are kept; it has no
+            checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not caught then.
         keep_models: whether to keep the models of the cells (`state.safetensors`); by default they
             are kept, but not `in_process`, which has none.
         report: whether to write report.html, a page that leads to every cell, and to refresh it
