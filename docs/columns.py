@@ -15,6 +15,15 @@ DESCRIBED = {
     ),
     "messages_lost": ("`--faults`", "messages that were sent and did not arrive, so far"),
     "peers_up": ("`--faults`", "peers that were up in the round that ended here"),
+    "test_loss_mean": (
+        "labels that are no classes",
+        "loss on the common test set, by `--loss`: the mean over its examples, then over the peers",
+    ),
+    "test_loss_max": ("labels that are no classes", "the largest of the peers' losses there"),
+    "test_loss_mean_model": (
+        "labels that are no classes",
+        "loss of the mean of all models there; NaN for models of several kinds",
+    ),
     "perplexity_mean": (
         "text",
         "perplexity of the peers on the common test set, mean over the peers: exp of the mean "
@@ -52,8 +61,11 @@ DESCRIBED = {
         "`--attack backdoor`",
         "share of the triggered test examples that get the attacker's label, mean over the peers",
     ),
-    "trust_mean": ("rules that score", "mean score of the honest peers by the aggregation rule"),
-    "trust_mean_attackers": ("rules that score", "mean score of the attackers"),
+    "trust_mean": (
+        "`--algorithm fltrust`",
+        "mean score of the honest peers by the server's rule, NaN for one without scores",
+    ),
+    "trust_mean_attackers": ("`--algorithm fltrust`", "mean score of the attackers"),
 }
 """Column of metrics.csv -> (the runs that have it, its meaning)."""
 
@@ -64,6 +76,7 @@ PEERS = {
     "n_train": "its training examples",
     "labels": "how many of each label, `label:count`",
     "accuracy": "accuracy of its model on the common test set",
+    "test_loss": "mean loss of its model on the common test set, where labels are no classes",
     "perplexity": "perplexity of its model on the common test set, of text",
     "parity_gap": "its gap in demographic parity, with protected attributes and two labels",
     "odds_gap": "its gap in equalized odds, there",
@@ -72,9 +85,10 @@ PEERS = {
     "validation_accuracy": "accuracy on its own validation examples (`--validation`)",
     "train_loss": "mean loss on its own training examples",
     "backdoor_success": "success of the backdoor in its model (`--attack backdoor`)",
-    "trust": "its score by the aggregation rule, where the rule scores",
+    "trust": "its score by the server's rule (`--algorithm fltrust`)",
     "is_attacker": "1 for an attacker, where there are any",
     "payload_bytes_sent": "bytes of the messages that it sent",
     "payload_bytes_received": "bytes that the server sent to it, where there is one",
+    "relative_squared_error": "that of its last message, of quantized methods",
 }
 """Column of peers.csv -> its meaning."""

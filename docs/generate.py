@@ -224,7 +224,7 @@ def columns() -> str:
         "|---|---|---|",
         *(f"| `{name}` | {where} | {text} |" for name, (where, text) in DESCRIBED.items()),
         "\n## peers.csv\n",
-        "A row per peer, at the end.\n",
+        "A row per peer, at the end. What an own method observes follows these columns.\n",
         "| column | meaning |",
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in PEERS.items()),

@@ -63,7 +63,7 @@ class Algorithm(ABC, Generic[S]):
     default_aggregator: ClassVar[str] = "mean"
     """The aggregator of a run that gives none."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """Columns that the method adds to metrics.csv, with the largest value over the peers."""
+    """Columns that the method adds to metrics.csv, with the largest value over the honest peers."""
     replicated: ClassVar[tuple[str, ...]] = ()
     """Fields of the state that belong to the server and are the same on every rank."""
     incoming: ClassVar[tuple[str, ...]] = ()
@@ -159,7 +159,10 @@ class Algorithm(ABC, Generic[S]):
         return (m + self.extra_numbers,)
 
     def observe(self, state: S) -> dict[str, Tensor]:
-        """Return values (p,) of the peers for peers.csv by column, those of `columns` included."""
+        """Return values (p,) of the peers by column, those of `columns` included.
+
+        Those of the last evaluation are in peers.csv, those of every evaluation in the history.
+        """
         return {}
 
     def notes(self, smallest: float) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from dfl.simulation.prepared import Prepared
 else:
     from dfl.core.lazy import torch
+
+FACTS = (
+    "peer", "rank", "degree", "n_train", "labels", "is_attacker", "payload_bytes_sent",
+    "payload_bytes_received", "download_bytes",
+)  # fmt: skip
+"""Columns of peers.csv and of the history that no method observes, besides what is measured."""
 
 
 def row_of(
@@ -49,11 +55,10 @@ def row_of(
     if effects is not None:
         row |= {"peers_up": int(effects.up.sum()), "messages_lost": lost}
     if is_global(run_state.task, has_server=algorithm.has_server):
-        row["accuracy_mean_model"] = row["accuracy_mean"]
+        of_mean = {name: row[f"{name}_mean"] for name in metrics.quality(prepared.test_sets)}
     else:
-        row["accuracy_mean_model"] = metrics.mean_model_accuracy(
-            mean, run_state.task, prepared.test_sets
-        )
+        of_mean = metrics.mean_model_figures(mean, run_state.task, prepared.test_sets)
+    row |= {f"{name}_mean_model": value for name, value in of_mean.items()}
     if ensemble:
         row |= ensemble.figures(row["accuracy_mean"])
     if network.clock:
@@ -81,7 +86,7 @@ def measure(
         is_global=is_global(task, has_server=algorithm.has_server),
         ensemble=ensemble,
     )
-    own |= _observed(run_state, prepared)
+    own |= _observed(run_state, prepared, (*own, *FACTS, *COLUMNS))
     own["payload_bytes"] = network.traffic.payload.astype(np.float64)
     own["download_bytes"] = network.traffic.downloaded.astype(np.float64)
     own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
@@ -91,12 +96,17 @@ def measure(
     return dict(zip(own, prepared.layout.ascending(everyone).T, strict=True))
 
 
-def _observed(run_state: RunState, prepared: Prepared) -> metrics.Figures:
+def _observed(run_state: RunState, prepared: Prepared, taken: Collection[str]) -> metrics.Figures:
     """Return what the method observes, (p,) each by name.
 
+    Args:
+        run_state: the task and the state of this rank.
+        prepared: the run.
+        taken: the names of other columns.
+
     Raises:
-        InputError: on every rank, a column of the method is not among it, or something is no
-            tensor (p,).
+        InputError: on every rank, a column of the method is not among it, something is no tensor
+            (p,), or has the name of another column.
     """
     algorithm = prepared.algorithm
     what = f"--algorithm {prepared.run.algorithm}: what observe returns"
@@ -107,6 +117,8 @@ def _observed(run_state: RunState, prepared: Prepared) -> metrics.Figures:
         if missing := [name for name in algorithm.columns if name not in observed]:
             raise InputError(f"{what} lacks {', '.join(missing)}, which columns names")
         for name, value in observed.items():
+            if name in taken:
+                raise InputError(f"{what}: {name} is a column of every run: name it otherwise")
             require_form(f"{what}: {name}", value, torch.Tensor, (len(run_state.task.peers),))
     return {name: value.double().cpu().numpy() for name, value in observed.items()}
 

@@ -215,10 +215,11 @@ class RunFiles(Callback):
 
 
 def peer_columns(info: RunInfo, peers: Peers) -> dict[str, Sequence[object]]:
-    """Return the columns of peers.csv, each with P entries."""
+    """Return the columns of peers.csv, each with P entries; what a method observes comes last."""
     sent = peers["payload_bytes"].astype(np.int64)
     measured = (
         "accuracy",
+        "test_loss",
         "perplexity",
         PARITY,
         ODDS,
@@ -246,4 +247,5 @@ def peer_columns(info: RunInfo, peers: Peers) -> dict[str, Sequence[object]]:
     columns["payload_bytes_sent"] = sent.tolist()
     if info.has_server:
         columns["payload_bytes_received"] = peers["download_bytes"].astype(int).tolist()
-    return columns
+    known = (*measured, "is_attacker", "payload_bytes", "download_bytes")
+    return columns | {name: peers[name].tolist() for name in peers if name not in known}

@@ -327,8 +327,35 @@ class Other(Observing):
         return {"other": state.x[:, 0]}
 
 
+class Hiding(Observing):
+    def observe(self, state: State) -> Any:
+        return {"gap": state.x[:, 0], "degree": state.x[:, 0]}
+
+
 class Forgetting(DFedAvgM):
     columns = ("gap",)
+
+
+class Watching(DFedAvgM):
+    columns = ("norm",)
+
+    def observe(self, state: State) -> Any:
+        return {"norm": state.x.norm(dim=1), "largest": state.x.amax(1)}
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_what_a_method_observes_is_in_the_files(tmp_path: Path) -> None:
+    run = small(algorithm=Watching(), out=tmp_path, attack="sign_flip:peers=2")
+    row = last(run)
+    result = dfl.load(tmp_path)
+    models = torch.cat([value.flatten(1) for value in result.state.values()], 1)
+    assert result.peers.columns[-2:].tolist() == ["norm", "largest"]
+    assert result.peers["norm"].tolist() == pytest.approx(models.norm(dim=1).tolist(), rel=1e-5)
+    assert result.peers["largest"].tolist() == models.amax(1).tolist()
+    assert row["norm"] == result.peers["norm"][result.peers["is_attacker"] == 0].max()
+    assert "largest" not in row
+    at_end = result.history[result.history["round"] == run.rounds]
+    assert at_end["largest"].tolist() == models.amax(1).tolist()
 
 
 class Requiring(DFedAvgM):
@@ -344,6 +371,7 @@ class Expecting(DFedAvgM):
     [
         (Observing(), "what observe returns: gap must be Tensor (6,), not 1.0"),
         (Other(), "what observe returns lacks gap, which columns names"),
+        (Hiding(), "what observe returns: degree is a column of every run: name it otherwise"),
         (Forgetting(), "what observe returns lacks gap, which columns names"),
         (Requiring(), "requires must be a dict of dfl.algorithms.assumptions, not ('static',)"),
         (Expecting(), "expects must be a dict of dfl.algorithms.assumptions, not {'static'"),
