@@ -193,17 +193,18 @@ def page(runs: Sequence[Compared], out: Path) -> str:
     from dfl.reporting.collection import LINES, TITLES, Cell, Link, Table, collection_page
     from dfl.reporting.page import Line, chart, columns
 
+    names = [name for name in TITLES if any(name in run.state.row for run in runs)]
     rows = []
     for run in runs:
         path = os.path.relpath(run.folder.resolve(), out.resolve())
         there = Link.to(run.folder, path, _seen_from(out, run.folder))
         figures = [
             Cell.of(name, float(run.state.row.get(name) or "nan"))
-            for name in ("round", *TITLES, "payload_bytes")
+            for name in ("round", *names, "payload_bytes")
         ]
         differs = map(Cell, run.differs.values())
         rows.append([Cell(links=(there,)), Cell(run.state.status), *differs, *figures])
-    head = [*FIRST, *runs[0].differs, "round", *TITLES, "payload_bytes"]
+    head = [*FIRST, *runs[0].differs, "round", *names, "payload_bytes"]
     table = Table("runs", "Runs", "The last evaluation of every run.", head, rows)
     drawn = [run for run in runs if not run.rows.empty][:LINES]
     held = [columns(run.rows, (*X, *TITLES)) for run in drawn]
@@ -290,14 +291,17 @@ _SHOWN = (
 
 
 def figure(runs: Sequence[Compared]) -> Figure:
-    """Draw accuracy by round and by bytes, with a thin line for the worst peer of each run."""
+    """Draw accuracy by round and by bytes, with a thin line for the worst peer of each run; a loss
+    where no run has accuracies, that on the test set where all have it.
+    """
     from matplotlib.figure import Figure
 
-    from dfl.reporting.lines import Y_LABELS, label_x, run_styles, title
+    from dfl.reporting.lines import Y_LABELS, label_x, measure_of, run_styles, title
 
     drawn = [run for run in runs if not run.rows.empty]
-    accurate = any(run.rows["accuracy_mean"].notna().any() for run in drawn)
-    measure = "accuracy_mean" if accurate or not drawn else "train_loss"
+    found = {measure_of(run.rows) for run in drawn} or {"accuracy_mean"}
+    measure = "accuracy_mean" if "accuracy_mean" in found else "train_loss"
+    measure = found.pop() if len(found) == 1 else measure
     legend_lines = [line for run in runs for line in _wrapped(run.label).split("\n")]
     widest = max(map(len, legend_lines))
     made = Figure(

@@ -18,7 +18,8 @@ GOALS = {
 }
 """Name of a figure -> the column of metrics.csv, and whether a higher value is better."""
 FALLING = {column for column, higher in GOALS.values() if not higher} | {
-    "perplexity_mean", "parity_gap_mean", "odds_gap_mean", "relative_squared_error",
+    "test_loss_mean", "test_loss_max", "test_loss_mean_model", "perplexity_mean", "parity_gap_mean",
+    "odds_gap_mean", "relative_squared_error",
 }  # fmt: skip
 """Columns of metrics.csv of which a lower value is better."""
 SHARING_GOALS = [name for name in GOALS if name != "consensus_distance"]

@@ -48,14 +48,14 @@ Figures = dict[str, Floats]
 def common_figures(
     x: Tensor, task: Task, test_sets: TestSets, ensemble: Ensemble | None = None
 ) -> Figures:
-    """Return the accuracy of models on the common test set, (p,), by name; and their perplexity
-    where labels are tokens, their gaps between groups where there are protected attributes, and
-    the AUC of an adversary that predicts these.
+    """Return the accuracy of models on the common test set, (p,), by name; and their mean loss
+    where labels are no classes, their perplexity where labels are tokens, their gaps between groups
+    where there are protected attributes, and the AUC of an adversary that predicts these.
 
     Of sequences, accuracy is the share of the places with a label that are predicted correctly.
-    Perplexity is exp of the mean cross-entropy of the same labels. Both are NaN where labels are
-    no classes, and for a model that returns NaN. If all rows are the same, as before round 0, one
-    is evaluated.
+    Perplexity is exp of the mean cross-entropy of the same labels. Accuracy is NaN where labels are
+    no classes, and all are NaN for a model that returns NaN. If all rows are the same, as before
+    round 0, one is evaluated.
 
     Args:
         x: (p, d), the models.
@@ -65,8 +65,8 @@ def common_figures(
             function, also one without peers.
     """
     if not test_sets.classes or not len(test_sets.labels):
-        return dict.fromkeys(_common_names(test_sets), np.full(len(x), np.nan))
-    rows = x[:1] if len(x) > 1 and not task.kinds and bool((x == x[:1]).all()) else x
+        return _without_accuracy(x, task, test_sets)
+    rows = _distinct(x, task)
     correct = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
     has_nan = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     loss = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
@@ -104,11 +104,47 @@ def common_figures(
     return {name: np.broadcast_to(found[name], len(x)) for name in _common_names(test_sets)}
 
 
+def quality(test_sets: TestSets) -> tuple[str, ...]:
+    """Return the names of the figures on the common test set that the mean model has, too."""
+    return ("accuracy",) if test_sets.classes else ("accuracy", "test_loss")
+
+
 def _common_names(test_sets: TestSets) -> tuple[str, ...]:
     """Return the names of the figures on the common test set."""
     more = ("perplexity",) * test_sets.tokens
     more += (PARITY, ODDS) if test_sets.groups is not None else ()
-    return ("accuracy", *more, *((ADVERSARY,) if test_sets.protected is not None else ()))
+    more += (ADVERSARY,) if test_sets.protected is not None else ()
+    return (*quality(test_sets), *more)
+
+
+def _distinct(x: Tensor, task: Task) -> Tensor:
+    """Return models (p, d), or one row of them where all are the same."""
+    same = len(x) > 1 and not task.kinds and bool((x == x[:1]).all())
+    return x[:1] if same else x
+
+
+def _without_accuracy(x: Tensor, task: Task, test_sets: TestSets) -> Figures:
+    """Return `common_figures` where labels are no classes, or there are none."""
+    found = dict.fromkeys(_common_names(test_sets), np.full(len(x), np.nan))
+    if not len(test_sets.labels):
+        return found
+    loss = _test_loss(_distinct(x, task), task, test_sets)
+    return found | {"test_loss": np.broadcast_to(loss, len(x))}
+
+
+def _test_loss(x: Tensor, task: Task, test_sets: TestSets) -> Floats:
+    """Return the mean loss of models (p, d) on the common test set, (p,)."""
+    total = np.zeros(len(x))
+    models, chunk = _models(task), _examples_at_a_time(test_sets.labels, task)
+    for first_example in range(0, len(test_sets.labels), chunk):
+        some = slice(first_example, first_example + chunk)
+        labels = test_sets.labels[some]
+        outputs = _outputs(x, task, map_parts(itemgetter(some), test_sets.inputs))
+        for first, out in zip(range(0, len(x), models), outputs, strict=True):
+            same = labels.expand(len(out), *labels.shape)
+            found = losses(out, same, task.loss, task.loss_by_model)
+            total[first : first + models] += found.double().cpu().numpy().sum(1)
+    return total / len(test_sets.labels)
 
 
 def adversary_auc(x: Tensor, task: Task, test_sets: TestSets) -> Floats:
@@ -284,14 +320,16 @@ def not_finite_rows(x: Tensor) -> NDArray[np.int64]:
     return np.flatnonzero(~torch.isfinite(ends).all(0).cpu().numpy())
 
 
-def mean_model_accuracy(mean: Tensor, task: Task, test_sets: TestSets) -> float:
-    """Return the accuracy of a mean model (d,) on the common test set; NaN for several kinds of
+def mean_model_figures(mean: Tensor, task: Task, test_sets: TestSets) -> dict[str, float]:
+    """Return the figures named by `quality` of a mean model (d,); NaN for several kinds of
     model.
     """
+    names = quality(test_sets)
     if task.kinds:
-        return np.nan
-    accuracy_alone = replace(test_sets, tokens=False, groups=None, protected=None)
-    return float(common_figures(mean[None], task, accuracy_alone)["accuracy"][0])
+        return dict.fromkeys(names, np.nan)
+    alone = replace(test_sets, tokens=False, groups=None, protected=None)
+    found = common_figures(mean[None], task, alone)
+    return {name: float(found[name][0]) for name in names}
 
 
 def consensus_distance(
@@ -377,7 +415,7 @@ def peer_figures(
 def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
     """Return a description of a figure of an honest peer that is not finite, or "".
 
-    A figure is NaN without error where the peer has no examples for it.
+    A figure is NaN without error where the peer, or every peer, has no examples for it.
 
     Args:
         peers: every peer's figures (P,), by name.
@@ -391,6 +429,8 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
             "validation_accuracy": sizes[:, 1],
             "local_accuracy": sizes[:, 2],
         }
+    else:
+        counts["test_loss"] = np.full(len(sizes), sizes[:, 2].sum())
     for name in (name for name in counts if name in peers):
         bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["is_attacker"] == 0)
         if bad.any():
@@ -420,8 +460,9 @@ def summary(peers: dict[str, Floats], declared: tuple[str, ...]) -> dict[str, fl
         "local_accuracy_mean": _mean(peers["local_accuracy"]),
     }
     fair = (PARITY, ODDS, ADVERSARY)
-    means = ("perplexity", *fair, "validation_accuracy", "backdoor_success", "trust")
+    means = ("test_loss", "perplexity", *fair, "validation_accuracy", "backdoor_success", "trust")
     row |= {f"{name}_mean": _mean(peers[name]) for name in means if name in peers}
+    row |= {"test_loss_max": float(peers["test_loss"].max())} if "test_loss" in peers else {}
     row |= {"trust_mean_attackers": trust} if "trust" in peers else {}
     return row | {name: float(peers[name].max()) for name in declared}
 

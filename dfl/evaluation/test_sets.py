@@ -34,7 +34,8 @@ class TestSets:
         train: each peer's own training examples; a fixed subset of them with `--eval-examples`.
         local: each peer's own part of the whole test set.
         held_out: each peer's validation examples.
-        classes: number of labels; 0 where labels are no classes and there is no accuracy.
+        classes: number of labels; 0 where labels are no classes, and there is a test loss in place
+            of accuracy.
         longest: the most examples of its own, of one kind, that any peer on any rank has.
         longest_train: the most examples that any peer has in `train`.
         validates: whether validation examples are set aside.

@@ -19,6 +19,7 @@ LINES = 60
 """The most lines of a chart."""
 TITLES = {
     "accuracy_mean": "Accuracy",
+    "test_loss_mean": "Test loss",
     "train_loss": "Training loss",
     "consensus_distance": "Consensus distance",
 }

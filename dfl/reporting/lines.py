@@ -34,10 +34,21 @@ MARKS = ("", "o", "s", "^", "D", "v")
 """Markers: after the last dash, dashes are used again with another marker."""
 Y_LABELS = {
     "accuracy_mean": "accuracy on the test set\n(mean over the peers)",
+    "test_loss_mean": "loss on the test set\n(mean over the peers)",
     "train_loss": "training loss (mean)",
     "consensus_distance": "consensus distance",
 }
 """Labels of the y axis, by column of metrics.csv."""
+
+
+def measure_of(rows: pd.DataFrame) -> str:
+    """Return the column that is drawn: the accuracy, else the loss on the test set, else that of
+    training.
+    """
+    for name in ("accuracy_mean", "test_loss_mean"):
+        if name in rows and rows[name].notna().any():
+            return name
+    return "train_loss"
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[tuple[str, ...], pd.DataFrame]]:

@@ -58,7 +58,8 @@ CHARTED = (
     *X, "wire_bytes", "train_loss", "accuracy_mean", "accuracy_min", "accuracy_max",
     "accuracy_std", "accuracy_mean_model", "local_accuracy_mean", "consensus_distance",
     "accuracy_ensemble", "accuracy_vote", "backdoor_success_mean", "upload_bytes",
-    "download_bytes", "parameters_k_plus_m",
+    "download_bytes", "parameters_k_plus_m", "test_loss_mean", "test_loss_max",
+    "test_loss_mean_model",
 )  # fmt: skip
 """The columns of metrics.csv that have a place on the page, or are an x axis."""
 MAIN = COLUMNS[1:]
@@ -245,6 +246,9 @@ def _cards(last: Mapping[str, float]) -> list[dict[str, str]]:
         spread_of = f"std {last['accuracy_std']:.4f} over the peers"
         cards.append(_card("accuracy", f"{last['accuracy_mean']:.4f}", spread_of))
         cards.append(_card("worst peer", f"{last['accuracy_min']:.4f}", "accuracy"))
+    if math.isfinite(last.get("test_loss_mean", math.nan)):
+        worst = f"{decimals(last['test_loss_max'])} of the worst peer"
+        cards.append(_card("test loss", decimals(last["test_loss_mean"]), worst))
     cards.append(_card("training loss", decimals(last["train_loss"]), "mean over the peers"))
     cards.append(_card("consensus distance", decimals(last["consensus_distance"]), ""))
     wire = f"{_size(last['wire_bytes'])} between ranks"
@@ -284,6 +288,14 @@ def _curves(rows: Mapping[str, NDArray[np.float64]], settings: Record) -> dict[s
     charts = []
     if "accuracy_mean" in known:
         charts.append(chart("Accuracy", accuracy, unit="share of the test set"))
+    if "test_loss_mean" in known:
+        tested = [
+            Line(0, "test_loss_mean", "mean over the peers"),
+            Line(0, "test_loss_max", "worst peer"),
+            Line(0, "test_loss_mean_model", "mean model"),
+        ]
+        tested = [each for each in tested if each.y in known]
+        charts.append(chart("Test loss", tested, unit="on the common test set"))
     loss = Line(0, "train_loss", "mean over the peers")
     charts.append(chart("Training loss", [loss], unit="on a peer's own training examples"))
     if (rows["consensus_distance"] > 0).any():

@@ -132,6 +132,12 @@ def summary(peers: Peers, row: Row) -> list[Line]:
     lines = [("loss", f"{row['train_loss']:.4g} mean on the peers' training examples")]
     if not np.isnan(peers["accuracy"]).all():
         lines += _quality(peers, row)
+    if "test_loss_mean" in row and not np.isnan(row["test_loss_mean"]):
+        if _one(row):
+            spread = "of the server's model"
+        else:
+            spread = f"mean, {row['test_loss_max']:.4g} of the worst peer"
+        lines += [("test loss", f"{row['test_loss_mean']:.4g} {spread}")]
     if "perplexity_mean" in row:
         whose = "of the server's model" if _one(row) else "mean"
         lines += [("perplexity", f"{row['perplexity_mean']:.4g} {whose}, of a token")]

@@ -34,8 +34,8 @@ COLUMNS = (
     "accuracy_std", "accuracy_mean_model", "local_accuracy_mean", "consensus_distance",
     "payload_bytes", "wire_bytes",
 )  # fmt: skip
-"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those of
-the method.
+"""First columns of metrics.csv; then follow sim_seconds, where links are simulated, and those that
+only some runs have.
 """
 
 

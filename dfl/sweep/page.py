@@ -22,7 +22,7 @@ from dfl.reporting.collection import (
     collection_page,
     shaded,
 )
-from dfl.reporting.lines import groups, over_seeds
+from dfl.reporting.lines import groups, measure_of, over_seeds
 from dfl.reporting.page import Line, chart, columns, write
 from dfl.store.run_directory import GRID
 from dfl.sweep import grid as grids
@@ -159,7 +159,7 @@ def _curves(
 def _maps(summary: pd.DataFrame, by: Sequence[str]) -> list[Map]:
     """Return maps of two fields, one for each combination of the others; none for fewer fields."""
     axes = map_axes(summary, by)
-    measure = "accuracy_mean" if "accuracy_mean" in summary else "train_loss"
+    measure = measure_of(summary)
     if axes is None or measure not in summary or not summary[measure].notna().any():
         return []
     scale = float(summary[measure].min()), float(summary[measure].max())

@@ -14,7 +14,16 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfl.reporting.lines import Y_LABELS, Styles, draw, groups, label_x, over_seeds, title
+from dfl.reporting.lines import (
+    Y_LABELS,
+    Styles,
+    draw,
+    groups,
+    label_x,
+    measure_of,
+    over_seeds,
+    title,
+)
 from dfl.reporting.plots import plain
 from dfl.reporting.text import title_of
 
@@ -39,7 +48,7 @@ def figures(
     """
     if rows.empty:
         return {}
-    measure = "accuracy_mean" if rows["accuracy_mean"].notna().any() else "train_loss"
+    measure = measure_of(rows)
     name = measure.removesuffix("_mean")
     subtitle = plain(sweep) + _seeds(rows, by)
     drawn = {f"{name}_by_round": _lines(rows, by, "round", measure, subtitle)}

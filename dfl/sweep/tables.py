@@ -25,12 +25,13 @@ from dfl.sweep.status import DONE, States
 
 CLOCKS = ("seconds",)
 """Columns of metrics.csv that differ between two launches of the same run; they come last."""
-MEASURES = ("accuracy_mean", "accuracy_min", "payload_bytes")
-"""Columns that are averaged over seeds; without accuracies, the loss takes their place."""
+MEASURES = ("accuracy_mean", "accuracy_min", "test_loss_mean", "payload_bytes")
+"""Columns that are averaged over seeds; without accuracies, the training loss is the first."""
 TITLES = {
     "accuracy_mean": "accuracy",
     "accuracy_min": "worst peer",
     "train_loss": "loss",
+    "test_loss_mean": "test loss",
     "payload_bytes": "payload",
 }
 """Headings of the measures on a terminal."""
@@ -92,7 +93,7 @@ def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def measures(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the columns that are averaged: accuracies and bytes, or loss and bytes."""
+    """Return the columns that are averaged: accuracies and bytes, or losses and bytes."""
     present = [
         name for name in MEASURES if name in table and table[name].astype(float).notna().any()
     ]
@@ -137,4 +138,4 @@ def _figure(name: str, value: float) -> str:
         return "-"
     if name.startswith("payload"):
         return size(value)
-    return f"{value:.4g}" if name.startswith("train_loss") else f"{value:.4f}"
+    return f"{value:.4f}" if name.startswith("accuracy") else f"{value:.4g}"

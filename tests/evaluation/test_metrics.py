@@ -1,6 +1,7 @@
 """The metrics of a run agree with scikit-learn and plain numpy."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,77 @@ def test_regression_has_no_accuracy() -> None:
     )
     assert last["train_loss"] < 0.01 * first["train_loss"]
     assert np.isnan(last["accuracy_mean"])
+
+
+def predictions(outputs: int) -> tuple[Data, nn.Module]:
+    """Return a data set of regression, whose test set takes several chunks, and a linear model."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(1240, 3)).astype(np.float32)
+    targets = (inputs @ rng.normal(size=(3, outputs)) + 1).astype(np.float32)
+    data = Data(inputs[:40], targets[:40], inputs[40:], targets[40:], classes=0)
+    torch.manual_seed(0)
+    return data, nn.Linear(3, outputs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_test_loss_of_regression_agrees_with_numpy(
+    engine: Any, outputs: int, tmp_path: Path, without_figures: None
+) -> None:
+    data, model = predictions(outputs)
+    run = dfl.Run(
+        model=model, dataset=data, loss="squared_error", peers=5, rounds=3, eval_every=3,
+        attack="sign_flip:peers=2", engine=engine, out=tmp_path / "run",
+    )  # fmt: skip
+    first, last = dfl.simulate(run)
+    result = dfl.load(tmp_path / "run")
+    weight, bias = (result.state[name].double().numpy() for name in ("weight", "bias"))
+    honest = "is_attacker" not in result.peers or result.peers["is_attacker"] == 0
+
+    def loss(w: Any, b: Any) -> Any:
+        out = data.test_inputs.astype(np.float64) @ w.T + b
+        return ((out - data.test_labels) ** 2).sum(1).mean()
+
+    found = np.array([loss(w, b) for w, b in zip(weight, bias, strict=True)])
+    np.testing.assert_allclose(result.peers["test_loss"], found, rtol=1e-5)
+    assert last["test_loss_mean"] == pytest.approx(found[honest].mean(), rel=1e-5)
+    assert last["test_loss_max"] == pytest.approx(found[honest].max(), rel=1e-5)
+    of_mean = loss(weight[honest].mean(0), bias[honest].mean(0))
+    assert last["test_loss_mean_model"] == pytest.approx(of_mean, rel=1e-5)
+    assert first["test_loss_mean"] == first["test_loss_mean_model"] == first["test_loss_max"]
+    assert result.rounds_to(last["test_loss_mean"], "test_loss_mean") == 3
+
+
+def test_the_test_loss_of_a_server_is_that_of_its_model() -> None:
+    data, model = predictions(1)
+    run = dfl.Run(
+        model=model, dataset=data, loss="squared_error", peers=4, rounds=2, algorithm="fedavg"
+    )
+    *_, last = dfl.simulate(run)
+    assert last["test_loss_mean"] == last["test_loss_max"] == last["test_loss_mean_model"]
+    assert np.isfinite(last["test_loss_mean"])
+
+
+def test_the_test_loss_is_there_for_regression_only() -> None:
+    data, model = predictions(1)
+    run = dfl.Run(peers=4, rounds=1, model=model, dataset=data, loss="squared_error")
+    mixed = [nn.Sequential(nn.Linear(3, k), nn.Linear(k, 1)) for k in (2, 4)]
+    *_, of_kinds = dfl.simulate(replace(run, model=mixed, share="1.bias"))
+    *_, classified = dfl.simulate(dfl.Run(peers=4, rounds=1))
+    assert np.isfinite(of_kinds["test_loss_mean"])
+    assert np.isnan(of_kinds["test_loss_mean_model"])
+    assert [name for name in classified if name.startswith("test_loss")] == []
+
+
+def test_a_test_loss_that_is_not_finite_names_its_peer() -> None:
+    peers = {
+        "train_loss": np.ones(3),
+        "test_loss": np.array([np.inf, 1.0, np.nan]),
+        "is_attacker": np.array([1.0, 0.0, 0.0]),
+    }
+    sizes = np.array([[4, 0, 2]] * 3)
+    assert metrics.not_finite(peers, sizes, 0) == "test_loss of peer 2 is nan"
+    assert metrics.not_finite(peers, sizes * [1, 1, 0], 0) == ""
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,17 @@ def runs() -> Iterator[tuple[str, dfl.Run]]:
             0, ensemble=True, dataset=clouds, eval_examples=700, peers=5, attack="sign_flip:peers=3"
         ),
     )
+    features, targets = np.split(np.random.default_rng(0).normal(size=(700, 4)), [3], axis=1)
+    torch.manual_seed(0)
+    yield (
+        "regression",
+        setting(
+            0, model=torch.nn.Linear(3, 1, dtype=torch.float64), loss="squared_error", peers=5,
+            dataset=dfl.Data(
+                features[:100], targets[:100], features[100:], targets[100:], classes=0
+            ),
+        ),
+    )  # fmt: skip
     yield (
         "full-batch",
         setting(1, batch_size=0, partition="dirichlet:alpha=0.5", lr_schedule="cosine"),

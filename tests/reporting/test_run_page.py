@@ -89,6 +89,9 @@ def test_figures_that_fall_by_many_powers_of_ten_keep_their_digits(tmp_path: Pat
     assert shown[0].min() > 1e5 * shown[-1].max()
     peers = dfl.load(tmp_path / "run").peers
     np.testing.assert_allclose(shown[-1], peers["train_loss"], rtol=1e-3)
+    charts = {each["title"]: each for each in data_of(tmp_path / "run")["charts"]}
+    lines = [line["y"] for line in charts["Test loss"]["lines"]]
+    assert lines == ["test_loss_mean", "test_loss_max", "test_loss_mean_model"]
 
 
 def test_the_graph_and_the_labels_are_those_of_the_run(attacked: Path) -> None:

@@ -106,13 +106,21 @@ def test_without_messages_there_is_no_figure_by_bytes() -> None:
     ]
 
 
-def test_without_accuracy_the_loss_is_drawn() -> None:
+@pytest.mark.parametrize(
+    ("more", "column", "label"),
+    [
+        ({}, "train_loss", "training loss (mean)"),
+        ({"test_loss_mean": 2.0}, "test_loss_mean", "loss on the test set\n(mean over the peers)"),
+    ],
+)
+def test_without_accuracy_a_loss_is_drawn(more: dict[str, float], column: str, label: str) -> None:
     rows, found = swept({"topology": GRAPHS, "lr": (1, 2)})
-    rows = rows.assign(accuracy_mean=np.nan)
-    found = found.rename(columns=lambda name: name.replace("accuracy_mean", "train_loss"))
+    rows = rows.assign(accuracy_mean=np.nan, **more)
+    found = found.rename(columns=lambda name: name.replace("accuracy_mean", column))
     made = figures(rows, found, ["topology", "lr"], "x")
-    assert list(made) == ["train_loss_by_round", "train_loss_by_bytes", "map_topology_by_lr"]
-    assert used(made["train_loss_by_round"])[0].get_ylabel() == "training loss (mean)"
+    stem = column.removesuffix("_mean")
+    assert list(made) == [f"{stem}_by_round", f"{stem}_by_bytes", "map_topology_by_lr"]
+    assert used(made[f"{stem}_by_round"])[0].get_ylabel() == label
 
 
 def test_without_finished_cells_there_are_no_figures() -> None:
