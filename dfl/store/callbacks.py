@@ -103,7 +103,7 @@ class Row(dict[str, float]):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that MPI moved between ranks so far: `dfl.comm.traffic.Traffic.wire` of all."""
+        """Bytes that MPI moved between ranks so far, as `dfl.comm.traffic.Traffic` has them."""
         return int(self["wire_bytes"])
 
 
