@@ -104,7 +104,10 @@ def test_run_json_has_settings_and_environment(done: tuple[list[dfl.Row], Result
 
 def test_peers_have_a_row_each(done: tuple[list[dfl.Row], Result]) -> None:
     rows, result = done
-    assert list(result.peers.columns) == [*PEERS[:7], "validation_accuracy", *PEERS[7:]]
+    measured = [*PEERS[:7], "validation_accuracy", *PEERS[7:]]
+    assert list(result.peers.columns) == [*measured, "relative_squared_error"]
+    last = result.peers["relative_squared_error"].max()
+    assert last == rows[-1]["relative_squared_error"]
     assert result.peers["accuracy"].mean() == pytest.approx(rows[-1]["accuracy_mean"], rel=1e-12)
     assert result.peers["payload_bytes_sent"].sum() == rows[-1]["payload_bytes"]
     assert (result.peers["degree"] == 2).all()
