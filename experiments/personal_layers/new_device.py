@@ -40,11 +40,11 @@ class WithNewest(FedAvg):
     from the others.
     """
 
-    def _sizes(self, peers: int) -> tuple[int, int]:
+    def _client_counts(self, peers: int) -> tuple[int, int]:
         return round(self.fraction * (peers - 1)) + 1, 0
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
-        m, newest = self._sizes(net.peers)[0], net.peers - 1
+        m, newest = self._client_counts(net.peers)[0], net.peers - 1
         group = net.group(
             np.append(
                 randomness.generator(task.seed, "clients", net.t).permutation(newest)[: m - 1],

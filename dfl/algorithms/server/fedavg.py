@@ -132,16 +132,16 @@ class FedAvg(Algorithm[State]):
 
     def training_peers(self, peers: int) -> int:
         """Return the number of peers that are chosen, without stragglers that are dropped."""
-        clients, slow = self._sizes(peers)
+        clients, slow = self._client_counts(peers)
         return clients - slow if self.straggler_policy == "drop" else clients
 
     def traffic(self, peers: int, edges: float) -> tuple[float, int]:
         """Return a message for each peer that is on time, and a row for each that is chosen."""
-        clients, _ = self._sizes(peers)
+        clients, _ = self._client_counts(peers)
         rows = peers if self.broadcast_to == "everyone" else clients
         return self.training_peers(peers), rows
 
-    def _sizes(self, peers: int) -> tuple[int, int]:
+    def _client_counts(self, peers: int) -> tuple[int, int]:
         """Return the number of peers that are chosen, and the number of stragglers among them."""
         clients = max(round(self.fraction * peers), 1)
         return clients, min(round(self.stragglers * clients), clients - 1)
@@ -153,7 +153,7 @@ class FedAvg(Algorithm[State]):
             The peers that receive the model; those that send an update; and the local epochs or
             steps (a,) of the latter on this rank, or None for those of the run.
         """
-        clients, slow = self._sizes(net.peers)
+        clients, slow = self._client_counts(net.peers)
         drawn = randomness.generator(task.seed, "clients", net.t).permutation(net.peers)
         order = net.present(drawn)[:clients]
         chosen = net.group(order)

@@ -212,7 +212,7 @@ def test_who_is_drawn_changes_from_round_to_round() -> None:
     drawn = [method._draw(Seed, Many(t))[0] for t in range(20)]
     assert all(len(set(each)) == 11 and each[-1] == 100 for each in drawn)
     assert len(set(drawn)) == 20
-    assert new_device.WithNewest(fraction=0.0)._sizes(101) == (1, 0)
+    assert new_device.WithNewest(fraction=0.0)._client_counts(101) == (1, 0)
 
 
 def test_prox_pulls_back(this: experiment.Scene) -> None:
