@@ -56,7 +56,7 @@ CASES = {
     "fedsgd": Case(
         title="FedSGD", published=3750, source="Table 3", target=TARGETS[-1],
         setting=SHARED | {"batch_size": 0},
-        rates=(0.1, 0.215, 0.464), tuning=150, every=25, cap=2500, seeds=3,
+        rates=(0.1, 0.215, 0.464), tuning=150, every=25, cap=1200, seeds=3,
     ),
 }  # fmt: skip
 """Published: rounds to 80 %; of SGD the updates."""
