@@ -85,6 +85,8 @@ class WeightedGraph:
         clusters: (P,), the number of the cluster of each peer; None for a graph without clusters.
         active: (n, n) the weights of a round among the n peers whose models are used again, which
             have the spectrum of the graph; None where the models of all are used.
+        one_way: whether a round may have an edge over which no way leads back, as its topology
+            states where every round draws a new graph.
     """
 
     weights: Sequence[csr_array]
@@ -93,6 +95,7 @@ class WeightedGraph:
     possible: csr_array | None = None
     clusters: NDArray[np.int64] | None = None
     active: csr_array | None = None
+    one_way: bool = False
 
     @property
     def endless(self) -> bool:
@@ -287,7 +290,9 @@ def _endless(made: Drawn, mixing: Mixing, peers: int) -> WeightedGraph:
     weights = EveryRound(lambda t: _weighted(drawn(t), mixing), _bytes)
     own = drawn(0).dtype.kind == "f"
     degrees = _degrees(_pattern_of(weights[0]))
-    return WeightedGraph(weights, degrees, own, made.possible, active=made.active)
+    return WeightedGraph(
+        weights, degrees, own, made.possible, active=made.active, one_way=made.one_way
+    )
 
 
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:

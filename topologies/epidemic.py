@@ -22,7 +22,8 @@ else:
 @topology
 def random_out(peers: int, rng: Generator, *, s: int | None = None) -> Drawn:
     """Directed, time-varying: in every round each peer sends to s others at random, by default
-    ceil(log2 P) (EL-Local). Peers receive from different numbers of others.
+    ceil(log2 P) (EL-Local). Peers receive from different numbers of others, in some rounds from
+    none.
     """
     count = _several("random_out", peers, s)
     affordable("random_out", peers, count * peers)
@@ -33,7 +34,7 @@ def random_out(peers: int, rng: Generator, *, s: int | None = None) -> Drawn:
         ones = np.ones(len(senders), dtype=bool)
         return csr_array((ones, (receivers, senders)), shape=(peers, peers))
 
-    return drawn(draw, rng)
+    return drawn(draw, rng, one_way=count < peers - 1)
 
 
 @topology

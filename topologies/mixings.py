@@ -37,6 +37,12 @@ def mixing(function: Mixing) -> Mixing:
     return function
 
 
+def needs_ways_back(function: Mixing) -> Mixing:
+    """State of a rule that it refuses a graph with an edge over which no way leads back."""
+    setattr(function, "needs_ways_back", True)  # noqa: B010  as of `needs_labels`
+    return function
+
+
 @mixing
 def metropolis(adjacency: csr_array) -> csr_array:
     """w_ij = 1 / (1 + max(d_i, d_j)), the rest on w_ii (Xiao, Boyd, Lall 2005)."""
@@ -83,6 +89,7 @@ def out_degree(adjacency: csr_array) -> csr_array:
 
 
 @mixing
+@needs_ways_back
 def sinkhorn(adjacency: csr_array) -> csr_array:
     """w_ij = a_i b_j, also for i = j, with rows and columns that sum to 1, on any graph, also
     directed, whose edges lie on cycles (Sinkhorn, Knopp 1967).

@@ -166,7 +166,7 @@ def teleportation(peers: int, rng: Generator, *, active: int = 4) -> Drawn:
         data = np.concatenate([values, np.ones(len(others))])
         return csr_array((data, (rows, cols)), shape=(peers, peers))
 
-    return Drawn(EveryRound(make), active=ring)
+    return Drawn(EveryRound(make), active=ring, one_way=active < peers)
 
 
 def chance(p: float) -> float:

@@ -72,11 +72,13 @@ class Drawn:
         possible: (P, P) bool, every edge that a round may have; None where it may be any.
         active: (n, n) the weights of a round among the n peers whose models are used again, if the
             others' are not; None where those of all are.
+        one_way: whether a round may have an edge over which no way leads back: it is on no cycle.
     """
 
     rounds: EveryRound[csr_array]
     possible: csr_array | None = None
     active: csr_array | None = None
+    one_way: bool = False
 
 
 def entries(value: Any) -> list[Any]:
@@ -94,14 +96,17 @@ def generators(rng: Generator) -> Callable[[int], Generator]:
 
 
 def drawn(
-    draw: Callable[[Generator], csr_array], rng: Generator, possible: csr_array | None = None
+    draw: Callable[[Generator], csr_array],
+    rng: Generator,
+    possible: csr_array | None = None,
+    one_way: bool = False,
 ) -> Drawn:
     """Return a graph that is drawn anew in every round.
 
     Args:
         draw: generator of a round -> its graph.
         rng: draws the key of these generators.
-        possible: as in `Drawn`.
+        possible, one_way: as in `Drawn`.
     """
     of_round = generators(rng)
-    return Drawn(EveryRound(lambda t: draw(of_round(t))), possible)
+    return Drawn(EveryRound(lambda t: draw(of_round(t))), possible, one_way=one_way)

@@ -73,7 +73,8 @@ def average_replicas(state: Replicas, z: Tensor, net: Net, gamma: float) -> Repl
         v_ik = w_ki π_k / π_i   with   π W = π
 
     v is W reversed in time: w_ki where W is doubly stochastic, and w_ik for every mixing rule on an
-    undirected graph.
+    undirected graph. A round without π > 0 is refused: no v has both properties there, since
+    together they imply π W = π.
 
     - sum_k v_ik = sum_j w_ij = 1 - w_ii, so consensus is a fixed point, and if no message is lost
       this is the first form, for any W.

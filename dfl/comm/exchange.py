@@ -22,6 +22,7 @@ from dfl.comm.plan import EdgePlan, PeerPlan, Union
 from dfl.comm.received import Received, error, without_lost
 from dfl.comm.weighting import weighted_sum
 from dfl.core import randomness
+from dfl.core.errors import InputError
 from dfl.core.forms import require_form
 from dfl.core.layout import Group
 from dfl.core.profiling import in_phase, phase
@@ -266,8 +267,18 @@ class Net:
         return weighted_sum(self.edges.pull, received)
 
     def push(self, sent: Tensor) -> Tensor:
-        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges; v: see `EdgePlan.push`."""
-        return weighted_sum(self.edges.push, sent)
+        """Return sum_k v_ik y_(i->k), (p, m), over the outgoing edges; v: see `EdgePlan.push`.
+
+        Raises:
+            InputError: on every rank, if there is no v in this round.
+        """
+        push = self.edges.push
+        if push is None:
+            raise InputError(
+                f"--topology, round {self.t}: over some edge no way leads back, and no average of "
+                "all peers is kept, which copies per edge need: choose --algorithm dfedavgm"
+            )
+        return weighted_sum(push, sent)
 
     def sum_incoming(self, messages: Tensor) -> Tensor:
         """Return sum_j y_(j->i), (p, m), over the messages that peers receive in this round."""

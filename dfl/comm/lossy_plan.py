@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from dfl.comm.plan import EdgePlan, PeerPlan, places_of
+from dfl.comm.plan import ROUNDING, EdgePlan, PeerPlan, places_of
 from dfl.environment.fault_effects import FaultEffects
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bools = NDArray[np.bool_]
-
-ROUNDING = 1e-6
-"""Two sums of weights that differ by less are equal, also of weights given in single precision."""
 
 
 class _Left(NamedTuple):
@@ -50,7 +47,9 @@ def lossy_edge_plan(plan: EdgePlan, effects: FaultEffects) -> EdgePlan:
     a message that does not arrive goes to the peer itself.
     """
     left = _left(plan, effects)
-    push, pull = _level(_some(plan.push, left.used), _some(plan.pull, left.used_in))
+    push, pull = plan.push, _some(plan.pull, left.used_in)
+    if push is not None:
+        push, pull = _level(_some(push, left.used), pull)
     return replace(
         plan,
         copies=left.copies,

@@ -22,6 +22,9 @@ from dfl.core.layout import Layout
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+ROUNDING = 1e-6
+"""Two sums of weights that differ by less are equal, also of weights given in single precision."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -104,7 +107,8 @@ class EdgePlan(Plan):
         push: (p, e) weights of the reversed averaging on outgoing edges i -> k: w_ki pi_k / pi_i,
             pi being the weights of the average that W keeps. They are w_ki where W is doubly
             stochastic, and w_ik where pi_i w_ij = pi_j w_ji, as with every mixing rule on an
-            undirected graph. A peer's add up to those of its pull.
+            undirected graph. A peer's add up to those of its pull. None where W keeps no weighted
+            average of all peers.
         pull: (p, e') weights w_ij on incoming edges j -> i.
         near: (p, a' + p) weights of the closed neighbourhood in ascending peer id: on the a'
             received messages, then on the peers' own.
@@ -120,7 +124,7 @@ class EdgePlan(Plan):
     into: Ints
     received: Ints
     arrange: Ints
-    push: csr_array
+    push: csr_array | None
     pull: csr_array
     near: csr_array
     weights: Floats
@@ -249,7 +253,8 @@ def edge_plan(
         matrix: W.
         layout, rank: which peers are on which rank, and on which rank this is.
         union: the edges of all rounds.
-        stationary: (P,) pi with pi W = pi; all entries equal where not given.
+        stationary: (P,) pi > 0 with pi W = pi. Where it is not given all entries are equal if W is
+            doubly stochastic, and else there is none.
     """
     mine = union.peers
     P = union.P
@@ -272,8 +277,12 @@ def edge_plan(
     ]
     arrange[far] = len(ids) + np.arange(len(far))
     owner = np.searchsorted(mine, sent.sender)
-    kept = np.ones(P) if stationary is None else stationary
-    back = sent.weight * (kept[sent.receiver] / kept[sent.sender])
+    if stationary is None and abs(matrix.sum(axis=0) - 1).max() <= ROUNDING:
+        stationary = np.ones(P)
+    push = None
+    if stationary is not None:
+        back = sent.weight * (stationary[sent.receiver] / stationary[sent.sender])
+        push = csr_array((back, (owner, out)), shape=(len(mine), len(union.out)))
     return EdgePlan(
         ids=ids,
         send=send,
@@ -285,7 +294,7 @@ def edge_plan(
         into=into,
         received=received.sender * P + received.receiver,
         arrange=arrange,
-        push=csr_array((back, (owner, out)), shape=(len(mine), len(union.out))),
+        push=push,
         pull=csr_array(
             (received.weight, (np.searchsorted(mine, received.receiver), into)),
             shape=(len(mine), len(union.into)),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dfl.algorithms import Method
 from dfl.comm.mpi import World
-from dfl.comm.schedule import MixingMatrices
+from dfl.comm.schedule import SAMPLED, MixingMatrices
 from dfl.config import Run
 from dfl.core import randomness
 from dfl.core.arrays import Arrays
@@ -115,6 +115,32 @@ def check_sums(run: Run, algorithm: Method, graph: topologies.WeightedGraph) -> 
         f"--mixing {run.mixing} on --topology {run.topology}: only the {there} of the matrix sum "
         f"to 1, and --algorithm {run.algorithm} needs {needed} that do: choose {choices}"
     )
+
+
+def check_later_rounds(
+    run: Run, algorithm: Method, sources: Sources, graph: topologies.WeightedGraph
+) -> None:
+    """Refuse a mixing rule or a method that needs a way back over every edge, where rounds that
+    are not looked at may lack one.
+
+    Raises:
+        InputError: it is such a rule or method.
+    """
+    if not graph.one_way or run.rounds <= SAMPLED:
+        return
+    rounds = f"--topology {run.topology}: a round after the first {SAMPLED} may have an edge over"
+    rule = getattr(sources.mixing, "func", sources.mixing)
+    if not graph.own_weights and getattr(rule, "needs_ways_back", False):
+        raise InputError(
+            f"{rounds} which no way leads back, and --mixing {run.mixing} refuses it: choose "
+            f"another --mixing, or at most --rounds {SAMPLED}"
+        )
+    if algorithm.averaging_step is not None and not graph.columns_sum:
+        raise InputError(
+            f"{rounds} which no way leads back, so that no average of all peers is kept, which "
+            f"copies per edge of --algorithm {run.algorithm} need: choose --algorithm dfedavgm, or "
+            f"at most --rounds {SAMPLED}"
+        )
 
 
 def graph_info(graph: topologies.WeightedGraph) -> GraphInfo:

@@ -20,7 +20,13 @@ from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
 from dfl.simulation.components import Components, check
 from dfl.simulation.defaults import compresses
-from dfl.simulation.graph import build_graph, check_sums, graph_info, network_matrices
+from dfl.simulation.graph import (
+    build_graph,
+    check_later_rounds,
+    check_sums,
+    graph_info,
+    network_matrices,
+)
 from dfl.simulation.preflight import check_assumptions, check_components
 from dfl.store import checkpoint_files, fingerprints
 from dfl.store.callbacks import GraphInfo
@@ -95,6 +101,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     graph = build_graph(settled, sources, labels) if algorithm.gossips else None
     if graph:
         check_sums(run, algorithm, graph)
+        check_later_rounds(run, algorithm, sources, graph)
     matrices = network_matrices(algorithm, graph)
     warnings = check_components(run, components, data, matrices)
     common = distribute_data.pack(distribute_data.known_to_all(data, split, matrices))

@@ -78,9 +78,9 @@ def check_copies(
         return ()
     if not reversible:
         raise InputError(
-            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round an edge "
-            "has no edge back, and the weights are not doubly stochastic: choose "
-            "--algorithm dfedavgm"
+            f"--topology {run.topology} with --algorithm {run.algorithm}: in some round no way "
+            "leads back over an edge, so that no average of all peers is kept, which copies per "
+            "edge need: choose --algorithm dfedavgm"
         )
     exact = isinstance(components.compressor, Exact)
     if exact and not lossy:

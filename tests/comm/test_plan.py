@@ -89,7 +89,7 @@ def test_every_edge_carries_its_own_message(
     ranks = layout.ranks
     unions = [Union.of(sequence, layout, r) for r in range(ranks)]
     for matrix in sequence:
-        plans = [edge_plan(matrix, layout, r, unions[r]) for r in range(ranks)]
+        plans = [edge_plan(matrix, layout, r, unions[r], np.ones(peers)) for r in range(ranks)]
         sent = [plan.ids[:, None].astype(float) for plan in plans]  # an edge sends its number
         weights = matrix.toarray() * (1 - np.eye(peers))
         names = np.arange(peers)[None, :] * peers + np.arange(peers)[:, None]  # [i, j] = j * P + i
@@ -102,6 +102,7 @@ def test_every_edge_carries_its_own_message(
             )
             sent_by_edge = np.zeros((len(unions[r].out), 1))
             sent_by_edge[plan.out] = sent[r]
+            assert plan.push is not None
             np.testing.assert_allclose(
                 plan.push @ sent_by_edge, (weights * names).sum(0)[mine][:, None]
             )

@@ -15,14 +15,17 @@ import dfl
 import topologies
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
+from dfl.comm.network import Network
 from dfl.comm.schedule import MixingMatrices, Schedule
+from dfl.comm.threat_model import ThreatModel
+from dfl.compression import Exact
 from dfl.core import randomness
 from dfl.core.errors import InputError
 from dfl.core.layout import Layout
 from dfl.core.options import MOST
 from dfl.simulation.prepare import prepare
 from tests.support.mpirun import CLOCKS
-from topologies.sequences import ENDLESS, EveryRound, drawn
+from topologies.sequences import ENDLESS, Drawn, EveryRound, drawn
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -69,10 +72,10 @@ def test_memory_per_edge_is_for_every_edge_that_may_be_drawn() -> None:
     ring = csr_array(np.roll(np.eye(6, dtype=bool), 1, 0) | np.roll(np.eye(6, dtype=bool), -1, 0))
     free = Schedule(MixingMatrices(EveryRound(pairs)), Layout(6, 1), 0)
     assert len(free.edge_plan(0).out) == 6
-    assert free.edge_plan(0).push.shape == (6, 6)  # edges of this round alone
+    assert free.edge_plan(0).pull.shape == (6, 6)  # edges of this round alone
     free = Schedule(MixingMatrices(EveryRound(pairs)), Layout(6, 1), 0)
     assert len(free.union.out) == 30
-    assert free.edge_plan(0).push.shape == (6, 30)
+    assert free.edge_plan(0).pull.shape == (6, 30)
     assert (
         len(Schedule(MixingMatrices(EveryRound(pairs), possible=ring), Layout(6, 1), 0).union.out)
         == 12
@@ -180,10 +183,65 @@ def test_a_run_goes_on_after_a_checkpoint_with_the_same_bits(
     assert {name: value for name, value in end.items() if name not in CLOCKS} == whole
 
 
-def test_a_graph_of_a_late_round_without_weights_is_refused_in_a_line() -> None:
-    run = replace(
-        RUN, peers=16, topology="random_out:s=5", mixing="sinkhorn", seed=1, rounds=120,
-        eval_every=1000, examples_per_peer=5,
-    )  # fmt: skip
-    with pytest.raises(InputError, match="--topology random_out:s=5, round 94: sinkhorn: no way"):
-        last(run)
+LATE = replace(RUN, topology="random_out:s=4", seed=2, rounds=76, examples_per_peer=5, lr=1e-4)
+
+
+def late_one_way(peers: int, rng: Generator) -> Any:
+    """Return a ring in every round but 70, in which peer 0 receives from none; it does not state
+    that.
+    """
+
+    def make(t: int) -> csr_array:
+        ahead = np.roll(np.eye(peers, dtype=bool), 1, axis=0)
+        edges = ahead | ahead.T
+        edges[0] &= t != 70
+        return csr_array(edges)
+
+    return Drawn(EveryRound(make))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"mixing": "sinkhorn"}, "--mixing sinkhorn refuses it"),
+        ({"mixing": "uniform", "bits": 8}, "--algorithm qdfedavgm need"),
+        ({"mixing": "uniform", "algorithm": "choco"}, "--algorithm choco need"),
+    ],
+)
+def test_a_late_round_without_a_way_back_is_refused_before_round_0(
+    change: dict[str, Any], line: str
+) -> None:
+    run = replace(LATE, **change)
+    with pytest.raises(InputError, match=rf"^--topology random_out:s=4: .* no way .*{line}"):
+        next(iter(dfl.simulate(run)))
+
+
+@pytest.mark.filterwarnings("ignore:the weights are not doubly stochastic")
+def test_rounds_in_which_a_way_leads_back_are_accepted() -> None:
+    for change in (
+        {"mixing": "sinkhorn", "rounds": 64},
+        {"mixing": "uniform", "bits": 8, "rounds": 64},
+        {"mixing": "uniform", "algorithm": "dfedavgm"},
+        {"mixing": "sinkhorn", "topology": "random_out:s=6", "bits": 8},
+        {"mixing": "uniform", "topology": "directed_random:redraw=true", "bits": 8},
+    ):
+        next(iter(dfl.simulate(replace(LATE, **change))))
+
+
+def test_a_late_round_of_ones_own_graph_without_a_way_back_ends_the_run_in_a_line() -> None:
+    run = replace(LATE, topology=late_one_way, eval_every=1000, rounds=71)
+    with pytest.raises(InputError, match=r"--topology .*, round 70: sinkhorn: no way"):
+        last(replace(run, mixing="sinkhorn"))
+    with pytest.raises(InputError, match="--topology, round 70: over some edge no way leads back"):
+        last(replace(run, mixing="uniform", bits=8))
+    last(replace(run, mixing="uniform", algorithm="dfedavgm"))
+    last(replace(run, mixing="uniform", algorithm="dfedavgm", faults="link_loss:p=0.3"))
+
+
+def test_weights_without_an_average_that_they_keep_have_no_reversed_averaging() -> None:
+    one_way = csr_array([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0.5, 0.5]])
+    schedule = Schedule(MixingMatrices([one_way], [None]), Layout(3, 1), 0)
+    assert schedule.edge_plan(0).push is None
+    network = Network(Layout(3, 1), schedule.matrices, World(), ThreatModel(Exact()), 0)
+    with pytest.raises(InputError, match="round 5: over some edge no way leads back"):
+        Net(network, 5).push(torch.zeros(3, 1))

@@ -1,5 +1,8 @@
 """Graphs that every round draws anew: addressed, bounded in memory, measured."""
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
@@ -93,6 +96,28 @@ def test_the_contraction_of_matchings_is_that_of_theory() -> None:
     assert spectrum.second == pytest.approx(np.sqrt(0.5 - 0.5 / 999), rel=0.02)
     assert network("random_matching", 2).spectrum.gap == 1
     assert network("random_matching", 16).spectrum.smallest == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "one_way"),
+    [
+        ("random_matching", {}, False),
+        ("random_regular", {"s": 2}, False),
+        ("random_out", {"s": 2}, True),
+        ("random_out", {"s": 7}, False),
+        ("directed_random", {"redraw": True}, False),
+        ("equitopo", {"one_peer": True}, False),
+        ("teleportation", {"active": 4}, True),
+        ("teleportation", {"active": 8}, False),
+    ],
+)
+def test_a_graph_states_whether_a_round_may_have_an_edge_without_a_way_back(
+    name: str, options: dict[str, Any], one_way: bool
+) -> None:
+    graph = partial(TOPOLOGIES[name], **options)
+    net = build(graph, MIXINGS["uniform"], 8, np.random.default_rng(0))
+    assert net.one_way is one_way
+    assert any(pi is None for pi in net.stationary[:SAMPLED]) is one_way
 
 
 def test_draws_of_one_matrix_have_its_spectrum() -> None:
