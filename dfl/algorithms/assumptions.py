@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dfl.environment.faults import Fault
 
+LEAST_RATE = 2.0**-126
+"""The least normal number of float32: the inverse of a smaller one may be infinite there."""
 RATES = 2**16
 """The most rounds whose learning rate is checked."""
 ROUNDING = 1e-6
@@ -121,8 +123,8 @@ FULL_WORK = Assumption("peers that do all their local steps", "faults", _without
 HONEST_MESSAGES = Assumption(
     "messages that no attacker falsifies", "attack", lambda run: not run.falsified
 )
-POSITIVE_RATE = Assumption(
-    "a learning rate above 0",
+NORMAL_RATE = Assumption(
+    f"a learning rate of at least {LEAST_RATE:.2e}",
     "lr_schedule",
-    lambda run: all(run.rate(t) > 0 for t in _some_of(run.rounds)),
+    lambda run: all(run.rate(t) >= LEAST_RATE for t in _some_of(run.rounds)),
 )

@@ -53,7 +53,7 @@ STAR = [[0.4, 0.3, 0.3], [0.5, 0.5, 0], [0.5, 0, 0.5]]
         (of.DOUBLY_STOCHASTIC, conditions(PATH, CYCLE), conditions(PATH, STAR)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=-0.3), conditions(smallest=-1 / 3)),
         (of.ABOVE_MINUS_THIRD, conditions(smallest=float("nan")), conditions(smallest=-0.44)),
-        (of.POSITIVE_RATE, conditions(), conditions(rate=lambda t: 2.0 - t)),
+        (of.NORMAL_RATE, conditions(), conditions(rate=lambda t: 2.0 - t)),
         (of.MESSAGES_ARRIVE, conditions(), conditions(faults=(FAULTS["burst"](),))),
         (of.PEERS_STAY, conditions(), conditions(faults=(FAULTS["outage"](),))),
         (of.SYMMETRIC_OUTAGES, conditions(CYCLE), conditions(CYCLE, faults=(FAULTS["outage"](),))),
@@ -75,10 +75,23 @@ def test_an_assumption_is_checked(
 
 def test_some_rates_of_very_many_rounds_are_checked() -> None:
     most = 2**31 - 1
-    assert of.POSITIVE_RATE.holds(conditions(rounds=most))
+    assert of.NORMAL_RATE.holds(conditions(rounds=most))
     for end in (1, most - 1):
         late = conditions(rounds=most, rate=lambda t, end=end: float(t < end))
-        assert not of.POSITIVE_RATE.holds(late)
+        assert not of.NORMAL_RATE.holds(late)
+
+
+@pytest.mark.parametrize("rates", [{"lr": 1e-46}, {"lr_schedule": "exponential:decay=0.5"}])
+def test_a_rate_by_which_float32_cannot_divide_is_refused(rates: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"--lr-schedule .* a learning rate of at least 1.18e-38"):
+        digits(algorithm="d2", rounds=160, **rates)
+
+
+def test_the_least_rate_has_a_finite_inverse() -> None:
+    least = np.float32(of.LEAST_RATE)
+    assert np.isfinite(1 / least)
+    assert of.NORMAL_RATE.holds(conditions(rate=lambda t: float(least)))
+    assert not of.NORMAL_RATE.holds(conditions(rate=lambda t: float(least) / 2))
 
 
 def test_a_run_without_what_its_method_requires_is_refused() -> None:

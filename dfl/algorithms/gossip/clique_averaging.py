@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.assumptions import CLUSTERS, PEERS_STAY, POSITIVE_RATE, Assumption
+from dfl.algorithms.assumptions import CLUSTERS, NORMAL_RATE, PEERS_STAY, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.dsgdm import State
 
@@ -44,7 +44,7 @@ class CliqueAveraging(Algorithm[State]):
     requires: ClassVar[Mapping[Assumption, str]] = {
         CLUSTERS: "gradients are averaged within them; d_cliques, caveman and clustered have them",
         PEERS_STAY: "a peer that is down would move by its momentum",
-        POSITIVE_RATE: "the difference of two models is divided by it",
+        NORMAL_RATE: "the difference of two models is divided by it",
     }
 
     @property

@@ -10,8 +10,8 @@ from dfl.algorithms.assumptions import (
     ABOVE_MINUS_THIRD,
     FULL_WORK,
     MESSAGES_ARRIVE,
+    NORMAL_RATE,
     PEERS_STAY,
-    POSITIVE_RATE,
     STATIC,
     SYMMETRIC,
     Assumption,
@@ -46,7 +46,7 @@ class D2(Algorithm[State]):
     requires: ClassVar[Mapping[Assumption, str]] = {
         MESSAGES_ARRIVE: "what a lost message held would stay in the memory",
         PEERS_STAY: "a peer that is down would move by its memory",
-        POSITIVE_RATE: "the difference of two models is divided by it",
+        NORMAL_RATE: "the difference of two models is divided by it",
     }
     expects: ClassVar[Mapping[Assumption, str]] = {
         STATIC: "the memory is of another graph, and models may diverge",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.assumptions import PEERS_STAY, POSITIVE_RATE, SYMMETRIC, Assumption
+from dfl.algorithms.assumptions import NORMAL_RATE, PEERS_STAY, SYMMETRIC, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.dsgdm import State
 
@@ -36,7 +36,7 @@ class DecentLaM(Algorithm[State]):
 
     requires: ClassVar[Mapping[Assumption, str]] = {
         PEERS_STAY: "a peer that is down would move by its momentum",
-        POSITIVE_RATE: "the difference of two models is divided by it",
+        NORMAL_RATE: "the difference of two models is divided by it",
     }
     expects: ClassVar[Mapping[Assumption, str]] = {
         SYMMETRIC: "with momentum, modes of complex eigenvalues may diverge"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from dfl.algorithms.assumptions import (
     DOUBLY_STOCHASTIC,
     MESSAGES_ARRIVE,
-    POSITIVE_RATE,
+    NORMAL_RATE,
     SYMMETRIC_OUTAGES,
     Assumption,
 )
@@ -66,7 +66,7 @@ class GradientTracking(Algorithm[State]):
     requires: ClassVar[Mapping[Assumption, str]] = {
         MESSAGES_ARRIVE: "the corrections would no longer add up to 0, and the models drift away",
         SYMMETRIC_OUTAGES: "the corrections would no longer add up to 0, and the models drift away",
-        POSITIVE_RATE: "the difference of two models is divided by it",
+        NORMAL_RATE: "the difference of two models is divided by it",
     }
     expects: ClassVar[Mapping[Assumption, str]] = {
         DOUBLY_STOCHASTIC: "the minimum that is found weights the peers unequally"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dfl.algorithms.assumptions import POSITIVE_RATE, Assumption
+from dfl.algorithms.assumptions import NORMAL_RATE, Assumption
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.dsgdm import State
 from dfl.core.options import Share
@@ -42,7 +42,7 @@ class QGDSGDm(Algorithm[State]):
     mu: Share = 0.1
 
     requires: ClassVar[Mapping[Assumption, str]] = {
-        POSITIVE_RATE: "the difference of two models is divided by it"
+        NORMAL_RATE: "the difference of two models is divided by it"
     }
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
