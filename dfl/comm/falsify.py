@@ -51,7 +51,7 @@ def falsified(
     n = len(group.ids)
     steps = messages if start is None else messages - start
     updates = network.transport.to_columns(steps, group, np.full(n, 1 / n), reference)
-    view = _view(network, t, slot, updates, falsifying, group.ids[falsifying])
+    view = _view(network, t, slot, updates, falsifying, group.owners)
     return _replaced(network, messages, attack.falsify(view), falsifying, group, start)
 
 
@@ -84,13 +84,13 @@ def falsified_per_edge(
     pairs = np.stack(np.divmod(edges.ids[falsifying], peers), axis=1)
     everyone = network.schedule.everyone
     updates = network.transport.to_columns(messages, everyone, np.full(peers, 1 / peers))
-    view = _view(network, t, slot, updates, attackers, attackers)
+    view = _view(network, t, slot, updates, attackers, everyone.owners)
     columns = attack.falsify_edges(view, matrix, pairs)
     return _replaced(network, rows_at(messages, owner), columns, falsifying, edges)
 
 
 def _view(
-    network: Network, t: int, slot: str, updates: Updates, attackers: Ints, ids: Ints
+    network: Network, t: int, slot: str, updates: Updates, attackers: Ints, owners: Ints
 ) -> AttackView:
     world = network.transport.world
     width = updates.rows.shape[1]
@@ -98,7 +98,7 @@ def _view(
     return AttackView(
         updates=updates,
         attackers=attackers,
-        ids=ids,
+        owners=owners,
         coordinates=slice(first, first + width),
         seed=network.seed,
         t=t,

@@ -140,7 +140,7 @@ def _check_attack(
     view = AttackView(
         updates=_blank(senders, reference if algorithm.server_data_rule else None, 1),
         attackers=rows,
-        ids=rows,
+        owners=np.arange(senders),
         coordinates=slice(0, 1),
         seed=0,
         t=0,

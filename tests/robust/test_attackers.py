@@ -12,7 +12,7 @@ import torch
 import dfl
 from dfl.comm.exchange import Net
 from dfl.evaluation import metrics
-from dfl.robust.aggregators import AGGREGATORS, Updates
+from dfl.robust.aggregators import AGGREGATORS, Aggregate, Updates
 from dfl.robust.attacks import ATTACKS
 from dfl.robust.attacks.blind import SignFlip
 from dfl.simulation.initialization import start
@@ -21,7 +21,7 @@ from dfl.simulation.prepared import Prepared
 from dfl.training.sgd import sgd
 from tests.conftest import Command
 from tests.reporting.callbacks.test_report import small
-from tests.support.quadratic import digits, quadratic, run_states, states
+from tests.support.quadratic import digits, final, quadratic, run_states, states
 
 RULES = {
     "median": {},
@@ -31,6 +31,14 @@ RULES = {
     "fltrust": {},
     "clipping": {},
 }
+
+
+FOR_GRAPHS = [
+    name
+    for name, kind in ATTACKS.items()
+    if kind().falsifies and not kind().per_edge and name != "adaptive"  # that is for a server
+]
+"""Attacks that send all neighbours of an attacker the same."""
 
 
 def threatened(setting: Prepared, **threat_model: Any) -> Prepared:
@@ -89,6 +97,47 @@ def test_messages_over_edges_are_aggregated_like_messages_of_peers(
         one, other = (Net(s.network, t).exchange(messages).aggregate(rule) for s in (once, each))
         assert torch.allclose(one, other, rtol=0, atol=1e-5)
         assert once.network.traffic.payload.tolist() == each.network.traffic.payload.tolist()
+
+
+@pytest.mark.parametrize("topology", ["ring", "regular:k=3"])
+def test_a_message_of_weight_0_is_not_in_a_neighbourhood(topology: str) -> None:
+    """With mixing=neighbors that is a peer's own, sent once or over edges."""
+    counts: dict[str, list[int]] = {}
+    for attack in ("sign_flip", "dissensus"):
+        setting = digits(
+            algorithm="dfedavgm", topology=topology, mixing="neighbors", attack=f"{attack}:peers=1"
+        )
+        found = counts[attack] = []
+
+        def count(updates: Updates, found: list[int] = found) -> Aggregate:
+            found.append(len(updates.rows))
+            return AGGREGATORS["median"](updates)
+
+        Net(setting.network, 0).exchange(torch.randn(6, 20)).aggregate(partial(count))
+    assert counts["sign_flip"] == counts["dissensus"] == [2 if topology == "ring" else 3] * 6
+
+
+@pytest.mark.parametrize("topology", ["complete", "star"])
+@pytest.mark.parametrize("name", FOR_GRAPHS)
+def test_faults_without_an_effect_do_not_change_what_attackers_send(
+    name: str, topology: str
+) -> None:
+    """With faults a copy is sent over each edge: attackers count and imitate peers, not edges."""
+    models = [
+        final(
+            digits(
+                algorithm="choco:gamma=1",
+                topology=topology,
+                attack=f"{name}:peers=1+4",
+                compressor="none",
+                faults=faults,
+                lr=0.01,
+            ),
+            2,
+        )
+        for faults in ("none", "link_loss:p=0")
+    ]
+    torch.testing.assert_close(*models, rtol=1e-5, atol=1e-5)
 
 
 def test_neighbours_receive_falsified_messages_of_attackers_only() -> None:

@@ -119,7 +119,7 @@ def test_all_neighbours_receive_the_same_unless_per_edge(name: str) -> None:
     if kind.per_edge:
         return
     view = view_of(rows_of(12, 30), [1, 4], np.ones(30))
-    view = replace(view, ids=view.attackers)
+    view = replace(view, owners=np.arange(12))
     sent = kind.falsify_edges(view, None, np.array([[4, 3], [1, 2], [4, 5]]))
     assert np.array_equal(sent, kind.falsify(view)[[1, 0, 1]])
 

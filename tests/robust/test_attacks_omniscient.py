@@ -124,7 +124,7 @@ def ring(n: int) -> Floats:
 def neighbours(rows: NDArray[Any], attackers: list[int]) -> AttackView:
     """Return the view of attackers where all peers send and ids are peers' numbers."""
     view = view_of(rows, attackers)
-    return replace(view, ids=view.attackers)
+    return replace(view, owners=np.arange(len(rows)))
 
 
 def edges(weights: Floats, attackers: list[int]) -> NDArray[np.int64]:

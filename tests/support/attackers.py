@@ -42,7 +42,7 @@ def view_of(
     return AttackView(
         updates=Updates(rows, np.full(n, 1 / n), reference),
         attackers=positions,
-        ids=10 + positions,
+        owners=10 + np.arange(n),
         coordinates=slice(0, d),
         seed=7,
         t=t,

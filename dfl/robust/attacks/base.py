@@ -33,11 +33,10 @@ class AttackView:
     """What attackers know when they send.
 
     Attributes:
-        updates: the messages of all k senders, ascending; the rows of attackers are what they would
-            send if they were honest.
+        updates: the k messages, by ascending sender, one of each sender or one for each of its
+            edges; the rows of attackers are what they would send if they were honest.
         attackers: (f,) positions of the attackers' rows.
-        ids: (f,) addresses of the attackers' random numbers: their numbers among all peers, or
-            among all directed edges.
+        owners: (k,) the senders, by their numbers among all peers.
         coordinates: which coordinates of the messages these are.
         seed: the run's seed.
         t: the round.
@@ -46,11 +45,42 @@ class AttackView:
 
     updates: Updates
     attackers: Ints
-    ids: Ints
+    owners: Ints
     coordinates: slice
     seed: int
     t: int
     slot: str
+
+    @property
+    def ids(self) -> Ints:
+        """The attacker that sends each of the attackers' rows, (f,)."""
+        return self.owners[self.attackers]
+
+    @cached_property
+    def senders(self) -> Ints:
+        """The numbers of the senders, ascending, each once."""
+        return np.unique(self.owners)
+
+    @cached_property
+    def by_sender(self) -> AttackView:
+        """The view with one row of each sender, the mean of those over its edges."""
+        senders = self.senders
+        if len(senders) == len(self.owners):
+            return self
+        rows = self.updates.rows
+        places = np.searchsorted(senders, self.owners)
+        edges = np.bincount(places)[:, None]
+        ones = csr_array((np.ones(len(places)), (places, np.arange(len(places)))))
+        means = np.empty((len(senders), rows.shape[1]), rows.dtype)
+        for block in blocks(rows.shape[1]):
+            means[:, block] = ones @ rows[:, block].astype(np.float64, order="C") / edges
+        weights = np.full(len(senders), 1 / len(senders))
+        return replace(
+            self,
+            updates=replace(self.updates, rows=means, weights=weights),
+            attackers=np.flatnonzero(np.isin(senders, self.ids)),
+            owners=senders,
+        )
 
     @cached_property
     def imitated(self) -> Ints:

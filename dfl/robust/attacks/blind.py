@@ -76,7 +76,7 @@ class Gaussian(Pointwise):
         """Return numbers drawn by address, (f, c)."""
         from scipy.special import ndtri  # 35 ms at every start, for this attack only
 
-        own = view.updates.rows[view.attackers]
+        own = view.by_sender.updates.rows[view.by_sender.attackers]
         return np.asarray(own.mean(0) + own.std(0) * ndtri(view.uniform("gaussian")))
 
 
@@ -162,8 +162,8 @@ class Backdoor(Attack):
 
     def falsify(self, view: AttackView) -> Rows:
         """Return what the attackers would have sent, scaled."""
-        senders = len(view.updates.rows)
-        return _scaled(view, float(senders) if self.factor is None else self.factor)
+        factor = float(len(view.senders)) if self.factor is None else self.factor
+        return _scaled(view, factor)
 
     def _aimed(self, labels: Array) -> NDArray[np.bool_]:
         """Return which labels the trigger is to change, in their shape."""

@@ -29,6 +29,7 @@ class InnerProduct(Pointwise):
 
     def falsify_block(self, view: AttackView) -> Rows:
         """Return one message for all attackers, (c,)."""
+        view = view.by_sender
         return np.asarray(-self.eps * view.updates.rows[view.imitated].mean(0))
 
 
@@ -54,6 +55,7 @@ class LittleIsEnough(Pointwise):
 
     def falsify_block(self, view: AttackView) -> Rows:
         """Return one message for all attackers, (c,)."""
+        view = view.by_sender
         honest = view.updates.rows[view.imitated]
         z = self.z
         if z is None:
@@ -85,7 +87,7 @@ class Trim(Pointwise):
 
     def falsify_block(self, view: AttackView) -> Rows:
         """Return numbers drawn by address, (f, c)."""
-        rows = view.updates.rows
+        rows = view.by_sender.updates.rows
         r = 1 + view.uniform("trim").astype(np.float64)
         s = np.sign(rows.sum(0))
         extreme = np.where(s > 0, rows.min(0), rows.max(0)) * (s != 0)

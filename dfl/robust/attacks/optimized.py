@@ -55,9 +55,9 @@ class Krum(Attack):
         if not len(sent):
             return sent
         with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
-            s, size = _accepted_by_krum(view)
+            s, size = _accepted_by_krum(view.by_sender)
             noise = 2 * view.uniform("krum") - 1
-            noise[0] = 0
+            noise[view.ids == view.ids[0]] = 0
             sent[:] = -size * (s + _NOISE * noise)
         return sent
 
@@ -201,7 +201,7 @@ def _harm(view: AttackView, reference: Rows) -> tuple[Rows, _Harm]:
 
     updates = view.updates
     rows = updates.rows
-    one = replace(view, attackers=view.attackers[:1], ids=view.ids[:1])
+    one = replace(view, attackers=view.attackers[:1])
     lengths = np.sqrt(_squares(updates))
     size = math.sqrt(updates.dots(reference[None], reference[None])[0, 0])
     trust = np.maximum(_over(updates.dots(rows, reference[None])[:, 0], lengths * size), 0)
