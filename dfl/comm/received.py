@@ -110,7 +110,10 @@ class Received:
         return self.far[: plan.before], self.sent, self.far[plan.before :]
 
     def _neighbourhoods(self) -> Iterator[tuple[NDArray[np.float64], Tensor]]:
-        """Yield weights and messages of every closed neighbourhood, in ascending peer id."""
+        """Yield weights and messages of every closed neighbourhood, in ascending peer id.
+
+        A message of weight 0 is left out.
+        """
         if isinstance(self.plan, EdgePlan):
             first = len(self.plan.arrange)
             everything = torch.cat([self.messages, self.own])
@@ -119,10 +122,12 @@ class Received:
             everything = torch.cat(self._in_order(self.plan)) if len(self.far) else self.sent
         near = self.plan.near
         for i, (begin, end) in enumerate(pairwise(near.indptr.tolist())):
-            at = near.indices[begin:end].astype(np.int64)
+            weights = near.data[begin:end]
+            used = weights != 0
+            at = near.indices[begin:end][used].astype(np.int64)
             messages = everything[at]
             messages[np.flatnonzero(at == first + i)] = self.own[i]
-            yield near.data[begin:end], messages
+            yield weights[used], messages
 
 
 def without_lost(messages: Tensor, arrives: NDArray[np.bool_]) -> Tensor:
