@@ -234,7 +234,8 @@ class Quantize:
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
     """Return the largest absolute value along the last axis."""
-    return torch.maximum(x.amax(-1), -x.amin(-1))
+    # The maximum of 0 and -0 is either, by the shape of the tensor.
+    return torch.maximum(x.amax(-1), -x.amin(-1)).abs_()
 
 
 def _capped(step: torch.Tensor, size: torch.Tensor, most: float) -> torch.Tensor:

@@ -83,7 +83,7 @@ class RandomK:
     m/k, unbiased: E ||Q(x) - x||^2 = (m/k - 1) ||x||^2, which contracts for k > m/2 only.
 
     The bytes are the k floats in ascending index, then 4 bytes of random bits, from which both ends
-    draw the indices.
+    draw the indices; none where m = 0.
 
     Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory" (arXiv 1809.07599).
 
@@ -109,7 +109,8 @@ class RandomK:
         """Return messages (q, m) as bytes (q, B); `draw` is called for one number per row."""
         q, m = messages.shape
         k = kept(self.share, m)
-        encoded = messages.new_empty((q, k * messages.element_size() + 4), dtype=torch.uint8)
+        length = k * messages.element_size() + 4 if m else 0
+        encoded = messages.new_empty((q, length), dtype=torch.uint8)
         for rows, _ in tiles(q, m, m):
             key = draw(rows, slice(0, 1)).to(messages.device)
             values = messages[rows].gather(1, _drawn(key, k, m))

@@ -147,6 +147,14 @@ def test_no_rows_and_few_coordinates(spec: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_a_message_without_coordinates_has_no_bytes(spec: str) -> None:
+    compressor = made(spec, 0)
+    encoded = compressor.encode(torch.zeros(3, 0), chance)
+    assert encoded.shape == (3, 0)
+    assert compressor.decode(encoded, 0, torch.float32).shape == (3, 0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_rows_that_are_not_finite_leave_others_as_they_are(spec: str, value: float) -> None:
     compressor, x = made(spec, 50), normal(3, 50)

@@ -237,6 +237,25 @@ def test_the_bytes_of_a_row_do_not_depend_on_other_rows(bits: int, block: int, m
         assert torch.equal(compressor.decode(alone, m, torch.float32), decoded[first:last])
 
 
+@pytest.mark.parametrize(
+    ("bits", "rounding"), [(1, "sign"), (2, "midrise"), (2, "nearest"), (8, "stochastic")]
+)
+@pytest.mark.parametrize("block", [0, 1, 8])
+@pytest.mark.parametrize("q", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_bytes_of_zeros_do_not_depend_on_other_rows(
+    bits: int, rounding: Rounding, block: int, q: int, zero: float
+) -> None:
+    compressor, messages = (
+        Quantize(bits=bits, rounding=rounding, block=block),
+        torch.full((q, 47), zero),
+    )
+    alone = [compressor.encode(messages[i : i + 1], chance(range(i, i + 1))) for i in range(q)]
+    encoded = compressor.encode(messages, chance(range(q)))
+    assert torch.equal(encoded, torch.cat(alone))
+    assert not encoded[:, : 4 * -(-47 // (block or 47))].any()
+
+
 def test_a_row_of_several_tiles_is_rounded_block_by_block() -> None:
     messages = normal(1, 300_000)
     compressor = Quantize(bits=3, block=ODD_BLOCK)
