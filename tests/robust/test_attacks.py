@@ -113,6 +113,13 @@ def test_messages_that_overflow_do_not_warn(name: str) -> None:
     assert ATTACKS[name]().falsify(with_trusted(rows, [2, 3])).shape == (2, 50)
 
 
+@pytest.mark.parametrize("name", ["scale", "backdoor"])
+def test_a_factor_that_float32_does_not_hold_does_not_warn(name: str) -> None:
+    sent = ATTACKS[name](factor=1e39).falsify(view_of(np.eye(3, dtype=np.float32), [1]))
+    assert np.isnan(sent[:, [0, 2]]).all()
+    assert np.isinf(sent[:, 1]).all()
+
+
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_all_neighbours_receive_the_same_unless_per_edge(name: str) -> None:
     kind = ATTACKS[name]()

@@ -208,5 +208,5 @@ def _check_classes(name: str, classes: int) -> None:
 
 
 def _scaled(view: AttackView, factor: float) -> Rows:
-    with np.errstate(over="ignore"):  # where peers diverge
+    with np.errstate(over="ignore", invalid="ignore"):  # where peers diverge
         return view.updates.rows[view.attackers] * factor
