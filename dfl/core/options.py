@@ -150,6 +150,28 @@ def require(good: bool, where: str, accepted: str, value: object) -> None:
         raise InputError(f"{where} must be {accepted}, not {text}")
 
 
+def check_chosen(where: str, fraction: float | None, peers: tuple[int, ...] | None) -> None:
+    """Refuse a choice of peers by a share and by number at once, or of none by number.
+
+    Args:
+        where: the component, as "--faults leave".
+        fraction: the share of all peers; None where not given.
+        peers: the peers by number; None where not given.
+
+    Raises:
+        InputError: both are given, or no peer is.
+    """
+    if peers is None:
+        return
+    if fraction is not None:
+        raise InputError(
+            f"{where}: fraction {fraction:g} and peers {'+'.join(map(str, peers))} both choose "
+            "peers: give one of them"
+        )
+    if not peers:
+        raise InputError(f"{where}: peers must be at least one peer, not ()")
+
+
 def _range(bounds: Mapping[str, float]) -> str:
     """Return a phrase for a range."""
     text = {name: str(b) if isinstance(b, int) else f"{b:g}" for name, b in bounds.items()}

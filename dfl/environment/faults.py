@@ -16,8 +16,7 @@ import numpy as np
 from annotated_types import Interval
 
 from dfl.core import randomness
-from dfl.core.errors import InputError
-from dfl.core.options import BelowOne, Index, Positive, Share, require
+from dfl.core.options import BelowOne, Index, Positive, Share, check_chosen, require
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -161,15 +160,7 @@ class _Some(Fault):
     peers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.peers is None:
-            return
-        if self.fraction is not None:
-            raise InputError(
-                f"--faults {self.name}: fraction {self.fraction:g} and peers "
-                f"{'+'.join(map(str, self.peers))} both choose peers: give one of them"
-            )
-        if not self.peers:
-            raise InputError(f"--faults {self.name}: peers must be at least one peer, not ()")
+        check_chosen(f"--faults {self.name}", self.fraction, self.peers)
 
     def chosen(self, round_key: RoundKey, *address: int) -> Bools:
         """Return which peers are affected, (P,).

@@ -382,6 +382,10 @@ IMPOSSIBLE = [
         "--aggregator median has no part in --algorithm fltrust: leave it out",
     ),
     (
+        "--attack sign_flip:peers=1+2,fraction=0.5",
+        "--attack sign_flip: fraction 0.5 and peers 1+2 both choose peers: give one of them",
+    ),
+    (
         "--algorithm qdfedavgm --aggregator median",
         "--aggregator median has no part in --algorithm qdfedavgm: leave it",
     ),

@@ -38,6 +38,7 @@ def test_fraction_chooses_that_share_of_all_peers_by_the_seed() -> None:
     assert chosen.tolist() == ATTACKS["scale"](fraction=0.2).chosen(100, seed=1).tolist()
     assert chosen.tolist() != ATTACKS["scale"](fraction=0.2).chosen(100, seed=2).tolist()
     assert set(ATTACKS["scale"](fraction=0.1).chosen(100, seed=1).tolist()) < set(chosen.tolist())
+    assert ATTACKS["scale"]().chosen(100, seed=1).tolist() == chosen.tolist()
     assert len(ATTACKS["none"]().chosen(100, seed=1)) == 0
 
 
@@ -51,9 +52,14 @@ def test_peers_chooses_the_numbered_peers() -> None:
         ({"peers": (1, 6)}, "--attack scale: peers must be from 0 to 5, not 1+6"),
         ({"fraction": 1.5}, "--attack scale: fraction must be from 0 to 1, not 1.5"),
         ({"fraction": 1.0}, "--attack scale: all 6 peers "),
+        ({"peers": ()}, "--attack scale: peers must be at least one peer, not ()"),
+        (
+            {"peers": (1, 2), "fraction": 0.5},
+            "--attack scale: fraction 0.5 and peers 1+2 both choose peers: give one of them",
+        ),
     ],
 )
-def test_a_choice_of_missing_or_of_all_peers_is_refused(
+def test_a_choice_of_missing_of_all_or_of_no_peers_is_refused(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError) as raised:

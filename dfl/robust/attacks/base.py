@@ -19,7 +19,7 @@ from dfl.core import randomness
 from dfl.core.arrays import Array
 from dfl.core.errors import InputError
 from dfl.core.layout import blocks
-from dfl.core.options import Share, require
+from dfl.core.options import Share, check_chosen, require
 from dfl.core.parts import Parts
 from dfl.core.registry import Registry
 from dfl.robust.aggregators import Rows, Updates
@@ -127,15 +127,21 @@ class Attack:
     """Base class of attacks. Has no effect.
 
     Attributes:
-        fraction: share of all peers, drawn at random, that attack.
+        fraction: share of all peers, drawn at random, that attack; 0.2 without peers.
         peers: the attackers by number, in place of a share.
+
+    Raises:
+        InputError: both are given, or no peer is.
     """
 
-    fraction: Share = 0.2
+    fraction: Share | None = None
     peers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "own"
     """Its name on the command line."""
+
+    def __post_init__(self) -> None:
+        check_chosen(f"--attack {self.name}", self.fraction, self.peers)
 
     @property
     def falsifies(self) -> bool:
@@ -163,16 +169,17 @@ class Attack:
             InputError: a peer does not exist, the share is less than one peer, or no peer is left
                 that is honest.
         """
-        if self.peers:
+        if self.peers is not None:
             good = all(0 <= peer < peers for peer in self.peers)
             require(good, f"--attack {self.name}: peers", f"from 0 to {peers - 1}", self.peers)
             attackers = np.unique(self.peers)
         else:
+            share = 0.2 if self.fraction is None else self.fraction
             order = randomness.generator(seed, "attackers").permutation(peers)
-            attackers = np.sort(order[: round(self.fraction * peers)])
-            good = len(attackers) > 0 or self.fraction == 0
+            attackers = np.sort(order[: round(share * peers)])
+            good = len(attackers) > 0 or share == 0
             accepted = f"0 or enough for one of {peers} peers"
-            require(good, f"--attack {self.name}: fraction", accepted, self.fraction)
+            require(good, f"--attack {self.name}: fraction", accepted, share)
         if len(attackers) == peers:
             raise InputError(f"--attack {self.name}: all {peers} peers attack; leave an honest one")
         return attackers.astype(np.int64)
