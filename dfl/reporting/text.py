@@ -111,7 +111,8 @@ def _graph(info: RunInfo) -> list[Line]:
     kind = "directed edges" if graph.directed else "edges"
     weights = "its own weights" if graph.own_weights else run.mixing
     name = f"{run.topology} ({weights}){', drawn anew every round' if graph.endless else ''}"
-    pace = _pace(graph.half_rounds, len(graph.weights))
+    period = 1 if graph.endless else len(graph.weights)
+    pace = _pace(graph.half_rounds, period)
     return [
         (
             "graph",
@@ -238,11 +239,11 @@ def _many(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
-def _pace(half_rounds: float, graphs: int) -> str:
+def _pace(half_rounds: float, period: int) -> str:
     if np.isnan(half_rounds):
         return "its pace not computed"
     if half_rounds == 0:
-        return f"agreement after {_many(graphs, 'round')}"
+        return f"agreement after {_many(period, 'round')}"
     return (
         f"disagreement halves in {half_rounds:,.1f} rounds"
         if np.isfinite(half_rounds)

@@ -52,6 +52,21 @@ def test_dry_runs_print_the_figures_that_were_recorded(dfl_run: Command, flags: 
     assert hashlib.sha256(found.encode()).hexdigest()[:8] == RECORDED[flags], found
 
 
+@pytest.mark.parametrize(
+    ("flags", "rounds"),
+    [
+        ("--peers 3 --topology random_regular", "1 round"),
+        ("--peers 2 --topology random_matching", "1 round"),
+        ("--peers 6 --topology random_out:s=5", "1 round"),
+        ("--peers 4 --topology complete", "1 round"),
+        ("--peers 8 --topology one_peer_exponential", "3 rounds"),
+    ],
+)
+def test_agreement_is_after_a_period_of_graphs(dfl_run: Command, flags: str, rounds: str) -> None:
+    ended = dfl_run("--dry-run", *flags.split())
+    assert f"agreement after {rounds}," in ended.out
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_the_fullest_rank() -> None:
     """Of three ranks the first has no peers."""
