@@ -383,7 +383,7 @@ class Run:
         """
         if self.share_all_until is None:
             return 0
-        if self.share_all_until.isdecimal():
+        if self.share_all_until.isascii() and self.share_all_until.isdecimal():
             if len(self.share_all_until) > 9 or int(self.share_all_until) > self.rounds:
                 raise InputError(
                     f"--share-all-until {self.share_all_until[:20]} is more than all --rounds "

@@ -112,10 +112,8 @@ def _symmetric(peers: int, i: Ints, j: Ints, weight: NDArray[np.float64]) -> csr
 
 def _weights(matrix: csr_array | NDArray[np.float64], peers: int) -> csr_array:
     if matrix.shape != (peers, peers):
-        raise GraphError(
-            f"the matrix is {' x '.join(map(str, matrix.shape))}; {peers} peers need "
-            f"{peers} x {peers}"
-        )
+        found = " x ".join(map(str, matrix.shape)) or "a single number"
+        raise GraphError(f"the matrix is {found}; {peers} peers need {peers} x {peers}")
     if matrix.dtype.kind not in "buif":
         raise GraphError(f"the matrix holds {matrix.dtype}; expected real numbers")
     return csr_array(matrix, dtype=np.float64)

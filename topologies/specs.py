@@ -25,7 +25,7 @@ def choose(spec: str, registry: Mapping[str, Callable[..., T]]) -> partial[T]:
     """Return the function that a spec names, with its options bound.
 
     Raises:
-        GraphError: an unknown name or option, or a value of another type.
+        GraphError: an unknown name or option, an option given twice, or a value of another type.
     """
     name, _, rest = spec.partition(":")
     if name not in registry:
@@ -42,6 +42,8 @@ def choose(spec: str, registry: Mapping[str, Callable[..., T]]) -> partial[T]:
         if key not in known:
             there = f"choose from {', '.join(known)}" if known else "it has none"
             raise GraphError(f"{name}: unknown option {key!r}; {there}")
+        if key in given:
+            raise GraphError(f"{name}: option {key!r} is given twice; give it once")
         given[key] = _read(f"{name}: {key}", known[key], text)
     for key, each in inspect.signature(registry[name]).parameters.items():
         if key in known and each.default is each.empty and key not in given:

@@ -60,7 +60,7 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
         return tuple(names) if share == "all" else ()
     end, colon, number = share.partition(":")
     if colon and end in _ENDS:
-        if not number.isdecimal() or not 1 <= int(number) <= len(layers):
+        if not (number.isascii() and number.isdecimal()) or not 1 <= int(number) <= len(layers):
             raise InputError(
                 f"--share {share}: the model has 1 to {len(layers)} layers to share, not {number!r}"
             )

@@ -214,7 +214,12 @@ def test_updates_can_be_weighted_by_their_length() -> None:
         ),
         ({"algorithm": "pooled", "share": "head:1"}, "--share head:1 has no part in"),
         ({"algorithm": "pooled", "share": "nothing"}, "--share nothing has no part in"),
+        ({"share": "head:٢"}, "the model has 1 to 2 layers to share, not '٢'"),
         ({"share_all_until": "3"}, "--share-all-until 3"),
+        (
+            {"share": "head:1", "share_all_until": "٢"},
+            "--share-all-until must be written a number of rounds or",
+        ),
         (
             {"share": "head:1", "share_all_until": "loss=3"},
             "--share-all-until: unknown figure 'loss'",

@@ -276,6 +276,7 @@ def test_a_spanning_tree_has_edges_of_its_graph_only(of: str) -> None:
         ("exponential", "undirected graph that does not change, not exponential"),
         ("base_graph", "not base_graph"),
         ("regular:q=4", "unknown option 'q'; choose from k"),
+        ("regular:k=3,k=3", "regular: option 'k' is given twice; give it once"),
         ("ring:q=4", "unknown option 'q'; it has none"),
         ("regular:k=x", "k must be int, not 'x'"),
         ("erdos_renyi", "erdos_renyi needs p"),

@@ -152,6 +152,12 @@ def test_a_damaged_file_is_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_a_single_number_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", np.array(1.0))
+    with pytest.raises(GraphError, match="the matrix is a single number; 5 peers need 5 x 5"):
+        load(tmp_path / "w.npz")
+
+
 @pytest.mark.parametrize("name", ["no.txt", "no.npz", "no.csv"])
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(GraphError, match=f"{name}: .*No such file"):
