@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from dfl.algorithms import ALGORITHMS, Algorithm, Method
 from dfl.compression import COMPRESSORS, Exact
@@ -57,19 +58,52 @@ def settle(run: Run, ranks: int) -> Run:
     )
     if isinstance(compressor, str):
         choose("--compressor", compressor, COMPRESSORS)  # a wrong name is refused as one
+    _refuse_idle(run, settled, method)
+    return settled
+
+
+def _refuse_idle(run: Run, settled: Run, method: Method) -> None:
+    """Refuse settings that have no part in the run.
+
+    Args:
+        run: the settings as they were given.
+        settled: the same run, settled.
+        method: its method.
+
+    Raises:
+        InputError: there is such a setting.
+    """
+
+    def given(field: str) -> str:
+        if field == "compressor" and run.bits is not None:
+            return f"--bits {run.bits}"
+        return f"{flag(field)} {shown_spec(getattr(settled, field))}"
+
     if compresses(settled) and "compressor" not in method.applies:
         others = methods_that_apply("compressor", gossips=method.gossips)
-        given = f"--bits {run.bits}" if run.bits else f"--compressor {shown_spec(compressor)}"
         raise InputError(
-            f"{given} has no part in --algorithm {name_of(settled.algorithm)}: leave it out, or "
-            f"choose --algorithm {others}{_stated(method, 'compressor')}"
+            f"{given('compressor')} has no part in --algorithm {name_of(settled.algorithm)}: leave "
+            f"it out, or choose --algorithm {others}{_stated(method, 'compressor')}"
         )
     for field in _idle(settled, method):
         raise InputError(
-            f"{flag(field)} {shown_spec(getattr(settled, field))} has no part in --algorithm "
-            f"{name_of(settled.algorithm)}: leave it out{_stated(method, field)}"
+            f"{given(field)} has no part in --algorithm {name_of(settled.algorithm)}: leave it out"
+            f"{_stated(method, field)}"
         )
-    return settled
+    if sends_no_numbers(settled, method):
+        for field in _on_messages(settled, method):
+            raise InputError(f"{given(field)} has no part in --share nothing: leave it out")
+
+
+def sends_no_numbers(run: Run, method: Method) -> bool:
+    """Return whether the messages of a method have no numbers, as peers never share a parameter.
+
+    Args:
+        run: the settled run.
+        method: its method; False for one that sends no messages.
+    """
+    nothing = run.share == "nothing" and run.share_all_goal == 0
+    return method.sends and nothing and not any(method.lengths(0, ()))
 
 
 def methods_that_apply(field: str, *, gossips: bool) -> str:
@@ -153,13 +187,10 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         yield "mixing"  # a matrix gives the graph
     if method.topology not in (None, run.topology):
         yield "topology"
-    default = (
-        isinstance(run.aggregator, str) and name_of(run.aggregator) == method.default_aggregator
-    )
-    if not default and (
+    if not _is_default_aggregator(run, method) and (
         "aggregator" not in method.applies
-        or _needs_reference(method.default_aggregator)
-        or (method.has_server and _needs_reference(run.aggregator))
+        or _states(method.default_aggregator, needs_reference)
+        or (method.has_server and _states(run.aggregator, needs_reference))
     ):
         yield "aggregator"
     if run.examples_per_peer is not None and _parts(run) is not None:
@@ -170,16 +201,33 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         yield "share"
     if run.init == "independent" and method.has_server:
         yield "init"
-    if (
-        not (isinstance(run.links, str) and run.links == "none")
-        and method.has_server
-        and not method.sends
-    ):
+    if _has_links(run) and method.has_server and not method.sends:
         yield "links"
 
 
-def _needs_reference(aggregator: object) -> bool:
+def _on_messages(run: Run, method: Method) -> Iterator[str]:
+    """Yield the fields of a settled run that act on messages; attacks and faults are components
+    first, as some act on peers.
+    """
+    if compresses(run):
+        yield "compressor"
+    if not _is_default_aggregator(run, method):
+        yield "aggregator"
+    if _has_links(run):
+        yield "links"
+
+
+def _is_default_aggregator(run: Run, method: Method) -> bool:
+    return isinstance(run.aggregator, str) and name_of(run.aggregator) == method.default_aggregator
+
+
+def _has_links(run: Run) -> bool:
+    return not (isinstance(run.links, str) and run.links == "none")
+
+
+def _states(aggregator: object, fact: Callable[[Any], bool]) -> bool:
+    """Return whether an aggregation rule, a spec or an object, states a fact about itself."""
     if not isinstance(aggregator, str):
-        return callable(aggregator) and needs_reference(aggregator)
+        return callable(aggregator) and fact(aggregator)
     name = name_of(aggregator)
-    return name in AGGREGATORS and needs_reference(AGGREGATORS[name])
+    return name in AGGREGATORS and fact(AGGREGATORS[name])

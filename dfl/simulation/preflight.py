@@ -24,7 +24,7 @@ from dfl.core.registry import flag, is_own
 from dfl.environment.faults import Fault, RoundKey
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
-from dfl.simulation.defaults import compresses, methods_that_apply
+from dfl.simulation.defaults import compresses, methods_that_apply, sends_no_numbers
 from dfl.simulation.rehearsal import check_compressor, check_copies, compression_error
 
 if TYPE_CHECKING:
@@ -128,6 +128,11 @@ def _check_attack(
         raise InputError(
             f"--attack {run.attack} falsifies messages, and --algorithm {run.algorithm} sends none"
         )
+    if attack.falsifies and sends_no_numbers(run, algorithm):
+        raise InputError(
+            f"--attack {run.attack} falsifies messages, and has no part in --share nothing: leave "
+            "it out"
+        )
     if attack.poisons and not algorithm.peers_train:
         raise InputError(
             f"--attack {run.attack} poisons what peers train on, and --algorithm {run.algorithm} "
@@ -217,10 +222,10 @@ def _check_faults(run: Run, components: Components) -> None:
     assert run.peers is not None
     faults, algorithm = components.faults, components.algorithm
     round_key = RoundKey(run.peers, run.seed, 0)
-    silent = not algorithm.sends
-    if silent and (
-        (algorithm.has_server and faults) or any(each.touches == "links" for each in faults)
-    ):
+    on_links = any(each.touches == "links" for each in faults)
+    if sends_no_numbers(run, algorithm) and on_links:
+        raise InputError(f"--faults {run.faults} has no part in --share nothing: leave it out")
+    if not algorithm.sends and ((algorithm.has_server and faults) or on_links):
         raise InputError(
             f"--faults {run.faults} has no part in --algorithm {run.algorithm}: leave it out"
         )

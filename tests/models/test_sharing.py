@@ -107,16 +107,21 @@ def test_split_rows_are_merged_again() -> None:
     )
 
 
-METHODS = [
+METHODS: list[dict[str, Any]] = [
     {"algorithm": "fedavg"},
-    {"algorithm": "fedavg", "bits": 4},
     {"algorithm": "fedprox:mu=0"},
     {},
+    {"algorithm": "qdfedavgm"},
+    {"algorithm": "qdfedavgm:exchange=paper"},
+    {"algorithm": "choco", "topology": "one_peer_exponential"},
+    {"algorithm": "fltrust:root=20"},
+]
+COMPRESSED_OR_ROBUST: list[dict[str, Any]] = [
+    {"algorithm": "fedavg", "bits": 4},
     {"bits": 4},
     {"bits": 2, "topology": "one_peer_exponential"},
     {"algorithm": "qdfedavgm:exchange=paper", "compressor": "quantize:bits=8"},
     {"aggregator": "median"},
-    {"algorithm": "fltrust:root=20"},
 ]
 
 
@@ -129,8 +134,53 @@ def test_sharing_nothing_equals_local_only_bit_for_bit(way: dict[str, Any]) -> N
     assert not setting.network.traffic.downloaded.any()
 
 
+ON_MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"bits": 3}, "--bits 3"),
+    ({"algorithm": "choco", "bits": 3}, "--bits 3"),
+    ({"algorithm": "fedavg", "compressor": "top_k:share=0.1"}, "--compressor top_k:share=0.1"),
+    ({"aggregator": "median"}, "--aggregator median"),
+    ({"attack": "sign_flip:peers=1"}, "--attack sign_flip:peers=1"),
+    ({"attack": "backdoor:peers=1", "algorithm": "fedavg"}, "--attack backdoor:peers=1"),
+    ({"attack": "dissensus:peers=1"}, "--attack dissensus:peers=1"),
+    ({"faults": "link_loss:p=0.5"}, "--faults link_loss:p=0.5"),
+    ({"faults": "outage+burst", "algorithm": "power_gossip"}, "--faults outage+burst"),
+    ({"links": "phone"}, "--links phone"),
+    ({"links": "phone", "algorithm": "fedavg"}, "--links phone"),
+]
+
+
+@pytest.mark.parametrize(("way", "what"), ON_MESSAGES)
+@pytest.mark.parametrize("until", [None, "0"])
+def test_what_acts_on_messages_has_no_part_where_nothing_is_shared(
+    way: dict[str, Any], what: str, until: str | None
+) -> None:
+    with pytest.raises(InputError) as raised:
+        digits(share="nothing", share_all_until=until, **MLP, **way)
+    assert str(raised.value).startswith(what)
+    assert str(raised.value).endswith("has no part in --share nothing: leave it out")
+
+
 @pytest.mark.parametrize(
-    "way", [*METHODS, {"algorithm": "fedavg:fraction=0.4,server_momentum=0.5"}]
+    "way",
+    [
+        {"share_all_until": "2", "bits": 4, "links": "phone", "faults": "link_loss"},
+        {"share_all_until": "2", "attack": "sign_flip:peers=1", "aggregator": "median"},
+        {"algorithm": "push_sum", "topology": "exponential", "faults": "link_loss"},
+        {"attack": "label_flip:peers=1", "faults": "outage+stragglers"},
+        {"algorithm": "local_only", "links": "phone"},
+    ],
+)
+def test_what_acts_on_peers_or_on_numbers_that_are_sent_has_a_part(way: dict[str, Any]) -> None:
+    digits(share="nothing", rounds=4, **MLP, **way)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *METHODS,
+        *COMPRESSED_OR_ROBUST,
+        {"algorithm": "fedavg:fraction=0.4,server_momentum=0.5"},
+    ],
 )
 def test_the_pattern_of_all_names_equals_all_bit_for_bit(way: dict[str, Any]) -> None:
     whole, pattern = (digits(share=share, **MLP, **way) for share in ("all", "*"))

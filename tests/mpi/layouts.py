@@ -275,7 +275,7 @@ def shares() -> Iterator[tuple[str, dfl.Run]]:
         "split-memory",
         setting(1, algorithm="momentum_tracking", share="head:1", share_all_until="1"),
     )
-    yield "split-nothing", setting(0, topology="ring", share="nothing", bits=5, momentum=0.5)
+    yield "split-nothing", setting(0, topology="ring", share="nothing", momentum=0.5)
 
 
 def steps() -> Iterator[tuple[str, dfl.Run]]:
