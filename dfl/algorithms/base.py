@@ -113,6 +113,13 @@ class Algorithm(ABC, Generic[S]):
         return None
 
     @property
+    def weighting_option(self) -> str | None:
+        """The option that gives senders other weights than the default ones, key=value; None
+        without. It is refused with aggregation rules that ignore weights.
+        """
+        return None
+
+    @property
     def averaging_step(self) -> float | None:
         """The step size with which public copies are averaged; None without public copies."""
         return None

@@ -146,7 +146,8 @@ class Aggregate(NamedTuple):
 
 AGGREGATORS: Registry[Callable[..., Aggregate]] = Registry("aggregator", "dfl.aggregators")
 """Name -> f(updates, *, options) -> Aggregate. A rule states as an attribute
-`needs_reference = True` that it works only with a reference row, `Updates.reference`.
+`needs_reference = True` that it works only with a reference row, `Updates.reference`, and as
+`ignores_weights = True` that `Updates.weights` do not count.
 """
 
 
@@ -165,6 +166,21 @@ def _needing_reference(rule: _F) -> _F:
     return rule
 
 
+def ignores_weights(rule: Callable[..., Aggregate]) -> bool:
+    """Return whether a rule states that the weights of senders do not count.
+
+    Args:
+        rule: as for `needs_reference`.
+    """
+    return bool(getattr(rule, "ignores_weights", False))
+
+
+def _ignoring_weights(rule: _F) -> _F:
+    """State that the weights of senders do not count."""
+    setattr(rule, "ignores_weights", True)  # noqa: B010  as above
+    return rule
+
+
 @AGGREGATORS.register("mean")
 def mean(updates: Updates) -> Aggregate:
     """The weighted mean, which a single attacker can move anywhere."""
@@ -172,6 +188,7 @@ def mean(updates: Updates) -> Aggregate:
 
 
 @AGGREGATORS.register("median")
+@_ignoring_weights
 def median(updates: Updates) -> Aggregate:
     """The median of every coordinate; weights do not count.
 
@@ -183,6 +200,7 @@ def median(updates: Updates) -> Aggregate:
 
 
 @AGGREGATORS.register("trimmed_mean")
+@_ignoring_weights
 def trimmed_mean(updates: Updates, *, f: Index = 1) -> Aggregate:
     """The mean of every coordinate without its f smallest and its f largest; weights do not count.
 
@@ -223,6 +241,7 @@ def _outvoted(name: str, f: int, few: int, updates: Updates) -> None:
 
 @AGGREGATORS.register("krum")
 @example_with("--topology torus")
+@_ignoring_weights
 def krum(updates: Updates, *, f: Index = 1) -> Aggregate:
     """The row that is closest to most others; weights do not count.
 
@@ -244,8 +263,9 @@ def krum(updates: Updates, *, f: Index = 1) -> Aggregate:
 
 @AGGREGATORS.register("multi_krum")
 @example_with("--topology torus")
+@_ignoring_weights
 def multi_krum(updates: Updates, *, f: Index = 1, m: Count | None = None) -> Aggregate:
-    """The mean of the m rows with the lowest scores of `krum`.
+    """The mean of the m rows with the lowest scores of `krum`; weights do not count.
 
     Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4; the
         largest m: Damaskinos et al., "AggregaThor" (MLSys 2019), section 2.
@@ -334,6 +354,7 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
 
 @AGGREGATORS.register("fltrust")
 @_needing_reference
+@_ignoring_weights
 @_quiet
 def fltrust(updates: Updates) -> Aggregate:
     """The mean, weighted by trust, of the rows scaled to the norm of the reference row g_0.

@@ -11,7 +11,7 @@ from dfl.compression import COMPRESSORS, Exact
 from dfl.config import Run, TopologySpec
 from dfl.core.errors import InputError
 from dfl.core.registry import choose, flag, name_of, shown_spec
-from dfl.robust.aggregators import AGGREGATORS, needs_reference
+from dfl.robust.aggregators import AGGREGATORS, ignores_weights, needs_reference
 
 
 def settle(run: Run, ranks: int) -> Run:
@@ -93,6 +93,12 @@ def _refuse_idle(run: Run, settled: Run, method: Method) -> None:
     if sends_no_numbers(settled, method):
         for field in _on_messages(settled, method):
             raise InputError(f"{given(field)} has no part in --share nothing: leave it out")
+    option = method.weighting_option
+    if option and _states(settled.aggregator, ignores_weights):
+        raise InputError(
+            f"--algorithm {name_of(settled.algorithm)}: {option} has no part in --aggregator "
+            f"{name_of(settled.aggregator)}, which ignores weights: leave it out"
+        )
 
 
 def sends_no_numbers(run: Run, method: Method) -> bool:

@@ -19,6 +19,7 @@ from dfl.robust.aggregators import (
     Aggregate,
     Floats,
     Updates,
+    ignores_weights,
     krum_scores,
     needs_reference,
     squares,
@@ -310,6 +311,15 @@ def test_a_rule_needs_a_trusted_row_exactly_where_it_states_so(name: str) -> Non
             AGGREGATORS[name](updates(normal(7)))
     else:
         AGGREGATORS[name](updates(normal(7)))
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_weights_do_not_count_exactly_where_a_rule_states_so(name: str) -> None:
+    rows, uneven = normal(7), [k / 28 for k in range(1, 8)]
+    one, other = (
+        AGGREGATORS[name](updates(rows, rows[0], weights)).row for weights in (None, uneven)
+    )
+    assert np.array_equal(one, other) == ignores_weights(AGGREGATORS[name])
 
 
 def test_the_registry_holds_the_rules() -> None:

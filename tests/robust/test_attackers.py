@@ -382,6 +382,15 @@ IMPOSSIBLE = [
         "--aggregator median has no part in --algorithm fltrust: leave it out",
     ),
     (
+        "--algorithm fedavg:weighting=gradient --aggregator median",
+        "--algorithm fedavg: weighting=gradient has no part in --aggregator median, which ignores "
+        "weights: leave it out",
+    ),
+    (
+        "--algorithm fltrust:weighting=uniform,root=10",
+        "--algorithm fltrust: weighting=uniform has no part in --aggregator fltrust, which ignores",
+    ),
+    (
         "--attack sign_flip:peers=1+2,fraction=0.5",
         "--attack sign_flip: fraction 0.5 and peers 1+2 both choose peers: give one of them",
     ),

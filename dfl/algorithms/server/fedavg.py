@@ -95,6 +95,11 @@ class FedAvg(Algorithm[State]):
         """True, unless the server continues or enlarges the mean of the changes."""
         return self.server_momentum == 0 and self.server_lr <= 1
 
+    @property
+    def weighting_option(self) -> str | None:
+        """The weighting, unless it is by examples."""
+        return None if self.weighting == "examples" else f"weighting={self.weighting}"
+
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with zero velocity."""
         scores = torch.full((net.hosted,), float("nan"), dtype=torch.float64)
