@@ -60,6 +60,21 @@ def test_a_number_without_ours_is_not_run() -> None:
     assert verdict(replace(ONE, results=""), None) == "not run"
 
 
+def test_a_number_with_a_std_in_its_table_has_an_error() -> None:
+    for one in numbers():
+        if one.results and f"{one.column}_std" in reproduction.table(one.results):
+            assert one.spread == f"{one.column}_std", one
+
+
+def test_what_is_not_reproduced_comes_before_the_tables() -> None:
+    page = text(numbers())
+    listed = page.partition("## Not reproduced")[2].partition("## By table")[0]
+    failed = [one for one in numbers() if verdict(one, ours(one)) == "not reproduced"]
+    assert listed.count("\n- ") == len(failed) > 0
+    assert all(f"{one.table}, {one.row}, {one.quantity}: " in listed for one in failed)
+    assert page.index("## By table") < page.index("## Liang et al. 2020: Table 1")
+
+
 def test_the_errors_of_both_count() -> None:
     found = Measured(98.0, 0.3, 4)
     assert reproduction.error_of_difference(ONE, found) == pytest.approx(0.3)
