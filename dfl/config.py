@@ -153,8 +153,8 @@ class Run:
     """The mixing matrix W on that graph; default metropolis, or what the method needs.
 
     An object: W, (P, P), or a sequence of matrices, or an array (T, P, P), for a sequence of
-    graphs; without a topology its
-    nonzero entries are the graph. Or a function from the graph (P, P) of bool to W.
+    graphs; without a topology its nonzero entries are the graph. Or a function from the graph
+    (P, P) of bool to W.
     """
     algorithm: AlgorithmSpec | None = None
     """The method; default dfedavgm, or qdfedavgm where --bits is given."""

@@ -155,7 +155,7 @@ def item(one: Number) -> str:
     unit = {"%": " %"}.get(one.unit, "")
     return (
         f"- {one.source}, {one.table}, {one.row}, {one.quantity}: {relation(one)}{one.value}{unit} "
-        f"published, {shown(ours(one))} here"
+        f"{MARKS[one.confidence] or 'published'}, {shown(ours(one))} here"
     )
 
 
@@ -174,7 +174,7 @@ def section(rows: list[Number]) -> list[str]:
 
 def remark(one: Number) -> str:
     """Return what differs from the published setting, and the note."""
-    return "; ".join(filter(None, (one.setting.replace(EQUAL, ""), one.note)))
+    return "; ".join(filter(None, ("" if one.setting == EQUAL else one.setting, one.note)))
 
 
 def summary(what: str, verdicts: list[str]) -> str:

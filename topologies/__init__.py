@@ -43,7 +43,7 @@ from topologies.graphs import (
     topology,
 )
 from topologies.mixings import MIXINGS, Mixing, mixing, uniform
-from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound, entries
+from topologies.sequences import ENDLESS, SAMPLED, Drawn, EveryRound, entries, is_endless
 from topologies.spectra import (
     TOLERANCE,
     Spectrum,
@@ -217,7 +217,7 @@ def build(
         raise
     except Exception as error:
         raise GraphError(_one_line(error)) from error
-    if isinstance(made, EveryRound) and len(made) == ENDLESS:
+    if is_endless(made):
         made = Drawn(made)
     if isinstance(made, Drawn):
         built = _endless(made, mixing, peers)
@@ -266,7 +266,9 @@ def _labels(
 
 def _periodic(made: Any, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return the graph of one matrix, or of one for every round of a period."""
-    rounds = [_matrix(each, peers) for each in entries(made)]
+    given = list(entries(made))
+    nodes = _nodes(given[0])
+    rounds = [_matrix(_same_nodes(each, nodes, t), peers) for t, each in enumerate(given)]
     weights = tuple(_weighted(each, mixing) for each in rounds)
     patterns = [_pattern_of(matrix) for matrix in weights]
     union = csr_array(sum(patterns[1:], start=patterns[0]))
@@ -278,21 +280,56 @@ def _periodic(made: Any, mixing: Mixing, peers: int) -> WeightedGraph:
 def _endless(made: Drawn, mixing: Mixing, peers: int) -> WeightedGraph:
     """Return a graph whose every round is drawn, and given its weights, when it is asked for."""
 
-    def drawn(t: int) -> csr_array:
+    def graph(t: int) -> Any:
         try:
-            graph = made.rounds[t]
+            return made.rounds[t]
         except Exception as error:
             raise GraphError(f"round {t} fails: {_one_line(error)}") from error
-        return _matrix(graph, peers)
 
+    nodes = _nodes(graph(0))
+
+    def drawn(t: int) -> csr_array:
+        return _matrix(_same_nodes(graph(t), nodes, t), peers)
+
+    def weighted(t: int) -> csr_array:
+        matrix = _weighted(drawn(t), mixing)
+        if possible is not None and (beyond := _pattern_of(matrix) > possible).nnz:
+            i, j = (int(each[0]) for each in beyond.nonzero())
+            raise GraphError(f"{i} receives from {j}, which is no edge of `possible`")
+        return matrix
+
+    possible = None
     if made.possible is not None:
-        _check_connected(made.possible)
-    weights = EveryRound(lambda t: _weighted(drawn(t), mixing), _bytes)
+        possible = _pattern_of(_canonical(_matrix(made.possible, peers)))
+        _check_connected(possible)
+    weights = EveryRound(weighted, _bytes)
     own = drawn(0).dtype.kind == "f"
     degrees = _degrees(_pattern_of(weights[0]))
-    return WeightedGraph(
-        weights, degrees, own, made.possible, active=made.active, one_way=made.one_way
-    )
+    return WeightedGraph(weights, degrees, own, possible, active=made.active, one_way=made.one_way)
+
+
+def _nodes(graph: Any) -> list[object] | None:
+    """Return the nodes of a networkx graph in the order of the peers; None for another graph."""
+    return in_order(graph) if hasattr(graph, "number_of_nodes") else None
+
+
+def _same_nodes(graph: Any, first: list[object] | None, t: int) -> Any:
+    """Return the graph of round t.
+
+    Args:
+        graph: a matrix or a networkx graph.
+        first: the nodes of that of round 0, where it is a networkx graph.
+
+    Raises:
+        GraphError: its nodes are not the same peers.
+    """
+    nodes = _nodes(graph)
+    if nodes is not None and first is not None and nodes != first:
+        raise GraphError(
+            f"the nodes of the graph of round {t} are not those of round 0 in their order: number "
+            "them, or add them in one order"
+        )
+    return graph
 
 
 def _weighted(graph: csr_array, mixing: Mixing) -> csr_array:

@@ -63,6 +63,13 @@ class EveryRound(Sequence[T], Generic[T]):
         return made
 
 
+def is_endless(value: object) -> bool:
+    """Return whether a value is a sequence without a period, or such a sequence from a later round
+    on.
+    """
+    return isinstance(value, EveryRound) and len(value) > ENDLESS // 2
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A graph that is drawn anew in every round.

@@ -412,7 +412,9 @@ def peer_figures(
     return own
 
 
-def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int) -> str:
+def not_finite(
+    peers: dict[str, Floats], sizes: NDArray[np.int64], n_test: int, classes: int
+) -> str:
     """Return a description of a figure of an honest peer that is not finite, or "".
 
     A figure is NaN without error where the peer, or every peer, has no examples for it.
@@ -420,6 +422,7 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
     Args:
         peers: every peer's figures (P,), by name.
         sizes: (P, 3) training, validation and own test examples.
+        n_test: examples of the common test set.
         classes: number of labels; 0 where there is no accuracy.
     """
     counts = {"train_loss": sizes[:, 0]}
@@ -430,7 +433,7 @@ def not_finite(peers: dict[str, Floats], sizes: NDArray[np.int64], classes: int)
             "local_accuracy": sizes[:, 2],
         }
     else:
-        counts["test_loss"] = np.full(len(sizes), sizes[:, 2].sum())
+        counts["test_loss"] = np.full(len(sizes), n_test)
     for name in (name for name in counts if name in peers):
         bad = ~np.isfinite(peers[name]) & (counts[name] > 0) & (peers["is_attacker"] == 0)
         if bad.any():

@@ -161,7 +161,9 @@ class Evaluator:
     def _not_finite(self, peers: metrics.Figures | None) -> str:
         """Return what is not finite among the figures of honest peers, on rank 0."""
         info = self.prepared.info
-        return metrics.not_finite(peers, info.sizes, info.classes) if peers and info else ""
+        if not peers or not info:
+            return ""
+        return metrics.not_finite(peers, info.sizes, info.n_test, info.classes)
 
 
 def _profiles(world: World) -> Profiles | None:

@@ -18,7 +18,7 @@ from dfl.core.registry import own
 from dfl.datasets.data import Data
 from dfl.datasets.given import as_data
 from topologies.graphs import in_order, takes_labels
-from topologies.sequences import ENDLESS, EveryRound, entries
+from topologies.sequences import EveryRound, entries, is_endless
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -42,7 +42,7 @@ def topology(value: object) -> Callable[[int, Generator], topologies.Graph]:
     if callable(value):
         _check_signature(value)
         return value
-    if _is_endless(value):
+    if is_endless(value):
         return lambda peers, rng: value
     several = entries(value)
     _check_nodes(several)
@@ -114,7 +114,7 @@ def graphs_of(mixing: object) -> list[csr_array]:
 
 
 def _matrices(value: object) -> list[csr_array]:
-    several = [value] if _is_endless(value) else entries(value)
+    several = [value] if is_endless(value) else entries(value)
     return [csr_array(_matrix("--mixing", each), dtype=np.float64) for each in several]
 
 
@@ -131,16 +131,12 @@ def peers_of(topology: Any, mixing: Any) -> int | None:
     """
     for where, value in (("--topology", topology), ("--mixing", mixing)):
         with in_one_line(f"{where} fails in round 0"):
-            first = value[0] if _is_endless(value) else entries(value)[0]
+            first = value[0] if is_endless(value) else entries(value)[0]
         if hasattr(first, "number_of_nodes"):
             return int(first.number_of_nodes())
         if hasattr(first, "shape") and len(first.shape):
             return int(first.shape[0])
     return None
-
-
-def _is_endless(value: object) -> bool:
-    return isinstance(value, EveryRound) and len(value) == ENDLESS
 
 
 def _check_signature(function: Callable[..., object]) -> None:

@@ -160,7 +160,8 @@ def _check_graph(run: Run, network: Network, t: int) -> None:
     try:
         network.schedule.matrix(t)
     except topologies.GraphError as error:
-        raise InputError(f"--topology {run.topology}, round {t}: {error}") from None
+        line = str(error).removeprefix(f"round {t} ")
+        raise InputError(f"--topology {run.topology}, round {t}: {line}") from None
 
 
 def _misformed(run: Run, state: object, before: Mapping[str, Form]) -> InputError | None:

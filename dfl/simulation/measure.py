@@ -14,7 +14,7 @@ from dfl.core.parse import shown
 from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
 from dfl.simulation.run_state import RunState, is_global
-from dfl.store.callbacks import COLUMNS
+from dfl.store.callbacks import COLUMNS, FURTHER
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def measure(
         is_global=is_global(task, has_server=algorithm.has_server),
         ensemble=ensemble,
     )
-    own |= _observed(run_state, prepared, (*own, *FACTS, *COLUMNS))
+    own |= _observed(run_state, prepared, (*own, *FACTS, *COLUMNS, *FURTHER))
     own["payload_bytes"] = network.traffic.payload.astype(np.float64)
     own["download_bytes"] = network.traffic.downloaded.astype(np.float64)
     own["is_attacker"] = np.isin(task.peers, network.threat_model.attackers).astype(np.float64)
@@ -118,7 +118,7 @@ def _observed(run_state: RunState, prepared: Prepared, taken: Collection[str]) -
             raise InputError(f"{what} lacks {', '.join(missing)}, which columns names")
         for name, value in observed.items():
             if name in taken:
-                raise InputError(f"{what}: {name} is a column of every run: name it otherwise")
+                raise InputError(f"{what}: {name} is a column of dfl: name it otherwise")
             require_form(f"{what}: {name}", value, torch.Tensor, (len(run_state.task.peers),))
     return {name: value.double().cpu().numpy() for name, value in observed.items()}
 

@@ -38,6 +38,15 @@ COLUMNS = (
 only some runs have.
 """
 
+FURTHER = (
+    "sim_seconds", "upload_bytes", "download_bytes", "parameters_k_plus_m", "messages_lost",
+    "peers_up", "test_loss_mean", "test_loss_max", "test_loss_mean_model", "perplexity_mean",
+    "parity_gap_mean", "odds_gap_mean", "adversary_auc_mean", "validation_accuracy_mean",
+    "validation_accuracy", "accuracy_ensemble", "accuracy_vote", "backdoor_success_mean",
+    "backdoor_success", "trust_mean", "trust_mean_attackers",
+)  # fmt: skip
+"""Columns of metrics.csv and peers.csv that some runs have, which no method observes."""
+
 
 class Row(dict[str, float]):
     """The figures of one evaluation, by column of metrics.csv.

@@ -133,11 +133,11 @@ class Result:
             run.history.groupby("round")["accuracy"].describe()
 
         Its columns are the round, the peer and the figures of the peers in float32, as callbacks
-        receive them.
+        receive them. Its file has no checksum: only its form is checked.
 
         Raises:
-            InputError: the file is damaged, or the run wrote none: it has not evaluated yet, or
-                run_grid ran it in_process.
+            InputError: the file has another form, or the run wrote none: it has not evaluated yet,
+                or run_grid ran it in_process.
         """
         import pandas as pd
 

@@ -93,7 +93,7 @@ METHODS = {
     "QG-DSGDm": Method("qg_dsgdm", MOMENTUM),
     "DecentLaM": Method("decentlam", MOMENTUM),
     "gradient tracking, atc": Method("gradient_tracking"),
-    "gradient tracking, non-atc": Method("gradient_tracking:order=cta"),
+    "gradient tracking, cta": Method("gradient_tracking:order=cta"),
     "momentum tracking": Method("momentum_tracking", MOMENTUM),
     "D2": Method("d2"),
     "exact diffusion": Method("exact_diffusion"),

@@ -159,20 +159,19 @@ def finding(table: pd.DataFrame) -> str:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Draw accuracy against rounds of communication, a line per method."""
+    """Draw accuracy against rounds of communication, a line per method and seed."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     for k, (name, own) in enumerate(common.groups(rows, ["case"])):
-        shown = own.assign(
-            right=100 * own["accuracy_mean"], rounds=own["round"] * _rounds(name)
-        ).query("rounds > 0")
-        common.curve(
-            axes, shown, ("rounds", "right"), color=common.COLOURS[k], label=CASES[name].title
-        )
+        for seed, run in common.groups(own[own["round"] > 0], ["seed"]):
+            axes.plot(
+                run["round"] * _rounds(name), 100 * run["accuracy_mean"], linewidth=1.2,
+                color=common.COLOURS[k], label="" if seed else CASES[name].title,
+            )  # fmt: skip
     axes.axhline(100 * TARGETS[-1], color="black", linestyle="--", linewidth=0.8)
     axes.set(xscale="log", xlabel="rounds; updates of SGD", ylabel="right on test images, %")
     axes.grid(alpha=0.3)
-    common.caption(figure, axes, "CIFAR-10, LeNet, 100 clients, 10 in a round", 3)
+    common.caption(figure, axes, "CIFAR-10, LeNet, 100 clients, 10 in a round; a line is a seed", 3)
     return figure
 
 

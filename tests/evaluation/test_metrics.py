@@ -266,8 +266,10 @@ def test_a_test_loss_that_is_not_finite_names_its_peer() -> None:
         "is_attacker": np.array([1.0, 0.0, 0.0]),
     }
     sizes = np.array([[4, 0, 2]] * 3)
-    assert metrics.not_finite(peers, sizes, 0) == "test_loss of peer 2 is nan"
-    assert metrics.not_finite(peers, sizes * [1, 1, 0], 0) == ""
+    for own_test in (0, 1):  # parts by indices have none
+        sized = sizes * [1, 1, own_test]
+        assert metrics.not_finite(peers, sized, 6, 0) == "test_loss of peer 2 is nan"
+    assert metrics.not_finite(peers, sizes, 0, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -315,12 +317,12 @@ def test_figures_that_are_not_finite_are_named(value: float) -> None:
         "local_accuracy": np.array([0.5, np.nan, 0.5]),
         "is_attacker": np.zeros(3),
     }
-    assert metrics.not_finite(peers, sizes, 10) == ""
+    assert metrics.not_finite(peers, sizes, 6, 10) == ""
     for name in list(peers)[:4]:
         wrong = peers | {name: np.array([*peers[name][:2], value])}
-        assert metrics.not_finite(wrong, sizes, 10) == f"{name} of peer 2 is {value}"
-        assert (metrics.not_finite(wrong, sizes, 0) == "") == (name != "train_loss")
-        assert metrics.not_finite(wrong | {"is_attacker": np.array([0, 0, 1])}, sizes, 10) == ""
+        assert metrics.not_finite(wrong, sizes, 6, 10) == f"{name} of peer 2 is {value}"
+        assert (metrics.not_finite(wrong, sizes, 0, 0) == "") == (name != "train_loss")
+        assert metrics.not_finite(wrong | {"is_attacker": np.array([0, 0, 1])}, sizes, 6, 10) == ""
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -134,6 +134,7 @@ def test_ours_is_read_from_seeds_and_tables(
 def test_a_note_is_what_differs_and_why() -> None:
     assert remark(ONE) == ""
     assert remark(replace(ONE, setting="fewer rounds", note="by hand")) == "fewer rounds; by hand"
+    assert remark(replace(ONE, setting="an inequality")) == "an inequality"
 
 
 def of_paper(source: str, table: str) -> dict[tuple[str, str], float]:

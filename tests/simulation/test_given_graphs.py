@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,40 @@ def ending(t: int) -> Any:
 )
 def test_graphs_of_every_round_that_are_none(settings: dict[str, Any], line: str) -> None:
     assert refused(lambda: small(**settings)).startswith(line)
+
+
+def test_the_rest_of_an_endless_sequence_is_endless() -> None:
+    later = EveryRound(by_turns)[1:]
+    expected = last(small(topology=[by_turns(1), by_turns(0)]))
+    assert last(small(peers=None, topology=later)) == expected
+
+
+@pytest.mark.parametrize("form", [np.asarray, csr_array, nx.from_numpy_array])
+def test_rounds_have_no_edge_beyond_the_possible_ones(form: Any) -> None:
+    """Methods keep memory for the possible edges only."""
+    ring = nx.to_numpy_array(nx.cycle_graph(PEERS)) > 0
+    expected = last(small(topology=nx.cycle_graph(PEERS), algorithm="qdfedavgm"))
+
+    def drawn(peers: int, rng: Any, *, last: int = 10**6) -> Drawn:
+        other = pattern(nx.complete_graph(peers))
+        return Drawn(EveryRound(lambda t: other if t >= last else csr_array(ring)), form(ring))
+
+    found = last(small(topology=drawn, algorithm="qdfedavgm"))
+    assert found["accuracy_mean"] == expected["accuracy_mean"]
+    beyond = partial(drawn, last=0)
+    line = refused(lambda: small(topology=beyond, algorithm="qdfedavgm"))
+    assert "which is no edge of `possible`" in line
+
+
+def test_the_nodes_of_every_round_are_the_same_peers() -> None:
+    graph = nx.cycle_graph(list("abcdef"))
+    other = nx.cycle_graph(list("fedcba"))
+    expected = last(small(topology=graph))
+    assert last(small(topology=EveryRound(lambda t: graph))) == expected
+    drawn = EveryRound(lambda t: [graph, other][t % 2])
+    wanted = "the graph of round 1 are not those of round 0"
+    assert wanted in refused(lambda: small(topology=drawn))
+    assert wanted in refused(lambda: small(topology=lambda peers, rng: [graph, other]))
 
 
 class Turns(Sequence[Any]):

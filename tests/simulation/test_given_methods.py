@@ -358,6 +358,15 @@ def test_what_a_method_observes_is_in_the_files(tmp_path: Path) -> None:
     assert at_end["largest"].tolist() == models.amax(1).tolist()
 
 
+class Naming(DFedAvgM):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        object.__setattr__(self, "name", name)
+
+    def observe(self, state: Any) -> Any:
+        return {self.name: state.x.norm(dim=1)}  # type: ignore[attr-defined]
+
+
 class Requiring(DFedAvgM):
     requires: ClassVar[Any] = ("static",)
 
@@ -371,7 +380,9 @@ class Expecting(DFedAvgM):
     [
         (Observing(), "what observe returns: gap must be Tensor (6,), not 1.0"),
         (Other(), "what observe returns lacks gap, which columns names"),
-        (Hiding(), "what observe returns: degree is a column of every run: name it otherwise"),
+        (Hiding(), "what observe returns: degree is a column of dfl: name it otherwise"),
+        (Naming("peers_up"), "what observe returns: peers_up is a column of dfl: name it"),
+        (Naming("test_loss_mean"), "what observe returns: test_loss_mean is a column of dfl"),
         (Forgetting(), "what observe returns lacks gap, which columns names"),
         (Requiring(), "requires must be a dict of dfl.algorithms.assumptions, not ('static',)"),
         (Expecting(), "expects must be a dict of dfl.algorithms.assumptions, not {'static'"),

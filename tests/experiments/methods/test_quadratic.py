@@ -21,7 +21,7 @@ def distance(graph: str, method: str) -> float:
     ("graph", "method", "most"),
     [
         ("ring", "gradient tracking, atc", 1e-6),
-        ("ring", "gradient tracking, non-atc", 1e-6),
+        ("ring", "gradient tracking, cta", 1e-6),
         ("ring", "momentum tracking", 1e-6),
         ("ring", "D2", 1e-11),
         ("ring", "exact diffusion", 1e-11),
