@@ -1,24 +1,24 @@
 """Consensus by the graph of the peers: rounds and bytes until the peers agree.
 
-Command, three minutes on one core:
+Command, five minutes on one core:
 
     python -m experiments.messages_and_graphs.graphs_consensus
 
-Finding: Base-(k+1) graphs average exactly for every number of peers. With one neighbour a round
-(k = 1) they take 4, 9, 11 and 16 rounds for 16, 25, 100 and 1,000 peers, 64 MB sent by a peer at
+Finding: Base-(k+1) graphs average exactly for every number of peers. With one neighbour a round (k
+= 1) they take 4, 9, 11 and 16 rounds for 16, 25, 100 and 1,000 peers, 64 MB sent by a peer at
 1,000; with up to four (k = 4) 2, 2, 3 and 5 rounds, for the same 64 MB. To a disagreement of a
 thousandth, graphs that draw one neighbour at random take about 20 rounds whatever the number of
-peers (random matching 20, EquiTopo one-peer directed 19 and undirected 24 at 1,000 peers, 76 to 84
+peers (random matching 20, EquiTopo one-peer directed 19 and undirected 24 at 1,000 peers, 75 to 86
 MB); the one-peer exponential graph, exact for powers of two only, 19 (76 MB). With ceil(log2 P)
 random neighbours every round, as in epidemic learning, 6 to 8 rounds are enough throughout, for 240
 MB at 1,000 peers. Static graphs of constant degree fall behind: at 1,000 peers a random 4-regular
-graph takes 37 rounds (592 MB), the torus 760 (12,155 MB), and ring, chain, tree, star, grid,
+graph takes 37 rounds (595 MB), the torus 772 (12,355 MB), and ring, chain, tree, star, grid,
 caveman, D-Cliques on a ring and the geometric graph more than 1,000; D-Cliques on a small world
-take 22 (1,285 MB), and two binary trees in turn 133, where one takes more than 1,000. EquiTopo with
-ceil(log2 P) basis graphs takes 8 to 14 rounds throughout, at 19 messages a round for 1,000 peers.
+take 22 (1,308 MB), and two binary trees in turn 134, where one takes more than 1,000. EquiTopo with
+ceil(log2 P) basis graphs takes 8 to 13 rounds throughout, at 20 messages a round for 1,000 peers.
 Teleportation moves one average among the peers and does not keep the mean.
 
-Grid: every graph that accepts 16, 25, 100 and 1,000 peers; random ones as drawn from three seeds.
+Grid: every graph that accepts 16, 25, 100 and 1,000 peers; random ones as drawn from five seeds.
 Peers start from 16 standard normal values and average for up to 1,000 rounds without training.
 Disagreement is the root mean square distance of the peers from their mean, as a share of that at
 the start; the bytes are those of a model of a million float32 parameters. Weights are Metropolis
@@ -75,7 +75,7 @@ class Options(common.Place):
     """Numbers of peers."""
     rounds: int = 1000
     """The most rounds of averaging."""
-    seeds: int = 3
+    seeds: int = 5
     """Number of seeds of random graphs, from 0."""
 
 
