@@ -234,7 +234,7 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"lr_schedule": lambda t: 1.0}, "--lr-schedule fails"),
         ({"lr_schedule": lambda t, rounds: float("nan")}, "--lr-schedule must return a finite"),
         ({"mixing": lambda graph: 1 / 0}, "--mixing fails: ZeroDivisionError"),
-        ({"attack": Failing(peers=(0,))}, "--attack own:Failing(fraction=0.2, peers=(0,)) fails"),
+        ({"attack": Failing(peers=(0,))}, "--attack own:Failing(fraction=None, peers=(0,)) fails"),
         ({"aggregator": lambda updates: updates.rows[0]}, "--aggregator must return"),
         ({"aggregator": lambda updates: Aggregate(updates.rows)}, "--aggregator: the row"),
         (
@@ -254,7 +254,7 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"algorithm": "qdfedavgm", "compressor": Wide()}, "--compressor own:Wide: 8 decoded"),
         (
             {"attack": Everyone(peers=(3, 4))},
-            "--attack own:Everyone(fraction=0.2, peers=(3, 4)): 2 falsified messages of one number "
+            "--attack own:Everyone(fraction=None, peers=(3, 4)): 2 falsified messages of one number "
             "must be ndarray (2, 1), not ndarray of float64 (6, 1)",
         ),
         (
