@@ -254,8 +254,8 @@ def odd(labels: Labels, peers: int, rng: Any) -> Any:
         ({"algorithm": "qdfedavgm", "compressor": Wide()}, "--compressor own:Wide: 8 decoded"),
         (
             {"attack": Everyone(peers=(3, 4))},
-            "--attack own:Everyone(fraction=None, peers=(3, 4)): 2 falsified messages of one number "
-            "must be ndarray (2, 1), not ndarray of float64 (6, 1)",
+            "--attack own:Everyone(fraction=None, peers=(3, 4)): 2 falsified messages of one "
+            "number must be ndarray (2, 1), not ndarray of float64 (6, 1)",
         ),
         (
             {"algorithm": "fedavg:fraction=0.34", "attack": Everyone(peers=(3, 4))},
