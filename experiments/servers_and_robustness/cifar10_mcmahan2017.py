@@ -4,11 +4,16 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017, Table 3: SGD on all images, FedSGD and FedAvg to 80, 82 and 85 %, with a network of a
 million parameters. Here it is LeNet with 64,102 parameters, and lower targets.
 
-Command, COST:
+Command, an hour and a half of a core:
 
     python -m experiments.servers_and_robustness.cifar10_mcmahan2017 --data-dir DIR --jobs 2
 
-Finding: FINDING
+Finding: with a smaller network and lower accuracies than published, the ratios are of the published
+size. To 55 % FedAvg takes 47 ± 4 rounds, FedSGD 833 ± 6, 17.8 times as many (published, 3,750 and
+280 to 80 %: 13.4), and SGD 2,430 ± 97 updates, 52 times as many (18,000: 64.3). To 45 % they are 27
+and 71 times as many. What follows ± is a standard error over three seeds. FedAvg saves rounds and
+not work: to 55 % SGD processes 0.24 million images, FedAvg 1.2, FedSGD 4.2. The rate of FedAvg,
+0.215, is the largest of its three; that of SGD is 0.1, that of FedSGD 0.215.
 
 Grid: CIFAR-10, 100 clients of 500 images, IID, ten of them in a round; LeNet, images cropped and
 mirrored. FedAvg takes five epochs in a round with batches of 50, as published, FedSGD one step with
@@ -144,17 +149,19 @@ def tabulate(seeds: pd.DataFrame) -> pd.DataFrame:
 
 def finding(table: pd.DataFrame) -> str:
     """Return the rounds of every method to the last target, in those of FedAvg, and published."""
-    last = _column(TARGETS[-1])
+    last, parts = _column(TARGETS[-1]), []
+    for row in table.to_dict("records"):
+        if np.isnan(row[last]):
+            parts.append(f"{row['case']} NOT in {row['rounds_run']:.0f} rounds")
+            continue
+        times = (
+            f", {row['times_fedavg']:.1f} times those of FedAvg (published, to 80 %: "
+            f"{row['published_times_fedavg']:.1f})"
+        )
+        parts.append(f"{row['case']} {row[last]:.0f} rounds{times * (row['case'] != 'FedAvg')}")
     return (
         f"LeNet in place of a network of a million parameters, to {TARGETS[-1]:.0%}: "
-        + "; ".join(
-            f"{row['case']} {row[last]:.0f} rounds, {row['times_fedavg']:.1f} times those of "
-            f"FedAvg (published, to 80 %: {row['published_times_fedavg']:.1f})"
-            if not np.isnan(row[last])
-            else f"{row['case']} NOT in {row['rounds_run']:.0f} rounds (best {row['best']:.1%})"
-            for row in table.to_dict("records")
-        )
-        + "."
+        f"{'; '.join(parts)}."
     )
 
 

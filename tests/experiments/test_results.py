@@ -28,6 +28,7 @@ from experiments.personal_layers import (
     vqa_modalities,
 )
 from experiments.servers_and_robustness import (
+    cifar10_mcmahan2017,
     client_fraction,
     cnn_mcmahan2017,
     fltrust_cnn,
@@ -105,6 +106,9 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
             "minus_float32_last_round": "minus_float32_last_round",
             "relative_squared_error": lambda rows: rows["relative_squared_error"].max(),
         },
+    ),
+    "cifar10_mcmahan2017": lambda seeds: common.with_intervals(
+        cifar10_mcmahan2017.tabulate(seeds), None
     ),
     "client_fraction": lambda seeds: common.with_intervals(client_fraction.tabulate(seeds), None),
     "cnn_mcmahan2017": lambda seeds: common.with_intervals(cnn_mcmahan2017.tabulate(seeds), None),
@@ -304,6 +308,7 @@ def test_intervals_are_those_of_students_t() -> None:
 
 PACKED = {
     "bits": ("mnist", "messages_and_graphs.bits"),
+    "cifar10_mcmahan2017": ("cifar10", "servers_and_robustness.cifar10_mcmahan2017"),
     "client_fraction": ("mnist", "servers_and_robustness.client_fraction"),
     "cnn_mcmahan2017": (
         "mnist", "servers_and_robustness.cnn_mcmahan2017", "--cases", "iid_e1_b50_c0.1",
