@@ -39,7 +39,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Other packages, whose lists of names would have to be fetched.
-    ("py:.*", r"(collections|np|numpy|pathlib|pd|scipy|torch)\..*"),
+    ("py:.*", r"(collections|networkx|np|numpy|pathlib|pd|scipy|torch)\..*"),
     ("py:class", "Module|NDArray|Path|Tensor|csr_array|partial"),
     # Aliases, and classes that annotations name without their module.
     (
