@@ -152,9 +152,8 @@ def text(published: list[Number]) -> str:
 
 def item(one: Number) -> str:
     """Return the item of a list for a number, and ours."""
-    unit = {"%": " %"}.get(one.unit, "")
     return (
-        f"- {one.source}, {one.table}, {one.row}, {one.quantity}: {relation(one)}{one.value}{unit} "
+        f"- {one.source}, {one.table}, {one.row}, {one.quantity}: {printed(one)} "
         f"{MARKS[one.confidence] or 'published'}, {shown(ours(one))} here"
     )
 
@@ -301,13 +300,12 @@ def verdict(one: Number, found: Measured | None) -> str:
 def line(one: Number, note: str) -> str:
     """Return the row of a number, with the name of its note."""
     found = ours(one)
-    unit = {"%": " %"}.get(one.unit, "")
     spread = f" ± {one.std} ({one.runs})" if one.std else ""
     mark = f", {MARKS[one.confidence]}" if MARKS[one.confidence] else ""
     cells = (
         one.row,
         one.quantity,
-        f"{relation(one)}{one.value}{unit}{spread}{mark}",
+        f"{printed(one)}{spread}{mark}",
         f"[{shown(found)}](_generated/lab-book/{Path(one.results).parent}.md)" if found else "",
         f"{allowed(one, found):.2g}" if found else "",
         verdict(one, found),
@@ -316,9 +314,10 @@ def line(one: Number, note: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def relation(one: Number) -> str:
-    """Return what a bound is called before its number."""
-    return {"=": "", "<=": "at most ", ">=": "at least "}[one.relation]
+def printed(one: Number) -> str:
+    """Return a published number with its unit, and what it bounds."""
+    bound = {"=": "", "<=": "at most ", ">=": "at least "}[one.relation]
+    return f"{bound}{one.value}{' %' if one.unit == '%' else ''}"
 
 
 def shown(found: Measured | None) -> str:

@@ -160,8 +160,8 @@ def finding(table: pd.DataFrame) -> str:
         )
         parts.append(f"{row['case']} {row[last]:.0f} rounds{times * (row['case'] != 'FedAvg')}")
     return (
-        f"LeNet in place of a network of a million parameters, to {TARGETS[-1]:.0%}: "
-        f"{'; '.join(parts)}."
+        "LeNet in place of a network of a million parameters, to "
+        f"{100 * TARGETS[-1]:.0f} %: {'; '.join(parts)}."
     )
 
 

@@ -17,6 +17,7 @@ from dfl.core.options import options
 from dfl.core.registry import flag
 from dfl.evaluation.goals import FALLING
 from dfl.simulation.components import registries
+from dfl.store.callbacks import FURTHER
 from tests.support.pages import DOCS, ROOT
 
 
@@ -113,3 +114,8 @@ def test_every_column_is_described(
     assert [name for name in run.rows.columns if f"| `{name}` |" not in of_run] == []
     assert [name for name in run.peers.columns if f"| `{name}` |" not in of_peers] == []
     assert [name for name in FALLING if f"| `{name}` |" not in of_run] == []
+
+
+def test_a_method_observes_no_column_that_is_described_for_other_runs() -> None:
+    described = {*runpy.run_path(str(DOCS / "columns.py"))["DESCRIBED"]}
+    assert described - {*FURTHER} == {"relative_squared_error"}  # which quantized methods observe

@@ -56,8 +56,8 @@ class FedAvg(Algorithm[State]):
     (Liang et al. 2020, Algorithm 1).
 
     The stragglers here are drawn from the clients of a round, and are dropped or do fewer epochs;
-    those of `--faults stragglers` are drawn apart, from all peers and with any method, and do a
-    given share of their steps, which the server waits for.
+    those of `--faults stragglers` are drawn independently of them, from all peers and with any
+    method. They do a given share of their steps, and the server waits for them.
 
     Attributes:
         fraction: C, the fraction of the peers that take part in a round, drawn in every round from
