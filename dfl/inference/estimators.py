@@ -8,6 +8,7 @@ times a mean over the sites.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from dfl.core.options import Count, Positive, require
 from dfl.core.registry import Registry
 from dfl.inference.exchange import Exchange, Graph
-from dfl.inference.likelihood import STEPS, bias, efficient, inverted, maximize, meat, settled
+from dfl.inference.likelihood import (
+    ROUNDED,
+    STEPS,
+    ascent,
+    bias,
+    efficient,
+    inverted,
+    is_maximum,
+    maximize,
+    meat,
+    settled,
+)
 from dfl.inference.models import Model, Site
 from dfl.inference.sites import Sites, Work
 
@@ -36,13 +48,16 @@ class Estimate(NamedTuple):
     Attributes:
         beta: (..., k, p); k is 1 where all sites have the same, else the sites of this rank.
         covariance: (..., k, p, p).
-        step: (..., k), the last step of Newton's method over the network, the largest of all
-            coefficients, in standard errors; None where there is no such method.
+        step: (..., k), a step of Newton's method over the network from the estimate, the largest of
+            all coefficients, in standard errors; None where there is no such method.
+        effective: (..., p), of each site of this rank, the fewest examples of another site for
+            which its own stand, infinite where it does not lead; None without tilting.
     """
 
     beta: Tensor
     covariance: Tensor
     step: Tensor | None = None
+    effective: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +104,18 @@ class Estimator(ABC):
             inverse = inverse @ unpack(middle) @ inverse
         return inverse / count
 
+    def _sums(self, sites: Sites, net: Exchange, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the means over sites of the efficient scores, of I_j, and of `_meat`, packed."""
+
+        def own(site: Site, theta: Tensor) -> Tensor:
+            scores, information, _ = efficient(sites.model, site, theta, sites.width)
+            return torch.cat([scores.sum(-2), pack(information), self._meat(scores)], -1)
+
+        p = sites.width
+        rows = net.mean(sites.each(own, theta), "profile scores and information")
+        score, packed, middle = rows.tensor_split((p, p + p * (p + 1) // 2), -1)
+        return score, unpack(packed), middle
+
 
 @ESTIMATORS.register("pooled")
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +125,9 @@ class Pooled(Estimator):
         γ_j = argmax L_j(β, γ),   β <- β + (sum_j I_j)^-1 sum_ij s_ij   until β stays
 
     It needs no example of another site, but a round per step: it is what the others are measured
-    by. Messages of few bits, and few gossip rounds, keep its steps from converging to 0; else
-    there is no estimate where they do not.
+    by. A step is halved where the likelihood falls more steeply after it than it rose before it.
+    Messages of few bits, and few gossip rounds, keep its steps from converging to 0, and none is
+    halved; else there is no estimate where they do not.
     """
 
     fitted_parts: ClassVar[int] = 0
@@ -110,30 +138,25 @@ class Pooled(Estimator):
         beta = theta.new_zeros(*theta.shape[:-2], 1, sites.width)
         if not sites.model.starts_at_zero:
             beta = net.mean(theta[..., : sites.width], "starting points")
+        step, done = torch.zeros_like(beta), torch.zeros(beta.shape[:-1], dtype=torch.bool)
+        gain = beta.new_full(done.shape, math.inf)
         for _ in range(STEPS):
-            theta = profiled(sites, beta, theta)
-            score, packed, middle = self._sums(sites, net, theta)
-            bread = unpack(packed)
-            step = solve(bread, score)
-            beta = beta + step
-            done = settled(step, net.count * score)
+            near = profiled(sites, beta, theta)
+            score, bread, middle = self._sums(sites, net, near)
+            slope = net.count * (score * step).sum(-1)
+            far = net.exact & ~done & step.any(-1) & (gain > ROUNDED**2) & ~(slope >= -gain)
+            theta = torch.where(far[..., None], theta, near)
+            step = torch.where(far[..., None], step / 2, ascent(bread, score))
+            beta = torch.where(far[..., None], beta - step, beta + step)
+            last, gain = gain, net.count * (score * step).sum(-1).abs()
+            gain = torch.where(far, last / 2, gain)
+            done = done | (settled(gain, last) & ~far)
             if net.everywhere(bool((done | step.isnan().any(-1)).all())):
                 break
         covariance = self._covariance(bread, middle, net.count)
-        last = (step.abs() / covariance.diagonal(dim1=-2, dim2=-1).sqrt()).amax(-1)
         known = done | (not net.exact)
-        return Estimate(torch.where(known[..., None], beta, float("nan")), covariance, last)
-
-    def _sums(self, sites: Sites, net: Exchange, theta: Tensor) -> Sequence[Tensor]:
-        """Return the means over sites of the efficient scores, I_j and `_meat`."""
-
-        def own(site: Site, theta: Tensor) -> Tensor:
-            scores, information, _ = efficient(sites.model, site, theta, sites.width)
-            return torch.cat([scores.sum(-2), pack(information), self._meat(scores)], -1)
-
-        p = sites.width
-        rows = net.mean(sites.each(own, theta), "profile scores and information")
-        return rows.tensor_split((p, p + p * (p + 1) // 2), -1)
+        beta = torch.where(known[..., None], beta, math.nan)
+        return Estimate(beta, covariance, in_errors(step, covariance))
 
 
 @ESTIMATORS.register("meta")
@@ -234,7 +257,8 @@ class Led(Estimator):
 
     Attributes:
         iterations: T; the next one starts at the solution of the last.
-        leads: the numbers of the leads, whose solutions are averaged; all where it is not given.
+        leads: the numbers of the leads, from 0 in the order of the sites, whose solutions are
+            averaged; every site where it is None, as only an object can have it.
     """
 
     iterations: Count = 1
@@ -262,13 +286,20 @@ class Led(Estimator):
             work: what a lead computes: its solution (..., p) and its information, in one row.
             tables: what it knows, as for `Sites.each`.
         """
+        rows = self._of_leads(sites, net, work, *tables)
+        mean = net.mean(rows, "solutions of the leads", self.leading(net))
+        return mean.tensor_split((sites.width,), -1)
+
+    def _of_leads(
+        self, sites: Sites, net: Exchange, work: Work, *tables: Tensor, otherwise: float = 0.0
+    ) -> Tensor:
+        """Return what the leads compute, as `Sites.each`, and a number for the other sites."""
         places = [k for k, site in enumerate(net.here) if site in self.leading(net)]
         chosen = torch.tensor(places, dtype=torch.int64)
         rows = sites.some(places).each(work, *(at_sites(table, chosen) for table in tables))
-        everyone = rows.new_zeros(*rows.shape[:-2], len(net.here), rows.shape[-1])
+        everyone = rows.new_full((*rows.shape[:-2], len(net.here), rows.shape[-1]), otherwise)
         everyone[..., chosen, :] = rows
-        mean = net.mean(everyone, "solutions of the leads", self.leading(net))
-        return mean.tensor_split((sites.width,), -1)
+        return everyone
 
 
 @ESTIMATORS.register("surrogate")
@@ -381,9 +412,19 @@ class TiltedScore(Led):
         def work(site: Site, start: Tensor, score: Tensor, own: Tensor, *every: Tensor) -> Tensor:
             return packed_root(tilted(sites, site, start, own, every, score), start)
 
+        def effective(site: Site, start: Tensor, own: Tensor, table: Tensor) -> Tensor:
+            gamma = table.unflatten(-1, (net.count, own.shape[-1]))
+            w = ratios(
+                sites.model, site.alone(), beside(start, gamma), beside(start, own[..., None, :])
+            )
+            return (w.sum(-1).square() / w.square().sum(-1)).amin(-1, keepdim=True)
+
         found = self._synthesis(sites, net, work, start, score / mean, theta[..., p:], table, n)
         bread = unpack(found[1]) * mean[..., None]
-        return Estimate(found[0], self._covariance(bread, middle, net.count))
+        few = self._of_leads(
+            sites, net, effective, start, theta[..., p:], table, otherwise=math.inf
+        )
+        return Estimate(found[0], self._covariance(bread, middle, net.count), None, few[..., 0])
 
 
 @ESTIMATORS.register("tilted_score_graph")
@@ -409,7 +450,9 @@ class GradientTracking(Estimator):
 
     g_j is the sum of the efficient scores of site j at its profiled γ_j, u_j follows the mean of
     all g_j, and M_j is the inverse of the mean information at the start, the meta-analysis (Di
-    Lorenzo, Scutari 2016; here with both averaged after the step).
+    Lorenzo, Scutari 2016; here with both averaged after the step). The covariance is that of
+    `pooled` at the last β_j, by one mean more, which shows as well how far the estimate is from
+    convergence.
 
     Attributes:
         step: η.
@@ -425,7 +468,7 @@ class GradientTracking(Estimator):
         """See `Estimator`."""
         assert isinstance(net, Graph)
         p, theta = sites.width, fits(sites)
-        start, information = Meta(covariance=self.covariance).average(sites, net, theta)
+        start, information = Meta().average(sites, net, theta)
         inverse = inverted(information)
         beta = start.beta.expand_as(theta[..., :p])
         last = torch.zeros_like(beta)
@@ -446,7 +489,15 @@ class GradientTracking(Estimator):
 
         begin = torch.cat([beta, last], -1)
         rows = net.gossip(begin, local, self.rounds, "estimates and tracked scores")
-        return Estimate(rows[..., :p], start.covariance)
+        beta = rows[..., :p]
+        score, bread, middle = self._sums(sites, net, profiled(sites, beta, theta))
+        covariance = self._covariance(bread, middle, net.count)
+        return Estimate(beta, covariance, in_errors(solve(bread, score), covariance))
+
+
+def in_errors(step: Tensor, covariance: Tensor) -> Tensor:
+    """Return the largest coordinate of a step (..., p) in standard errors, (...)."""
+    return (step.abs() / covariance.diagonal(dim1=-2, dim2=-1).sqrt()).amax(-1)
 
 
 def fits(sites: Sites) -> Tensor:
@@ -518,16 +569,12 @@ def tilted(
     gamma = table.unflatten(-1, (n.shape[-1], own.shape[-1]))
     share = n / n.sum(-1, keepdim=True)  # n_j / N
 
-    def at_all(beta: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes((*beta.shape[:-1], 1), gamma.shape[:-1])
-        return torch.cat([beta[..., None, :].expand(*shape, p), gamma.expand(*shape, -1)], -1)
-
-    here = torch.cat([start.expand(*own.shape[:-1], p), own], -1)
-    weights = ratios(model, lead, at_all(start), here[..., None, :])
-    slope = efficient(model, lead, at_all(start), p, weights).slope
+    there = beside(start, gamma)
+    weights = ratios(model, lead, there, beside(start, own[..., None, :]))
+    slope = efficient(model, lead, there, p, weights).slope
 
     def total(beta: Tensor) -> tuple[Tensor, Tensor]:
-        theta = at_all(beta)
+        theta = beside(beta, gamma)
         each = torch.einsum("...n,...nd->...d", weights, model.score(lead, theta)) / site.n
         hessian = model.hessian(lead, theta, weights)[..., :p] / site.n
         value = each[..., :p] - product(slope, each[..., p:])
@@ -546,6 +593,13 @@ def tilted(
     return equation
 
 
+def beside(beta: Tensor, gamma: Tensor) -> Tensor:
+    """Return θ (..., K, p + q) of one β (..., p) and the γ_j of K sites, (..., K, q)."""
+    shape = torch.broadcast_shapes((*beta.shape[:-1], 1), gamma.shape[:-1])
+    at_each = beta[..., None, :].expand(*shape, beta.shape[-1])
+    return torch.cat([at_each, gamma.expand(*shape, -1)], -1)
+
+
 def ratios(model: Model, site: Site, theta: Tensor, own: Tensor) -> Tensor:
     """Return the density ratios w_ij = f(x_i; θ_j) / f(x_i; own θ), (..., K, n)."""
     return (model.log_density(site, theta) - model.log_density(site, own)).exp()
@@ -558,14 +612,16 @@ def packed_root(equation: Equation, point: Tensor) -> Tensor:
     """
     point = point.expand_as(equation(point)[0])
     done = torch.zeros(point.shape[:-1], dtype=torch.bool)
+    gain = point.new_full(done.shape, math.inf)
     for _ in range(STEPS):
         value, steep = equation(point)
         step = solve(steep, value)
         point = torch.where(done[..., None], point, point + step)
-        done = done | settled(step, value)
+        last, gain = gain, (step * value).sum(-1).abs()
+        done = done | settled(gain, last)
         if (done | step.isnan().any(-1)).all():
             break
-    point = torch.where(done[..., None], point, float("nan"))
+    point = torch.where(done[..., None], point, math.nan)
     return torch.cat([point, pack(equation(point)[1])], -1)
 
 
@@ -573,8 +629,7 @@ def maxima(roots: Tensor, p: int) -> Tensor:
     """Return what `packed_root` returns of a likelihood's score in p parameters; NaN where the root
     is no maximum, so that the negative Hessian is not positive definite.
     """
-    failed = torch.linalg.cholesky_ex(unpack(roots[..., p:]))[1] != 0
-    return roots.masked_fill(failed[..., None], float("nan"))
+    return torch.where(is_maximum(unpack(roots[..., p:]))[..., None], roots, math.nan)
 
 
 def solve(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Exchange(ABC):
     Attributes:
         network: the network.
         t: the next round.
-        gap: the relative difference between peers after the last mean, in the numbers that were
+        gap: the largest relative difference between peers after a mean, in the numbers that were
             not all 0 before it; 0 with a centre.
         revealed: what every site revealed, by name.
     """
@@ -249,12 +249,11 @@ class Graph(Exchange):
         for _ in range(MOST_ROUNDS if rounds is None else rounds):
             state = method.round(state, _as_task(change), self._net())
             self._end_round()
-            if rounds is None:
-                self.gap = self._gap(state.x, scale)
-                if not self.gap > AGREED:
-                    break
-        self.gap = self._gap(state.x, scale)
-        if not math.isfinite(self.gap):
+            if rounds is None and not self._gap(state.x, scale) > AGREED:
+                break
+        gap = self._gap(state.x, scale)
+        self.gap = max(self.gap, gap)
+        if not math.isfinite(gap):
             raise NoConsensusError(
                 f"{what}: consensus diverges: give messages more bits, or choose another graph"
             )

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,14 +24,22 @@ from dfl.core.isolation import isolated
 from dfl.core.layout import Layout
 from dfl.core.options import options
 from dfl.core.parse import shown
-from dfl.core.registry import Registry, choose, choose_several, own, split_specs
+from dfl.core.registry import Registry, choose, choose_several, flag, own, split_specs
 from dfl.environment.clock import Clock
 from dfl.environment.faults import FAULTS, Leave
 from dfl.environment.link_models import LINK_MODELS
-from dfl.inference.estimators import ESTIMATORS, Estimate, Estimator
+from dfl.inference.estimators import ESTIMATORS, Estimate, Estimator, Led
 from dfl.inference.exchange import Centre, Exchange, Graph, NoConsensusError
-from dfl.inference.frames import Columns, Examples, all_sites, examples_of, parts_of, site_of
-from dfl.inference.likelihood import efficient, maximize
+from dfl.inference.frames import (
+    Columns,
+    Examples,
+    all_sites,
+    error_column,
+    examples_of,
+    parts_of,
+    site_of,
+)
+from dfl.inference.likelihood import efficient, inverted, is_maximum, maximize
 from dfl.inference.models import MODELS, Model
 from dfl.inference.separation import separated
 from dfl.inference.sites import Separate
@@ -129,6 +136,10 @@ def fit(
         topology=topology, mixing=mixing, gossip_rounds=gossip_rounds, bits=bits,
         compressor=compressor, faults=faults, links=links, seed=seed,
     )  # fmt: skip
+    for name, option in options(Messaging).items():
+        option.check(flag(name), getattr(messaging, name))
+    if not isinstance(intercept, bool):
+        raise InputError(f"--intercept must be true or false, not {shown(intercept)}")
     estimator = component("--estimator", estimator, ESTIMATORS, Estimator)
     model = component("--model", model, MODELS, Model)
     _check_fitting(estimator, model, messaging)
@@ -180,8 +191,10 @@ def _check_fitting(estimator: Estimator, model: Model, messaging: Messaging) -> 
         raise InputError(
             f"--gossip-rounds {messaging.gossip_rounds} needs a graph: give --topology"
         )
+    if messaging.topology is None and messaging.mixing != Messaging.mixing:
+        raise InputError(f"--mixing {messaging.mixing} needs a graph: give --topology")
     rounds = messaging.gossip_rounds
-    if rounds is not None and not (isinstance(rounds, Integral) and 1 <= rounds < 2**31):
+    if rounds is not None and not 1 <= rounds < 2**31:
         raise InputError(f"--gossip-rounds must be a whole number from 1, not {shown(rounds)}")
     if messaging.bits is not None and messaging.compressor is not None:
         raise InputError(
@@ -231,15 +244,31 @@ def _fit(
     sites = _scatter(root, columns, model, layout, world)
     net = _exchange(messaging, layout, world)
     try:
-        params, covariance, step = _agreed(estimator.estimate(sites, net), world)
+        estimate = estimator.estimate(sites, net)
+        params, covariance, step = _agreed(estimate, world)
     except NoConsensusError as error:
         world.from_root(partial(_explain, root, estimator, model, str(error)))
         raise
-    if not (np.isfinite(params).all() and (np.diagonal(covariance) > 0).all()):
-        line = "its equation has no solution: choose another estimator or lead, more bits or rounds"
-        line = f"--estimator {_spec(estimator)}: {line}"
+    if not (np.isfinite(params).all() and is_maximum(torch.from_numpy(covariance))):
+        line = f"--estimator {_spec(estimator)}: its equation has no solution: choose "
+        line += _remedies(estimator, messaging)
         world.from_root(partial(_explain, root, estimator, model, line))
-    return _result(common, columns, (model, estimator), (params, covariance, step), sites, net)
+    result = _result(common, columns, (model, estimator), (params, covariance, step), sites, net)
+    if estimate.effective is None:
+        return result
+    return replace(result, effective=float(world.all_gather(estimate.effective.numpy()).min()))
+
+
+def _remedies(estimator: Estimator, messaging: Messaging) -> str:
+    """Return what to choose where an estimator has no solution."""
+    remedies = ["another estimator"]
+    if isinstance(estimator, Led):
+        remedies.append("another lead")
+    if messaging.bits is not None or messaging.compressor is not None:
+        remedies.append("more bits")
+    if messaging.gossip_rounds is not None:
+        remedies.append("more gossip rounds")
+    return " or ".join(remedies)
 
 
 def _scatter(
@@ -392,14 +421,12 @@ def _result(
     def each(site: Any) -> Tensor:
         theta = maximize(model, site, model.start(site))
         information = efficient(model, site, theta, p).information
-        errors = torch.linalg.pinv(information.nan_to_num()).diagonal().sqrt()
-        return torch.cat([theta[:p], torch.where(theta[:p].isnan(), theta[:p], errors)])
+        return torch.cat([theta[:p], inverted(information).diagonal().sqrt()])
 
     own = world.all_gather(sites.each(each).numpy())
     table = pd.DataFrame({"site": common["names"], "n": common["sizes"]})
     for k, name in enumerate(names):
-        table[name] = own[:, k]
-        table[f"{name} standard error"] = own[:, p + k]
+        table[name], table[error_column(name)] = own[:, k], own[:, p + k]
     sent = world.all_gather(np.stack([traffic.payload, traffic.downloaded], 1))
     counts = world.all_gather(
         np.array([[*(r.bytes for r in net.revealed.values()), traffic.lost]], np.int64)

@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,11 @@ Floats = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
 
 
+def error_column(covariate: str) -> str:
+    """Return the column of a coefficient's standard errors in the table of sites."""
+    return f"{covariate} standard error"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """The columns of a frame that are used.
@@ -67,12 +73,20 @@ class Columns:
         if not self.covariates:
             raise InputError("--covariates is missing: give the columns of one or more covariates")
         seen: set[str] = set()
-        for flag, name in self.roles:
+        for flag, name in [("--outcome", self.outcome), ("--sites", self.site), *self.roles]:
             if not isinstance(name, str):
                 raise InputError(f"{flag} must be the name of a column, not {shown(name)}")
+        for flag, name in self.roles:
             if name in seen:
                 raise InputError(f"{flag} {shown(name)} has a part already: use a column once")
             seen.add(name)
+        taken = ["site", "n", *map(error_column, self.covariates)]
+        for name in self.covariates:
+            if name in taken:
+                raise InputError(
+                    f"--covariates {shown(name)}: the table of sites has another column of that "
+                    "name: rename it"
+                )
 
     @property
     def roles(self) -> list[tuple[str, str]]:
@@ -96,7 +110,8 @@ class Examples:
     """The examples of all sites, on rank 0.
 
     Attributes:
-        names: the sites, sorted: by value where all are numbers.
+        names: the sites, sorted: by value where all are finite numbers. Their numbers, as those of
+            leads, are in this order.
         sites: the arrays of each, by the fields of `Site`.
         columns: what they are.
     """
@@ -236,10 +251,19 @@ def _labels(frame: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], list[s
         raise InputError(f"--sites {column}: {_row(frame, missing)} names no site")
     names, label = np.unique(texts.astype(str), return_inverse=True)
     order = np.arange(len(names))
-    if all(name.isascii() and name.isdigit() for name in names):
-        digits = [name.lstrip("0") for name in names]
-        order = np.array(sorted(order, key=lambda k: (len(digits[k]), digits[k])))
+    numbers = _decimals(names.tolist())
+    if numbers is not None:
+        order = np.array(sorted(order, key=numbers.__getitem__))
     return np.argsort(order)[label].astype(np.int64), [str(name) for name in names[order]]
+
+
+def _decimals(texts: Sequence[str]) -> list[Decimal] | None:
+    """Return texts as numbers; None where one of them is no finite number."""
+    try:
+        numbers = [Decimal(text) for text in texts]
+    except InvalidOperation:
+        return None
+    return numbers if all(number.is_finite() for number in numbers) else None
 
 
 def _numbers(frame: pd.DataFrame, column: str) -> Floats:
@@ -343,14 +367,18 @@ def parts_of(examples: Examples, parts: int) -> Iterator[tuple[str, Arrays]]:
 
 
 def all_sites(examples: Examples) -> tuple[Arrays, list[str]]:
-    """Return the examples of all sites, with columns z of every site's own, and all columns."""
+    """Return the examples of all sites, with columns z of every site's own and the number of the
+    site as `stratum`, and all columns.
+    """
     own = [each["z"] for each in examples.sites]
     ends = np.cumsum([0, *(len(z) for z in own)])
     q = own[0].shape[1]
     z = np.zeros((ends[-1], q * len(own)))
     for k, each in enumerate(own):
         z[ends[k] : ends[k + 1], q * k : q * (k + 1)] = each
-    arrays = {name: np.concatenate([each[name] for each in examples.sites]) for name in ("x", "y")}
+    kept = examples.sites[0].keys() - {"z", "offset"}
+    arrays: Arrays = {name: np.concatenate([e[name] for e in examples.sites]) for name in kept}
+    arrays["stratum"] = np.repeat(np.arange(len(own)), [len(z) for z in own])
     columns = examples.columns
     names = [f"{each} of site {name}" for name in examples.names for each in columns.own_names]
     return arrays | {"z": z}, [*columns.covariates, *names]

@@ -22,6 +22,14 @@ HALVINGS = 40
 """The most times that a step is halved because the likelihood would fall."""
 TOLERANCE = 1e-10
 """The step at which Newton's method is done, in standard errors: the next is about its square."""
+ROUNDED = 1e-6
+"""The step, in standard errors, at which it is done as well where rounding keeps steps from
+becoming smaller.
+"""
+SINGULAR = 1e-14
+"""The smallest eigenvalue of an information in units of its diagonal, below which it is singular
+but for rounding.
+"""
 
 
 class Efficient(NamedTuple):
@@ -55,11 +63,11 @@ def maximize(model: Model, site: Site, theta: Tensor, first: int = 0) -> Tensor:
         return theta
     done = torch.zeros(theta.shape[:-1], dtype=torch.bool)
     value = model.log_density(site, theta).sum(-1)
+    gain = torch.full_like(value, math.inf)
     for _ in range(STEPS):
         gradient = model.score(site, theta).sum(-2)[..., first:]
         information = -model.hessian(site, theta)[..., first:, first:]
-        step, failed = torch.linalg.solve_ex(information, gradient)
-        step = torch.where((failed > 0)[..., None], math.nan, step)
+        step = ascent(information, gradient)
         full = torch.nn.functional.pad(step, (first, 0))
         scale = (~done).to(theta)
         best = theta + scale[..., None] * full
@@ -73,18 +81,66 @@ def maximize(model: Model, site: Site, theta: Tensor, first: int = 0) -> Tensor:
             new = model.log_density(site, best).sum(-1)
         theta = torch.where(done[..., None], theta, best)
         value = torch.where(done, value, new)
-        done = done | settled(step, gradient) | step.isnan().any(-1)
+        last, gain = gain, (step * gradient).sum(-1).abs()
+        done = done | settled(gain, last) | step.isnan().any(-1)
         if done.all():
             break
-    return torch.where(done[..., None], theta, math.nan)
+    found = done & is_maximum(-model.hessian(site, theta)[..., first:, first:])
+    return torch.where(found[..., None], theta, math.nan)
 
 
-def settled(step: Tensor, gradient: Tensor) -> Tensor:
-    """Return whether a step (..., d) of Newton's method up a log likelihood is its last, (...).
+def ascent(information: Tensor, gradient: Tensor) -> Tensor:
+    """Return the step of Newton's method up a log likelihood, (..., d).
 
-    Its length in standard errors is the square root of step'gradient, whatever the units are.
+    Where the information is not positive definite, far from a maximum, its eigenvalues are taken
+    by their absolute values, in units of its diagonal, so that the step leads up.
+
+    Args:
+        information: (..., d, d), minus the Hessian.
+        gradient: (..., d).
+
+    Returns:
+        (..., d); NaN where the information is singular, or not finite.
     """
-    return (step * gradient).sum(-1).abs() <= TOLERANCE**2
+    step, failed = torch.linalg.solve_ex(information, gradient)
+    step = torch.where((failed > 0)[..., None], math.nan, step)
+    indefinite = torch.linalg.cholesky_ex(information)[1] > 0
+    usable = indefinite & information.isfinite().all(-1).all(-1) & step.isfinite().all(-1)
+    if not usable.any():
+        return step
+    scaled, size = _by_diagonal(information[usable])
+    values, vectors = torch.linalg.eigh(scaled)
+    rotated = vectors.mT @ (gradient.expand_as(step)[usable] / size)[..., None]
+    step[usable] = (vectors @ (rotated / values.abs()[..., None]))[..., 0] / size
+    return step
+
+
+def is_maximum(information: Tensor) -> Tensor:
+    """Return whether minus a Hessian (..., d, d) is positive definite beyond rounding, (...)."""
+    finite = information.isfinite().all(-1).all(-1)
+    scaled, _ = _by_diagonal(torch.where(finite[..., None, None], information, 0.0))
+    positive = (information.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+    found: Tensor = finite & positive & (torch.linalg.eigvalsh(scaled)[..., 0] > SINGULAR)
+    return found
+
+
+def _by_diagonal(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a matrix (..., d, d) in units of the roots of its diagonal, and these, (..., d)."""
+    size = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    size = torch.where(size > 0, size, 1.0)
+    return matrix / size[..., :, None] / size[..., None, :], size
+
+
+def settled(gain: Tensor, last: Tensor) -> Tensor:
+    """Return whether steps of Newton's method up a log likelihood are the last, (...).
+
+    Args:
+        gain: (...), |step'gradient|, the square of the length of a step in standard errors,
+            whatever the units are.
+        last: (...), that of the step before. Where rounding keeps steps from becoming smaller, a
+            short one is the last.
+    """
+    return (gain <= TOLERANCE**2) | (gain <= ROUNDED**2) & (gain >= last)
 
 
 def efficient(

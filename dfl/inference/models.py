@@ -12,8 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
 
+from dfl.core.errors import InputError
+from dfl.core.options import require
+from dfl.core.parse import shown
 from dfl.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,6 +30,9 @@ else:
 
 MODELS: Registry[type[Model]] = Registry("model", "dfl.inference.models")
 """Name -> frozen dataclass whose fields are the model's options."""
+
+ROUNDING = 1e-13
+"""The rounding of a variance that is a difference of two numbers, relative to the first."""
 
 LogDensity = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Tensor"]
 """log_density(y, x, beta, gamma) of one example: y (), x (p,), beta (p,) and gamma (q,) give ()."""
@@ -196,8 +203,8 @@ class Logistic(Linear):
         return y * eta - torch.nn.functional.softplus(eta)
 
     def slope(self, y: Tensor, eta: Tensor) -> Tensor:
-        """Return y - π."""
-        return y - torch.sigmoid(eta)
+        """Return y - π, as y (1 - π) - (1 - y) π, which does not round to 0 where π is near 1."""
+        return y * torch.sigmoid(-eta) - (1 - y) * torch.sigmoid(eta)
 
     def curvature(self, y: Tensor, eta: Tensor) -> Tensor:
         """Return -π (1 - π)."""
@@ -340,27 +347,36 @@ class Cox(Model):
         Each is nearly independent of the others, as a sandwich needs (Lin, Wei 1989).
         """
         assert site.event is not None
+        design = _centred(site)
         mean, _ = self._moments(site, theta)
         eta = _predictor(site, theta)
         hazard = (eta - eta.amax(-1, keepdim=True)).exp()[..., None]
         steps = site.event[..., None] / self._at_risk(site, hazard)
         sums = self._until(site, torch.cat([steps, steps * mean], -1))
-        expected = hazard * (site.design * sums[..., :1] - sums[..., 1:])
-        return site.event[..., None] * (site.design - mean) - expected
+        expected = hazard * (design * sums[..., :1] - sums[..., 1:])
+        return site.event[..., None] * (design - mean) - expected
 
     def hessian(self, site: Site, theta: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return minus the sum over events of the covariance of D over those at risk."""
+        """Return minus the sum over events of the covariance of D over those at risk.
+
+        A variance within rounding of 0 is 0: where covariates order the times, all variances tend
+        to 0, and the likelihood has no maximum.
+        """
         assert site.event is not None
         mean, square = self._moments(site, theta)
         covariance = square - mean[..., :, None] * mean[..., None, :]
+        known = covariance.diagonal(dim1=-2, dim2=-1) > ROUNDING * square.diagonal(dim1=-2, dim2=-1)
+        covariance = covariance * (known[..., :, None] & known[..., None, :])
         w = site.event if weights is None else site.event * weights
         return -torch.einsum("...n,...nde->...de", w, covariance)
 
     def _moments(self, site: Site, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means of D and of DD' over those at risk at each time."""
+        """Return the means of D and of DD' over those at risk at each time; of D less its mean over
+        the site, on which neither score nor Hessian depends but for rounding.
+        """
         eta = _predictor(site, theta)
         hazard = (eta - eta.amax(-1, keepdim=True)).exp()[..., None]
-        design, d = site.design, site.design.shape[-1]
+        design, d = _centred(site), site.design.shape[-1]
         products = (design[..., :, None] * design[..., None, :]).flatten(-2)
         sums = self._at_risk(site, torch.cat([hazard, hazard * design, hazard * products], -1))
         means = sums[..., 1:] / sums[..., :1]
@@ -405,6 +421,15 @@ class Density(Model):
     log_density_of: LogDensity
     own: int = 0
 
+    def __post_init__(self) -> None:
+        if not callable(self.log_density_of):
+            raise InputError(
+                "Density: log_density_of must be a function of (y, x, beta, gamma), not "
+                f"{shown(self.log_density_of)}"
+            )
+        whole = isinstance(self.own, Integral) and not isinstance(self.own, bool)
+        require(whole and self.own >= 0, "Density: own", "a whole number from 0", self.own)
+
     def nuisances(self, site: Site) -> int:
         """Return q."""
         return self.own
@@ -428,7 +453,12 @@ class Density(Model):
 
     def _of_theta(self, y: Tensor, x: Tensor, theta: Tensor) -> Tensor:
         p = x.shape[-1]
-        value: Tensor = self.log_density_of(y, x, theta[:p], theta[p:])
+        value = self.log_density_of(y, x, theta[:p], theta[p:])
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "no tensor"
+            raise InputError(
+                f"Density: log_density_of must return a tensor of shape (), not {what}"
+            )
         return value
 
     def _each(self, function: Callable[..., Tensor], site: Site, theta: Tensor) -> Tensor:
@@ -440,6 +470,11 @@ class Density(Model):
         values: Tensor = torch.func.vmap(function)(y, x, each)
         found: Tensor = values.reshape(*shape, *values.shape[1:])
         return found
+
+
+def _centred(site: Site) -> Tensor:
+    """Return D less its mean over the site, (..., n, d)."""
+    return site.design - site.design.mean(-2, keepdim=True)
 
 
 def _predictor(site: Site, theta: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +19,16 @@ from dfl.core.parse import nearest, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+FEW = 20.0
+"""The effective examples of a lead below which the result has a note."""
 WIDTH = 78
 """Characters of a line of the summary."""
+
+
+def _number(value: Any, decimals: int) -> str:
+    """Return a number of the summary: with decimals, or three digits where these are too few."""
+    plain = value == 0 or not np.isfinite(value) or 1e-4 <= abs(value) < 1e4
+    return f"{value:.{decimals}f}" if plain else f"{value:.3g}"
 
 
 class WaldTest(NamedTuple):
@@ -50,9 +60,11 @@ class Result:
         traffic: a row per site: bytes sent and, from a centre, received.
         model, estimator: their specs.
         outcome: the column.
-        gap: the largest relative difference between sites in the last mean over a graph.
-        step: the last step of Newton's method of `pooled`, in standard errors: not near 0 where
-            messages of few bits, or few gossip rounds, keep it from converging.
+        gap: the largest relative difference between sites after a mean over a graph.
+        step: a step of Newton's method from the estimate of `pooled` or `gradient_tracking`, in
+            standard errors: not near 0 where few bits or few rounds keep it from converging.
+        effective: where a lead's examples are tilted, the fewest of another site for which they
+            stand, (sum_i w_i)² / sum_i w_i²; else infinite. It crosses in no message.
         lost: messages that were lost.
         rounded: whether messages to a centre were rounded by a compressor.
         seconds: simulated time, NaN without link model.
@@ -68,6 +80,7 @@ class Result:
     outcome: str
     gap: float = 0.0
     step: float = 0.0
+    effective: float = math.inf
     lost: int = 0
     rounded: bool = False
     seconds: float = float("nan")
@@ -89,7 +102,7 @@ class Result:
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return the Wald intervals of coverage 1 - alpha, a row per coefficient."""
-        if not 0 < alpha < 1:
+        if not (isinstance(alpha, Real) and 0 < alpha < 1):
             raise InputError(f"alpha must be above 0 and below 1, not {shown(alpha)}")
         half = ndtri(1 - alpha / 2) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
@@ -97,6 +110,11 @@ class Result:
     def wald_test(self, covariates: Sequence[str] | None = None) -> WaldTest:
         """Test that the coefficients of some covariates, or of all, are 0."""
         names = list(self.params.index if covariates is None else covariates)
+        if isinstance(covariates, str) or not names or len(set(names)) < len(names):
+            raise InputError(
+                f"covariates must be a list of different ones of {', '.join(self.params.index)}, "
+                f"not {shown(covariates)}"
+            )
         for name in names:
             if name not in self.params.index:
                 raise InputError(
@@ -146,9 +164,9 @@ class Result:
             name = str(row.covariate)
             rows += [name] * (len(name) > 16)
             rows.append(
-                f"{name if len(name) <= 16 else '':<16}{row.estimate:>10.4f}"
-                f"{row.standard_error:>11.4f}{row.z:>11.3f}{row.p:>10.3f}{row.low:>10.3f}"
-                f"{row.high:>10.3f}"
+                f"{name if len(name) <= 16 else '':<16}{_number(row.estimate, 4):>10}"
+                f"{_number(row.standard_error, 4):>11}{_number(row.z, 3):>11}{row.p:>10.3f}"
+                f"{_number(row.low, 3):>10}{_number(row.high, 3):>10}"
             )
         wanted = (
             f"{'Every site revealed':<36}{'numbers':>8}{'times':>7}{'rounds':>8}{'bytes, all':>19}"
@@ -171,8 +189,14 @@ class Result:
             )
         if self.step > 1e-6:
             notes.append(
-                f"Newton's method has not converged: its last step was {self.step:.1e} standard "
-                "errors. More bits, or more gossip rounds, let it converge."
+                "The estimate has not converged: a step of Newton's method from it is "
+                f"{self.step:.1e} standard errors. More bits, or more rounds, let it converge."
+            )
+        if self.effective < FEW:
+            notes.append(
+                f"The examples of a lead stand for {self.effective:.3g} of another site, which is "
+                "far from it: the estimate may be far from that of all examples, and its standard "
+                "errors wrong. Compare meta or pooled."
             )
         if self.rounded:
             notes.append("Standard errors do not contain the rounding of messages.")

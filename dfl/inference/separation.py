@@ -8,42 +8,80 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.inference.models import Logistic, Model
+from dfl.inference.models import Cox, Logistic, Model, Poisson
 
 Floats = NDArray[np.float64]
+
+MOST_PAIRS = 100_000
+"""The most pairs of an event and one at risk in which a column that orders times is looked for."""
 
 
 def separated(model: Model, arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> str | None:
     """Return the column that separates the outcomes, or has most part in it; None where none does.
 
-    A direction b with s_i D_i b >= 0 for all examples and > 0 for some, where s_i is 1 for y = 1
-    and -1 for y = 0, is found by a linear program (Konis 2007): maximize sum_i s_i D_i b over
-    |b_k| <= 1.
+    A direction b in which the likelihood of no example falls, and that of some rises, for ever, is
+    found by a linear program (Konis 2007): maximize sum_i D_i b over D_i b >= 0 for all i and
+    |b_k| <= 1, with the rows D_i of `_rows`. The columns of z are tried alone first, then each of x
+    with them.
 
     Args:
-        model: the model; only outcomes of two kinds are separated.
+        model: the model; outcomes of others than `_rows` names are not separated.
         arrays: the examples of a site.
         names: the columns of (x, z).
     """
-    if not isinstance(model, Logistic):
+    found = _rows(model, arrays)
+    if found is None:
         return None
-    p = arrays["x"].shape[1]
+    p, d = int(arrays["x"].shape[1]), found[0].shape[1]
+
+    rows, fixed = found
+
+    def weights(columns: Sequence[int]) -> Floats | None:
+        return _weights(rows[:, list(columns)], fixed[:, list(columns)])
+
+    own = range(p, d)
+    if (alone := weights(own)) is not None:
+        return names[p + int(np.argmax(alone))]
     for k in range(p):
-        if _weights(arrays["x"][:, k : k + 1], arrays["z"], arrays["y"]) is not None:
+        if weights([k, *own]) is not None:
             return names[k]
-    found = _weights(arrays["x"], arrays["z"], arrays["y"])
-    return None if found is None else names[int(np.argmax(found))]
+    together = weights(range(d))
+    return None if together is None else names[int(np.argmax(together))]
 
 
-def _weights(x: Floats, z: Floats, y: Floats) -> Floats | None:
+def _rows(model: Model, arrays: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats] | None:
+    """Return the rows D_i of directions that separate, and rows that are 0 in them; None where the
+    outcomes of the model are never separated.
+
+    Of (x, z): for logistic regression with the sign of the outcome; for counts those of outcome 0,
+    with a minus, as those of other outcomes are 0; for times the differences between an event and
+    those at risk at its time, of the same `stratum` where there are several.
+    """
+    design = np.concatenate([arrays["x"], arrays["z"]], 1)
+    size = np.abs(design).max(0)
+    design, y = design / np.where(size > 0, size, 1), arrays["y"]
+    if isinstance(model, Logistic):
+        return (2 * y - 1)[:, None] * design, design[:0]
+    if isinstance(model, Poisson):
+        return -design[y == 0], design[y > 0]
+    if isinstance(model, Cox):
+        events, stratum = np.flatnonzero(arrays["event"]), arrays.get("stratum", np.zeros(len(y)))
+        pairs = [design[i] - design[(y >= y[i]) & (stratum == stratum[i])] for i in events]
+        if sum(map(len, pairs)) <= MOST_PAIRS:
+            return np.concatenate(pairs), design[:0]
+    return None
+
+
+def _weights(rows: Floats, fixed: Floats) -> Floats | None:
     """Return the size of each column's part in a direction that separates; None without one."""
     from scipy.optimize import linprog
 
-    design = np.concatenate([x, z], 1)
-    size = np.abs(design).max(0)
-    signed = (2 * y - 1)[:, None] * design / np.where(size > 0, size, 1)
-    found = linprog(-signed.sum(0), A_ub=-signed, b_ub=np.zeros(len(signed)), bounds=(-1, 1))
+    if not rows.size:
+        return None
+    equal = (fixed, np.zeros(len(fixed))) if len(fixed) else (None, None)
+    found = linprog(-rows.sum(0), -rows, np.zeros(len(rows)), *equal, bounds=(-1, 1))
     if found.status != 0 or found.fun > -1e-9:
         return None
-    sizes: Floats = np.abs(found.x) * np.ptp(np.abs(signed) * np.sign(design), axis=0)
+    every = np.concatenate([np.abs(rows), np.abs(fixed)])
+    sizes: Floats = np.abs(found.x) * np.ptp(every, axis=0)
     return sizes

@@ -52,8 +52,27 @@ def test_a_result_refuses_what_it_lacks() -> None:
     found = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta")
     with pytest.raises(InputError, match="alpha"):
         found.conf_int(1.5)
+    with pytest.raises(InputError, match="alpha"):
+        found.conf_int("0.05")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="'agee'"):
         found.wald_test(["agee"])
+    for given in ("age", [], ["age", "age"]):
+        with pytest.raises(InputError, match="covariates must be a list of different ones"):
+            found.wald_test(given)
+
+
+def test_the_summary_has_digits_of_numbers_of_every_size() -> None:
+    """As of a covariate in units of a billion, or of a ten-millionth."""
+    scales = {"age": 1e9, "dose": 1e-7}
+    table = frame().assign(**{name: frame()[name] * size for name, size in scales.items()})
+    plain = dfl.inference.fit(frame(), **ARGUMENTS, estimator="meta")
+    found = dfl.inference.fit(table, **ARGUMENTS, estimator="meta")
+    lines = {line.split()[0]: line.split() for line in found.summary().splitlines() if line}
+    for name, size in scales.items():
+        low, high = plain.conf_int().loc[name] / size
+        expected = [plain.params[name] / size, plain.bse[name] / size, plain.zvalues[name]]
+        shown = np.array(lines[name][1:], float)[[0, 1, 2, 4, 5]]
+        np.testing.assert_allclose(shown, np.array([*expected, low, high], float), rtol=5e-3)
 
 
 def test_the_result_states_what_was_revealed_and_the_sites() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dfl.core.errors import InputError
 from dfl.inference.fitting import fit
 from dfl.inference.frames import Columns, examples_of, read_csv
-from dfl.inference.models import MODELS
+from dfl.inference.models import MODELS, Density
 
 ROWS = [
     "a,1,0.5,-0.2,3", "a,0,-0.3,0.8,1", "a,1,1.2,0.1,2", "a,0,0.4,-0.9,5", "a,1,-0.8,0.6,1",
@@ -225,6 +225,14 @@ def test_a_frame_that_cannot_be_used_is_refused(change: object, named: str) -> N
             ["--faults stragglers:fraction=0.5"],
         ),
         ({"links": "carrier_pigeon"}, ["--links", "'carrier_pigeon'"]),
+        ({"outcome": None}, ["--outcome", "None"]),
+        ({"site": None}, ["--sites", "None"]),
+        ({"intercept": "no"}, ["--intercept", "'no'"]),
+        ({"topology": 5}, ["--topology", "5"]),
+        ({"topology": "ring", "mixing": None}, ["--mixing", "None"]),
+        ({"faults": None}, ["--faults", "None"]),
+        ({"seed": 1.5}, ["--seed", "1.5"]),
+        ({"mixing": "uniform"}, ["--mixing", "uniform", "--topology"]),
     ],
 )
 def test_a_bad_argument_is_refused_by_its_flag(given: dict[str, object], named: list[str]) -> None:
@@ -250,6 +258,40 @@ def test_pooled_needs_no_estimate_of_every_site() -> None:
 def test_a_column_of_another_kind_than_its_text_is_not_known() -> None:
     with pytest.raises(InputError, match="--covariates: no column '0'"):
         fit(frame_of().rename(columns={"x": 0}), outcome="y", covariates=["0"], site="site")
+
+
+@pytest.mark.parametrize("name", ["n", "x standard error"])
+def test_a_covariate_named_like_a_column_of_the_sites_is_refused(name: str) -> None:
+    frame = frame_of().rename(columns={"w": name})
+    with pytest.raises(InputError, match=f"--covariates '{name}'"):
+        fit(frame, outcome="y", covariates=["x", name], site="site", estimator="meta")
+
+
+@pytest.mark.parametrize(
+    "names", [("-10", "9"), ("9.0", "10.0"), ("1e-3", "0.5"), ("-1.5", "-1")], ids="<".join
+)
+def test_sites_that_are_numbers_are_in_their_order(names: tuple[str, str]) -> None:
+    frame = frame_of().replace({"site": {"a": names[1], "b": names[0]}})
+    columns = Columns(outcome="y", covariates=("x",), site="site")
+    assert examples_of(frame, columns, MODELS["logistic"](), 1).names == names
+
+
+@pytest.mark.parametrize("own", [-1, "1", 1.5, True, None])
+def test_a_density_takes_a_number_of_parameters(own: object) -> None:
+    with pytest.raises(InputError, match="Density: own must be a whole number from 0, not"):
+        Density(log_density_of=lambda y, x, beta, own: y, own=own)  # type: ignore[arg-type]
+
+
+def test_a_density_is_a_function_to_a_number() -> None:
+    with pytest.raises(InputError, match=r"log_density_of must be a function .* not 'normal'"):
+        Density(log_density_of="normal")  # type: ignore[arg-type]
+    arguments = {"outcome": "y", "covariates": ["x", "w"], "site": "site", "estimator": "meta"}
+    for function, given in (
+        (lambda y, x, b, g: x * b, r"shape \(2,\)"),
+        (lambda *_: 1.0, "no tensor"),
+    ):
+        with pytest.raises(InputError, match=f"must return a tensor of shape .*, not {given}"):
+            fit(frame_of(), **arguments, model=Density(log_density_of=function))  # type: ignore[arg-type]
 
 
 def test_sites_of_many_digits_are_in_the_order_of_their_numbers() -> None:
