@@ -185,7 +185,7 @@ def draw(module: Module, layout: ParameterLayout, seed: int, peers: Sequence[int
     of a layer with a `gain` on that times it, and those of recurrent layers on +-1/sqrt(width of
     the state), or on the `initial_bound` that a layer states; normalisation layers start at one and
     zero, running variances at one. Embeddings have a mean of 0 and a variance of 1 as in torch, and
-    are uniform. Adapters start as `LoRALinear` states.
+    are uniform, except a padding row, which is 0. Adapters start as `LoRALinear` states.
 
     Returns:
         (len(peers), d) float32; rows of different peers are independent.
@@ -234,7 +234,10 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
     if isinstance(layer, nn.RNNBase | nn.Embedding) or hasattr(layer, "initial_bound"):
         bound = 1 / math.sqrt(layer.hidden_size) if isinstance(layer, nn.RNNBase) else math.sqrt(3)
         bound = float(getattr(layer, "initial_bound", bound))
-        return randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
+        drawn = randomness.uniform(seed, "init", peers, name, n=n).mul_(2).sub_(1).mul_(bound)
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            drawn.view(-1, *value.shape)[:, layer.padding_idx] = 0
+        return drawn
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm | BatchNorm):
         one = name.endswith(("weight", "running_var"))
         return torch.full((len(peers), n), 1.0 if one else 0.0)

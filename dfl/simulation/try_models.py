@@ -30,12 +30,15 @@ else:
 MOST_TRIED = 256
 """The most examples with the least or the largest number at some place that a model is tried on."""
 
+ROUNDING = 1e-3
+"""The most that rounding in float32 changes outputs, relative to the largest."""
+
 
 def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
     """Differentiate every kind of model on two test examples, and refuse what cannot be trained.
 
-    Models and losses with an operation that rounds by place are computed one after the other on a
-    processor; see `dfl.training.rounding`.
+    Models and losses with an operation that several of them would compute otherwise are computed
+    one after the other; see `dfl.training.rounding`.
 
     Args:
         run: the settled run, with its `engine`.
@@ -52,6 +55,8 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
             other than (n, outputs) or (n,), or computes a result of an example from others; or the
             model changes its inputs in place.
     """
+    from dfl.training.rounding import are_apart
+
     two = [0, len(common["labels"]) - 1]
     tests = map_parts(as_tensor, joined(common, "inputs"))
     inputs = _inputs(task, map_parts(lambda part: part[two], tests))
@@ -69,11 +74,11 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         outputs = found[0] if found else _outputs(task, (len(two), *places, task.classes))
         if places:
             labels = labels.flatten().clamp_min(0)
-        by_place = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
+        apart = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
     finally:
         torch.set_rng_state(generator)
     _check_shapes([tuple(each.shape) for each in found])
-    return replace(task, loss_by_model=by_place and task.device.type == "cpu")
+    return replace(task, loss_by_model=are_apart(apart, task.device))
 
 
 def lone_examples(run: Run, task: Task, common: Arrays) -> tuple[str, ...]:
@@ -140,35 +145,45 @@ def _try_kind(
         The model's outputs; whether models are computed one after the other; and whether peers
         train together.
     """
-    from dfl.training.rounding import recorded
+    from dfl.training.rounding import BY_FREQUENCY, are_apart, recorded
 
-    required, on_cpu = run.engine == "batched", task.device.type == "cpu"
+    required = run.engine == "batched"
     labelled = (len(parts_of(inputs)[0]), *places)
     row = task.parameter_layout.row(task.module).to(task.device)
     exact = [layer for layer in task.module.modules() if getattr(layer, "together", False)]
     alone = replace(task, by_model=True)
-    with recorded(exact) as by_place:
-        outputs = _try_model(alone, row, inputs, labelled)
+    with recorded(exact) as apart:
+        outputs, gradients = _try_model(alone, row, inputs, labelled)
     _check_examples_apart(alone, row, inputs, outputs, labelled)
     _try_indices(alone, row, tests, places)
-    by_model = task.by_model or (on_cpu and bool(by_place))
+    if required and BY_FREQUENCY in apart:
+        raise InputError(
+            "--engine batched fills batches up with repeated examples, which an embedding with "
+            "scale_grad_by_freq=True counts: choose loop or auto"
+        )
+    by_model = task.by_model or are_apart(apart, task.device)
     batched = task.solver.batched and (required or not by_model)
     if by_model or not batched:
-        return outputs, by_model, batched
+        return outputs[0], by_model, batched
     try:
-        with recorded(exact) as by_place:
-            _try_model(task, row, inputs, labelled, models=2)
+        with recorded(exact) as apart:
+            found = _try_model(task, row, inputs, labelled, models=2)
+        if not (_agree(found[0], outputs) and _agree(found[1], gradients)):
+            raise InputError(
+                f"--engine batched: several models {type(task.module).__name__} at once have other "
+                "outputs or gradients than each alone: choose loop or auto"
+            )
     except InputError:
         if required:
             raise
         batched = False
-    if on_cpu and by_place:
-        return outputs, True, required
-    return outputs, False, batched
+    if are_apart(apart, task.device):
+        return outputs[0], True, required
+    return outputs[0], False, batched
 
 
 def _outputs(task: Task, shape: Sequence[int]) -> Tensor:
-    """Return some outputs of a model of the zoo, on which a loss is tried."""
+    """Return some numbers in the place of the outputs of a model, or of their gradients."""
     numbers = torch.arange(math.prod(shape), dtype=task.dtype).cos()
     return numbers.view(*shape).to(task.device)
 
@@ -210,11 +225,21 @@ def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...])
 
 def _try_model(
     task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...], models: int = 1
-) -> Tensor:
-    """Return a model's outputs for labels of shape `places`, (n,) or (n, *places), after
-    differentiating it, and as many more models with the same weights, on them.
+) -> tuple[Tensor, Tensor]:
+    """Evaluate and differentiate some models with the same weights.
 
     Dropout layers keep all units.
+
+    Args:
+        task: the learning problem of peers with this kind of model.
+        row: the weights.
+        inputs: the examples.
+        places: the shape of the labels, (n,) or (n, *places).
+        models: the number of models.
+
+    Returns:
+        The outputs (models, n, ...), and the gradients (models, d) of a weighted sum of them, both
+        in float32 whatever the precision of training.
     """
     generator = torch.get_rng_state()
     name = type(task.module).__name__
@@ -230,7 +255,7 @@ def _try_model(
     try:
         with products(task.solver.precision, task.device):
             own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
-            outputs = task.outputs(leaves | masks, own)[0]
+            outputs = task.outputs(leaves | masks, own)
             shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
             with torch.no_grad():
                 task.outputs(leaves, shared, each=False)
@@ -243,7 +268,7 @@ def _try_model(
             f"the model {name} changes its inputs in place, but other models and later "
             "evaluations read them: let it begin with a copy, x.clone()"
         )
-    form = tuple(outputs.shape)
+    form = tuple(outputs.shape[1:])
     k = len(places)
     if form[:k] != places or (task.classes and (len(form) != k + 1 or form[k] < task.classes)):
         wanted = str((*places, task.classes)) if task.classes else f"({places[0]}, ...)"
@@ -254,12 +279,17 @@ def _try_model(
         raise InputError(
             f"the model {name} has outputs that do not depend on its trained parameters"
         )
+    slopes = _outputs(task, form).expand(outputs.shape)
     try:
-        torch.autograd.grad(outputs.sum(), list(leaves.values()), materialize_grads=True)
+        found = torch.autograd.grad(outputs, list(leaves.values()), slopes, materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
     _check_draws(generator)
-    return outputs.detach()
+    if task.solver.precision != "float32":  # whose rounding would hide what is looked for
+        full = replace(task, solver=replace(task.solver, precision="float32"))
+        return _try_model(full, row, inputs, places, models)
+    gradients = torch.cat([each.to_dense().flatten(1) for each in found], dim=1)
+    return outputs.detach(), gradients
 
 
 def _check_draws(before: Tensor) -> None:
@@ -275,8 +305,8 @@ def _check_examples_apart(
     task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
 ) -> None:
     """Refuse a model with other outputs for its inputs where the first one is repeated."""
-    found = _try_model(task, row, map_parts(_repeated, inputs), (places[0] + 1, *places[1:]))
-    if not _agree(found[1:], outputs):
+    found, _ = _try_model(task, row, map_parts(_repeated, inputs), (places[0] + 1, *places[1:]))
+    if not _agree(found[:, 1:], outputs):
         raise InputError(
             f"the model {type(task.module).__name__} computes the outputs of an example from other "
             "examples of its batch: the first axis must be that of examples, and BatchNorm must "
@@ -290,18 +320,20 @@ def _repeated(examples: Tensor) -> Tensor:
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:
-    """Return whether numbers are equal but for rounding, that of products in bfloat16 too."""
+    """Return whether numbers are equal but for rounding."""
     most = float(wanted.nan_to_num(0, 0, 0).abs().max())
-    return torch.allclose(found, wanted, rtol=0.01, atol=0.01 * most, equal_nan=True)
+    return torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING * most, equal_nan=True)
 
 
-def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
-    """Differentiate a loss by outputs (n, ...), and return whether it rounds by place."""
+def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
+    """Differentiate a loss by outputs (n, ...), and return its operations that several losses
+    would compute otherwise.
+    """
     from dfl.training.rounding import recorded
 
     generator = torch.get_rng_state()
     leaf = outputs.clone().requires_grad_()
-    with recorded() as by_place:
+    with recorded() as apart:
         losses = _losses(loss, leaf, labels)
         try:
             torch.autograd.grad(losses.sum(), leaf)
@@ -312,7 +344,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> bool:
     _check_draws(generator)
     if not _agree(_losses(loss, _repeated(outputs), _repeated(labels))[1:], losses.detach()):
         raise InputError("the loss of an example depends on other examples of its batch")
-    return bool(by_place)
+    return apart
 
 
 def _losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:

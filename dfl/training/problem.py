@@ -144,8 +144,8 @@ class Problem:
         augment: the augmentation of training examples.
         objective: the objective that takes the place of the loss; None where there is none.
         by_model: whether models are computed one after the other, also those of peers that train
-            together, since an operation rounds by place; see `dfl.training.rounding`.
-        loss_by_model: whether the losses of models are, for the same reason.
+            together, for a reason given in `dfl.training.rounding`.
+        loss_by_model: whether the losses of models are, for such a reason.
         captures: the local steps that a GPU has captured; None where none are.
         train_seconds: (P,) seconds that this rank's peers have trained, to which training adds;
             None where they are not measured.

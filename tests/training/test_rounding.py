@@ -1,4 +1,4 @@
-"""Operations that round a number by its place in an array."""
+"""Operations that several models together would compute otherwise."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import dfl
 from dfl.comm.mpi import World
+from dfl.models.parameter_layout import draw
 from dfl.models.recurrent import GRU
 from dfl.simulation.prepare import prepare
 from dfl.training.losses import Loss, cross_entropy, losses
@@ -225,3 +226,73 @@ def test_the_losses_of_a_model_are_those_without_the_other_models(loss: Loss) ->
     for one, each in zip(zip(out, labels, strict=True), found, strict=True):
         torch.testing.assert_close(loss(*one), each, rtol=0, atol=0)
     torch.testing.assert_close(losses(out, labels, loss, by_model=False), found)
+
+
+class Words(nn.Module):
+    """The mean of embedded tokens, which are the signs of an input."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(3, 7, **options), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.table((x.sign() + 1).long()).mean(1))
+        return out
+
+
+def test_every_model_keeps_the_padding_row_of_its_embedding() -> None:
+    """Under vmap, torch leaves out the gradient of that of the first model alone."""
+    batched = task_of(Words(padding_idx=2), engine="batched", batch_size=4)
+    assert batched.by_model
+    assert not task_of(Words(padding_idx=2)).solver.batched
+    assert not task_of(Words(), engine="batched").by_model
+    row = batched.parameter_layout.row(batched.module)
+    x = row.expand(4, -1).contiguous()
+    found = batched.train(x, 1)
+    rows = batched.parameter_layout.views(found)["table.weight"]
+    assert not rows[:, 2].any()
+    assert rows[:, 0].any()
+    alone = task_of(Words(padding_idx=2), engine="loop", batch_size=4)
+    torch.testing.assert_close(found, alone.train(x, 1), rtol=0, atol=1e-6)
+    start = draw(batched.module, batched.parameter_layout, 0, [0, 1])
+    tables = batched.parameter_layout.views(start)["table.weight"]
+    assert not tables[:, 2].any()
+    assert tables[:, :2].all()
+
+
+def test_an_embedding_that_counts_tokens_is_for_the_loop() -> None:
+    """Batches that are filled up repeat an example."""
+    assert not task_of(Words(scale_grad_by_freq=True)).solver.batched
+    with pytest.raises(dfl.InputError, match="scale_grad_by_freq=True"):
+        task_of(Words(scale_grad_by_freq=True), engine="batched")
+
+
+class Wrong(torch.autograd.Function):
+    """A function x -> 2 x, whose values for several models are 3 x."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor) -> tuple[Tensor, Any]:
+        return 3 * x, in_dims[0]
+
+
+def test_models_that_are_others_together_are_trained_one_after_the_other() -> None:
+    def tripled(x: Tensor) -> Tensor:
+        out: Tensor = Wrong.apply(x)  # type: ignore[no-untyped-call]
+        return out
+
+    assert not task_of(Functional(tripled)).solver.batched
+    with pytest.raises(dfl.InputError, match="Functional at once have other outputs or gradients"):
+        task_of(Functional(tripled), engine="batched")
