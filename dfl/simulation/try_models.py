@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.parse import shown
 from dfl.core.parts import Parts, joined, map_parts, parts_of
 from dfl.training.examples import as_tensor, normalize_floats
+from dfl.training.gradients import batch_norm_inputs
 from dfl.training.losses import Loss
 from dfl.training.precision import products
 from dfl.training.task import Task
@@ -116,17 +117,38 @@ def _without_places(task: Task, inputs: Parts) -> str | None:
     """
     found: list[str] = []
 
-    def seen(name: str, _: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
-        if given[0][0, 0].numel() == 1:
+    def see(name: str, x: Tensor) -> None:
+        if x[0, 0].numel() == 1:
             found.append(name)
 
-    with ExitStack() as hooks, torch.no_grad():
-        for name, layer in task.batch_norms.items():
-            hooks.callback(layer.register_forward_pre_hook(partial(seen, name)).remove)
+    with _each_batch_norm(task, see), torch.no_grad():
         if task.batch_norms:
             blank = torch.zeros(task.parameter_layout.d, dtype=task.dtype, device=task.device)
             task.output(task.parameter_layout.views(blank), inputs)
     return found[0] if found else None
+
+
+@contextmanager
+def _each_batch_norm(task: Task, see: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call see(name, inputs) whenever a BatchNorm layer is computed, while the context is open."""
+
+    def hook(name: str, _: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+        see(name, given[0])
+
+    with ExitStack() as hooks:
+        for name, layer in task.batch_norms.items():
+            hooks.callback(layer.register_forward_pre_hook(partial(hook, name)).remove)
+        yield
+
+
+def _check_first_axis(n: int, name: str, x: Tensor) -> None:
+    """Refuse inputs of a BatchNorm layer, for n examples, whose first axis is not theirs."""
+    if len(x) != n:
+        raise InputError(
+            f"the model's layer {name} normalizes an array of shape {tuple(x.shape)} for {n} "
+            "examples: its first axis must be that of examples, and places come after channels, "
+            "(n, channels, ...)"
+        )
 
 
 def _try_kind(
@@ -228,7 +250,8 @@ def _try_model(
 ) -> tuple[Tensor, Tensor]:
     """Evaluate and differentiate some models with the same weights.
 
-    Dropout layers keep all units.
+    Dropout layers keep all units, and BatchNorm layers normalize by the batch where the models are
+    differentiated.
 
     Args:
         task: the learning problem of peers with this kind of model.
@@ -238,31 +261,32 @@ def _try_model(
         models: the number of models.
 
     Returns:
-        The outputs (models, n, ...), and the gradients (models, d) of a weighted sum of them, both
-        in float32 whatever the precision of training.
+        The outputs (models, n, ...) of an evaluation, and the gradients (models, d') of a weighted
+        sum of those in training, both in float32 whatever the precision.
     """
     generator = torch.get_rng_state()
     name = type(task.module).__name__
     shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
-    leaves = {
-        key: value.detach().expand(models, *value.shape).clone().requires_grad_()
+    values = {
+        key: value.detach().expand(models, *value.shape).clone()
         for key, value in task.parameter_layout.views(row).items()
     }
+    leaves = {key: values[key].requires_grad_() for key in task.parameter_layout.trained}
     masks = {
         f"{key}.mask": torch.ones(models, places[0], layer.units).to(row)
         for key, layer in task.dropouts.items()
     }
-    try:
-        with products(task.solver.precision, task.device):
-            own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
-            outputs = task.outputs(leaves | masks, own)
-            shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
-            with torch.no_grad():
-                task.outputs(leaves, shared, each=False)
-    except Exception as error:
-        raise InputError(
-            f"the model {name} fails on inputs of shape {shape}: {one_line(error)}"
-        ) from error
+    weight = row.new_full((models, places[0]), 1 / places[0])
+    with (
+        in_one_line(f"the model {name} fails on inputs of shape {shape}"),
+        products(task.solver.precision, task.device),
+        _each_batch_norm(task, partial(_check_first_axis, places[0])),
+    ):
+        shared = map_parts(torch.clone, inputs)  # by all models, as in an evaluation
+        with torch.no_grad():
+            evaluated = task.outputs(values, shared, each=False)
+        own = map_parts(lambda part: part.expand(models, *part.shape), inputs)
+        outputs = task.outputs(values | masks | batch_norm_inputs(task, weight), own)
     if any(part._version for part in parts_of(shared)):
         raise InputError(
             f"the model {name} changes its inputs in place, but other models and later "
@@ -289,7 +313,7 @@ def _try_model(
         full = replace(task, solver=replace(task.solver, precision="float32"))
         return _try_model(full, row, inputs, places, models)
     gradients = torch.cat([each.to_dense().flatten(1) for each in found], dim=1)
-    return outputs.detach(), gradients
+    return evaluated, gradients
 
 
 def _check_draws(before: Tensor) -> None:

@@ -484,6 +484,13 @@ def refused() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"model": Counting()}, "calls.*--norm-stats"
     cumulative = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10, momentum=None))
     yield {"model": cumulative, "norm_stats": "local"}, "layer 2.*momentum=None"
+    rows = nn.Sequential(
+        nn.Flatten(0, 2), nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Unflatten(0, (-1, 8)),
+        nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    shape = r"layer 2 normalizes an array of shape \(16, 4\) for 2 examples.*\(n, channels"
+    for engine in ("loop", "batched"):
+        yield {"model": rows, "norm_stats": "local", "engine": engine}, shape
     yield (
         {"model": stack, "norm_stats": "local", "auxiliary": "supervised"},
         "--auxiliary supervised.*--norm-stats local",
