@@ -328,19 +328,22 @@ def _check_draws(before: Tensor) -> None:
 def _check_examples_apart(
     task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
 ) -> None:
-    """Refuse a model with other outputs for its inputs where the first one is repeated."""
-    found, _ = _try_model(task, row, map_parts(_repeated, inputs), (places[0] + 1, *places[1:]))
-    if not _agree(found[:, 1:], outputs):
-        raise InputError(
-            f"the model {type(task.module).__name__} computes the outputs of an example from other "
-            "examples of its batch: the first axis must be that of examples, and BatchNorm must "
-            "keep running statistics"
-        )
-
-
-def _repeated(examples: Tensor) -> Tensor:
-    """Return (n + 1, ...), examples (n, ...) after the first of them."""
-    return torch.cat([examples[:1], examples])
+    """Refuse a model that fails on one example alone, or has other outputs for it."""
+    for i in range(places[0]):
+        one = map_parts(lambda part, i=i: part[i : i + 1], inputs)
+        try:
+            found, _ = _try_model(task, row, one, (1, *places[1:]))
+        except InputError as error:
+            raise InputError(
+                f"{error}; an example may be alone in its batch: squeeze() must name an axis, and "
+                "BatchNorm must keep running statistics"
+            ) from error
+        if not _agree(found, outputs[:, i : i + 1]):
+            raise InputError(
+                f"the model {type(task.module).__name__} computes the outputs of an example from "
+                "other examples of its batch: the first axis must be that of examples, and nothing "
+                "may be taken over it, as a mean, a maximum or the first"
+            )
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:
@@ -366,8 +369,13 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
                 f"the loss cannot be differentiated by the outputs: {one_line(error)}"
             ) from error
     _check_draws(generator)
-    if not _agree(_losses(loss, _repeated(outputs), _repeated(labels))[1:], losses.detach()):
-        raise InputError("the loss of an example depends on other examples of its batch")
+    first, last = slice(1), slice(len(labels) - 1, None)
+    alone = torch.cat([_losses(loss, outputs[each], labels[each]) for each in (first, last)])
+    if not _agree(alone, torch.cat([losses[first], losses[last]]).detach()):
+        raise InputError(
+            "the loss of an example depends on other examples of its batch: it must return the "
+            "same number for an example alone"
+        )
     return apart
 
 

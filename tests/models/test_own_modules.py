@@ -479,7 +479,13 @@ def attention(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
-@pytest.mark.parametrize("function", [lambda x: x - x.mean(0), lambda x: x / x.norm(), attention])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x - x.mean(0), lambda x: x / x.norm(), lambda x: x / x.abs().max(),
+        lambda x: x - x[:1], attention,
+    ],
+)  # fmt: skip
 def test_a_model_that_couples_the_examples_of_a_batch_is_refused(
     function: Callable[[Tensor], Tensor], engine: str
 ) -> None:
@@ -507,9 +513,13 @@ def test_random_numbers_are_named_as_the_reason() -> None:
         final(nn.Linear(6, 3), loss=shaken)
 
 
-def test_a_model_need_not_take_a_batch_of_one() -> None:
-    """Whose axis torch.squeeze would remove."""
-    assert "train_loss" in final(Coupled(torch.squeeze))
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_a_model_that_does_not_take_an_example_alone_is_refused(engine: str) -> None:
+    """The last batch may have one example, whose axis torch.squeeze would remove."""
+    message = r"Coupled returns \(3,\) for inputs of shape \(1, 6\).*squeeze\(\) must name an axis"
+    with pytest.raises(dfl.InputError, match=message):
+        final(Coupled(torch.squeeze), engine=engine)
+    assert "train_loss" in final(Coupled(lambda x: x[:, None].squeeze(1)), engine=engine)
 
 
 def test_a_model_without_finite_outputs_is_refused_as_such() -> None:
@@ -528,7 +538,16 @@ def test_a_loss_that_couples_the_examples_of_a_batch_is_refused() -> None:
         losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
         return losses
 
-    for loss in (balanced, centred):
+    def focal(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        weight = (1 - torch.exp(-losses.detach())) ** 2
+        return losses * weight / weight.max()
+
+    def relative(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return losses - losses[:1].detach() / 2
+
+    for loss in (balanced, centred, focal, relative):
         for model in (nn.Linear(6, 3), "softmax"):
             with pytest.raises(dfl.InputError, match="the loss of an example depends on other"):
                 final(model, loss=loss)
