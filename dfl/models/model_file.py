@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfl.core import randomness
+from dfl.core import generators, randomness
 from dfl.core.errors import InputError, one_line
 from dfl.core.parse import nearest
 from dfl.core.parts import Shape
@@ -133,17 +133,8 @@ def _is_own(value: object) -> bool:
 def _seeded(seed: int) -> Iterator[None]:
     """Start the global generators at a state of this seed, and put theirs back at the end."""
     number = int(randomness.generator(seed, "model file").integers(2**32))
-    torch_state, numpy_state, python_state = (
-        torch.get_rng_state(),
-        np.random.get_state(),  # noqa: NPY002  what a user's file may draw from
-        random.getstate(),
-    )
-    try:
+    with generators.kept():
         torch.default_generator.manual_seed(number)
-        np.random.seed(number)  # noqa: NPY002
+        np.random.seed(number)  # noqa: NPY002  what a user's file may draw from
         random.seed(number)
         yield
-    finally:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)

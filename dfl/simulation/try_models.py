@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.config import Run
+from dfl.core import generators
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError, in_one_line, one_line
 from dfl.core.parse import shown
@@ -52,8 +53,8 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         cannot take the model, or gains nothing since models are computed one after the other.
 
     Raises:
-        InputError: the model or the loss raises, draws from torch's own generator, returns a shape
-            other than (n, outputs) or (n,), or computes a result of an example from others; or the
+        InputError: the model or the loss raises, draws from a global generator, returns another
+            shape than (n, outputs) or (n,), or computes a result of an example from others; or the
             model changes its inputs in place.
     """
     from dfl.training.rounding import are_apart
@@ -64,8 +65,7 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
     labels = as_tensor(common["labels"][two]).to(task.device)
     places = tuple(labels.shape[1:]) if task.is_sequence else ()
     found: list[Tensor] = []
-    generator = torch.get_rng_state()
-    try:
+    with generators.kept():
         for module, layout in task.every_kind if own_module else ():
             part = replace(task, module=module, parameter_layout=layout, kinds=())
             outputs, by_model, batched = _try_kind(run, part, inputs, tests, places)
@@ -76,8 +76,6 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         if places:
             labels = labels.flatten().clamp_min(0)
         apart = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
-    finally:
-        torch.set_rng_state(generator)
     _check_shapes([tuple(each.shape) for each in found])
     return replace(task, loss_by_model=are_apart(apart, task.device))
 
@@ -264,7 +262,7 @@ def _try_model(
         The outputs (models, n, ...) of an evaluation, and the gradients (models, d') of a weighted
         sum of those in training, both in float32 whatever the precision.
     """
-    generator = torch.get_rng_state()
+    states = generators.states()
     name = type(task.module).__name__
     shape = " and ".join(str(tuple(part.shape)) for part in parts_of(inputs))
     values = {
@@ -308,7 +306,7 @@ def _try_model(
         found = torch.autograd.grad(outputs, list(leaves.values()), slopes, materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
-    _check_draws(generator)
+    _check_draws(states)
     if task.solver.precision != "float32":  # whose rounding would hide what is looked for
         full = replace(task, solver=replace(task.solver, precision="float32"))
         return _try_model(full, row, inputs, places, models)
@@ -316,11 +314,11 @@ def _try_model(
     return evaluated, gradients
 
 
-def _check_draws(before: Tensor) -> None:
-    """Refuse a model or a loss that drew random numbers since torch's generator had a state."""
-    if not torch.equal(before, torch.get_rng_state()):
+def _check_draws(before: generators.States) -> None:
+    """Refuse a model or a loss that drew random numbers since generators had some states."""
+    if whose := generators.drawn_since(before):
         raise InputError(
-            "the model or the loss draws from torch's own generator, which no seed of the run "
+            f"the model or the loss draws from {whose} own generator, which no seed of the run "
             "decides: take dfl.models.layers.Dropout for dropout"
         )
 
@@ -358,7 +356,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
     """
     from dfl.training.rounding import recorded
 
-    generator = torch.get_rng_state()
+    states = generators.states()
     leaf = outputs.clone().requires_grad_()
     with recorded() as apart:
         losses = _losses(loss, leaf, labels)
@@ -368,7 +366,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
             raise InputError(
                 f"the loss cannot be differentiated by the outputs: {one_line(error)}"
             ) from error
-    _check_draws(generator)
+    _check_draws(states)
     first, last = slice(1), slice(len(labels) - 1, None)
     alone = torch.cat([_losses(loss, outputs[each], labels[each]) for each in (first, last)])
     if not _agree(alone, torch.cat([losses[first], losses[last]]).detach()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import dfl
 from dfl.comm.mpi import World
+from dfl.core import generators
 from dfl.core.isolation import isolated
 from dfl.simulation.prepare import prepare
 from dfl.training.task import Task
@@ -499,18 +501,25 @@ def test_statistics_of_the_batch_alone_are_refused() -> None:
         final(nn.Sequential(layer, nn.Linear(6, 3)))
 
 
-def test_random_numbers_are_named_as_the_reason() -> None:
-    noisy = Coupled(lambda x: x + torch.randn_like(x))
-    with pytest.raises(dfl.InputError, match="draws from torch's own generator"):
-        final(noisy)
+DRAWS: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(())),
+    "numpy": lambda: float(np.random.rand()),  # noqa: NPY002
+    "Python": random.random,
+}
 
+
+@pytest.mark.parametrize("whose", DRAWS)
+def test_random_numbers_are_named_as_the_reason(whose: str) -> None:
     def shaken(outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(
-            outputs + torch.rand_like(outputs), labels, reduction="none"
-        )
+        return nn.functional.cross_entropy(outputs + DRAWS[whose](), labels, reduction="none")
 
-    with pytest.raises(dfl.InputError, match="draws from torch's own generator"):
-        final(nn.Linear(6, 3), loss=shaken)
+    rare = Coupled(lambda x: 2 * x if DRAWS[whose]() < 0 else x)
+    plain = nn.Linear(6, 3)
+    before = generators.states()
+    for settings in ({"model": rare}, {"model": plain, "loss": shaken}):
+        with pytest.raises(dfl.InputError, match=f"draws from {whose}'s own generator"):
+            final(**settings)
+    assert generators.drawn_since(before) is None
 
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
