@@ -62,7 +62,8 @@ def _accumulate(
         return
     factor = _rounded(-rate, gradients[0])
     for velocity, gradient in zip(velocities, gradients, strict=True):
-        torch.mul(gradient, factor, out=velocity)  # in one pass
+        # In one pass; to_dense returns itself but for a sparse gradient of an embedding.
+        torch.mul(gradient.to_dense(), factor, out=velocity)
 
 
 def _times(values: list[Tensor], factor: float | Tensor) -> tuple[Tensor, ...]:

@@ -463,6 +463,26 @@ def test_a_parameter_without_a_gradient_keeps_its_values(engine: str, tmp_path: 
     torch.testing.assert_close(state["idle.weight"], module.idle.weight.detach().expand(4, 2, 2))
 
 
+class Looked(nn.Module):
+    """An embedding of the signs of the inputs, with gradients that may be sparse."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(3, 5, sparse=sparse), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.table((x.sign() + 1).long()).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients_train_as_dense_ones(momentum: float) -> None:
+    settings: dict[str, Any] = {"engine": "loop", "momentum": momentum}
+    sparse, dense = (final(Looked(each), **settings) for each in (True, False))
+    assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-6)
+
+
 class Coupled(nn.Module):
     """A module whose outputs for an example depend on the batch."""
 
