@@ -104,6 +104,8 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
         modules = components.model.build(shape, classes, run.seed)
     else:
         modules = _copies(components.model)
+    if components.own_module:
+        _check_values(modules)
     if len(modules) > 1 and (run.share == "all" or run.share_all_until or run.init_from):
         setting = (
             f"--share-all-until {run.share_all_until}"
@@ -192,17 +194,24 @@ def check_tokens(run: Run, model: NamedModels, data: Data) -> None:
         )
 
 
+def _check_values(modules: Sequence[Module]) -> None:
+    """Refuse a caller's modules with parameters or buffers on the meta device."""
+    for module in modules:
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            if value.is_meta:
+                kind = "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
+                raise InputError(
+                    f"the model's {kind} {name} is on the meta device and has no values: build the "
+                    "model on the cpu"
+                )
+
+
 def _copies(modules: Sequence[Module]) -> tuple[Module, ...]:
     """Return copies of a caller's modules: neither the run nor the caller sees the other's changes.
 
     Raises:
-        InputError: something is no module, or a parameter has no values yet.
+        InputError: a module cannot be copied.
     """
-    for name, value in (named for module in modules for named in module.named_parameters()):
-        if value.is_meta:
-            raise InputError(
-                f"the model's parameter {name} is on the meta device and has no values"
-            )
     try:
         return tuple(copy.deepcopy(module) for module in modules)
     except Exception as error:

@@ -124,6 +124,13 @@ BAD = {
     ),
     "other arguments": ("def build(): pass", "my_model.py:build", ["build((1, 8, 8), 10)"]),
     "no module": ("def build(shape, classes):\n    return 3", "my_model.py:build", ["not 3"]),
+    "no values": (
+        "import torch\ndef build(shape, classes):\n"
+        "    return torch.nn.Sequential(\n"
+        "        torch.nn.Flatten(), torch.nn.Linear(64, classes, device='meta'))",
+        "my_model.py:build",
+        ["parameter 1.weight is on the meta device"],
+    ),
     "another output": (
         "from torch import nn\ndef build(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes - 1))",
