@@ -61,6 +61,16 @@ def is_recurrent(layer: Module) -> bool:
     return isinstance(layer, torch.nn.RNNBase) or isinstance(getattr(layer, "together", None), bool)
 
 
+def is_causal(module: Module) -> bool:
+    """Return whether a row may end at any place, and outputs do not depend on later ones, as a
+    class of this package states by `causal`.
+
+    A caller's module may mean something else by the name, as a mask of causal attention.
+    """
+    kind = type(module)
+    return kind.__module__.startswith("dfl.") and getattr(kind, "causal", False) is True
+
+
 @contextmanager
 def stacked_models() -> Iterator[None]:
     """State, while it is open, that `torch.func.vmap` computes several models at once."""

@@ -17,6 +17,7 @@ from dfl.models.modules import (
     Dense,
     dense_layers,
     frozen,
+    is_causal,
     is_recurrent,
     stacked_models,
 )
@@ -240,12 +241,10 @@ class Problem:
     def cuts_rows(self) -> bool:
         """Whether the places after the last label of a batch are left out.
 
-        The model must be causal. Peers that train together have batches of one length, and masks of
-        dropout have units for every place.
+        The model must be causal. Peers that train together have batches of one length.
         """
-        causal = getattr(type(self.module), "causal", False) is True  # a module may have a buffer
         one_axis = self.is_sequence and self.examples.labels.dim() == 2
-        return one_axis and causal and not self.solver.batched and not self.dropouts
+        return one_axis and is_causal(self.module) and not self.solver.batched
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:

@@ -1,6 +1,8 @@
 """Dropout masks are drawn by address, in training only, and gradients are those of torch."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,16 +139,30 @@ def test_a_layer_of_other_units_is_refused_before_round_0() -> None:
         digits(model=module)
 
 
+class Position(nn.Module):
+    """A learned number for every place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(STEPS, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.places
+
+
+@pytest.mark.parametrize("end", [partial(Dropout, 0.5, STEPS * CLASSES), Position])
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_causal_model_drops_units_of_all_places(engine: Literal["loop", "batched"]) -> None:
-    """Labels that end early do not shorten a row that masks have units for."""
+def test_a_module_of_ones_own_gets_whole_rows(
+    engine: Literal["loop", "batched"], end: Callable[[], nn.Module]
+) -> None:
+    """Labels that end early do not shorten a row that masks or positions have units for."""
 
     class Causal(nn.Sequential):
         causal = True
 
     data = sequences()
     labels = np.where(np.arange(STEPS) < 2, np.asarray(data.train_labels), -100)
-    module = Causal(Places(), Dropout(0.5, STEPS * CLASSES))
+    module = Causal(Places(), end())
     run = dfl.Run(
         model=module, dataset=replace(data, train_labels=labels), peers=4, rounds=2, engine=engine
     )
