@@ -22,6 +22,11 @@ def rows_at(rows: Tensor, positions: NDArray[np.int64]) -> Tensor:
     return rows.index_select(0, torch.from_numpy(positions).to(rows.device))
 
 
+def flat_rows(values: Tensor) -> Tensor:
+    """Return values (a, *shape) as rows (a, n), a view where one can be; the shape may be ()."""
+    return values.unsqueeze(1).flatten(1)
+
+
 def slices(rows: Tensor) -> list[slice]:
     """Return slices of rows (a, m), of which each has at most `COORDINATES` coordinates or one row.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dfl.core import randomness
 from dfl.core.errors import InputError
-from dfl.core.rows import rows_at
+from dfl.core.rows import flat_rows, rows_at
 from dfl.models.modules import convolutions, running_statistics
 from dfl.models.sharing import NormStats, shared_names
 
@@ -143,7 +143,7 @@ class ParameterLayout:
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Return views (p, *shape) of rows (p, d), by parameter name; `shape` for a row (d,)."""
         return {
-            name: rows.narrow(-1, start, math.prod(shape)).view(*rows.shape[:-1], *shape)
+            name: rows.narrow(-1, start, math.prod(shape)).view((*rows.shape[:-1], *shape))
             for name, shape, start in zip(self.names, self.shapes, self.offsets, strict=True)
         }
 
@@ -163,7 +163,7 @@ class ParameterLayout:
 
     def put(self, values: dict[str, Tensor], rows: Tensor, which: NDArray[np.int64]) -> None:
         """Write parameters (a, *shape) into some rows; the inverse of `take`."""
-        span, parts = _span(which), [values[name].flatten(1) for name in self.names]
+        span, parts = _span(which), [flat_rows(values[name]) for name in self.names]
         if isinstance(span, slice):
             torch.cat(parts, dim=1, out=rows[span])
         else:

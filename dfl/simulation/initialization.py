@@ -12,6 +12,7 @@ import numpy as np
 from dfl.config import Run
 from dfl.core.arrays import Arrays
 from dfl.core.errors import InputError
+from dfl.core.rows import flat_rows
 from dfl.models.modules import fill, frozen
 from dfl.models.parameter_layout import draw, drawn
 from dfl.simulation.distribute_data import pack, scatter, unpack
@@ -181,7 +182,7 @@ def _joined(run: Run, task: Task, rows: Arrays) -> Tensor:
     """
     names = task.parameter_layout.names
     new = drawn(task.module, set(names) - rows.keys(), run.seed, [0])
-    columns = [new[n] if n in new else torch.from_numpy(rows[n]).flatten(1) for n in names]
+    columns = [new[n] if n in new else flat_rows(torch.from_numpy(rows[n])) for n in names]
     most = max(map(len, columns))
     return torch.cat([each.expand(most, -1) for each in columns], dim=1)
 

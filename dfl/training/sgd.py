@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.core import profiling
+from dfl.core.rows import flat_rows
 from dfl.training.batch import Batch
 from dfl.training.batches import batches, groups
 from dfl.training.capture import captured_tensors, take_captured
@@ -214,7 +215,7 @@ def _ascended(y: Parameters, names: Sequence[str], step: Step) -> Parameters:
     """
     g = {name: torch.zeros_like(y[name]) for name in names}
     update_velocity(g, y, step, -1.0)
-    norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in g.values()])
+    norms = torch.stack([torch.linalg.vector_norm(flat_rows(each), dim=1) for each in g.values()])
     factor = step.problem.solver.sam_rho / norms.square_().sum(0).sqrt_().clamp_min_(NO_GRADIENT)
     statistics = {name: y[name].clone() for name in step.problem.parameter_layout.statistics}
     ascended = {

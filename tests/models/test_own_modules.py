@@ -21,6 +21,7 @@ from dfl.comm.mpi import World
 from dfl.core import generators
 from dfl.core.isolation import isolated
 from dfl.simulation.prepare import prepare
+from dfl.training.sgd import sgd
 from dfl.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -440,6 +441,71 @@ def test_a_callers_module_is_not_changed_and_later_changes_of_it_have_no_effect(
         with torch.no_grad():
             module.body.weight.zero_()
     assert [row["train_loss"] for row in again] == [row["train_loss"] for row in rows]
+
+
+class Temperature(nn.Module):
+    """A parameter that is one number, of shape ()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * self.temperature
+        return out
+
+
+class Reshaped(Temperature):
+    """The same number, of shape (1,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor([1.5]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9},
+        {"algorithm": "dfedsam", "partition": "quantity:alpha=1"},
+        {"algorithm": "fedprox:mu=0.1"},
+        {"bits": 4},
+        {"share": "temperature"},
+    ],
+    ids=str,
+)
+def test_a_parameter_without_axes_trains_as_one_with_one_axis(
+    engine: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folders = [tmp_path / "scalar", tmp_path / "axis"]
+    rows = [
+        final(module, engine=engine, out=folder, **settings) | {"seconds": 0}
+        for module, folder in zip((Temperature(), Reshaped()), folders, strict=True)
+    ]
+    assert rows[0] == rows[1]
+    states = [load_file(folder / "state.safetensors") for folder in folders]
+    for name, value in states[0].items():
+        assert torch.equal(value.flatten(), states[1][name].flatten())
+    made = dfl.load(folders[0], Temperature()).model(0)
+    assert torch.equal(dict(made.named_parameters())["temperature"], states[0]["temperature"][0])
+    final(Temperature(), init_from=folders[0])
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_peers_with_a_parameter_without_axes_have_the_same_bits_among_any_others(
+    first: int,
+) -> None:
+    run = dfl.Run(**FEW, model=Temperature(), dataset=data(), engine="batched")
+    task = prepare(run, World()).task
+    rows = task.parameter_layout.row(task.module).repeat(len(task.peers), 1)
+    with isolated(1):
+        whole = sgd(rows, task, 1)
+        part = sgd(rows[first : first + 2], task.only(np.arange(first, first + 2)), 1)
+    assert torch.equal(part, whole[first : first + 2])
 
 
 class Unused(nn.Module):
