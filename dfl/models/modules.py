@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -79,6 +79,34 @@ def stacked_models() -> Iterator[None]:
         yield
     finally:
         STACKED.reset(token)
+
+
+def callers_layers(modules: Iterable[Module]) -> list[Module]:
+    """Return the layers in training whose forward is neither torch's nor this package's.
+
+    The mode of other layers decides nothing here but which kernels compute them, which round
+    otherwise: a model with torch's dropout or with statistics of the batch is refused.
+    """
+    layers = (layer for module in modules for layer in module.modules())
+    known = ("torch.nn.", "dfl.")
+    return [
+        layer
+        for layer in layers
+        if layer.training and not layer.forward.__module__.startswith(known)
+    ]
+
+
+@contextmanager
+def in_evaluation(modules: Iterable[Module]) -> Iterator[None]:
+    """Put a caller's layers into evaluation mode while it is open, as `eval()` does."""
+    changed = callers_layers(modules)
+    try:
+        for layer in changed:
+            layer.training = False
+        yield
+    finally:
+        for layer in changed:
+            layer.training = True
 
 
 def convolutions() -> tuple[type[Module], ...]:

@@ -13,6 +13,7 @@ from dfl.core.forms import require_form
 from dfl.core.parse import shown
 from dfl.evaluation import metrics
 from dfl.evaluation.ensembles import Ensemble
+from dfl.models.modules import in_evaluation
 from dfl.simulation.run_state import RunState, is_global
 from dfl.store.callbacks import COLUMNS, FURTHER
 
@@ -35,8 +36,16 @@ def row_of(
     run_state: RunState, prepared: Prepared
 ) -> tuple[dict[str, float], metrics.Figures | None]:
     """Return a row of metrics.csv without its clock, and all peers' figures; ({}, None) but on rank
-    0.
+    0. Models are in evaluation mode.
     """
+    with in_evaluation(module for module, _ in run_state.task.every_kind):
+        return _row_of(run_state, prepared)
+
+
+def _row_of(
+    run_state: RunState, prepared: Prepared
+) -> tuple[dict[str, float], metrics.Figures | None]:
+    """Return `row_of` for models in the mode in which they are."""
     world, network, algorithm = prepared.world, prepared.network, prepared.algorithm
     ensemble = None
     if prepared.run.ensemble:

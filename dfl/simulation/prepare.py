@@ -24,7 +24,7 @@ from dfl.core.registry import flag
 from dfl.datasets.server_data import peers_keep
 from dfl.evaluation.test_sets import make_test_sets
 from dfl.models.model_file import ModelFile, file_of
-from dfl.models.modules import modules_of
+from dfl.models.modules import callers_layers, in_evaluation, modules_of
 from dfl.models.zoo import NamedModels
 from dfl.simulation import (
     build_task,
@@ -267,11 +267,26 @@ def _task(
     own_module = components.own_module
     initialization.check(run, task, own_module, starts, algorithm.has_server, layout.widest, world)
     with world.agreed():  # a model may refuse the examples of some ranks
-        task = try_models.tried(run, task, common, own_module)
+        task = _tried(run, task, common, own_module)
     if data.server is not None and len(data.server["labels"]):
         sizes, pools = common["sizes"][:, 0], peers_keep(algorithm.server_data_rule)
         task = build_task.with_server(task, data.server, sizes, pools, algorithm.server_solver)
     return task, starts
+
+
+def _tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
+    """Return the task after trials of the models and the loss: in training, and in evaluation where
+    a caller's layers may compute something else there.
+    """
+    task = try_models.tried(run, task, common, own_module)
+    modules = [module for module, _ in task.every_kind]
+    if not callers_layers(modules):
+        return task
+    try:
+        with in_evaluation(modules):
+            return try_models.tried(run, task, common, own_module)
+    except InputError as error:
+        raise InputError(f"in evaluation mode (eval()), {error}") from error
 
 
 def _test_sets(

@@ -20,6 +20,7 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core import generators
 from dfl.core.isolation import isolated
+from dfl.models.modules import in_evaluation
 from dfl.simulation.prepare import prepare
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
@@ -508,6 +509,89 @@ def test_peers_with_a_parameter_without_axes_have_the_same_bits_among_any_others
     assert torch.equal(part, whole[first : first + 2])
 
 
+class Moded(nn.Module):
+    """A layer, with logits that are adjusted in training alone, or are what a function makes of
+    them in evaluation.
+    """
+
+    def __init__(self, evaluated: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.evaluated = nn.Linear(6, 3), evaluated
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        if self.training:
+            return out if self.evaluated else out + torch.tensor([5.0, 0, 0])
+        return self.evaluated(out) if self.evaluated else out
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "fedavg"}, {"share": "*bias"}], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_figures_are_those_of_the_models_that_are_saved(
+    engine: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    module = nn.Sequential(Moded())
+    folder = tmp_path / "run"
+    row = final(module, engine=engine, out=folder, ensemble=True, **settings)
+    result = dfl.load(folder, module)
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+
+    def accuracy(out: Tensor) -> float:
+        return float((out.argmax(1) == y[:20]).double().mean())
+
+    with torch.no_grad():
+        outputs = [result.model(i)(x[:20]) for i in range(4)]
+        of_mean = result.mean_model()(x[:20])
+        loss = float(nn.functional.cross_entropy(result.mean_model()(x), y))
+    assert result.peers["accuracy"].tolist() == pytest.approx([accuracy(out) for out in outputs])
+    assert row["accuracy_mean_model"] == pytest.approx(accuracy(of_mean))
+    assert row["accuracy_ensemble"] == pytest.approx(accuracy(torch.stack(outputs).mean(0)))
+    if "algorithm" in settings:  # one model, and parts of equal size
+        assert row["train_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_trains_in_the_mode_in_which_it_is_given(engine: Any) -> None:
+    def trained(module: nn.Module) -> Tensor:
+        run = dfl.Run(**FEW, model=module, dataset=data(), engine=engine)
+        task = prepare(run, World()).task
+        with isolated(1):
+            return sgd(task.parameter_layout.row(task.module).repeat(4, 1), task, 1)
+
+    given, plain = Moded(), trained(nn.Sequential(Moded().layer))
+    torch.testing.assert_close(trained(given.eval()), plain)
+    assert not torch.allclose(trained(given.train()), plain, atol=0.01)
+
+
+def test_what_a_model_returns_in_evaluation_is_tried() -> None:
+    final(Moded(lambda out: out.softmax(1)))
+    for function, part in (
+        (lambda out: out.argmax(1), r"the model Moded returns \(2,\) for"),
+        (lambda out: out - out.mean(0), "the model Moded computes .* from other examples"),
+        (lambda out: out + torch.rand(3), "the model or the loss draws from torch's own"),
+        (lambda out: out.view(7), "the model Moded fails on inputs"),
+    ):
+        with pytest.raises(dfl.InputError, match=rf"^in evaluation mode \(eval\(\)\), {part}"):
+            final(Moded(function))
+
+
+def test_an_operation_of_evaluation_that_rounds_by_place_is_computed_by_model() -> None:
+    run = dfl.Run(**FEW, model=Moded(torch.sigmoid), dataset=data())
+    assert prepare(run, World()).task.by_model
+
+
+def test_layers_of_torch_keep_their_mode_in_evaluation() -> None:
+    """Which decides about kernels that round otherwise."""
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    module = nn.Sequential(
+        layer, nn.GRU(6, 3), Moded(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    )
+    with in_evaluation([module]):
+        assert [each for each in module.modules() if not each.training] == [module[2]]
+    assert all(each.training for each in module.modules())
+
+
 class Unused(nn.Module):
     """A module with a layer that the outputs do not depend on."""
 
@@ -554,6 +638,7 @@ class Coupled(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.layer, self.function = nn.Linear(6, 3), function
 
     def forward(self, x: Tensor) -> Tensor:
